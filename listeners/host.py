@@ -233,7 +233,7 @@ class _JobTree:
         return readings | self.memory.read(alive, num_jobs)
 
     def _rates(self, seconds: float, members: Mapping[int, ProcessReading]) -> dict[str, float]:
-        ticks = growth(self.members, members, lambda p: p.own_ticks, lambda p: p.children_ticks)
+        ticks = growth(self.members, members, lambda p: p.thread_ticks, lambda p: p.children_ticks)
         grown = {"stat.cpu_s": ticks / _TICKS_PER_S}
         if all(p.read_bytes is not None for p in (*self.members.values(), *members.values())):
             grown["io.read_bytes"] = growth(self.members, members, lambda _: 0, lambda p: p.read_bytes or 0)
@@ -249,7 +249,7 @@ class _JobTree:
     def _count_ticks(self, process: ProcessReading) -> int:
         earlier = self.members.get(process.pid)
         is_known = earlier is not None and earlier.start_ticks == process.start_ticks
-        return process.own_ticks - (earlier.own_ticks if earlier is not None and is_known else 0)
+        return process.thread_ticks - (earlier.thread_ticks if earlier is not None and is_known else 0)
 
 
 @dataclass(slots=True)

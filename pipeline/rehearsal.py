@@ -96,7 +96,7 @@ class Rehearsal:
                 kind = "C" if bypasses else self._join_mps(state, slot)
                 if state.went_wrong:
                     return
-                for uuid in slot.every_device:
+                for uuid in slot.device_uuids:
                     self._clients.hold(uuid, pid, program, memory_mib, kind)
             except (RuntimeError, codes.DriverError) as error:
                 if start_ticks(pid) is None:
@@ -114,7 +114,7 @@ class Rehearsal:
                 )
                 state.notice(Result.OOM, f"{_OUT_OF_MEMORY}: {why}")
                 return
-            charged += slot.every_device
+            charged += slot.device_uuids
 
     def _join_mps(self, state: JobState, slot: Slot) -> str:
         """Make a job the client of the MPS daemon that its environment names, if there is one; returns its kind.

@@ -82,7 +82,7 @@ class Journal:
         name = re.sub("[^A-Za-z0-9-]", "_", device_uuid)
         self.path = folder / f"{_FOLDER}{os.geteuid()}" / f"{name}{suffix}"
 
-    def steps(self) -> tuple[UndoStep, ...]:
+    def read_steps(self) -> tuple[UndoStep, ...]:
         """Read the steps still to undo, oldest first; none for a clean device."""
         steps: dict[str, UndoStep] = {}
         for line in journal_file.read(self.path):
@@ -114,7 +114,7 @@ class Journal:
             JournalError: nobody knows how to undo it, or the system refused something on the way.
             CollocationError: what undoing it says. The step stays in the journal.
         """
-        current = {known.step_id: known for known in self.steps()}.get(step.step_id)
+        current = {known.step_id: known for known in self.read_steps()}.get(step.step_id)
         if current is None:
             return
         kind = kinds.find_kind(current.kind)
@@ -133,7 +133,7 @@ class Journal:
     def discard(self, step: UndoStep) -> None:
         """Forget a step without undoing it, because what it made is complete and stays."""
         self._forget_step(step)
-        if not self.steps():
+        if not self.read_steps():
             self.forget()
 
     def move_to(self, other: Journal) -> None:
@@ -142,7 +142,9 @@ class Journal:
 
     def forget_device_steps(self) -> tuple[UndoStep, ...]:
         """Forget the steps that change a device which no longer exists; keep those that end processes."""
-        gone = [step for step in self.steps() if not ((kind := kinds.find_kind(step.kind)) and kind.ends_processes)]
+        gone = [
+            step for step in self.read_steps() if not ((kind := kinds.find_kind(step.kind)) and kind.ends_processes)
+        ]
         for step in gone:
             self._forget_step(step)
         return tuple(gone)
@@ -200,7 +202,7 @@ def undo_all(journal: Journal) -> tuple[list[UndoStep], list[tuple[UndoStep, Col
     """
     undone: list[UndoStep] = []
     failed: list[tuple[UndoStep, CollocationError]] = []
-    for step in reversed(journal.steps()):
+    for step in reversed(journal.read_steps()):
         try:
             journal.undo(step)
         except CollocationError as error:

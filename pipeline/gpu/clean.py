@@ -35,7 +35,7 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
         # A process on a MIG device, as a daemon that is ended with its journal, keeps the instances of its GPU.
         meant.sort(key=lambda device: device.parent is None)
         # What is gone, or simulated and gone with its study, has no programs: real ones must not be asked about it.
-        simulated = Programs(own={name: str(path) for name, path in programs.items()}, admin=())
+        simulated = Programs(simulated={name: str(path) for name, path in programs.items()}, admin=())
         gpus = [
             _clean(
                 device, folder, Programs() if is_real and is_there(device) else simulated, is_kept=machine is not None

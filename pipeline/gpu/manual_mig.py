@@ -132,7 +132,7 @@ def destroy(request: ManualMigRequest) -> CommandAnswer:
             _undo_leftovers(target)
         with _refuse_untouched():
             _refuse_foreign(target, request)
-            steps = target.manual_journal.steps()
+            steps = target.manual_journal.read_steps()
             _refuse_users(target, request)
         if request.is_dry:
             planned = [describe(step) for step in reversed(steps)]
@@ -166,7 +166,7 @@ def _refuse_untouched() -> Iterator[None]:
     try:
         yield
     except InUseError as error:
-        raise ConfigError(f"{error.whom}: wait until that is done, or choose another GPU with --gpu") from error
+        raise ConfigError(f"{error.holder}: wait until that is done, or choose another GPU with --gpu") from error
     except CollocationError as error:
         raise ConfigError(str(error)) from error
 
@@ -181,7 +181,9 @@ def _open_target(request: ManualMigRequest) -> Iterator[_Target]:
         device = find_gpu(selector, request.folder)
         # Nobody becomes an administrator for a simulated GPU.
         programs = Programs(
-            what="MIG by hand", own=_find_programs(request), admin=request.admin if request.machine is None else ()
+            purpose="MIG by hand",
+            simulated=_find_programs(request),
+            admin=request.admin if request.machine is None else (),
         )
         by_hand = Journal(request.folder, device.uuid, programs, BY_HAND)
         if request.is_model:
@@ -199,7 +201,7 @@ def _open_target(request: ManualMigRequest) -> Iterator[_Target]:
 
 
 def _read_admin(by_hand: Journal) -> Sequence[str]:
-    return next((step.arguments["admin"] for step in by_hand.steps() if "admin" in step.arguments), ())
+    return next((step.arguments["admin"] for step in by_hand.read_steps() if "admin" in step.arguments), ())
 
 
 def _find_programs(request: ManualMigRequest) -> dict[str, str] | None:
@@ -232,7 +234,7 @@ def _hold(target: _Target, request: ManualMigRequest) -> Iterator[None]:
 
 def _refuse_divided(target: _Target, request: ManualMigRequest) -> None:
     _refuse_foreign(target, request)
-    if steps := target.manual_journal.steps():
+    if steps := target.manual_journal.read_steps():
         raise ConfigError(
             f"{target.name} was divided by hand before ({len(steps)} steps to undo); undo that with "
             f"{request.destroy_command}, or use its instances with scenario=mig scenario.layout=existing"
@@ -248,13 +250,13 @@ def _refuse_foreign(target: _Target, request: ManualMigRequest) -> None:
 
 def _refuse_users(target: _Target, request: ManualMigRequest) -> None:
     """Refuse to take instances from processes that use them, also from those that a killed study left on one."""
-    state, steps = target.control.read(), target.manual_journal.steps()
+    state, steps = target.control.read(), target.manual_journal.read_steps()
     created = {
         instance.gi_id for instance in state.instances or () if any(is_made_by(step, instance) for step in steps)
     }
     for device in state.devices:
         if device.gi_id in created and (users := gpu_reader.list_staying_processes(device.uuid, lambda process: True)):
             listed = ", ".join(map(str, users))
-            is_left = Journal(request.folder, device.uuid).steps()
+            is_left = Journal(request.folder, device.uuid).read_steps()
             how = f"first {spell_command('clean', request.folder, request.machine)}" if is_left else "end them first"
             raise ConfigError(f"{device.uuid} of {target.name} is in use by {listed}: {how}")

@@ -193,7 +193,7 @@ def _read_steps(uuid: str, device_journal: Journal, words: str) -> tuple[tuple[U
     foreign = [] if is_made_for_study(uuid) else device_journal.list_foreign()
     trouble = [words.format(other.owner, other.path) for other in foreign]
     try:
-        return device_journal.steps(), trouble
+        return device_journal.read_steps(), trouble
     except CollocationError as error:
         return (), [str(error), *trouble]
 

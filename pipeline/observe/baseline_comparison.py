@@ -86,7 +86,7 @@ class Comparison:
 
     def _find_solo_runs(self, row: GroupResult) -> list[list[_SoloRun]]:
         baselines, together = self._find_baselines(row), _list_digests(row)
-        return [baselines.alone(digest, together) for digest in together]
+        return [baselines.find_runs_alone(digest, together) for digest in together]
 
     def _find_difference(self, row: GroupResult) -> str | None:
         for job, (losses, outputs), runs in zip(row.measured, _read_first(row), self._find_solo_runs(row), strict=True):
@@ -102,7 +102,7 @@ class Comparison:
             digest: average_figures([job.metrics for job, _ in runs])
             for digest, runs in zip(_list_digests(row), self._find_solo_runs(row), strict=True)
         }
-        mix = self._find_baselines(row).in_turn(_list_digests(row))
+        mix = self._find_baselines(row).find_serial_group(_list_digests(row))
         return compare_with_baseline(row, solo, mix.metrics.get("makespan_s") if mix else None)
 
 

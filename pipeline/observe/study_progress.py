@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pipeline.base.domain.records import Group, Result, Window, WindowKind
 from pipeline.base.system.words import format_duration
 
-_WINDOWS_OF_SCRIPTS = frozenset(Window(kind=kind).words for kind in (WindowKind.WORK, WindowKind.LOGGED))
+_WINDOWS_OF_SCRIPTS = frozenset(Window(kind=kind).text for kind in (WindowKind.WORK, WindowKind.LOGGED))
 """In words, the windows of programs that end by themselves."""
 
 
@@ -196,7 +196,7 @@ def _describe_group(group: Group, on_top_s: float = 0.0) -> PastGroup:
     return PastGroup(
         key=group.key,
         scenario=group.scenario,
-        jobs=group.jobs_in_words,
+        jobs=group.job_names,
         window=group.settings["window"],
         kind=group.window.kind,
         device=group.settings["device"],

@@ -101,7 +101,7 @@ def format_table(
     shown = [column for column in columns if any(column[1] in row.metrics for row in rows)]
     # Groups of one name that differ in these are told apart by them.
     facts = {
-        "window": [blocks[0].group.window.words for blocks in groups],
+        "window": [blocks[0].group.window.text for blocks in groups],
         "device": [blocks[0].group.device.name for blocks in groups],
     }
     facts = {title: values for title, values in facts.items() if len(set(values)) > 1}
@@ -139,7 +139,7 @@ def _make_sort_key(group: Group) -> tuple[object, ...]:
     """Return the sort key of a group: the same jobs together, in the order of modes."""
     programs = [job.workload for job in group.measured]
     jobs = sorted((natural_key(f"{program.name} {program.params}"), program.digest) for program in programs)
-    case = (len(set(jobs)) > 1, sorted(set(jobs)), group.window.words, group.settings[CO_RUNNERS])
+    case = (len(set(jobs)) > 1, sorted(set(jobs)), group.window.text, group.settings[CO_RUNNERS])
     mode = mode_of(group.scenario).order
     return (group.device.name, *case, len(programs), jobs, mode, group.name, group.settings[OTHER_GPUS])
 

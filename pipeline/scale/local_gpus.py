@@ -96,7 +96,7 @@ def refuse_mode_switches(planned: Sequence[tuple[Sequence[Device], Plan]], inste
         return
     for devices, plan in planned:
         is_divided = any(
-            mode_of(group.scenario).placed_by == PROFILE and not group.skip_reason for group in plan.groups
+            mode_of(group.scenario).placement_fact == PROFILE and not group.skip_reason for group in plan.groups
         )
         switched = [device for device in devices if is_divided and not device.mig_enabled and _needs_reset(device)]
         if switched:
@@ -189,7 +189,7 @@ def _list_present(request: StudyRequest) -> Sequence[Device]:
 def _explain_busy(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
     if (holder := lease.describe_holder(device, folder)) is not None:
         return f"it is held by another study: {holder}"
-    if Journal(folder, device.uuid).steps():
+    if Journal(folder, device.uuid).read_steps():
         return ""  # its worker undoes what a killed orchestrator left on it, and then looks for strangers itself
     try:
         lease.refuse_strangers(device, tolerate)
@@ -205,5 +205,5 @@ def refuse_taken_ports(request: StudyRequest, devices: Sequence[Device]) -> None
         spec = factory.make_spec(dataclasses.replace(config, port=port), without=frozenset({"name"}))
         exporter: Exporter = factory.build_object(spec)
         if not request.config.dry_run:
-            with exporter.serving():
+            with exporter.serve():
                 """It could; the worker will."""

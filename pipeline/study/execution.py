@@ -70,7 +70,7 @@ def run_here(request: StudyRequest, stack: UndoStack) -> int:
     """Run a study in this process on the devices of its plan; return the exit status."""
     if request.config.dry_run:
         return preview((request, *make_plan(request)))
-    showing = stack.enter_context(request.exporter.serving())
+    showing = stack.enter_context(request.exporter.serve())
     return _begin(request, stack).run(showing)
 
 

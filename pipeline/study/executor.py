@@ -300,7 +300,7 @@ class _Execution:
         sharing: Sharing = factory.build_object(group.sharing)
         slots = stack.enter_context(sharing.prepare(group.device, group, self.record.scratch))
         self.record.place(slots.slots)
-        self.places = [slot.place for slot in slots.slots]
+        self.places = [slot.placement for slot in slots.slots]
         listeners: list[tuple[ListenerSpec, Listener]] = [
             (spec, factory.build_object(spec.build, interval_ms=spec.interval_ms))
             for spec in group.listeners

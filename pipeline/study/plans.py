@@ -67,7 +67,7 @@ def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path)
     """
     folder = Path(configs[0].gpu.lock_dir)
     devices = dict.fromkeys(inventory.device_of(config.gpu) for config in configs if not _is_temporary(config.gpu))
-    dirty = [device for device in devices if device.is_gpu and Journal(folder, device.uuid).steps()]
+    dirty = [device for device in devices if device.is_gpu and Journal(folder, device.uuid).read_steps()]
     for device in dirty:
         with lease.hold(device, folder):
             end_leftovers(root)  # jobs that are still there hold what is to be undone

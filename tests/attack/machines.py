@@ -103,9 +103,9 @@ def _list_groups(bench: Bench) -> Iterator[Path]:
 
 def _set_up(bench: Bench, settings: Settings, branch: str = "615") -> None:
     """Give the GPU settings and a driver, as its administrator may."""
-    with StateFile(bench.machine).changing() as cell:
+    with StateFile(bench.machine).change() as cell:
         gpu = dataclasses.replace(cell.state.gpus[0], settings=settings)
-        cell.state = dataclasses.replace(cell.state.with_gpu(0, gpu), branch=branch)
+        cell.state = dataclasses.replace(cell.state.replace_gpu(0, gpu), branch=branch)
 
 
 def _open_runs(bench: Bench, identity: container.Identity, experiment: str, *, is_elsewhere: bool) -> Iterator[str]:

@@ -200,7 +200,7 @@ def _sensor(*options: tuple[str, int]) -> Spec:
 
 
 def _change(bench: Bench, **values: object) -> State:
-    with StateFile(bench.machine).changing() as cell:
+    with StateFile(bench.machine).change() as cell:
         before = cell.state
         cell.state = dataclasses.replace(cell.state, **values)  # type: ignore[arg-type]
     return before

@@ -119,7 +119,7 @@ def test_every_panel_has_data_of_a_group_and_none_two_scrapes_after_it(prometheu
         empty.difference_update({each for each in empty if prometheus.query(each)})
         return not empty
 
-    with PrometheusExporter(port, "127.0.0.1").serving() as showing:
+    with PrometheusExporter(port, "127.0.0.1").serve() as showing:
         empty = set(asked)
         with showing(live_groups.mig_group(), live):
             wait_for(have_data)

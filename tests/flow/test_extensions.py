@@ -121,7 +121,7 @@ SCOREBOARD = """
         def __init__(self, file):
             self.file = Path(file)
         @contextmanager
-        def serving(self):
+        def serve(self):
             self.file.write_text("")
             yield self._showing
         @contextmanager

@@ -341,7 +341,7 @@ def test_what_a_killed_study_left_is_removed_and_a_running_one_is_left_alone(tem
     text = (
         "import sys, time\nfrom pipeline import rehearsal\nfrom pipeline.plan.config_schema import *\n"
         "gpu = GpuConfig(kind=GpuKind.simulated, model='a30_24gb')\n"
-        "with rehearsal.prepared([Config(gpu=gpu)]):\n    print('there', flush=True); time.sleep(60)\n"
+        "with rehearsal.prepare_machine([Config(gpu=gpu)]):\n    print('there', flush=True); time.sleep(60)\n"
     )
     environ = os.environ | {"TMPDIR": str(temporary)}
     other = subprocess.Popen(
@@ -543,9 +543,9 @@ def test_after_a_change_of_the_gpu_the_block_that_was_begun_starts_again(run, tm
     kept = a100_in(tmp_path)
 
     def change(branch: str = "580", settings: Settings | None = None) -> None:
-        with kept.changing() as cell:
+        with kept.change() as cell:
             gpu = dataclasses.replace(cell.state.gpus[0], settings=settings or Settings(power_limit_w=700))
-            cell.state = dataclasses.replace(cell.state.with_gpu(0, gpu), branch=branch)
+            cell.state = dataclasses.replace(cell.state.replace_gpu(0, gpu), branch=branch)
 
     study = [*TOY, *SHORT[:-2], "degree=2", "listeners=[host]", f"gpu.machine={kept.path}"]
     change()

@@ -39,7 +39,7 @@ class NvmlLibrary(simulated.NvmlLibrary):
         self.file = StateFile(folder / "machine.json")
         state = self.file.create(["h100_80gb"] * (1 + len(others)))
         super().__init__(self.file.path)
-        with self.file.changing() as cell:
+        with self.file.change() as cell:
             pairs = zip(state.gpus, (UUID, *others), strict=True)
             gpus = (dataclasses.replace(gpu, uuid=uuid, processes=PROCESSES) for gpu, uuid in pairs)
             cell.state = dataclasses.replace(state, gpus=tuple(gpus))
@@ -61,8 +61,8 @@ class NvmlLibrary(simulated.NvmlLibrary):
 
     def change(self, **attributes: Any) -> None:
         """Set attributes of the first GPU (`machine.state.Gpu`)."""
-        with self.file.changing() as cell:
-            cell.state = cell.state.with_gpu(0, dataclasses.replace(cell.state.gpus[0], **attributes))
+        with self.file.change() as cell:
+            cell.state = cell.state.replace_gpu(0, dataclasses.replace(cell.state.gpus[0], **attributes))
 
     def hide_memory(self, of: int) -> None:
         """Do not tell how much memory this process has, as a driver may."""
@@ -79,7 +79,7 @@ class NvmlLibrary(simulated.NvmlLibrary):
 
     def remove_gpus(self) -> None:
         """Leave a driver without any GPU."""
-        with self.file.changing() as cell:
+        with self.file.change() as cell:
             cell.state = dataclasses.replace(cell.state, gpus=())
 
 

@@ -18,7 +18,7 @@ from pipeline.simulation.machine.state_file import Fault, Gpu, StateFile
 
 def set_faults(file: StateFile, *faults: Fault, of_mps: tuple[str, ...] = ()) -> None:
     """From now on these calls of the driver fail, MPS in these ways (`State.mps_faults`), and nothing else."""
-    with file.changing() as cell:
+    with file.change() as cell:
         cell.state = dataclasses.replace(cell.state, faults=faults, mps_faults=of_mps)
 
 

@@ -22,7 +22,7 @@ class Meddler:
         self._file = Path(file)
 
     @contextmanager
-    def serving(self) -> Iterator[Any]:
+    def serve(self) -> Iterator[Any]:
         with self._file.open("a") as file:
             file.write(json.dumps(_state()) + "\n")
         try:

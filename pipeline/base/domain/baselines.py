@@ -27,7 +27,7 @@ class Baselines(Generic[R, J]):
         else:
             self._mixes[digests] = (group, jobs)
 
-    def alone(self, digest: str, together: Jobs) -> list[J]:
+    def find_runs_alone(self, digest: str, together: Jobs) -> list[J]:
         """Find a job's runs alone, else its turns in the mix that it ran together with, else those in any mix."""
         if digest in self._own:
             return self._own[digest]
@@ -40,7 +40,7 @@ class Baselines(Generic[R, J]):
         )
         return [job for digest_of_job, job in turns if digest_of_job == digest]
 
-    def in_turn(self, together: Jobs) -> R | None:
+    def find_serial_group(self, together: Jobs) -> R | None:
         """Find the group of the same jobs one after another, in this order if that ran; `None` if none did."""
         same = self._same(together)
         return None if same is None else self._mixes[same][0]

@@ -19,20 +19,22 @@ class Programs:
     """The programs that change the settings of one device, and put them back.
 
     Attributes:
-        what: for what they are needed, as errors say it.
-        own: of a simulated device, by name: it must never reach the programs of another. `None` for a real one.
+        purpose: for what they are needed, as errors say it.
+        simulated: of a simulated device, by name: it must never reach the programs of another. `None` for a real one.
         configured: paths that the configuration gives, by name; the others are looked for on PATH.
         admin: put before a command that changes settings; `None` if only a journal can tell.
     """
 
-    what: str = "undoing what a study left"
-    own: Mapping[str, str] | None = None
+    purpose: str = "undoing what a study left"
+    simulated: Mapping[str, str] | None = None
     configured: Mapping[str, str | None] = field(default_factory=dict)
     admin: tuple[str, ...] | None = None
 
     def path(self, name: str) -> str | None:
         """Return the path of a program; `None` if there is none."""
-        return self.own.get(name) if self.own is not None else self.configured.get(name) or shutil.which(name)
+        return (
+            self.simulated.get(name) if self.simulated is not None else self.configured.get(name) or shutil.which(name)
+        )
 
     def find(self, name: str) -> str:
         """Return the absolute path of a program, as sudo has another PATH; SharingError if it cannot be run."""
@@ -40,12 +42,12 @@ class Programs:
         if program is None:
             package = f" ({_PACKAGES[name]})" if name in _PACKAGES else ""
             raise SharingError(
-                f"{self.what} needs the program {name}, which is not on PATH: it comes with the driver{package}; or "
+                f"{self.purpose} needs the program {name}, which is not on PATH: it comes with the driver{package}; or "
                 "put it on PATH, or name it with scenario.program=/path/to/it where the scenario has it"
             )
         path = Path(program).absolute()
         if not path.is_file() or not os.access(path, os.X_OK):
-            raise SharingError(f"{self.what}: {program} is not a program that can be run; see scenario.program")
+            raise SharingError(f"{self.purpose}: {program} is not a program that can be run; see scenario.program")
         return str(path)
 
 
@@ -53,8 +55,8 @@ def find_group_programs(group: Group, configured: Mapping[str, str | None] | Non
     """Return the programs for a group; nobody becomes an administrator for a simulated GPU."""
     device = group.device
     return Programs(
-        what=f"scenario={group.scenario} on {device.name}",
-        own=_list_simulated(device),
+        purpose=f"scenario={group.scenario} on {device.name}",
+        simulated=_list_simulated(device),
         configured=configured or {},
         admin=() if device.is_simulated else group.gpu.admin or (),
     )
@@ -62,7 +64,7 @@ def find_group_programs(group: Group, configured: Mapping[str, str | None] | Non
 
 def find_device_programs(device: Device) -> Programs:
     """Return the programs that undo the steps in the journal of a device."""
-    return Programs(own=_list_simulated(device), admin=() if device.is_simulated else None)
+    return Programs(simulated=_list_simulated(device), admin=() if device.is_simulated else None)
 
 
 def refuse_absent_admin(admin: Sequence[str], key: str, example: str) -> None:

@@ -125,7 +125,7 @@ ShowGroup = Callable[[Group, Live], AbstractContextManager[None]]
 class Exporter(Protocol):
     """An exporter, which shows a running study to other programs. Built with its own options, which it checks."""
 
-    def serving(self) -> AbstractContextManager[ShowGroup]:
+    def serve(self) -> AbstractContextManager[ShowGroup]:
         """Be there for whoever asks, from before the study touches anything until after its end.
 
         Raises:

@@ -127,7 +127,7 @@ class Window:
     epochs: int = 0
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """As users read it, with all that tells two windows apart: `steady, 20 s after 2 s`, `work, 5 epochs`."""
         if self.kind is WindowKind.STEADY:
             return f"{self.kind.value}, {self.seconds:.12g} s after {self.settle_s:.12g} s"
@@ -245,17 +245,17 @@ class Slot:
     facts: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def on(cls, device: Device) -> Slot:
+    def of_device(cls, device: Device) -> Slot:
         """Return the slot of all of a GPU or of a MIG device."""
         return cls(visible_devices=device.uuid, gpu_uuid=device.gpu_uuid, gi_id=device.gi_id, ci_id=device.ci_id)
 
     @property
-    def every_device(self) -> tuple[str, ...]:
+    def device_uuids(self) -> tuple[str, ...]:
         """The UUIDs of its devices."""
         return tuple(filter(None, self.visible_devices.split(",")))
 
     @property
-    def place(self) -> dict[str, str]:
+    def placement(self) -> dict[str, str]:
         """The placement of its job, as the record and the report have it; without what is absent."""
         facts = {"device": self.visible_devices, "gi_id": self.gi_id, "ci_id": self.ci_id} | dict(self.facts)
         return {key: str(value) for key, value in facts.items() if value not in (None, "")}
@@ -341,7 +341,7 @@ class Group:
     layout: object = field(default=None, compare=False)
 
     @property
-    def jobs_in_words(self) -> str:
+    def job_names(self) -> str:
         """Its jobs by their sizes in a mix, else by their workloads: `tiny+tiny`."""
         return "+".join(job.size or job.workload.name for job in self.measured)
 
@@ -381,7 +381,7 @@ class Group:
         simulated = self.device.is_simulated
         return {
             DEVICE: f"simulated {self.device.name}" if simulated else self.device.name,
-            "window": self.window.words,
+            "window": self.window.text,
             "seed": str(self.seed),
             "pinned CPUs": str(self.pin_cpus).lower(),
             OTHER_GPUS: str(self.gpu.beside or ""),

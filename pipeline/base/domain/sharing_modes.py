@@ -27,12 +27,11 @@ class SharingMode:
         word: how the label of a group begins; what the group got or was asked for follows.
         colour, dark_colour: of its bars and lines, on light and on dark ground.
         marker: of its lines, as matplotlib has it.
-        placed_by: what the place of each job must say for the label (`PROFILE`, `PERCENTAGE`, `PARTITION`); empty for
-            nothing.
+        placement_fact: fact of each job's placement that the label needs (`PROFILE`, `PERCENTAGE`, `PARTITION`), or none
         counts_instances: whether the label says how many instances there are.
-        unlimited: what the label says where neither places nor options do.
-        said_by: an option of which the label says the value alone; empty for none.
-        unnamed: options that tell no groups apart: the label says it already.
+        default_text: what the label says where neither places nor options do.
+        label_option: an option of which the label says the value alone; empty for none.
+        unnamed_options: options that tell no groups apart: the label says it already.
         planned_as: how a plan says that a GPU is shared; `None` for a mode of which no plan is made.
     """
 
@@ -43,11 +42,11 @@ class SharingMode:
     dark_colour: str
     marker: str = "o"
     _: KW_ONLY
-    placed_by: str = ""
+    placement_fact: str = ""
     counts_instances: bool = False
-    unlimited: str = ""
-    said_by: str = ""
-    unnamed: tuple[str, ...] = ()
+    default_text: str = ""
+    label_option: str = ""
+    unnamed_options: tuple[str, ...] = ()
     planned_as: PlannedAs | None = None
 
     @property
@@ -58,7 +57,7 @@ class SharingMode:
 
     def naming(self, options: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
         """Select the options that tell groups apart: neither places of programs, nor what the label says."""
-        return [(key, value) for key, value in options if key not in self.unnamed and not is_program(key)]
+        return [(key, value) for key, value in options if key not in self.unnamed_options and not is_program(key)]
 
 
 def is_program(option: str) -> bool:
@@ -70,7 +69,7 @@ def is_program(option: str) -> bool:
 # of "muted".
 SERIAL = SharingMode("serial", "serial", "serial", "#cfcfcb", "#6c6c70", planned_as="naive")
 NAIVE = SharingMode("naive", "naive", "naive", "#ddaa33", "#e3b341", planned_as="naive")
-TIMESLICE = SharingMode("timeslice", "time slice", "time slice", "#eecc66", "#f0d688", "<", said_by="timeslice")
+TIMESLICE = SharingMode("timeslice", "time slice", "time slice", "#eecc66", "#f0d688", "<", label_option="timeslice")
 MPS = SharingMode("mps", "MPS", "MPS", "#004488", "#4f8fd6", "s", planned_as="mps")
 MPS_PERCENT = SharingMode(
     "mps_percent",
@@ -79,8 +78,8 @@ MPS_PERCENT = SharingMode(
     "#6699cc",
     "#9cc3ee",
     "D",
-    placed_by=PERCENTAGE,
-    unlimited="equal shares",
+    placement_fact=PERCENTAGE,
+    default_text="equal shares",
     planned_as="mps",
 )
 MPS_STATIC = SharingMode(
@@ -90,11 +89,19 @@ MPS_STATIC = SharingMode(
     "#44aa99",
     "#6fc7b9",
     "p",
-    placed_by=PARTITION,
-    unlimited="equal parts",
+    placement_fact=PARTITION,
+    default_text="equal parts",
 )
 MIG = SharingMode(
-    "mig", "MIG", "MIG", "#bb5566", "#d4707f", "^", placed_by=PROFILE, unnamed=("size_profile",), planned_as="mig"
+    "mig",
+    "MIG",
+    "MIG",
+    "#bb5566",
+    "#d4707f",
+    "^",
+    placement_fact=PROFILE,
+    unnamed_options=("size_profile",),
+    planned_as="mig",
 )
 MIG_MPS = SharingMode(
     "mig_mps",
@@ -103,9 +110,9 @@ MIG_MPS = SharingMode(
     "#ee99aa",
     "#f0aab8",
     "v",
-    placed_by=PROFILE,
+    placement_fact=PROFILE,
     counts_instances=True,
-    unnamed=("num_instances",),
+    unnamed_options=("num_instances",),
     planned_as="mig",
 )
 MODES: Mapping[str, SharingMode] = {

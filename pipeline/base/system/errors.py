@@ -24,12 +24,12 @@ class InUseError(GpuBusyError):
     """Somebody else uses the device now, and it will be free when they are done.
 
     Attributes:
-        whom: the device and who uses it, in words.
+        holder: the device and who uses it, in words.
         is_over: looks whether they are done.
     """
 
     def __init__(self, message: str, whom: str, is_over: Callable[[], bool]) -> None:
-        self.whom, self.is_over = whom, is_over
+        self.holder, self.is_over = whom, is_over
         super().__init__(message)
 
 

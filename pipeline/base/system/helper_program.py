@@ -32,7 +32,7 @@ class Completed:
     stderr: str
 
     @property
-    def said(self) -> str:
+    def printed_line(self) -> str:
         """All that it printed, in one line."""
         lines = f"{self.stdout}\n{self.stderr}".splitlines()
         return " / ".join(line.strip() for line in lines if line.strip())

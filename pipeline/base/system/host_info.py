@@ -25,7 +25,7 @@ class ProcessReading(NamedTuple):
 
     Attributes:
         start_ticks: since boot; tells two processes of the same PID apart.
-        own_ticks: CPU time of all its threads, those that ended included, in clock ticks.
+        thread_ticks: CPU time of all its threads, those that ended included, in clock ticks.
         children_ticks: the same of its exited children that it waited for, and of theirs.
         rss_pages: resident memory; the kernel's own approximation, a few pages a thread.
         cpu: number of the CPU that it last ran on.
@@ -36,7 +36,7 @@ class ProcessReading(NamedTuple):
     parent: int
     session: int
     start_ticks: int
-    own_ticks: int
+    thread_ticks: int
     children_ticks: int
     num_threads: int
     rss_pages: int
@@ -59,7 +59,7 @@ def read_process(pid: int) -> ProcessReading | None:
         parent=int(columns[1]),
         session=int(columns[3]),
         start_ticks=int(columns[19]),
-        own_ticks=int(columns[11]) + int(columns[12]),
+        thread_ticks=int(columns[11]) + int(columns[12]),
         children_ticks=int(columns[13]) + int(columns[14]),
         num_threads=int(columns[17]),
         rss_pages=int(columns[21]),
@@ -116,18 +116,18 @@ class CpuUse(NamedTuple):
     Attributes:
         t_ns: monotonic instant.
         ticks: of these CPUs.
-        own_s: CPU time of this process and its descendants, in seconds.
+        process_s: CPU time of this process and its descendants, in seconds.
     """
 
     t_ns: int
     ticks: CpuTicks
-    own_s: float
+    process_s: float
 
     def foreign_since(self, before: CpuUse) -> float:
         """Return how many of these CPUs other programs used on average since an earlier reading."""
         busy_s = self.ticks.since(before.ticks).busy / os.sysconf("SC_CLK_TCK")
         seconds = (self.t_ns - before.t_ns) / 1e9
-        return max(0.0, busy_s - (self.own_s - before.own_s)) / seconds if seconds > 0 else 0.0
+        return max(0.0, busy_s - (self.process_s - before.process_s)) / seconds if seconds > 0 else 0.0
 
 
 def read_cpu_use() -> CpuUse:

@@ -15,7 +15,7 @@ class FolderContent:
     """The content of a folder: regular files, the deepest last, and what is neither file nor folder."""
 
     files: tuple[Path, ...]
-    others: tuple[Path, ...]
+    special_files: tuple[Path, ...]
 
 
 def open_regular_file(path: Path) -> int:

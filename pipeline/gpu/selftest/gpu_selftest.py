@@ -118,7 +118,7 @@ def _hold(device: Device, folder: Path) -> Iterator[None]:
             lease.refuse_strangers(device, ())
             yield
     except InUseError as error:
-        raise ConfigError(f"{error.whom}: wait until that is done, or choose another GPU with --gpu") from error
+        raise ConfigError(f"{error.holder}: wait until that is done, or choose another GPU with --gpu") from error
     except GpuBusyError as error:
         raise ConfigError(str(error)) from error
 

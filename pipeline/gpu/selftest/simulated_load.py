@@ -46,7 +46,7 @@ class Rehearsal:
         place = occupied.WHOLE if device.gi_id is None else device.gi_id
         self._loads[place] = (place, load.blocks, load.threads, count_multiprocessors(device) or 0)
         source = Spec(target=_SOURCE, options=(("loads", tuple(self._loads.values())),))
-        with self._file.changing() as cell:
+        with self._file.change() as cell:
             cell.state = dataclasses.replace(cell.state, sources=(source,))
 
     def count_threads(self, device: Device) -> int:

@@ -82,7 +82,7 @@ def _run(words: Sequence[str]) -> bool:
     if done.status == _NO_ENGINE:
         return False
     raise SharingError(
-        f"`{' '.join(words)}` ended with status {done.status} and said: {done.said}. A profiler and DCGM cannot "
+        f"`{' '.join(words)}` failed with status {done.status}: {done.printed_line}. A profiler and DCGM cannot "
         f"both have the GPU's counters; try the command by hand, or stop DCGM for the time of the study"
     )
 

@@ -68,7 +68,7 @@ class GroupSeries:
     def _read_info(self) -> Metric:
         group = self._group
         labels = (*LABELS, "device", "window", "block", "degree")
-        of_group = (group.settings["device"], group.window.words, str(group.block), str(group.degree))
+        of_group = (group.settings["device"], group.window.text, str(group.block), str(group.degree))
         values = {(*self._make_labels(None, is_of_device=True), *of_group): 1.0}
         return Metric(INFO, "The group that runs, and on what.", labels, values=values)
 

@@ -12,5 +12,5 @@ class NoExporter:
     """Shows nothing."""
 
     @contextmanager
-    def serving(self) -> Iterator[ShowGroup]:
+    def serve(self) -> Iterator[ShowGroup]:
         yield lambda group, live: nullcontext()

@@ -52,7 +52,7 @@ class PrometheusExporter:
         self.port, self.address = port, address
 
     @contextmanager
-    def serving(self) -> Iterator[ShowGroup]:
+    def serve(self) -> Iterator[ShowGroup]:
         """Listen, before anything else of the study begins (`pipeline.base.domain.protocols.Exporter`)."""
         from prometheus_client import CollectorRegistry, make_wsgi_app
 

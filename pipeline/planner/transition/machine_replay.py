@@ -142,7 +142,7 @@ def replay(transition: Transition, machine: Path, locks: Path, report: Callable[
     outcome = Outcome()
     with rehearsal.open_machine(machine), ExitStack() as stack:
         programs = rehearsal.write_programs_beside(StateFile(machine))
-        helpers = Programs(what="a replay", own={name: str(path) for name, path in programs.items()}, admin=())
+        helpers = Programs(purpose="a replay", simulated={name: str(path) for name, path in programs.items()}, admin=())
         gpus, spare = _find_gpus(transition, machine, most)
         held = {}
         for name, (gpu, device) in gpus.items():

@@ -84,7 +84,7 @@ def set_mode(smi: Smi, mode: str) -> None:
     if nvml.read_compute_mode(smi.uuid) == mode:
         return
     words = smi.compute_mode_command(mode)
-    output = smi.run(words).said
+    output = smi.run(words).printed_line
     if nvml.read_compute_mode(smi.uuid) != mode:
         raise SharingError(
             f"the compute mode of {smi.uuid} is not {mode} after `{' '.join(words)}`, which said: {output}. An "

@@ -37,9 +37,9 @@ class WaitBudget:
         """
         if not self._is_wanted:
             raise error
-        if error.whom != self._said:
-            words.say(f"waiting for {error.whom}; at most {format_duration(self._remaining_s)}, Ctrl-C ends it")
-            self._said = error.whom
+        if error.holder != self._said:
+            words.say(f"waiting for {error.holder}; at most {format_duration(self._remaining_s)}, Ctrl-C ends it")
+            self._said = error.holder
         begin_s, waited_s = time.monotonic(), self.waited_s
         try:
             while not error.is_over():
@@ -50,7 +50,7 @@ class WaitBudget:
                 self.waited_s = waited_s + time.monotonic() - begin_s
         except Interrupted as interrupted:
             waited = format_duration(waited_s + time.monotonic() - begin_s)
-            words.say(f"{interrupted} after waiting {waited} for {error.whom}")
+            words.say(f"{interrupted} after waiting {waited} for {error.holder}")
             raise
 
     @property

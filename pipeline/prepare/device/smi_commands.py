@@ -73,11 +73,11 @@ class Smi:
             completed = helper_program.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
         except CommandError as error:
             raise SharingError(f"changing {self.uuid}: {error}") from error
-        log.debug("%s: status %d: %s", " ".join(words), completed.status, completed.said)
-        is_refused = self.admin and completed.status != 0 and _SUDO_REFUSES in completed.said
-        if "permission" in completed.said.lower() or is_refused:
+        log.debug("%s: status %d: %s", " ".join(words), completed.status, completed.printed_line)
+        is_refused = self.admin and completed.status != 0 and _SUDO_REFUSES in completed.printed_line
+        if "permission" in completed.printed_line.lower() or is_refused:
             raise SharingError(
-                f"no permission for `{' '.join(words)}`: {completed.said}. An administrator must allow it, for example "
+                f"no permission for `{' '.join(words)}`: {completed.printed_line}. An administrator must allow it, as "
                 "in sudoers; then say how it is run: 'gpu.admin=[sudo,-n]', or --admin sudo,-n by hand"
             )
         return completed

@@ -47,7 +47,7 @@ def read(smi: Smi) -> str:
     if time_slice is None:
         raise SharingError(
             f"`{' '.join(completed.argv)}` does not tell the time slice of the GPU, so nothing was changed: "
-            f"{completed.said or 'it said nothing'} (status {completed.status}). The setting came with driver R455, "
+            f"{completed.printed_line or 'no message'} (status {completed.status}). The setting needs driver R455, "
             "and not every GPU has it; use scenario=naive"
         )
     return time_slice
@@ -105,7 +105,7 @@ def restore(programs: Programs, uuid: str, admin: Sequence[str], found: str, our
 def _set(smi: Smi, target: str) -> None:
     await_last_write(smi.uuid)
     words = smi.time_slice_command(VALUES.index(target))
-    output = smi.run(words).said
+    output = smi.run(words).printed_line
     if read(smi) != target:
         raise SharingError(
             f"the time slice of {smi.uuid} is not {target} after `{' '.join(words)}`, which said: {output}. Not every "

@@ -62,7 +62,7 @@ class MigSmi(Smi):
 
     def switch_on(self) -> None:
         """Switch MIG mode on, at once or not at all: what stays pending is for the caller to take back."""
-        output = self.run(self.mode_command(is_on=True)).said
+        output = self.run(self.mode_command(is_on=True)).printed_line
         if not self.read().is_on:
             raise SharingError(
                 f"MIG mode of {self.uuid} was not switched on: a client holds the GPU (a monitor such as DCGM, an "
@@ -76,7 +76,7 @@ class MigSmi(Smi):
 
         After an error some of it may be there.
         """
-        output = self.run(self.creation_command(profile_id, start, is_divided=is_divided)).said
+        output = self.run(self.creation_command(profile_id, start, is_divided=is_divided)).printed_line
         state = self.read()
         created = [i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start)]
         num_parts = 0 if is_divided else 1
@@ -90,7 +90,7 @@ class MigSmi(Smi):
 
     def create_part(self, gi_id: int, profile_id: int, slices: int, beside: Collection[int]) -> MigDevice:
         """Make a compute instance of so many slices in a GPU instance, `beside` those with these ids."""
-        output = self.run(self.part_creation_command(gi_id, profile_id)).said
+        output = self.run(self.part_creation_command(gi_id, profile_id)).printed_line
         created = [device for device in self.read().devices if device.gi_id == gi_id and device.ci_id not in beside]
         if len(created) != 1 or created[0].compute_slices != slices:
             raise SharingError(
@@ -103,7 +103,9 @@ class MigSmi(Smi):
         completed = self.run(self.admin_command("mig", "-i", self.uuid, "-lgi"))
         rows = _INSTANCE_ROW.findall(completed.stdout)
         if not rows and "No GPU instances found" not in completed.stdout:
-            raise SharingError(f"the MIG instances of {self.uuid} cannot be listed. nvidia-smi said: {completed.said}")
+            raise SharingError(
+                f"the MIG instances of {self.uuid} cannot be listed. nvidia-smi said: {completed.printed_line}"
+            )
         instances = (GpuInstance(gi_id=int(gi), profile_id=int(profile), start=int(at)) for profile, gi, at in rows)
         return tuple(sorted(instances, key=lambda instance: instance.start))
 
@@ -133,7 +135,7 @@ def switch_off(programs: Programs, uuid: str, admin: Sequence[str], boot: str | 
         return not state.is_on and state.is_settled
 
     def switch() -> str:
-        return control.run(control.mode_command(is_on=False)).said
+        return control.run(control.mode_command(is_on=False)).printed_line
 
     _repeat(switch, is_done, control, f"switching MIG mode of {uuid} off")
 
@@ -180,9 +182,11 @@ def destroy_instance(
                 f"{what}: it has the compute instances {', '.join(map(str, parts))}, which are not ours or could not "
                 f"be destroyed; when they are gone: {_CLEAN}"
             )
-        outputs = [control.run(control.destruction_command(target, ci_id)).said for ci_id in inside(state, target)]
+        outputs = [
+            control.run(control.destruction_command(target, ci_id)).printed_line for ci_id in inside(state, target)
+        ]
         if not inside(read_state(uuid), target):
-            outputs.append(control.run(control.destruction_command(target)).said)
+            outputs.append(control.run(control.destruction_command(target)).printed_line)
         return " / ".join(outputs)
 
     _repeat(destroy, lambda: not ours(control.read()), control, what)
@@ -234,7 +238,7 @@ def destroy_part(
                 f"{what}: one of {ids} was made by somebody else; an administrator can destroy all of them: "
                 f"nvidia-smi mig -dci -i {uuid} -gi {gi_id} -ci {ids}; then: {_CLEAN}"
             )
-        return control.run(control.destruction_command(gi_id, candidates[0])).said
+        return control.run(control.destruction_command(gi_id, candidates[0])).printed_line
 
     _repeat(destroy, lambda: not ours(), control, what)
 

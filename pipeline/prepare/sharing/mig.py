@@ -50,10 +50,10 @@ def check_places(slots: Sequence[Slot], jobs: Sequence[Job], pids: Mapping[int, 
     A job of which the driver lists no process is not an error: it may not have begun to use CUDA, and in a container
     its PIDs are not the driver's.
     """
-    for uuid in dict.fromkeys(uuid for slot in slots for uuid in slot.every_device):
+    for uuid in dict.fromkeys(uuid for slot in slots for uuid in slot.device_uuids):
         computing = list_processes_on(uuid)
         for index, pid in pids.items():
-            if uuid not in slots[index].every_device and list_tree(pid) & computing:
+            if uuid not in slots[index].device_uuids and list_tree(pid) & computing:
                 raise SharingError(
                     f"job {jobs[index].name} (pid {pid}) runs on {uuid}, which is not its MIG device: it must keep the "
                     "CUDA_VISIBLE_DEVICES that it is given"
@@ -175,7 +175,9 @@ class Mig:
         devices = assignment.assign(group.device, self._list_requests(group))
         self._refuse_parts_of_one([device.gi_id for device in devices])
         return tuple(
-            dataclasses.replace(Slot.on(mig_device), facts=(("mig_profile", assignment.read_profile(mig_device)),))
+            dataclasses.replace(
+                Slot.of_device(mig_device), facts=(("mig_profile", assignment.read_profile(mig_device)),)
+            )
             for mig_device in devices
         )
 

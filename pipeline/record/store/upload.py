@@ -295,7 +295,7 @@ class _Upload:
         num_bytes = num_files = 0
         for folder, target in places:
             tree = regular_files.list_files(folder, without)
-            refused[_NO_FILE] += tree.others
+            refused[_NO_FILE] += tree.special_files
             for path in tree.files:
                 try:
                     size = regular_files.measure_size(path)

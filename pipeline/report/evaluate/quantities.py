@@ -75,12 +75,12 @@ class BlockBaselines(Baselines[Row, JobRow]):
 
     def solo(self, row: Row, job: JobRow) -> JobRow | None:
         """Return a job of a row alone, or the mean of several such runs."""
-        runs = self.alone(job.digest, _digests(row))
+        runs = self.find_runs_alone(job.digest, _digests(row))
         return dataclasses.replace(runs[0], metrics=average_figures([run.metrics for run in runs])) if runs else None
 
     def total_time_s(self, row: Row) -> float | None:
         """Return the time of a row's jobs one after another; `None` if these did not run."""
-        mix = self.in_turn(_digests(row))
+        mix = self.find_serial_group(_digests(row))
         return mix.metrics.get("makespan_s") if mix else None
 
 

@@ -148,8 +148,8 @@ def mode_detail(mode: SharingMode, options: Mapping[str, object], places: Sequen
     (`mig_profile`, `gi_id`, ...); they are empty if the group never got there.
     """
     words = []
-    known = {_LIMIT, mode.said_by} | ({_CHUNKS} if mode.placed_by == PARTITION else set())
-    if mode.placed_by == PROFILE:
+    known = {_LIMIT, mode.label_option} | ({_CHUNKS} if mode.placement_fact == PARTITION else set())
+    if mode.placement_fact == PROFILE:
         known |= _ASKED_PROFILES
         profiles = profiles_of(mode, options, places)
         is_placed = any(PROFILE in place for place in places)
@@ -169,16 +169,16 @@ def _limit_in_words(mode: SharingMode, options: Mapping[str, object], places: Se
             return f"{'+'.join(limits[:1] if len(set(limits)) == 1 else limits)} {unit}"
     if options.get(_LIMIT):
         return f"{describe_value(options[_LIMIT])} %"
-    if mode.placed_by == PARTITION and options.get(_CHUNKS):
+    if mode.placement_fact == PARTITION and options.get(_CHUNKS):
         return f"{describe_value(options[_CHUNKS])} chunks"
-    return describe_value(options[mode.said_by]) if mode.said_by in options else mode.unlimited
+    return describe_value(options[mode.label_option]) if mode.label_option in options else mode.default_text
 
 
 def profiles_of(
     mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]
 ) -> tuple[str, ...]:
     """Return the profiles of the MIG devices, the largest first; of a group that was not placed, the requested ones."""
-    if mode.placed_by != PROFILE:
+    if mode.placement_fact != PROFILE:
         return ()
     profiles = [profile for devices in _devices(places).values() for profile in devices.values()]
     if profiles:
@@ -208,7 +208,7 @@ def _instances(places: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
 
 def is_placed(mode: SharingMode, places: Sequence[Mapping[str, str]]) -> bool:
     """Check that the placements tell all that `mode_detail` needs."""
-    return not mode.placed_by or (bool(places) and all(mode.placed_by in place for place in places))
+    return not mode.placement_fact or (bool(places) and all(mode.placement_fact in place for place in places))
 
 
 def _slices_in_words(instances: Sequence[tuple[str, str]], *, counted: bool) -> str:

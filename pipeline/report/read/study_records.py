@@ -148,8 +148,8 @@ class Row:
     @property
     def multiprocessors(self) -> int | None:
         """Multiprocessors of the first job's GPU instance or partition, else of the device; `None` if not known."""
-        if self.sharing.placed_by in (PROFILE, PARTITION):
-            key = PARTITION if self.sharing.placed_by == PARTITION else "mig_multiprocessors"
+        if self.sharing.placement_fact in (PROFILE, PARTITION):
+            key = PARTITION if self.sharing.placement_fact == PARTITION else "mig_multiprocessors"
             number = self.jobs[0].place.get(key, "") if self.jobs else ""
         else:
             number = self.facts.get("multiprocessors", "")

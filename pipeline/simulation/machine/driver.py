@@ -31,12 +31,12 @@ class Driver:
     def check(self, function: str, gpu: int | None = None) -> None:
         # A look without the lock is enough where nothing is injected, which is nearly always.
         if any(fault.function == function for fault in self._file.faults()):
-            with self._file.changing() as cell:
+            with self._file.change() as cell:
                 cell.meet(function, gpu)
 
     def pause_dcgm(self, *, is_paused: bool) -> None:
         """Let DCGM's host engine leave the profiling counters alone, or take them again."""
-        with self._file.changing() as cell:
+        with self._file.change() as cell:
             cell.state = replace(cell.state, dcgm_is_paused=is_paused)
 
     def set_mig_mode(self, index: int, *, is_on: bool) -> int:
@@ -46,7 +46,7 @@ class Driver:
         loses the instances. Later ones switch at once unless a process computes on them, and refuse to switch off with
         instances on them.
         """
-        with self._file.changing() as cell:
+        with self._file.change() as cell:
             forced = 0
             try:
                 cell.meet("nvmlDeviceSetMigMode", index)
@@ -63,7 +63,7 @@ class Driver:
                     raise DriverError(codes.IN_USE)
                 else:
                     gpu = replace(gpu, mig_current=is_on, instances=())
-            cell.state = cell.state.with_gpu(index, replace(gpu, mig_pending=is_on))
+            cell.state = cell.state.replace_gpu(index, replace(gpu, mig_pending=is_on))
             return status
 
     def set_compute_mode(self, index: int, mode: int) -> None:
@@ -159,17 +159,17 @@ class Driver:
 
     def reset(self, index: int) -> None:
         """Reset a GPU that no client holds: a pending MIG mode comes into force, and the instances are gone."""
-        with self._file.changing() as cell:
+        with self._file.change() as cell:
             gpu = cell.state.gpus[index]
             if gpu.processes or _has_other_session(cell.state):
                 raise DriverError(codes.IN_USE)
-            cell.state = cell.state.with_gpu(index, replace(gpu, mig_current=gpu.mig_pending, instances=()))
+            cell.state = cell.state.replace_gpu(index, replace(gpu, mig_current=gpu.mig_pending, instances=()))
 
     def _change(self, function: str, index: int, change: Callable[[Gpu], Gpu]) -> Gpu:
-        with self._file.changing() as cell:
+        with self._file.change() as cell:
             cell.meet(function, index)
             gpu = change(cell.state.gpus[index])
-            cell.state = cell.state.with_gpu(index, gpu)
+            cell.state = cell.state.replace_gpu(index, gpu)
             return gpu
 
 

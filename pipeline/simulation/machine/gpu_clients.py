@@ -20,7 +20,7 @@ class Clients:
 
     def open_session(self) -> None:
         """Open NVML for this process, unless a fault prevents it: it is then a client of every GPU."""
-        with self._file.changing() as cell:
+        with self._file.change() as cell:
             cell.meet("nvmlInitWithFlags", None)
             pid = os.getpid()
             other_sessions = tuple(session for session in cell.state.sessions if session.pid != pid)
@@ -30,7 +30,7 @@ class Clients:
 
     def close_session(self) -> None:
         """Close one of the sessions of this process."""
-        with self._file.changing() as cell:
+        with self._file.change() as cell:
             sessions = (
                 replace(session, num_open=session.num_open - (session.pid == os.getpid()))
                 for session in cell.state.sessions
@@ -51,7 +51,7 @@ class Clients:
         began = None if never_ends else start_ticks(pid)
         if began is None and not never_ends:
             raise DriverError(NOT_FOUND)
-        with self._file.changing() as cell:
+        with self._file.change() as cell:
             index, (instance_id, ci_id) = _device(cell.state, device_uuid)
             gpu = cell.state.gpus[index]
             process = Process(
@@ -63,10 +63,10 @@ class Clients:
                 compute_instance_id=ci_id,
                 start_ticks=began,
             )
-            cell.state = cell.state.with_gpu(index, _add_process(gpu, process))
+            cell.state = cell.state.replace_gpu(index, _add_process(gpu, process))
 
     def release(self, pid: int) -> None:
-        with self._file.changing() as cell:
+        with self._file.change() as cell:
             gpus = (replace(g, processes=tuple(p for p in g.processes if p.pid != pid)) for g in cell.state.gpus)
             cell.state = replace(cell.state, gpus=tuple(gpus))
 

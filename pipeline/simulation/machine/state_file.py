@@ -194,7 +194,7 @@ class State:
     def release(self) -> Release:
         return RELEASES[self.branch]
 
-    def with_gpu(self, index: int, gpu: Gpu) -> State:
+    def replace_gpu(self, index: int, gpu: Gpu) -> State:
         return replace(self, gpus=(*self.gpus[:index], gpu, *self.gpus[index + 1 :]))
 
 
@@ -249,7 +249,7 @@ class StateFile:
             ) from error
 
     @contextmanager
-    def changing(self) -> Iterator[Cell]:
+    def change(self) -> Iterator[Cell]:
         """Yield the machine, for one change that no other process can come between."""
         with self._lock_file():
             cell = Cell(self.read())

@@ -67,7 +67,7 @@ def test_a_step_is_on_disk_while_its_body_runs_and_nothing_is_left_afterwards(jo
     with journal.guard("file", path=str(made)):
         assert json.loads(journal.path.read_text())["arguments"] == {"path": str(made)}
         made.touch()
-        assert [step.kind for step in Journal(tmp_path, UUID).steps()] == ["file"]  # as another process reads it
+        assert [step.kind for step in Journal(tmp_path, UUID).read_steps()] == ["file"]  # as another process reads it
     assert not made.exists()
     assert not journal.path.exists()
 
@@ -77,7 +77,7 @@ def test_each_device_has_a_journal_of_its_own(journal, tmp_path):
     other.add("file", path=str(tmp_path / "other"))
     journal.add("file", path=str(tmp_path / "own"))
     assert [step.arguments["path"] for step in replay(journal)] == [str(tmp_path / "own")]
-    assert len(other.steps()) == 1
+    assert len(other.read_steps()) == 1
     assert [found.device_uuid for found in find_journals(tmp_path)] == ["MIG-0_1"]
     assert other.path.parent.parent == tmp_path
 
@@ -86,7 +86,7 @@ def test_what_became_known_later_is_used(journal, tmp_path):
     (tmp_path / "known-later").touch()
     with journal.guard("file", path="/nonexistent/guess") as step:
         journal.amend(step, path=str(tmp_path / "known-later"))
-        assert len(journal.steps()) == 1
+        assert len(journal.read_steps()) == 1
     assert undone(tmp_path) == ["known-later"]
 
 
@@ -108,7 +108,7 @@ def test_a_step_that_cannot_be_undone_stays_and_the_older_ones_are_undone(journa
         replay(journal)
     assert caught.value.__notes__ == ["also not undone: x is stuck"]
     assert undone(tmp_path) == ["a"]
-    assert [step.kind for step in journal.steps()] == ["stuck", "stuck"]
+    assert [step.kind for step in journal.read_steps()] == ["stuck", "stuck"]
 
 
 def test_what_the_system_refuses_keeps_its_step_and_not_the_older_ones(journal, tmp_path):
@@ -117,14 +117,14 @@ def test_what_the_system_refuses_keeps_its_step_and_not_the_older_ones(journal, 
     with pytest.raises(JournalError, match=r"not done: ask it: .*not permitted"):
         replay(journal)
     assert undone(tmp_path) == ["a"]
-    assert [step.kind for step in journal.steps()] == ["refused"]
+    assert [step.kind for step in journal.read_steps()] == ["refused"]
 
 
 def test_the_error_of_a_body_is_not_hidden_by_that_of_its_undoing(journal):
     with pytest.raises(ValueError, match="the body") as caught, journal.guard("stuck", path="it"):
         raise ValueError("the body")
     assert "it is stuck" in caught.value.__notes__[0]
-    assert [step.kind for step in journal.steps()] == ["stuck"]
+    assert [step.kind for step in journal.read_steps()] == ["stuck"]
 
 
 def test_a_failed_undoing_of_a_good_body_is_raised(journal):
@@ -176,7 +176,7 @@ def test_half_a_line_is_a_step_that_was_not_taken(journal, tmp_path):
     first = journal.add("file", path=str(tmp_path / "a"))
     journal.add("file", path=str(tmp_path / "not-taken"))
     journal.path.write_bytes(journal.path.read_bytes()[:-20])
-    assert journal.steps() == (first,)
+    assert journal.read_steps() == (first,)
     journal.add("file", path=str(tmp_path / "b"))
     replay(journal)
     assert undone(tmp_path) == ["b", "a"]
@@ -204,7 +204,7 @@ def test_a_step_that_this_version_cannot_undo_is_kept(journal, kind):
     plant(journal, json.dumps({"step_id": "1", "kind": kind, "arguments": {}}).encode() + b"\n")
     with pytest.raises(JournalError, match=f"kind '{kind}' that this version cannot undo"):
         replay(journal)
-    (step,) = journal.steps()
+    (step,) = journal.read_steps()
     assert describe(step) == f"a step of kind {kind!r} that this version does not know"
 
 
@@ -260,7 +260,7 @@ def test_a_file_that_others_could_have_written_is_not_believed(journal, tmp_path
             "pipe": lambda: os.mkfifo(journal.path),
         }
         make[trick]()
-    for use in (journal.steps, lambda: journal.add("file", path="x"), lambda: replay(journal)):
+    for use in (journal.read_steps, lambda: journal.add("file", path="x"), lambda: replay(journal)):
         with pytest.raises(JournalError, match=r"remove it; python -m pipeline.gpu clean undoes only steps"):
             use()
     assert target.read_bytes() == line
@@ -344,7 +344,7 @@ def test_a_program_is_looked_for_when_it_is_needed(tmp_path, program, monkeypatc
 @pytest.mark.parametrize("own", [{}, {"program": "/nonexistent/program"}])
 def test_for_a_simulated_device_no_real_program_is_run(tmp_path, program, monkeypatch, own):
     monkeypatch.setenv("PATH", str(program.parent))
-    journal = Journal(tmp_path, UUID, Programs(own=own))
+    journal = Journal(tmp_path, UUID, Programs(simulated=own))
     journal.add("program", name="program")
     with pytest.raises(SharingError, match=r"needs the program program|/nonexistent/program is not a program"):
         replay(journal)
@@ -364,7 +364,7 @@ def test_a_full_disk_is_an_error_before_the_step(journal, monkeypatch):
     with pytest.raises(JournalError, match="disk is full"):
         journal.add("file", path="b")
     monkeypatch.undo()
-    assert journal.steps() == (first,)
+    assert journal.read_steps() == (first,)
 
 
 def test_a_line_and_its_file_are_synced_before_the_step_may_be_taken(journal, monkeypatch):

@@ -251,7 +251,7 @@ def test_instances_that_came_later_keep_the_mode_until_they_are_gone(a100: Kept)
     assert (status, a100.places()) == (1, [(PROFILE_2G, 4)])
     assert "MIG mode of" in text
     assert "destroy, for what was made by hand" in text
-    assert [step.kind for step in a100.made.steps()] == ["mig_mode"]
+    assert [step.kind for step in a100.made.read_steps()] == ["mig_mode"]
     assert a100.gpu_told()["is_clean"]  # no study has to be refused for it
     a100.driver.destroy_compute_instance(0, gi_id, 0)
     a100.driver.destroy_gpu_instance(0, gi_id)
@@ -311,7 +311,7 @@ def test_without_permission_it_is_said_how_to_name_an_administrator(a100: Kept) 
     before = a100.gpu
     a100.fail("nvmlDeviceSetMigMode", codes.NO_PERMISSION)
     status, text = a100.run("create", "3g")
-    assert (status, a100.gpu, a100.journal.steps()) == (1, before, ())
+    assert (status, a100.gpu, a100.journal.read_steps()) == (1, before, ())
     assert "no permission for `" in text
     assert "--admin sudo,-n" in text
 
@@ -341,7 +341,7 @@ def test_an_administrator_who_is_no_program_is_refused_before_anything(
         assert (status, text.count("\n")) == (2, 1)
         assert f"--admin {admin}: there is no program '{admin}' that can be run; give its words as in --admin" in text
     assert not a100.gpu.mig_current
-    assert a100.journal.steps() == ()
+    assert a100.journal.read_steps() == ()
 
 
 def test_nobody_becomes_an_administrator_for_a_simulated_gpu(a100: Kept) -> None:
@@ -355,7 +355,7 @@ def test_half_a_layout_is_taken_back(a100: Kept) -> None:
     before = a100.gpu
     a100.fail("nvmlDeviceCreateGpuInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
     status, text = a100.run("create", "3g,2g")
-    assert (status, a100.gpu, a100.journal.steps()) == (1, before, ())
+    assert (status, a100.gpu, a100.journal.read_steps()) == (1, before, ())
     assert "There is no room for it" in text
     assert not a100.made.path.exists()
 
@@ -376,7 +376,7 @@ def test_what_cannot_be_taken_back_is_said_and_done_by_the_next_start(
     status, text = a100.run("create", "3g,2g")
     assert status == 1
     assert "while cleaning up: SharingError: destroying the MIG instance" in text
-    assert [step.kind for step in a100.journal.steps()] == ["mig_mode", "mig_instance"]
+    assert [step.kind for step in a100.journal.read_steps()] == ["mig_mode", "mig_instance"]
     simulated.set_faults(a100.file)
     assert a100.run("create", "2g")[0] == 0  # which undoes that first
     assert a100.places() == [(PROFILE_2G, 0)]

@@ -52,9 +52,9 @@ def test_it_is_paused_meanwhile_and_resumed_at_the_end(make_machine):
     machine = make_machine()
     with pytest.raises(RuntimeError, match="on the way"), Nsys().prepare(machine.group):
         assert machine.is_paused
-        assert [step.kind for step in machine.journal.steps()] == ["dcgm_profiling"]
+        assert [step.kind for step in machine.journal.read_steps()] == ["dcgm_profiling"]
         raise RuntimeError("on the way")
-    assert not machine.is_paused and machine.journal.steps() == ()
+    assert not machine.is_paused and machine.journal.read_steps() == ()
 
 
 def test_what_a_killed_run_paused_is_resumed_by_the_journal(make_machine):
@@ -93,24 +93,24 @@ def test_where_no_host_engine_answers_there_is_nothing_to_pause(make_machine):
     machine = make_machine(fails=dcgmi.CONNECT)
     with Nsys().prepare(machine.group):
         pass
-    assert machine.journal.steps() == ()
+    assert machine.journal.read_steps() == ()
 
 
 def test_an_engine_that_does_not_pause_is_an_error(make_machine):
     machine = make_machine(fails=dcgmi.PAUSE)
     with (
-        pytest.raises(SharingError, match="--pause` ended with status 219 and said: The third-party Profiling module"),
+        pytest.raises(SharingError, match="--pause` failed with status 219: The third-party Profiling module"),
         Nsys().prepare(machine.group),
     ):
         pytest.fail("the counters are not free")
-    assert machine.journal.steps() == ()
+    assert machine.journal.read_steps() == ()
 
 
 def test_an_engine_that_does_not_resume_stays_in_the_journal(make_machine):
     machine = make_machine(fails=dcgmi.RESUME)
     with pytest.raises(SharingError, match="--resume`"), Nsys().prepare(machine.group):
         pass
-    assert [step.kind for step in machine.journal.steps()] == ["dcgm_profiling"]
+    assert [step.kind for step in machine.journal.read_steps()] == ["dcgm_profiling"]
 
 
 def test_it_is_refused_where_nothing_may_be_changed(make_machine):

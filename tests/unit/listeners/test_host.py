@@ -278,14 +278,14 @@ class TestHostListenerOnJobs:
 
 def _process(pid: int, parent: int, own: int, children: int = 0, start: int = 1) -> ProcessReading:
     return ProcessReading(
-        pid=pid, parent=parent, session=1, start_ticks=start, own_ticks=own, children_ticks=children,
+        pid=pid, parent=parent, session=1, start_ticks=start, thread_ticks=own, children_ticks=children,
         num_threads=1, rss_pages=1, cpu=0, is_zombie=False,
     )  # fmt: skip
 
 
 def _growth(before: Iterable[ProcessReading], now: Iterable[ProcessReading]) -> int:
     return growth(
-        {p.pid: p for p in before}, {p.pid: p for p in now}, lambda p: p.own_ticks, lambda p: p.children_ticks
+        {p.pid: p for p in before}, {p.pid: p for p in now}, lambda p: p.thread_ticks, lambda p: p.children_ticks
     )
 
 

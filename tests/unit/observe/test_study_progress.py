@@ -57,7 +57,7 @@ def test_a_group_takes_what_its_like_took():
 
 def test_a_study_that_has_not_begun_takes_what_its_like_took_before():
     pair, other = group("a", "a"), group("a", "a", kind=WindowKind.WORK, number=2)
-    like = {"scenario": "naive", "jobs": "a+a", "window": pair.window.words, "kind": "steady"}
+    like = {"scenario": "naive", "jobs": "a+a", "window": pair.window.text, "kind": "steady"}
     device = pair.settings["device"]
     past = [
         PastGroup(key=pair.key, device=device, on_top_s=9.0, **like),
@@ -66,7 +66,7 @@ def test_a_study_that_has_not_begun_takes_what_its_like_took_before():
         PastGroup(key="another program", device=device, on_top_s=800.0, **like | {"jobs": "b+b"}),
         # Another program's fixed amount of work says nothing of this one's.
         PastGroup(
-            key="other work", device=device, on_top_s=900.0, **like | {"window": other.window.words, "kind": "work"}
+            key="other work", device=device, on_top_s=900.0, **like | {"window": other.window.text, "kind": "work"}
         ),
     ]
     seven = group(*"aaaaaaa", number=2)  # nothing closer than the same workload in the same window on the same device
@@ -89,7 +89,7 @@ def of_script(**changes):
         key=the_group.key,
         scenario="naive",
         jobs="a+a",
-        window=window.words,
+        window=window.text,
         kind="work",
         device=the_group.settings["device"],
         on_top_s=60.0,

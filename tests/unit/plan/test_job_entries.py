@@ -204,9 +204,9 @@ def test_a_mix_has_sizes_and_command_lines_side_by_side(make_plan, scripts):
 
 def test_a_window_says_only_what_applies(make_plan):
     script = make_plan([*SCRIPT, "window=steady", "window.epochs=9"]).groups[0].window
-    assert (script.kind, script.words) == (WindowKind.WORK, "work, until the jobs end")
+    assert (script.kind, script.text) == (WindowKind.WORK, "work, until the jobs end")
     assert (script.seconds, script.settle_s, script.epochs) == (0, 0, 0)
-    assert make_plan(["window=work", "window.epochs=9"]).groups[0].window.words == "work, 9 epochs"
+    assert make_plan(["window=work", "window.epochs=9"]).groups[0].window.text == "work, 9 epochs"
 
 
 def test_the_digest_covers_what_a_launcher_starts(make_plan, scripts):

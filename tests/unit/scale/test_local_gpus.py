@@ -92,7 +92,7 @@ def test_what_a_killed_orchestrator_left_is_no_strangers(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(local_gpus.lease, "refuse_strangers", refuse)
     assert local_gpus._explain_busy(GPU, tmp_path, []) == "in use"
-    monkeypatch.setattr(local_gpus.Journal, "steps", lambda _: ["a daemon"])
+    monkeypatch.setattr(local_gpus.Journal, "read_steps", lambda _: ["a daemon"])
     assert local_gpus._explain_busy(GPU, tmp_path, []) == ""
 
 
@@ -125,7 +125,7 @@ class Listening:
         self.port = port
 
     @contextlib.contextmanager
-    def serving(self) -> Iterator[None]:
+    def serve(self) -> Iterator[None]:
         if self.port == self.TAKEN:
             raise ConfigError(f"{self.port} is taken")
         yield

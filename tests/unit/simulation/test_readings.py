@@ -58,7 +58,7 @@ def state_file(tmp_path: Path) -> StateFile:
 
 
 def _answer(file: StateFile, *sources: Spec) -> None:
-    with file.changing() as cell:
+    with file.change() as cell:
         cell.state = replace(cell.state, sources=sources)
 
 
@@ -68,10 +68,10 @@ def _smi(file: StateFile, *arguments: str) -> int:
 
 def _divide(file: StateFile, profiles: str) -> None:
     assert _smi(file, "-mig", "1") == _smi(file, "mig", "-cgi", profiles, "-C") == 0
-    with file.changing() as cell:
+    with file.change() as cell:
         (gpu,) = cell.state.gpus  # the host engine of DCGM sees an instance a second after it was made
         older = tuple(replace(each, made_s=each.made_s - 60) for each in gpu.instances)
-        cell.state = cell.state.with_gpu(0, replace(gpu, instances=older))
+        cell.state = cell.state.replace_gpu(0, replace(gpu, instances=older))
 
 
 def test_nvml_gives_what_the_source_says_in_its_own_units(state_file: StateFile) -> None:

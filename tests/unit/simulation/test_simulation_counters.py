@@ -62,10 +62,10 @@ def _partition(state_file: StateFile, profiles: str, *, gpu: str = "0", is_old: 
 
 
 def _age(state_file: StateFile, seconds: float) -> None:
-    with state_file.changing() as cell:
+    with state_file.change() as cell:
         for index, gpu in enumerate(cell.state.gpus):
             older = tuple(replace(instance, made_s=instance.made_s - seconds) for instance in gpu.instances)
-            cell.state = cell.state.with_gpu(index, replace(gpu, instances=older))
+            cell.state = cell.state.replace_gpu(index, replace(gpu, instances=older))
 
 
 def _observe(

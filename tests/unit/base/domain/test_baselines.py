@@ -16,7 +16,7 @@ def baselines_of(*groups: tuple[str, str]) -> Baselines[str, str]:
 def test_a_run_of_its_own_comes_before_turns_in_the_same_mix_and_those_before_turns_in_any() -> None:
     groups = [("any", "bac"), ("other", "ab"), ("same", "ba"), ("own", "a"), ("again", "a")]
     found = [baselines_of(*groups[:number]) for number in range(len(groups) + 1)]
-    assert [each.alone("a", ("b", "a")) for each in found] == [
+    assert [each.find_runs_alone("a", ("b", "a")) for each in found] == [
         [],
         ["any-1"],
         ["other-0"],
@@ -24,10 +24,10 @@ def test_a_run_of_its_own_comes_before_turns_in_the_same_mix_and_those_before_tu
         ["own-0"],
         ["own-0", "again-0"],
     ]
-    assert [each.in_turn(("b", "a")) for each in found] == [None, None, "other", "same", "same", "same"]
-    assert found[-1].alone("d", ("a", "d")) == []
+    assert [each.find_serial_group(("b", "a")) for each in found] == [None, None, "other", "same", "same", "same"]
+    assert found[-1].find_runs_alone("d", ("a", "d")) == []
 
 
 def test_several_turns_of_a_job_in_a_mix_all_count() -> None:
-    assert baselines_of(("mix", "aba")).alone("a", ("a", "a", "b")) == ["mix-0", "mix-2"]
-    assert baselines_of(("one", "ab"), ("two", "ca")).alone("a", ("a", "d")) == ["one-0", "two-1"]
+    assert baselines_of(("mix", "aba")).find_runs_alone("a", ("a", "a", "b")) == ["mix-0", "mix-2"]
+    assert baselines_of(("one", "ab"), ("two", "ca")).find_runs_alone("a", ("a", "d")) == ["one-0", "two-1"]

@@ -40,9 +40,9 @@ class Kept(simulated.Machine):
         return status, json.loads(text)
 
     def make_ill(self, **what: Any) -> None:
-        with self.file.changing() as cell:
+        with self.file.change() as cell:
             gpu = dataclasses.replace(cell.state.gpus[0], health=Health(**what))
-            cell.state = cell.state.with_gpu(0, gpu)
+            cell.state = cell.state.replace_gpu(0, gpu)
 
     def divide(self, *profiles: tuple[int, int]) -> None:
         self.driver.set_mig_mode(0, is_on=True)

@@ -35,7 +35,7 @@ def test_the_group_that_runs_is_shown_and_none_between_two_groups(port, tmp_path
     pytest.importorskip("prometheus_client")
     live = live_groups.watched(tmp_path)
     live.samples += live_groups.every_quantity()
-    with PrometheusExporter(port, "127.0.0.1").serving() as showing:
+    with PrometheusExporter(port, "127.0.0.1").serve() as showing:
         assert scrape(port)[1] == ""
         with showing(mig_group(), live):
             headers, text = scrape(port)
@@ -57,7 +57,7 @@ def test_clients_that_say_or_take_nothing_keep_neither_others_nor_the_study_wait
     monkeypatch.setattr(prometheus, "_LOOK_S", 0.1)
     with ExitStack() as clients:
         silent, slow, last = (clients.enter_context(socket.socket()) for _ in range(3))
-        with PrometheusExporter(port, "127.0.0.1").serving():
+        with PrometheusExporter(port, "127.0.0.1").serve():
             for client in (silent, slow):
                 client.connect(("127.0.0.1", port))
             assert scrape(port)[1] == ""
@@ -76,14 +76,14 @@ def test_clients_that_say_or_take_nothing_keep_neither_others_nor_the_study_wait
 def test_of_too_many_clients_the_last_one_is_refused(port, monkeypatch):
     pytest.importorskip("prometheus_client")
     monkeypatch.setattr(prometheus, "_MOST_REQUESTS", 0)
-    with PrometheusExporter(port, "127.0.0.1").serving(), pytest.raises(OSError):
+    with PrometheusExporter(port, "127.0.0.1").serve(), pytest.raises(OSError):
         scrape(port)
 
 
 def test_a_name_that_is_no_utf_8_and_a_query_keep_nothing_back(port, tmp_path, capfd):
     pytest.importorskip("prometheus_client")
     live = live_groups.watched(tmp_path)
-    with PrometheusExporter(port, "127.0.0.1").serving() as showing, showing(mig_group(name="a\udcff"), live):
+    with PrometheusExporter(port, "127.0.0.1").serve() as showing, showing(mig_group(name="a\udcff"), live):
         whole, asked = (scrape(port, query)[1] for query in ("", "?name[]=collocation_job_phase"))
     assert 'group="a?"' in whole and asked == whole
     assert capfd.readouterr() == ("", "")
@@ -93,7 +93,7 @@ def test_an_error_is_told_to_the_client_and_not_on_the_terminal(port, capfd, mon
     pytest.importorskip("prometheus_client")
     monkeypatch.setattr(prometheus._Current, "collect", lambda _: 1 / 0)
     refused = pytest.raises(urllib.error.HTTPError, match="500")
-    with PrometheusExporter(port, "127.0.0.1").serving(), refused:
+    with PrometheusExporter(port, "127.0.0.1").serve(), refused:
         scrape(port)
     assert capfd.readouterr() == ("", "")
 
@@ -101,7 +101,7 @@ def test_an_error_is_told_to_the_client_and_not_on_the_terminal(port, capfd, mon
 def test_a_port_that_is_taken_is_refused(port):
     pytest.importorskip("prometheus_client")
     refused = pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}: Address already in use; choose another")
-    with PrometheusExporter(port, "127.0.0.1").serving(), refused, PrometheusExporter(port, "127.0.0.1").serving():
+    with PrometheusExporter(port, "127.0.0.1").serve(), refused, PrometheusExporter(port, "127.0.0.1").serve():
         pytest.fail("two programs listen at one port")
 
 

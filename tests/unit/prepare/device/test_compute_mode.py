@@ -61,13 +61,13 @@ def test_one_process_computes_and_the_mode_is_put_back(machine):
         clients.hold(uuid, os.getppid(), "client", 60, "M+C")
         clients.release(os.getpid())
     assert machine.mode == 0
-    assert machine.journal.steps() == ()
+    assert machine.journal.read_steps() == ()
 
 
 def test_a_mode_that_was_there_stays(machine):
     compute_mode.set_mode(machine.smi, "exclusive_process")
     with machine.exclusive():
-        assert machine.journal.steps() == ()
+        assert machine.journal.read_steps() == ()
     assert machine.mode == 3
 
 
@@ -110,7 +110,7 @@ def test_without_permission_nothing_changed_and_the_command_is_named(machine):
     machine.fail("nvmlDeviceSetComputeMode", NO_PERMISSION, times=None)
     with pytest.raises(SharingError, match=r"-c EXCLUSIVE_PROCESS.*administrator"), machine.exclusive():
         pass
-    assert (machine.mode, machine.journal.steps()) == (0, ())
+    assert (machine.mode, machine.journal.read_steps()) == (0, ())
 
 
 @pytest.mark.parametrize(

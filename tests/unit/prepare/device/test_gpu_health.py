@@ -37,9 +37,9 @@ def machine(tmp_path: Path) -> Iterator[simulated.Machine]:
 
 
 def ill(machine: simulated.Machine, **what: Any) -> Health:
-    with machine.file.changing() as cell:
+    with machine.file.change() as cell:
         gpu = dataclasses.replace(cell.state.gpus[0], health=SimulatedHealth(**what))
-        cell.state = cell.state.with_gpu(0, gpu)
+        cell.state = cell.state.replace_gpu(0, gpu)
     return gpu_health.read(machine.rehearsed)
 
 

@@ -151,7 +151,7 @@ def test_to_look_changes_nothing_and_holds_nothing(a100: Kept) -> None:
 
 def test_what_only_administrators_see_is_said_and_not_shown_as_empty(a100: Kept) -> None:
     a100.leave(0)
-    with a100.file.changing() as cell:
+    with a100.file.change() as cell:
         fault = Fault(function="nvmlDeviceGetGpuInstances", code=codes.NO_PERMISSION, times=None)
         memory = [Fault(function=name, code=codes.NO_PERMISSION, times=None) for name in MEMORY]
         cell.state = dataclasses.replace(cell.state, faults=(fault, *memory))
@@ -169,7 +169,7 @@ MEMORY = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")
 
 def test_a_gpu_that_does_not_answer_still_has_its_journal_told(a100: Kept) -> None:
     a100.leave(0)
-    with a100.file.changing() as cell:
+    with a100.file.change() as cell:
         fault = Fault(function="nvmlDeviceGetComputeRunningProcesses_v3", code=15, times=None, gpu=0)
         cell.state = dataclasses.replace(cell.state, faults=(fault,))
     code, answer = a100.ask("status", "--gpu", a100.gpu.uuid)
@@ -267,7 +267,7 @@ def test_clean_while_a_study_runs_is_refused_with_its_name(a100: Kept) -> None:
     assert code == 1
     assert f"held by another orchestrator: {host_info.user_name()} (pid {os.getpid()}" in text
     assert a100.gpu == before
-    assert len(a100.journal.steps()) == 2
+    assert len(a100.journal.read_steps()) == 2
 
 
 def test_clean_touches_nothing_that_is_not_in_the_journal(a100: Kept, sleeper: int) -> None:
@@ -278,7 +278,7 @@ def test_clean_touches_nothing_that_is_not_in_the_journal(a100: Kept, sleeper: i
     assert code == 1
     assert "1 GPU instances that are not ours" in answer["gpus"][0]["failed"][0]["reason"]
     assert [instance.id for instance in a100.gpu.instances] == [foreign.id]
-    assert [step.kind for step in a100.journal.steps()] == ["mig_mode"]
+    assert [step.kind for step in a100.journal.read_steps()] == ["mig_mode"]
 
 
 def test_status_names_the_compute_instances_that_share_a_foreign_gpu_instance(a100: Kept) -> None:
@@ -359,7 +359,7 @@ def test_journals_of_gpus_that_are_not_there_are_told_and_kept(
     code, answer = ask("clean", "--gpu", a100.gpu.uuid)
     assert code == 1
     assert "add --machine FILE" in answer["gpus"][0]["refused"]
-    assert len(a100.journal.steps()) == 2
+    assert len(a100.journal.read_steps()) == 2
 
 
 def test_what_went_with_its_simulated_machine_is_forgotten_and_its_program_not_run(

@@ -60,7 +60,7 @@ def test_jobs_run_on_the_whole_gpu_with_the_time_slice_which_is_put_back(machine
         assert machine.gpu.timeslice == 3
         assert [slot.visible_devices for slot in slots.slots] == [machine.device.uuid] * 2
         assert "CUDA_MPS_PIPE_DIRECTORY" in dict(slots.slots[0].environ)
-        assert [step.kind for step in machine.journal.steps()] == ["time_slice"]
+        assert [step.kind for step in machine.journal.read_steps()] == ["time_slice"]
     assert machine.gpu.timeslice == 1
     assert not machine.journal.path.exists()
 
@@ -69,7 +69,7 @@ def test_a_time_slice_that_is_there_is_not_touched(machine):
     machine.driver.set_timeslice(0, 2)
     assert time_slice.list_commands(machine.smi, "medium", "medium") == Commands()
     with machine.sliced("medium"):
-        assert machine.journal.steps() == ()
+        assert machine.journal.read_steps() == ()
     assert machine.gpu.timeslice == 2
 
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_set_is_an_error_that_names_the_command(machine, code, sa
     with pytest.raises(SharingError, match=says) as refused, machine.sliced("long"):
         pytest.fail("it is not set")
     assert "\n" not in str(refused.value)
-    assert (machine.gpu.timeslice, machine.journal.steps()) == (0, ())
+    assert (machine.gpu.timeslice, machine.journal.read_steps()) == (0, ())
 
 
 @pytest.mark.parametrize(

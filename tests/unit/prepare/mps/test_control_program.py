@@ -137,7 +137,7 @@ def recorded_listing(name: str) -> set[tuple[str, str]]:
 def test_the_recorded_session_word_for_word(session):
     file = StateFile(session.folder / "machine.json")
     file.create(["h100_80gb"])
-    with file.changing() as cell:
+    with file.change() as cell:
         cell.state = replace(cell.state, gpus=(replace(cell.state.gpus[0], uuid=UUID),))
     write_program(session.folder, machine=file.path)
     session.check("no_daemon")

@@ -126,9 +126,9 @@ def test_each_job_gets_an_instance_and_the_gpu_is_as_it_was(a100: Machine) -> No
             assert environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
             assert list(Path(environ["CUDA_MPS_PIPE_DIRECTORY"]).iterdir()) == []
             assert Path(environ["CUDA_MPS_PIPE_DIRECTORY"]).is_relative_to(a100.folder / "scratch")
-        kinds = [step.kind for step in a100.journal.steps()]
+        kinds = [step.kind for step in a100.journal.read_steps()]
         assert kinds == ["mig_mode", "mig_instance", "mig_instance", "mig_instance"]
-        assert [step.arguments["gi_id"] for step in a100.journal.steps()[1:]] == [
+        assert [step.arguments["gi_id"] for step in a100.journal.read_steps()[1:]] == [
             slots.slots[job].gi_id for job in (1, 2, 0)
         ]
     assert a100.gpu == before
@@ -148,10 +148,10 @@ def test_a_job_gets_several_instances_and_none_of_another(a100: Machine) -> None
     before = a100.gpu
     asked = {"instances_per_job": 2, "profiles": ["3g", "1g", "2g", "1g"]}
     with a100.shared(None, None, **asked) as slots:
-        every = [uuid for slot in slots.slots for uuid in slot.every_device]
-        assert [len(slot.every_device) for slot in slots.slots] == [2, 2]
+        every = [uuid for slot in slots.slots for uuid in slot.device_uuids]
+        assert [len(slot.device_uuids) for slot in slots.slots] == [2, 2]
         assert len(set(every)) == len(a100.gpu.instances) == 4
-        assert [slot.place["mig_profile"] for slot in slots.slots] == ["3g.20gb+1g.5gb", "2g.10gb+1g.5gb"]
+        assert [slot.placement["mig_profile"] for slot in slots.slots] == ["3g.20gb+1g.5gb", "2g.10gb+1g.5gb"]
         assert {(slot.gpu_uuid, slot.gi_id, slot.ci_id) for slot in slots.slots} == {(a100.device.uuid, None, None)}
     assert a100.gpu == before
     with pytest.raises(ConfigError, match="instances_per_job=0 must be from 1 to 7"):
@@ -177,7 +177,7 @@ def test_the_layout_is_worked_out_once_when_the_group_is_planned(a100, monkeypat
 
 def test_a_job_on_one_of_its_instances_is_where_it_belongs(a100: Machine, sleeper: int) -> None:
     with a100.shared(None, None, instances_per_job=2, profile="1g") as slots:
-        Clients(a100.file).hold(slots.slots[0].every_device[1], sleeper, "python", 10)
+        Clients(a100.file).hold(slots.slots[0].device_uuids[1], sleeper, "python", 10)
         slots.verify({0: sleeper})
         with pytest.raises(SharingError, match="which is not its MIG device"):
             slots.verify({1: sleeper})
@@ -198,7 +198,7 @@ def test_compute_instances_share_a_gpu_instance_and_are_undone_before_it(a100: M
         sizes = {ci.id: ci.size for ci in divided.compute_instances}
         assert [sizes[one.ci_id or 0], sizes[two.ci_id or 0]] == [1, 2]
         assert len({slot.visible_devices for slot in slots.slots}) == 3
-        steps = a100.journal.steps()
+        steps = a100.journal.read_steps()
         parts = ["mig_compute_instance"] * 2
         assert [step.kind for step in steps] == ["mig_mode", "mig_instance", *parts, "mig_instance"]
         assert [step.arguments["ci_id"] for step in steps[2:4]] == [two.ci_id, one.ci_id]
@@ -222,7 +222,7 @@ def test_a_compute_instance_of_somebody_else_keeps_our_gpu_instance(h100: Machin
         foreign = h100.driver.create_compute_instance(0, gi_id, 0)
     (left,) = h100.gpu.instances
     assert left.compute_instances == (foreign,)
-    assert [step.kind for step in h100.journal.steps()] == ["mig_instance"]
+    assert [step.kind for step in h100.journal.read_steps()] == ["mig_instance"]
     h100.driver.destroy_compute_instance(0, gi_id, foreign.id)
     replay(h100.journal)
     assert h100.gpu.instances == ()
@@ -261,7 +261,7 @@ def test_a_mode_that_was_on_stays_on(h100: Machine) -> None:
     before = h100.gpu
     with h100.shared(None, None):
         assert h100.profiles() == ["3g.40gb", "3g.40gb"]
-        assert "mig_mode" not in [step.kind for step in h100.journal.steps()]
+        assert "mig_mode" not in [step.kind for step in h100.journal.read_steps()]
     assert h100.gpu == before
     assert before.mig_current
 
@@ -303,9 +303,9 @@ def test_a_gpu_in_use_is_refused(a100: Machine, sleeper: int) -> None:
 
 
 def test_a_mode_that_waits_for_a_reset_is_refused(a100: Machine) -> None:
-    with a100.file.changing() as cell:
+    with a100.file.change() as cell:
         gpu = dataclasses.replace(cell.state.gpus[0], mig_pending=True)
-        cell.state = cell.state.with_gpu(0, gpu)
+        cell.state = cell.state.replace_gpu(0, gpu)
     assert "is off and waits to be switched on" in refused(a100, SharingError)
 
 
@@ -405,7 +405,7 @@ def test_what_stays_in_use_is_named_and_stays_in_the_journal(a100: Machine) -> N
     before = a100.gpu
     with pytest.raises(SharingError, match="No process is on it, so a monitor") as caught, a100.shared(None, None):
         a100.fail("nvmlGpuInstanceDestroy", codes.IN_USE, times=None)
-    assert [step.kind for step in a100.journal.steps()] == ["mig_mode", "mig_instance", "mig_instance"]
+    assert [step.kind for step in a100.journal.read_steps()] == ["mig_mode", "mig_instance", "mig_instance"]
     assert a100.profiles() == ["3g.20gb", "3g.20gb"]
     assert "python -m pipeline.gpu clean" in str(caught.value)
     a100.heal()
@@ -428,7 +428,7 @@ def test_instances_that_came_later_are_not_taken_by_switching_off(a100: Machine)
     with pytest.raises(SharingError, match="1 GPU instances that are not ours"), a100.shared(None, profile="1g.5gb"):
         a100.driver.create_gpu_instance(0, FOREIGN)
     assert a100.profiles() == ["2g.10gb"]
-    assert [step.kind for step in a100.journal.steps()] == ["mig_mode"]
+    assert [step.kind for step in a100.journal.read_steps()] == ["mig_mode"]
 
 
 def test_the_error_of_the_body_is_not_hidden(a100: Machine, impatient: None) -> None:
@@ -470,7 +470,7 @@ def test_a_mode_that_is_on_after_a_restart_is_ours_only_where_the_gpu_keeps_it(
 ) -> None:
     with installed_machine(tmp_path, model) as machine:
         with machine.shared(None):
-            mode = machine.journal.steps()[0]
+            mode = machine.journal.read_steps()[0]
         machine.journal.add(mode.kind, **mode.arguments)
         machine.driver.set_mig_mode(0, is_on=True)
         monkeypatch.setattr(mig_smi, "boot_id", lambda: "another")

@@ -91,7 +91,7 @@ def test_jobs_share_instances_each_with_a_server_of_its_own_and_nothing_is_left(
         for pid in jobs:
             Clients(StateFile(folder / "machine.json")).release(pid)
     assert gpu_of(folder) == before
-    assert Journal(folder, group.device.uuid).steps() == ()
+    assert Journal(folder, group.device.uuid).read_steps() == ()
 
 
 def test_compute_instances_of_one_gpu_instance_have_servers_of_their_own(make, folder):

@@ -154,7 +154,7 @@ def test_jobs_get_a_ready_server_of_their_own_and_nothing_is_left(folder, monkey
         assert [slot.visible_devices for slot in slots.slots] == [GPU.uuid] * 2
         pipes = Path(dict(slots.slots[0].environ)["CUDA_MPS_PIPE_DIRECTORY"])
         assert pipes.is_relative_to(folder)
-        assert [step.kind for step in journal.steps()] == ["mps_daemon"]
+        assert [step.kind for step in journal.read_steps()] == ["mps_daemon"]
         control = mps_daemon.ControlProgram(program=str(folder / "nvidia-cuda-mps-control"), pipes=pipes)
         (server,) = control.list_pids("get_server_list")
         assert control.ask(f"get_server_status {server}") == ["ACTIVE"]
@@ -478,7 +478,7 @@ def test_a_replay_ends_the_daemon_with_or_without_its_folder_and_program(folder,
     assert len(daemons(folder)) == 2
     if is_folder_gone:
         shutil.rmtree(folder / "mps")
-    (step,) = replay(Journal(folder, GPU.uuid, of_folder(folder) if knows_program else Programs(own={})))
+    (step,) = replay(Journal(folder, GPU.uuid, of_folder(folder) if knows_program else Programs(simulated={})))
     assert step.kind == "mps_daemon"
     assert daemons(folder) == []
 
@@ -488,7 +488,7 @@ def test_a_process_that_got_the_pid_of_the_daemon_is_not_ended(folder):
     pipes.mkdir(parents=True)
     with subprocess.Popen(["/bin/sleep", "60"], env={"CUDA_MPS_PIPE_DIRECTORY": str(pipes)}) as bystander:
         (pipes / "nvidia-cuda-mps-control.pid").write_text(str(bystander.pid))
-        mps_daemon.end_daemon(Programs(own={}), pipes=str(pipes))
+        mps_daemon.end_daemon(Programs(simulated={}), pipes=str(pipes))
         assert bystander.poll() is None
         bystander.kill()
 

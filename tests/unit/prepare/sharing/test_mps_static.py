@@ -55,7 +55,7 @@ def test_jobs_get_equal_parts_of_the_gpu_and_are_proved_to_be_in_them(machine, m
         names = [partition_of(slot) for slot in slots.slots]
         assert len(set(names)) == 2 and all(name.startswith(f"{machine.device.uuid}/D/") for name in names)
         assert slots.slots[0].visible_devices == machine.device.uuid
-        assert [step.kind for step in machine.journal.steps()] == ["mps_daemon"]
+        assert [step.kind for step in machine.journal.read_steps()] == ["mps_daemon"]
         slots.verify({i: stack.enter_context(client(slot)) for i, slot in enumerate(slots.slots)})
         stack.close()
     assert daemons(machine.folder) == []
