@@ -27,7 +27,7 @@ class SharingMode:
         word: how the label of a group begins; what the group got or was asked for follows.
         colour, dark_colour: of its bars and lines, on light and on dark ground.
         marker: of its lines, as matplotlib has it.
-        placement_fact: fact of each job's placement that the label needs (`PROFILE`, `PERCENTAGE`, `PARTITION`), or none
+        placement_fact: fact of a placement that the label needs (`PROFILE`, `PERCENTAGE`, `PARTITION`), or none
         counts_instances: whether the label says how many instances there are.
         default_text: what the label says where neither places nor options do.
         label_option: an option of which the label says the value alone; empty for none.
