@@ -53,7 +53,7 @@ FAIR = """
             yield WholeDevice([slot] * group.degree, device)
     """
 FAIR_MODE = """
-    FAIR = Mode(name="fair", label="fair slices", word="fair slices", colour="#aa3300", dark_colour="#ee7744")
+    FAIR = SharingMode(name="fair", label="fair slices", word="fair slices", colour="#aa3300", dark_colour="#ee7744")
     MODES = {**MODES, "fair": FAIR}
     """
 
