@@ -143,14 +143,14 @@ CENSUS = """
         return figure
     """
 TALLY = """
-    from pipeline.base.domain.command_answer import Answer
+    from pipeline.base.domain.command_answer import CommandAnswer
 
     def add_arguments(parser):
         parser.add_argument("things", nargs="*")
 
     def answer(arguments):
         number = len(arguments.things)
-        return Answer(data={"number": number}, text=f"{number} things")
+        return CommandAnswer(data={"number": number}, text=f"{number} things")
     """
 STUDY = """
     # @package _global_
