@@ -1,8 +1,8 @@
-"""A load whose use of a GPU is known: blocks of threads that compute. For `python -m pipeline.gpu selftest`.
+"""Load a GPU with a known number of computing thread blocks. For `python -m pipeline.gpu selftest`.
 
-Reads standard input: a line `BLOCKS THREADS` begins a load, and the next line, `stop`, or the end of the input ends it.
-By hand: start it, type `132 1024`, then `stop`. Writes JSON, a line each: what the device is, then of each load
-`running` as soon as it is under way, and `done` with how many results were wrong.
+Reads standard input: a line `BLOCKS THREADS` begins a load, and the next line, `stop` or the end of input ends it. By
+hand: start it, type `132 1024`, then `stop`. Writes one JSON object per line: the device, then for each load `running`
+as soon as it runs, and `done` with the number of wrong results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if __name__ == "__main__":  # by its path: workloads/__init__.py
+if __name__ == "__main__":  # when run by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import program
@@ -47,7 +47,7 @@ _UNROLLED, _FACTOR, _SUMMAND = 32, -1.0, 1.0
 
 
 def main() -> None:
-    """Carry out what comes on standard input."""
+    """Execute the commands from standard input."""
     import torch
 
     parser = program.Parser(description="Carry out loads from standard input: BLOCKS THREADS begins one, stop ends it.")
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 class Lines:
-    """The lines of a descriptor; also tells whether there is one."""
+    """The lines of a descriptor, with a check whether a line has come."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._pending, self._has_ended = descriptor, b"", False
@@ -89,7 +89,7 @@ class Lines:
         return line.decode(errors="replace").strip() if newline else None
 
     def is_there(self) -> bool:
-        """Return whether a line has come, or the end."""
+        """Return whether a line, or the end of input, has come."""
         while b"\n" not in self._pending and not self._has_ended and select.select([self._descriptor], [], [], 0)[0]:
             self._read()
         return self._has_ended or b"\n" in self._pending
@@ -101,16 +101,16 @@ class Lines:
 
 
 def occupy(device: torch.device, blocks: int, threads: int, lines: Lines) -> None:
-    """Keep the device busy with kernels of these blocks, one right after the other, until a line comes.
+    """Keep the device busy with consecutive kernels of these blocks until a line comes.
 
-    Looks at the results of the last one then.
+    Then check the results of the last kernel.
     """
     import torch
 
     properties = torch.cuda.get_device_properties(device)
     is_full = blocks * threads >= properties.multi_processor_count * properties.max_threads_per_multi_processor
     out = torch.full((blocks * threads * (_WAVES if is_full else 1),), torch.nan, device=device)
-    _seconds(out, threads, _TRIED_ROUNDS)  # builds it
+    _seconds(out, threads, _TRIED_ROUNDS)  # compiles the kernel
     rounds = _TRIED_ROUNDS * _KERNEL_S / _seconds(out, threads, _TRIED_ROUNDS)
     rounds = _ROUNDS_BY * round(min(max(rounds, _TRIED_ROUNDS), _MOST_ROUNDS) / _ROUNDS_BY)
     under_way: deque[torch.cuda.Event] = deque()

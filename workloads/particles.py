@@ -1,6 +1,6 @@
-"""The tracking of particles through the magnets of an accelerator: `python workloads/particles.py --help`.
+"""Track particles through the magnets of an accelerator: `python workloads/particles.py --help`.
 
-A simulation that computes and hardly touches memory, as a job or by hand. Standard output is a log: one line an epoch.
+A compute-bound simulation with little memory access, as a job or by hand. Standard output has one line per epoch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # by its path: workloads/__init__.py
+if __name__ == "__main__":  # when run by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
@@ -24,7 +24,7 @@ _MOST_DIFFERENT = {"fp32": 0.01, "fp64": 1e-7}
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, compare with the CPU, warm up, wait for the group, track."""
+    """Set up, compare with the CPU, warm up, wait for the group, track particles."""
     job.phase("import")
     import torch
 
