@@ -33,7 +33,7 @@ _LOOK_S = 0.05
 _LONGEST_S = 86_400.0  # timeout of one answer: a socket takes at most 2^31 ms
 _SHOWN_BYTES = 300
 _NOT_YET = frozenset({404, 425, 429, 500, 502, 503, 504})
-"""What servers answer while they load: some know no path before the model behind it is there."""
+"""Statuses that servers return while they load; some do not know a path until its model is loaded."""
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
@@ -124,7 +124,7 @@ class RunningServer:
         raise RuntimeError(f"the server did not answer {path} on port {self._port} within {ready_s:g} s: {state}")
 
     def ask(self, path: str, body: bytes | None) -> None:
-        """Send the request once; raise `RuntimeError` if the answer is not of status 200."""
+        """Send the request once; raise `RuntimeError` if the status is not 200."""
         status, text = self._request(path, body, None)
         if status != 200:
             raise RuntimeError(f"the server refuses {path}: status {status}: {text}")
@@ -144,7 +144,7 @@ def _describe_request(path: str, body: bytes | None) -> tuple[str, str, bytes | 
 
 
 def add_head(path: str, body: bytes | None, port: int) -> bytes:
-    """Return a request as it is sent."""
+    """Return a request in the form in which it is sent."""
     method, path, _, fields = _describe_request(path, body)
     fields |= {"Host": f"127.0.0.1:{port}", "Content-Length": str(len(body or b""))}
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]

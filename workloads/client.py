@@ -47,7 +47,7 @@ _LOOPS_BEFORE, _LOOPS_AFTER = 5, 3  # the minimum is used, so one preemption has
 FOLDER_VARIABLE = "COLLOCATION_JOB"
 JOB_FILE, EVENTS_FILE, REQUESTS_FILE = "job.json", "events.jsonl", "requests.bin"
 REQUEST = struct.Struct("<qqqqqii")
-"""Instants at which a request was to be sent, was sent, was begun, had its first token and was done; tokens; batch."""
+"""Times at which a request was due, was sent, began, had its first token and was done; tokens; batch size."""
 _MOST_HELD, _HELD_NS = 512, 500_000_000  # requests and time after which they are written
 _pack_request = REQUEST.pack
 

@@ -42,7 +42,7 @@ FRAMEWORKS: dict[str, Callable[[], Framework]] = {
     "triton_server": serving.TritonServer,
 }
 YES, NO, PARTLY, NOT_INSTALLED = "yes", "no", "in part", "not installed"
-"""Of `works`; `in part`: right on the devices that it sees, which are fewer than it was given."""
+"""Values of `works`; `in part`: correct on the devices that it sees, but it sees fewer than it was given."""
 FILE = "probe.json"
 _MOST_WORDS = 600
 
@@ -74,7 +74,7 @@ class Probe:
         """The outcome as params of a run."""
         num_given = None if self.given is None else len(self.given)
         facts: dict[str, object] = {}
-        if self.version is not None:  # it could be imported
+        if self.version is not None:  # its import succeeded
             facts = {"framework_version": self.version, "devices_seen": len(self.seen), "seen": self.description}
         facts |= {"devices_given": num_given, "works": self.works, "why": self.why or None}
         return {name: fact for name, fact in facts.items() if fact is not None}
@@ -87,7 +87,7 @@ class Probe:
 
 
 def main() -> None:
-    """Probe as the command line says."""
+    """Run the probe given on the command line."""
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     args = program.parse(Options)
     with client.attach() as job:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from workloads.serving.inference import Inference, Inputs
 
 _MOST_DIGITS = 1000
-_MOST_TOKENS = 1000  # that differ
+_MOST_TOKENS = 1000  # different tokens
 _log = logging.getLogger(__name__)
 
 

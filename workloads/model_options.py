@@ -10,9 +10,9 @@ from pathlib import Path
 from workloads.options import PLACE, Device, option
 
 DataSource = enum.Enum("DataSource", "disk files synthetic_files synthetic_host synthetic_device", start=0)
-"""`disk` reads the data set as it is published, `files` a folder of image files as timm does; the synthetic ones are
-made-up files of the same kind, and data of the same shape made in the loader or on the device. Of text, `disk` is what
-comes with Python, and `files` a folder of text files."""
+"""`disk` is the published data set, `files` a folder of image files as for timm. The `synthetic` ones are similar
+files, or data of the same shape created in the loader or on the device. For text, `disk` is the text that comes
+with Python, `files` a folder of text files."""
 
 StepMode = enum.Enum("StepMode", "eager compile cuda_graph", start=0)
 Precision = enum.Enum("Precision", "default tf32 fp32 bf16 fp16", start=0)

@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     import torch
 
 WARP = 32
-"""Threads that a GPU runs together. Triton launches no fewer, and the counters count warps, not threads."""
+"""Threads that a GPU runs together: the minimum that Triton launches, and the unit that counters count."""
 
 _THREADS = tuple(WARP << doubled for doubled in range(6))
 
 _KERNEL_S = 0.05
-"""Duration of a kernel, beside which the microseconds between two kernels do not count."""
+"""Duration of a kernel, long enough to neglect the microseconds between two kernels."""
 
 _ROUNDS_BY, _TRIED_ROUNDS, _MOST_ROUNDS = 16, 2000, 1 << 30
-"""Rounds of a kernel: Triton builds one kernel for all multiples of 16, and others for other numbers."""
+"""Rounds per kernel: Triton compiles one kernel for all multiples of 16, and others for other numbers."""
 
 _AHEAD = 3
-"""Kernels that are issued before the first of them has ended: the device never waits for the host."""
+"""Maximum number of kernels issued ahead, so that the device never waits for the host."""
 
 _WAVES = 64
-"""Blocks one after another in each place of a full device. An SM ends the oldest of its blocks first, as these wait for
-its arithmetic: with one each, places stood empty, and an H200 showed an occupancy of 0.63."""
+"""Blocks per slot of a full device. Blocks compete for an SM's arithmetic, and the oldest ends first: with one block
+per slot, slots became empty, and an H200 showed an occupancy of 0.63."""
 
 _UNROLLED, _FACTOR, _SUMMAND = 32, -1.0, 1.0
-"""As in `rates.operations`: x becomes 1 - x, exactly, after an odd number of steps."""
+"""As in `rates.operations`: x becomes exactly 1 - x after an odd number of steps."""
 
 
 def main() -> None:

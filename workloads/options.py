@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 PLACE, CONTENT = "place", "content"
-"""Kinds of paths: one says where things lie on a machine, the other decides what is computed."""
+"""Kinds of paths: `PLACE` is a location on the machine, `CONTENT` determines what is computed."""
 
 
 @dataclass(frozen=True)

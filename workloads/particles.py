@@ -16,11 +16,11 @@ from workloads import client, program
 from workloads.rates.options import Particles
 
 PARTICLES = {"cuda": 5_000_000, "cpu": 2_000}
-"""By type of device, as the next two: how many there are, the turns of a call, and the calls of a step."""
+"""By device type, like the next two: number of particles, turns per call, calls per step."""
 TURNS = {"cuda": 100, "cpu": 5}
 CALLS = {"cuda": 4, "cpu": 2}
 _MOST_DIFFERENT = {"fp32": 0.01, "fp64": 1e-7}
-"""From the CPU's fp64 after the first call, relative to the amplitudes."""
+"""Maximum difference from fp64 on the CPU after the first call, relative to the amplitudes."""
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:

@@ -90,7 +90,7 @@ def run(job: client.NullJob, argv: list[str]) -> None:
 
 
 def _command(argv: list[str]) -> list[str]:
-    """Return the whole command line of the script; FileNotFoundError if there is no such program."""
+    """Return the whole command line of the script; raise `FileNotFoundError` if it does not exist."""
     script, *arguments = argv
     if os.path.isfile(script):  # noqa: PTH113
         is_python = script.endswith(".py") or not os.access(script, os.X_OK)

@@ -16,7 +16,7 @@ _DEVICE_BATCHES = 4
 Batch = tuple[Tensor, Tensor]
 """Inputs and labels, [batch, ...] each, both on the device."""
 IGNORED = -100
-"""The label of a token that the loss leaves out, as torch's cross-entropy has it."""
+"""The label of a token that the loss ignores, as in torch's cross-entropy."""
 
 
 class Batches(Protocol):

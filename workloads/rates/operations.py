@@ -14,12 +14,12 @@ from torch import Tensor
 from workloads.rates.loop import Operation
 
 _FACTOR, _SUMMAND = -1.0, 1.0
-"""x becomes 1 - x and x again, without rounding: every x is a multiple of 1/1024 below 1, which fp16 holds as well."""
+"""x alternates between x and 1 - x without rounding: every x is a multiple of 1/1024 below 1, exact even in fp16."""
 
 _BLOCK, _UNROLLED, _NUM_WARPS = 1024, 32, 4
 _LOOKED_AT = 4096
 _TOLERANCE = 0.05
-"""Of a product of random numbers, in standard deviations of its elements; fp16 and bf16 round by 0.02 at most."""
+"""Tolerance for a product of random numbers, in standard deviations of its elements; fp16 and bf16 reach 0.02."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,11 @@ SIZES = {
     "cuda": Size(elements=1 << 26, rounds=32, rows=8192, array_mib=512, transfer_mib=128),
     "cpu": Size(elements=1 << 16, rounds=1, rows=192, array_mib=4, transfer_mib=4),
 }
-"""By type of device. Of a GPU they do not depend on its size, so that equal work is compared."""
+"""By device type. Independent of the size of the GPU, so that equal work is compared."""
 
 CALLS = {"fma": 4, "mm": 8, "copy": 20, "triad": 20, "to_device": 4, "to_host": 4, "launch": 2000}
 CALLS_CPU = {"launch": 1000}
-"""Calls a step, such that it takes some milliseconds of a large GPU; by kind of operation."""
+"""Calls per step, by kind of operation; a step takes some milliseconds on a large GPU."""
 
 
 def build(name: str, device: torch.device, size: Size) -> Operation:

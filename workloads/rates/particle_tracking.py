@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 CELLS, STRENGTH, DRIFT = 8, 0.6, 1.0
-"""Cells a turn, inverse focal length in 1/m, and length in m: a phase advance of 35 degrees a cell."""
+"""Cells per turn, inverse focal length in 1/m, and length in m: a phase advance of 35 degrees per cell."""
 
 SLIPPAGE, CAVITY = 1.0, 4e-4
-"""Phase along the bunch that a relative momentum costs in a turn, and the kick of the cavity: a tune of 0.003."""
+"""Phase slip per turn for a relative momentum of 1, and the kick of the cavity: a tune of 0.003."""
 
 _AMPLITUDES = (1e-4, 1e-4, 1e-4, 1e-4, 5e-3, 1e-4)
-"""Of x (m), px, y (m), py, zeta (rad) and delta: small, so that the planes hardly know of each other in 6-D."""
+"""Of x (m), px, y (m), py, zeta (rad) and delta: small, so that the planes are nearly uncoupled in 6-D."""
 
 _BLOCK, _NUM_WARPS, _LOOKED_AT = 256, 4, 4096
 _Plane = tuple[float, float, float]

@@ -16,7 +16,7 @@ from workloads.serving.arrivals import Answer, AnyRequest, Arrivals
 
 _LOOK_S = 0.05
 DRAIN_S = 2.0
-"""How long requests are still answered after the stop; the remaining ones are recorded as not answered."""
+"""Time after the stop during which requests are still answered; the rest are recorded as not answered."""
 
 
 class Service(Protocol):

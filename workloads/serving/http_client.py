@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 REPLY = struct.Struct("<qqii")
-"""When the computation began, when the first token was there, tokens, requests that were computed together."""
+"""Begin of the computation, time of the first token, number of tokens, batch size."""
 READY = bytes(REQUEST.size)
-"""Written before the first record, when everything is there that is to be sent."""
+"""Written before the first record, once all requests have been received."""
 
 _END_OF_HEAD = _END_OF_TRAILER = b"\r\n\r\n"
 _OK = re.compile(rb"HTTP/1\.[01] 200\b")
@@ -49,7 +49,7 @@ _CHUNK = re.compile(rb"([0-9a-f]+)[^\r\n]*\r\n", re.IGNORECASE)
 _EVENTS = re.compile(rb"\r\ncontent-type:[ \t]*text/event-stream\b", re.IGNORECASE)
 _TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
 _REST_S = 0.01
-"""How long a client rests whose request was not answered: a server that refuses at once is not asked without end."""
+"""Pause of a client whose request was not answered, so that a refusing server is not flooded with requests."""
 
 
 class _Connection:

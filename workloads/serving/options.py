@@ -22,7 +22,7 @@ Serve = enum.Enum("Serve", "in_process http", start=0)
 ImageSource = enum.Enum("ImageSource", "synthetic digits", start=0)
 
 PORT = "{port}"
-"""Stands in the command of a server for the port that it is to listen on."""
+"""Placeholder in a server's command for the port on which it must listen."""
 _MOST_IN_A_BATCH, _MOST_TOKENS, _REQUESTS = 64, 64, 200  # limits of a rehearsal
 
 

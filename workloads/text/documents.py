@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 Text = tuple[str, int]
-"""A text, and the number of its class."""
+"""A text and its class number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

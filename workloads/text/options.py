@@ -19,7 +19,7 @@ Attention = enum.Enum("Attention", "sdpa eager", start=0)
 
 TINY_BERT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
 PYDOC = "pydoc"
-"""The data set that comes with every Python: its language reference. Others are folders of text files."""
+"""The data set included in every Python: its language reference. Others are folders of text files."""
 # Source: transformers' configurations: how each kind names its positions and its layer width, and the default.
 _POSITIONS = {
     TextModel.bert: ("max_position_embeddings", 512),

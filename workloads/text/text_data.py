@@ -30,7 +30,7 @@ from workloads.text.options import PYDOC, Task, TrainText
 from workloads.text.tokens import Rows
 
 SYNTHETIC_SAMPLES = 10_000
-"""Sequences an epoch of made-up data, if not given."""
+"""Default number of sequences per epoch of synthetic data."""
 _SYNTHETIC_POOL = 256
 # Synthetic ids, including the mask, avoid the usual ids of special tokens.
 _SYNTHETIC_MASK, _SYNTHETIC_FIRST = 3, 4

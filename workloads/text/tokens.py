@@ -30,12 +30,12 @@ Labels = npt.NDArray[np.int64]
 # Part of the folder names; change it when the files created here change.
 _VERSION = 1
 _MOST_TOKENS = 8192
-"""Of our own tokeniser: more would hardly occur twice in what it is trained on."""
+"""Size of our own tokeniser: further tokens would hardly occur twice in its training text."""
 _PADDING, _BEGIN, _END, _MASK = "[PAD]", "[CLS]", "[SEP]", "[MASK]"
 _SPECIAL = (_PADDING, _BEGIN, _END, _MASK)
 _END_OF_TEXT = "<|endoftext|>"
 _EVERY = 5
-"""Every fifth sample validates where the data set has no half to validate with."""
+"""One in five samples is used for validation if the data set has no validation texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

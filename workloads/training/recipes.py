@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from workloads.images.vision import import_torchvision
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From logits [batch, ..., classes] and labels [batch, ...] to a scalar."""
+"""Maps logits [batch, ..., classes] and labels [batch, ...] to a scalar."""
 
 _MOMENTUM = 0.9
 _PLAIN_RATE = 0.1

@@ -39,7 +39,7 @@ class StepClock:
         self.last_ns = time.monotonic_ns()
 
     def note_issued(self, samples: float, epoch: int) -> None:
-        """Note a step that was issued just now; report the one issued two steps before it."""
+        """Record a step issued just now; report the one issued two steps earlier."""
         if not self._runs_ahead:
             self._complete(samples, epoch)
             return
@@ -61,7 +61,7 @@ class StepClock:
 
 
 class LossRecord:
-    """The sum of losses on the device, and the first ten of them."""
+    """The sum of losses on the device, and the first ten losses."""
 
     def __init__(self, device: torch.device) -> None:
         self._sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -78,7 +78,7 @@ class LossRecord:
             self._num_first += 1
 
     def take_mean(self) -> float | None:
-        """Return the mean since the last call, or `None` of no steps; waits for the device."""
+        """Return the mean since the last call, or `None` without steps; waits for the device."""
         if self._count == 0:
             return None
         mean = self._sum.item() / self._count
@@ -102,7 +102,7 @@ class Training:
     autocast: torch.dtype | None
 
     def forward(self, model: Forward, inputs: Tensor) -> Tensor:
-        """Return logits [batch, ..., classes] in the precision of the training."""
+        """Return logits [batch, ..., classes], computed in the precision of the training."""
         with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
             return model(inputs)
 
@@ -124,7 +124,7 @@ def make_eager_step(training: Training, forward: Forward | None = None) -> Step:
 
 
 def make_compiled_step(training: Training) -> Step:
-    """Return a step whose model is compiled at its first call."""
+    """Return a step that compiles the model at its first call."""
     return make_eager_step(training, torch.compile(training.model))
 
 
