@@ -52,7 +52,7 @@ _NEW_INSTANCE_LIMIT_S = 6.0
 _NEW_INSTANCE_RETRY_S = 0.5
 
 Entity = tuple[str, int]
-"""The name of a row of dmon: `GPU` or `GPU-I`, and DCGM's own entity id, which is not that of NVML."""
+"""The key of a dmon row: `GPU` or `GPU-I`, and DCGM's own entity id, which is not NVML's."""
 
 
 class DcgmListener(ProgramListener):

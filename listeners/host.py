@@ -32,7 +32,7 @@ _PSS_REST_FACTOR_OF_OTHERS = 20
 
 
 def find_job(pid: int, jobs: Mapping[int, int]) -> int | None:
-    """Return the job of a process: by its session, or as a descendant of the job's leading process."""
+    """Return the job of a process: found by its session, or as a descendant of the job's leading process."""
     return _job_above(read_process(pid), {root: job for job, root in jobs.items()}, read_process)
 
 

@@ -1,6 +1,6 @@
-"""The GPU through NVML: device quantities, and GPU memory of each job and GPU instance.
+"""The GPU, read through NVML: device quantities, and GPU memory of each job and GPU instance.
 
-`pipeline.prepare.device.nvml` reads them.
+`pipeline.prepare.device.nvml` makes the calls.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pipeline.simulation.machine.state_file import StateFile
 
 
 class RefusedError(Exception):
-    """The program ends with a message and an exit status."""
+    """The program refuses to run and ends with a message and an exit status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

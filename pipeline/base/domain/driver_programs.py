@@ -63,7 +63,7 @@ def find_group_programs(group: Group, configured: Mapping[str, str | None] | Non
 
 
 def find_device_programs(device: Device) -> Programs:
-    """Return the programs that undo the steps in the journal of a device."""
+    """Return the programs that undo the steps recorded in the journal of a device."""
     return Programs(simulated=_list_simulated(device), admin=() if device.is_simulated else None)
 
 

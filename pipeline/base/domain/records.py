@@ -59,7 +59,7 @@ class WindowKind(enum.StrEnum):
 
 
 class Required(enum.StrEnum):
-    """The cases in which a listener that cannot start is an error."""
+    """When a listener that cannot start is an error."""
 
     YES = "true"
     NO = "false"

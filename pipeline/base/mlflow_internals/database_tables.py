@@ -79,7 +79,7 @@ def read_experiment(database: Path, name: str, timeout_s: float) -> tuple[str, s
     """Return the lifecycle stage and the artifact location of an experiment; `None` if there is none.
 
     Raises:
-        sqlite3.Error: the database cannot be read.
+        sqlite3.Error: the database is not readable.
     """
     statement = "SELECT lifecycle_stage, artifact_location FROM experiments WHERE name = ?"
     with closing(sqlite3.connect(database, timeout=timeout_s)) as connection:

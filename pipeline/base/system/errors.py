@@ -1,4 +1,4 @@
-"""The exceptions of the project. Each message says what was attempted, what was seen and what to do."""
+"""The exceptions of the project. Each message says the attempt, the observation and the remedy."""
 
 from collections.abc import Callable
 
@@ -34,7 +34,7 @@ class InUseError(GpuBusyError):
 
 
 class SharingError(CollocationError):
-    """The GPU could not be shared as planned, or a job is not where the plan says."""
+    """The GPU could not be shared as planned, or a job is not where the plan places it."""
 
 
 class LaunchError(CollocationError):

@@ -151,7 +151,7 @@ def _judge_unless(before: str, ordinary: frozenset[str]) -> Secrecy:
 
 
 HIDDEN = "<hidden>"
-"""Stands in a record where a secret was."""
+"""Replaces a secret in a record."""
 
 # Placeholders: a variable, or a field that is filled in later.
 _REFERENCE = re.compile(

@@ -33,7 +33,7 @@ _LOGINS = (
     re.compile(r"(?<=://)(?!git@)[^/@\s]+@"),
     re.compile(r"(?P<kept>https?://[^\s\"']*?)/t/[^/\s]+(?=/)"),  # a folder named `t` is not a token
 )
-_LEAST_KNOWN = 6  # characters: a shorter secret would hide parts of other words
+_LEAST_KNOWN = 6  # minimum characters: a shorter secret would hide parts of other words
 
 
 def mask(value: Any, name: str = "") -> Any:

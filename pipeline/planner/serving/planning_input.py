@@ -20,7 +20,7 @@ TIME_LIMIT_S = 40.0
 
 
 def add_arguments(parser: argparse.ArgumentParser, time_limit_s: float = TIME_LIMIT_S) -> None:
-    """Add demand, profile, GPUs, margin, seed and time limit."""
+    """Add the options for demand, profile, GPUs, margin, seed and time limit."""
     parser.add_argument("services", type=Path, help="what is to be served, in YAML")
     parser.add_argument(
         "--profile", type=Path, action="append", required=True, metavar="FILE", help="may be given again, a file a GPU"

@@ -48,7 +48,7 @@ def identify_study(command_line: str) -> str:
 
 
 def note(store: Store, experiment: str, new: Submission) -> None:
-    """Add arrays to those of the same study, or replace those of another study."""
+    """Store arrays with those of the same study, or replace those of another study."""
     known = _read(store, experiment)
     if known is not None and (known.study, known.cluster) == (new.study, new.cluster):
         new = dataclasses.replace(new, arrays=[*known.arrays, *new.arrays][-_MOST_ARRAYS:])

@@ -143,7 +143,7 @@ class Driver:
         return instance_of(gpu, instance_id).compute_instances[-1]
 
     def destroy_compute_instance(self, index: int, instance_id: int, ci_id: int) -> None:
-        """Remove a compute instance, on which no process may compute."""
+        """Remove a compute instance, which must not be in use by a process."""
 
         def change(gpu: Gpu) -> Gpu:
             instance = instance_of(gpu, instance_id)
