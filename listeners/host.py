@@ -145,11 +145,11 @@ class HostListener(PollingListener):
 
     `cpu_pct` of a job counts 100 for each core that it keeps busy, `cpu_machine_pct` reaches 100 when every CPU is
     busy. Rates and CPU shares are means since the previous sample, so the first one has none. Their resolution is
-    limited by the kernel's clock tick (10 ms). Job traffic is storage traffic only: reads served by the page cache are
-    not counted. Disks and network interfaces are hardware ones, so nothing is counted twice. PSS is read as often as
-    its cost allows (below 1 % of a core) and missing in other samples. To catch every peak, `pss_peak_mib` is the
-    maximum since the previous sample: the kernel's maxima of resident memory, less what each process shared at its last
-    PSS reading. It is missing while the PSS of any process was never read.
+    limited by the kernel's clock tick (10 ms). Job traffic is with storage, without the page cache. Disks and network
+    interfaces are hardware ones, so nothing is counted twice. PSS is read as often as its cost allows (below 1 % of a
+    core). To catch every peak, `pss_peak_mib` is the maximum since the previous sample: the kernel's maxima of resident
+    memory, less what each process shared at its last PSS reading. It is missing while the PSS of any process was never
+    read.
 
     `busy_cpus` and `idle_cpus` count only CPUs that this process, and so its jobs, may use.
 

@@ -1,7 +1,7 @@
 """Start any HTTP server and send it requests, as a job or by hand: `python workloads/ask_server.py --help`.
 
 The server is a command that listens on a given port: vLLM, Ray Serve, Triton, your own. Requests are the lines of a
-file, sent repeatedly in order; each must be answered with status 200. The content of answers is not checked.
+file, sent repeatedly in order; each must be answered with status 200. The content is not checked.
 """
 
 from __future__ import annotations

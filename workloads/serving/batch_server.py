@@ -38,8 +38,7 @@ class Batching:
     Attributes:
         max_batch: the maximum number of requests.
         max_delay_ns: with fewer, wait until the oldest is this old.
-        ahead: batches that are issued before the oldest of them is complete, so that a device need not wait for its
-            host.
+        ahead: batches that are issued before the oldest is complete, so that the device need not wait for the host.
     """
 
     max_batch: int = 1

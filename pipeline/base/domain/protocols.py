@@ -123,7 +123,7 @@ ShowGroup = Callable[[Group, Live], AbstractContextManager[None]]
 
 
 class Exporter(Protocol):
-    """A program interface to a running study. Constructed with its own options, which it checks."""
+    """An exporter of a running study to other programs. Constructed with its own options, which it checks."""
 
     def serve(self) -> AbstractContextManager[ShowGroup]:
         """Serve requests from before the study changes anything until after its end.

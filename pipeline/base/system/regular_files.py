@@ -52,8 +52,7 @@ def read_text(path: Path) -> str:
 def read_line_blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
     """Yield a regular file in blocks of whole lines, each of about this many bytes; the last line may be truncated.
 
-    Of a longer line, only this many bytes are yielded, without a line end. Raises `OSError` as `open_regular_file`
-    does.
+    Of a longer line, only this many bytes come, without its end. Raises `OSError` as `open_regular_file` does.
     """
     with os.fdopen(open_regular_file(path), "rb") as file:
         rest = b""
