@@ -154,8 +154,7 @@ class HostListener(PollingListener):
     `busy_cpus` and `idle_cpus` count only CPUs that this process, and so its jobs, may use.
 
     `process_cpu_pct` is the CPU use of the job's busiest process, `cpu_clock_mhz` the clock of the CPU that it last ran
-    on, and `run_queue_delay_pct` the time that runnable threads of the job waited for a CPU: 100 for each thread that
-    always waits.
+    on, and `run_queue_delay_pct` the time that the job's runnable threads waited for a CPU: 100 per waiting thread.
     """
 
     name = "host"

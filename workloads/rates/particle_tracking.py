@@ -20,7 +20,7 @@ SLIPPAGE, CAVITY = 1.0, 4e-4
 """Phase slip per turn for a relative momentum of 1, and the kick of the cavity: a tune of 0.003."""
 
 _AMPLITUDES = (1e-4, 1e-4, 1e-4, 1e-4, 5e-3, 1e-4)
-"""Of x (m), px, y (m), py, zeta (rad) and delta: small, so that the planes are nearly uncoupled in 6-D."""
+"""Amplitudes of x (m), px, y (m), py, zeta (rad) and delta: small, so that the planes are nearly uncoupled in 6-D."""
 
 _BLOCK, _NUM_WARPS, _LOOKED_AT = 256, 4, 4096
 _Plane = tuple[float, float, float]

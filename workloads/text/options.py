@@ -34,7 +34,7 @@ _MOST_IN_A_BATCH, _MOST_TOKENS = 16, 64  # limits a rehearsal: a step must end w
 
 
 def count_positions(model: TextModel, config: Mapping[str, Any]) -> tuple[str, int | None]:
-    """Return the name and number of positions of a kind of model; `None` if they are no number."""
+    """Return the name and number of positions of a kind of model; `None` if not a number."""
     name, default = _POSITIONS[model]
     positions = config.get(name, default)
     return name, positions if isinstance(positions, int) else None

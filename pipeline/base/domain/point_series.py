@@ -1,4 +1,4 @@
-"""A series of any length in bounded memory, for figures that jobs report; nobody needs all of their points."""
+"""A series of any length in bounded memory, for figures that jobs report and that need no full resolution."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Summary(enum.StrEnum):
     PEAK = "peak"
     """The maximum over the group's whole life, as memory peaks also while models are built and kernels are tuned."""
     RATE = "rate"
-    """Of a mean since the previous sample: from the first to the last sample within the measured windows."""
+    """The mean of samples that are means since the previous one: from the first to the last in the measured windows."""
     GROWTH = "growth"
     """The growth of a counter within the measured windows."""
 

@@ -1,4 +1,4 @@
-"""The exceptions of the project. Each message says the attempt, the observation and the remedy."""
+"""The exceptions of the project. Each message has the attempt, the observation and the remedy."""
 
 from collections.abc import Callable
 

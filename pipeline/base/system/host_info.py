@@ -24,7 +24,7 @@ class ProcessReading(NamedTuple):
     """One reading of /proc/PID/stat.
 
     Attributes:
-        start_ticks: since boot; tells two processes of the same PID apart.
+        start_ticks: since boot; distinguishes two processes with the same PID.
         thread_ticks: CPU time of all its threads, including ended ones, in clock ticks.
         children_ticks: CPU time of its reaped children and, recursively, of theirs.
         rss_pages: resident memory; the kernel's approximation, off by a few pages per thread.

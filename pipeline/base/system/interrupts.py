@@ -40,7 +40,7 @@ _raised = False
 
 
 class Interrupted(BaseException):
-    """The user or the system asked this process to end."""
+    """A signal from the user or the system asked this process to end."""
 
     def __init__(self, signum: int) -> None:
         self.signum = signum

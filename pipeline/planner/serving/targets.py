@@ -79,7 +79,7 @@ def find_kept_options(problem: Problem, gpu: Gpu) -> CurrentGpu:
     """Return what may stay on a GPU: configurations that are still allowed, of services that are still served."""
     name = find_model_name(gpu.model)
     model = next((number for number, candidate in enumerate(problem.models) if candidate.name == name), None)
-    # Of several on an undivided GPU none can stay, as a plan gives an undivided GPU to one alone.
+    # Several on an undivided GPU cannot stay: a plan gives an undivided GPU to one alone.
     if model is None or (gpu.mode != "mig" and len(gpu.instances) > 1):
         return CurrentGpu(model, {})
     kinds = problem.kinds_of(model)

@@ -47,8 +47,8 @@ class Overview:
         simulated: the simulated GPU models.
         num_unsent: groups of the experiment still in the spool.
         command: that started its newest group; the launcher's, if there was one.
-        is_asked: whether Slurm was asked for its tasks.
-        unasked: why Slurm could not be asked; empty if it was, or no task ran a group.
+        is_asked: whether Slurm was queried for its tasks.
+        unasked: why Slurm could not be queried; empty if it was, or no task ran a group.
     """
 
     experiment: str
