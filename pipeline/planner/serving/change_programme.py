@@ -1,12 +1,11 @@
 """The fewest changes from today's GPUs, by integer programmes.
 
-Three, as the one that says all takes too long for a hundred GPUs. The first leaves places aside: how many instances of
-today's go on, and what is created beside them. No plan changes less. The second finds places for these, and if each
-that goes on can stay where it is, the plan is proved. If not, the third takes everything together.
+There are three, as the complete one is too slow for a hundred GPUs. The first ignores places: its counts of continued
+and created instances bound the changes. The second places these; if every continued instance keeps its place, the plan
+is proved. Otherwise the third, the complete one, is solved.
 
-Of today's GPUs, those that are alike are taken together: how many go into which layout, and how many keep which of
-their instances. Beside them, how many other GPUs of each partition, and how many new instances of each service and
-kind.
+Columns count, for equal GPUs of today, the GPUs in each layout and the instances that they keep; further, the other
+GPUs of each partition, and the new instances of each service and kind.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pipeline.planner.serving.targets import CurrentGpu, Layout, Slot, Target
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """GPUs of today that are alike: their positions, and the columns of their layouts and of what they keep."""
+    """Equal GPUs of today: their positions, and the columns of their layouts and kept instances."""
 
     members: list[int]
     today: CurrentGpu
@@ -34,13 +33,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """The instances of a plan, wherever they are.
-
-    Attributes:
-        kept: how many of today's, by option.
-        created: how many, by (service, kind).
-        changes: instances created less those kept: no plan has less, as far as that is proved.
-    """
+    """Counts of reused and created instances; `changes` is a lower bound of created less kept ones, if known."""
 
     reused: list[tuple[Option, int]]
     created: dict[Pair, int]
@@ -50,7 +43,7 @@ class Instances:
 def count_fewest_changes(
     problem: Problem, num_gpus: int, current: Sequence[CurrentGpu], time_limit_s: float
 ) -> Instances | None:
-    """Find the fewest changes if an instance may stay wherever it is; `None` if there was not enough time."""
+    """Find the fewest changes if every instance may keep its place; `None` if the time does not suffice."""
     running = [option for today in current for option in today.options.values()]
     options = {id(option): option for option in running}
     counts = Counter(map(id, running))
@@ -70,7 +63,7 @@ def count_fewest_changes(
 
 
 class PlacementProgramme:
-    """The programme that places instances on today's GPUs and others, if given of instances chosen before."""
+    """The programme that places instances on today's and other GPUs; `chosen` fixes their counts."""
 
     def __init__(
         self,
@@ -82,7 +75,7 @@ class PlacementProgramme:
     ) -> None:
         self._problem, self._layouts = problem, layouts
         self._programme = Programme(problem, num_gpus)
-        # So little that it only decides between plans of as many changes: a GPU of today's rather than another one.
+        # Between plans of equally many changes, prefer GPUs of today.
         cost = 0.5 / (num_gpus + 1)
         self._new = [
             self._programme.add_gpu(partition.model, partition.counts, cost) for partition in problem.partitions
@@ -94,13 +87,13 @@ class PlacementProgramme:
                 options = sorted((slot[0], slot[1] or 0, id(option)) for slot, option in today.options.items())
                 alike[today.model, tuple(options)].append(number)
         self._groups = [self._add_group(members, current[members[0]]) for members in alike.values()]
-        # What goes on, but not where it is.
+        # Instances that continue at another place.
         self._moved = [] if chosen is None else [self._add_moved(*choice) for choice in chosen.reused]
         for pair, count in {} if chosen is None else chosen.created.items():
             self._programme.add_row({self._created[pair]: 1}, low=count, high=count)
 
     def solve(self, time_limit_s: float) -> tuple[list[Target] | None, bool]:
-        """Find GPUs that serve everybody with the fewest changes, or `None`, and whether that is proved."""
+        """Find GPUs that serve all services with the fewest changes, or `None`, and whether that is proved."""
         counts = self._programme.solve(time_limit_s)
         if counts.columns is None:
             return None, False
@@ -109,14 +102,14 @@ class PlacementProgramme:
         for target in targets:
             for option in target.taken.values():
                 shares[option.service] += self._problem.share(option)
-        # What the solver takes for rounding may be too little for a service.
+        # The tolerance of the solver may leave a service short.
         return (targets, counts.status == "optimal") if all(map(is_enough, shares)) else (None, False)
 
     def find_lightest(
         self, weights: Sequence[float], num_changes: int, time_limit_s: float
     ) -> tuple[list[Target] | None, bool]:
-        """Find GPUs as `solve` does, of the least weight, with so many instances created, less those kept, at most."""
-        cost = self._programme.cost  # of which that of GPUs that are not today's stays: it is less than a slice
+        """Find GPUs as `solve` does, of the least weight, with at most `num_changes` created less kept instances."""
+        cost = self._programme.cost  # that of other GPUs stays, as it is less than a slice
         changes: dict[int, float] = {}
         for (_, kind), column in self._created.items():
             cost[column], changes[column] = weights[kind], 1
@@ -127,7 +120,7 @@ class PlacementProgramme:
         return self.solve(time_limit_s)
 
     def _add_group(self, members: list[int], today: CurrentGpu) -> _Group:
-        """Add GPUs that are alike: each has one layout, and what stays has a slot of its own in it."""
+        """Add equal GPUs: each has one layout with a slot for every kept instance."""
         layouts = {
             number: self._programme.add_gpu(layout.model, layout.counts)
             for number, layout in enumerate(self._layouts)
@@ -141,7 +134,7 @@ class PlacementProgramme:
         return _Group(members, today, layouts, keeps)
 
     def _add_moved(self, option: Option, count: int) -> tuple[Option, int]:
-        """Add instances of today's that go on elsewhere; with those that stay they are as many as are chosen."""
+        """Add instances of today that move; with those that stay, they add up to `count`."""
         column = self._programme.add_instance(option, cost=1)
         stays = [c for group in self._groups for slot, c in group.keeps.items() if group.today.options[slot] is option]
         self._programme.add_row(dict.fromkeys([column, *stays], 1), low=count, high=count)

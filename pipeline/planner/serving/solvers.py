@@ -1,4 +1,4 @@
-"""The ways to solve a problem, behind one interface."""
+"""The methods that solve a problem, behind one interface."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ METHODS: Mapping[str, str] = {
     TREE: "MIG-serving's tree search, from the greedy plan on",
     GENETIC: "MIG-serving's genetic algorithm, from the greedy plan on",
 }
-"""What each is."""
 _MOST_INSTANCES = 100_000
-# A plan as near to its bound as this is better than the greedy one is likely to be.
+# With a smaller gap, the greedy plan is hardly better.
 _NEAR = 0.02
-# For the fewest slices, whatever is left of the time limit. A hundred services take three seconds.
+# Limits of the time for the fewest slices; a hundred services take three seconds.
 _LEAST_S, _MOST_S = 1.0, 5.0
 _SEARCHES = {TREE: tree.search, GENETIC: genetic.search}
 
@@ -39,22 +38,13 @@ def solve(
     cost: Cost = len,
     fewest_slices: bool = True,
 ) -> Solution:
-    """Return the GPUs that a method finds in time; of the exact one the greedy ones if they are fewer.
+    """Return the fewest GPUs that a method finds in time, with as few slices as the rest of the time allows.
 
-    On so few GPUs, the services then get instances of as few slices as can be found in what is left of the time.
-
-    Args:
-        problem: what is to be solved.
-        method: one of `METHODS`.
-        seed: of the methods that leave something to chance.
-        time_limit_s: after which the best that was found counts; the greedy algorithm ends by itself.
-        bound: the fewest GPUs that are possible, if that is known; a search ends there.
-        cost: what tree search and genetic algorithm make small, of a set of configurations; the number of GPUs. With
-            any other one, slices are left alone.
-        fewest_slices: whether slices are looked at.
+    The exact method returns the greedy plan if that has fewer GPUs. Searches stop at the `bound`, a known lower bound,
+    and minimise `cost`; with a cost other than `len`, slices are not minimised.
 
     Raises:
-        ConfigError: a rate is beyond any number of GPUs.
+        ConfigError: a rate needs too many GPUs.
     """
     solution = _search(problem, method, seed=seed, time_limit_s=time_limit_s, bound=bound, cost=cost)
     if not fewest_slices or cost is not len:
@@ -93,7 +83,7 @@ def _search(
 
 
 def _check_size(problem: Problem) -> None:
-    """Refuse a rate that nobody has the GPUs for, before they fill the memory of this machine."""
+    """Refuse rates whose plans would fill the memory of this machine."""
     for service, options in zip(problem.services, problem.options, strict=True):
         if options and service.rate_per_s > _MOST_INSTANCES * max(
             option.throughput_per_s for option in options.values()

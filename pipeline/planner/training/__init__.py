@@ -1,1 +1,1 @@
-"""Training jobs: how fast they are together, and which run when."""
+"""Schedules of training jobs: their speeds together, and which run when."""

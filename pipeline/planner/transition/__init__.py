@@ -1,1 +1,1 @@
-"""From one deployment to another: what stays, in which order the rest changes, its proof, and its replay."""
+"""Transitions from one deployment to another: planning, proof and replay."""

@@ -1,10 +1,9 @@
-"""The order of moves from one deployment to another: exchange what can be, and move aside what is in the way.
+"""The search for an order of moves from one deployment to another.
 
-New instances are made wherever there is room for them; old ones go as soon as their service can do without them; a GPU
-that has become empty takes the configuration that lets most of the old ones go. Where nothing of this is possible,
-something is moved: an old instance out of the way of a new one, the few that are left on a GPU together onto others,
-or new instances of a service to a temporary place, so that the old ones can go. Of these the one is taken that leads
-furthest. It is a search without a guarantee: what it finds is right, but it may miss what is possible.
+Free moves come first: new instances are created where there is room, old ones end when their service does not need
+them, and an empty GPU gets the target that lets most old instances end. Otherwise the best escape move is made: an old
+instance leaves the place of a new one, the last instances leave a GPU, or new instances are created at a temporary
+place. The search is a heuristic: its orders are legal, but it may miss an existing one.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _MOST_WITHOUT_GAIN = 6
 
 
 def solve(start: SearchState, seed: int | None) -> SearchState | None:
-    """Return a state in which tomorrow is reached; `None` if none is found. A seed shuffles equal moves."""
+    """Return a state in which tomorrow is reached; `None` if none is found. A seed varies the order of moves."""
     chance = None if seed is None else random.Random(seed)  # noqa: S311 - decides nothing but an order
     state, without_gain = start.copy(), 0
     make_free_moves(state)
@@ -50,7 +49,7 @@ def _find_best(state: SearchState, chance: random.Random | None) -> SearchState 
 
 
 def _rate(state: SearchState) -> float:
-    """Rate a state: memory slices of new instances in their place, less those of old and displaced ones."""
+    """Rate a state: memory slices of instances at their last place, less those of others."""
     slices = 0.0
     for gpu, numbers in enumerate(state.placed):
         for number, start in numbers.items():

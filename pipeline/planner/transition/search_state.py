@@ -1,7 +1,7 @@
-"""Which instance is where while a transition is thought out, and the moves that are allowed.
+"""The state of the search for a transition: the places of instances, and the legal moves.
 
-Every move keeps the two rules of a transition: an instance is put only where it fits beside what is there, and a
-service keeps at least what is required of it. So whatever order of moves is found is one that may be carried out.
+Every move keeps the rules of a transition: an instance is placed only where it fits, and a service keeps its required
+throughput. So every order of moves that is found can be carried out.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass, field, replace
 from pipeline.planner.deployment import Instance
 from pipeline.planner.transition.rooms import Kind, Layouts, Spot
 
-# Figures are sums of decimal fractions: what is short by less than this share of the requirement is not short.
+# Tolerance of sums, relative to the requirement.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupant:
-    """An instance that is there today and goes, or one of tomorrow.
+    """An instance of today that ends, or one of tomorrow.
 
     Attributes:
-        target: the position of its GPU in tomorrow's deployment; `None` for one that goes.
-        instance: at the start that it has today, or that tomorrow's plan gives it.
-        worth: throughput a second.
+        target: the position of its GPU in tomorrow's deployment; `None` for one that ends.
+        instance: with its start of today, or of tomorrow's plan.
+        worth: its throughput per second.
     """
 
     number: int
@@ -34,18 +34,16 @@ class Occupant:
 
     @property
     def service(self) -> str:
-        """The service whose instance it is."""
         return self.instance.service
 
     @property
     def profile(self) -> str | None:
-        """The full name; `None` on an undivided GPU."""
         return self.instance.profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Instances come to a GPU, each at a start, `None` on an undivided one; or leave where they are, for good."""
+    """Instances that go to a GPU, each to a start (`None` if undivided), or end if `gpu` is `None`."""
 
     gpu: int | None
     placed: tuple[tuple[int, int | None], ...]
@@ -53,22 +51,21 @@ class Move:
 
 @dataclass(slots=True, kw_only=True)
 class SearchState:
-    """The state between two moves. GPUs and occupants go by their number.
+    """The state between two moves, with GPUs and occupants by number.
 
     Attributes:
-        occupants: all of them.
-        kinds: of each GPU.
-        requirements: of each service.
-        rooms: of each kind of GPU that can be divided.
+        requirements: throughput that each service must keep.
+        untouchable: GPUs that must not change.
+        targets: the occupants of each GPU of tomorrow.
         placed: the occupants of each GPU, with their starts.
-        where: the GPU of each occupant that is on one.
-        total: what each service has.
-        want: the target that each GPU is to become; `None` for none.
-        unassigned: the targets that no GPU is to become yet.
-        untouchable: GPUs that stay as they are.
-        taken: the GPU instances with somebody on them, of each GPU.
-        stirred_gpus, stirred_services: those that have changed since somebody looked what they allow.
-        moves: those made so far.
+        want: the target of each GPU, if any.
+        unassigned: targets without a GPU.
+        where: the GPU of each placed occupant.
+        total: throughput of each service.
+        going: occupants that must end, by service.
+        missing: occupants of each target that are not at their place.
+        taken: the used GPU instances of each GPU.
+        stirred_gpus, stirred_services: those changed since the last search for free moves.
     """
 
     occupants: Sequence[Occupant]
@@ -107,7 +104,7 @@ class SearchState:
         )
 
     def begin(self) -> None:
-        """Derive what follows from `placed` and `want`."""
+        """Derive the other fields from `placed` and `want`."""
         self.taken = [frozenset()] * len(self.placed)
         for gpu, numbers in enumerate(self.placed):
             for number in numbers:
@@ -124,27 +121,27 @@ class SearchState:
 
     @property
     def is_done(self) -> bool:
-        """True if tomorrow is reached, but for GPU instances that nobody is on."""
+        """True if tomorrow is reached, except for unused GPU instances."""
         return not any(self.going.values()) and not any(self.missing.values())
 
     def surplus(self, service: str) -> float:
-        """Return what a service has beyond what it must keep."""
+        """Return the throughput of a service beyond its requirement."""
         required = self.requirements.get(service, 0.0)
         return self.total.get(service, 0.0) - required + _ROUNDING * max(required, 1.0)
 
     def give(self, target: int, gpu: int) -> None:
-        """Let a GPU become one of tomorrow; what of it is there already has found its place."""
+        """Assign a target to a GPU; its occupants on that GPU are at their place."""
         self.want[gpu] = target
         self.unassigned.discard(target)
         self.missing[target] -= self.placed[gpu].keys()
         self.stirred_gpus.add(gpu)
 
     def is_divided(self, gpu: int) -> bool:
-        """Return whether MIG instances can be made on it: those on it, if any, have one."""
+        """Return whether all occupants of a GPU, if any, are on GPU instances."""
         return len(self.taken[gpu]) == len(self.placed[gpu])
 
     def take(self, number: int) -> None:
-        """Take away an occupant that can go, or one of tomorrow from a place that is not its last."""
+        """Remove an occupant."""
         gpu = self.where.pop(number)
         del self.placed[gpu][number]
         occupant = self.occupants[number]
@@ -155,7 +152,7 @@ class SearchState:
         self.moves.append(Move(gpu=None, placed=((number, None),)))
 
     def put(self, gpu: int, placed: Sequence[tuple[int, int | None]]) -> None:
-        """Bring occupants to a GPU, from nowhere or from other GPUs."""
+        """Place occupants, new or from other GPUs, on a GPU."""
         for number, start in placed:
             occupant = self.occupants[number]
             if number in self.where:
