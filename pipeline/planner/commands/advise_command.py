@@ -46,7 +46,7 @@ def answer_of(study: Study) -> CommandAnswer:
     )
     if study.is_simulated:
         text += f"\n{MEASURED_SIMULATED}"
-    cases = list(map(_data, advices, sweeps))
+    cases = list(map(_to_json, advices, sweeps))
     status = 0 if all(advice.mode for advice in advices) else 1
     data = {"experiment": study.experiment, "is_simulated": study.is_simulated, "cases": cases}
     return CommandAnswer(data=data, text=text, status=status)
@@ -79,7 +79,7 @@ def _describe(advice: Advice, sweep: str | None) -> list[str]:
     ]
 
 
-def _data(advice: Advice, sweep: str | None) -> dict[str, Any]:
+def _to_json(advice: Advice, sweep: str | None) -> dict[str, Any]:
     data = {field.name: json_decoder.encode(getattr(advice, field.name)) for field in fields(advice)}
     for key in ("case", "degree", "aim"):
         del data[key]

@@ -55,7 +55,7 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
     if arguments.report:
         folder = arguments.out or publish.default_folder(arguments.experiment)
         text += f"\nreport: {_report(study, planned, None if is_training else plan, folder).absolute()}"
-    return CommandAnswer(data=_data(outcome), text=text, status=0 if outcome.holds else 1)
+    return CommandAnswer(data=_to_json(outcome), text=text, status=0 if outcome.holds else 1)
 
 
 def describe_check(check: Check, table: Table) -> str:
@@ -81,7 +81,7 @@ def _report(study: Study, table: Table, plan: Plan | None, folder: Path) -> Path
     return publish.write(added, folder).page
 
 
-def _data(check: Check) -> dict[str, Any]:
+def _to_json(check: Check) -> dict[str, Any]:
     return {
         "holds": check.holds,
         "is_simulated": check.is_simulated,

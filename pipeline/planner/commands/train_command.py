@@ -67,9 +67,9 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
     by_mode: dict[str, float] = {}
     for mode in allowed:
         alone, _ = _solve(problem, arguments, [sharing_modes.SERIAL.name, mode], arguments.time_limit_s / 10)
-        if alone is not None and (cost := alone.value(objective)) is not None:
+        if alone is not None and (cost := alone.cost(objective)) is not None:
             by_mode[mode] = cost
-            if cost < (best.value(objective) or math.inf):
+            if cost < (best.cost(objective) or math.inf):
                 best = replace(alone, bound=best.bound)
     gpus = [training_plan.plan_gpu(problem, groups) for groups in best.gpus]
     gap = _gap(best, objective)
@@ -124,7 +124,7 @@ def _solve(
 
 
 def _gap(best: Schedule, objective: Objective) -> float | None:
-    cost = best.value(objective)
+    cost = best.cost(objective)
     return None if best.bound is None or not cost else max(0.0, (cost - best.bound) / cost)
 
 
@@ -142,7 +142,7 @@ def _describe(
             jobs = ", ".join(map(_describe_job, group.jobs))
             lines.append([str(number), f"{group.start_s:.6g}", end, group.mode, jobs])
     return [
-        f"{name} {'~' if is_predicted else ''}{best.value(objective):.6g} {unit} on "
+        f"{name} {'~' if is_predicted else ''}{best.cost(objective):.6g} {unit} on "
         f"{format_count(problem.num_gpus, 'GPU')} ({proved}), without start-up times",
         "",
         *align_table(lines, left=(0, 3, 4)),

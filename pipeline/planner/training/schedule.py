@@ -51,7 +51,7 @@ class Schedule:
         known = [energy for energy in energies if energy is not None]
         return sum(known) if len(known) == len(energies) else None
 
-    def value(self, objective: Objective) -> float | None:
+    def cost(self, objective: Objective) -> float | None:
         """Return the quantity that an objective minimises."""
         if objective == "energy":
             return self.energy_j
@@ -79,7 +79,7 @@ def solve(problem: Problem, groups: Groups, objective: Objective, *, seed: int, 
 
 
 def _is_proved(schedule: Schedule, objective: Objective) -> bool:
-    cost = schedule.value(objective)
+    cost = schedule.cost(objective)
     return objective != "completion" and None not in (schedule.bound, cost) and cost <= schedule.bound * (1 + _PROVED)  # type: ignore[operator]
 
 

@@ -101,7 +101,7 @@ def plan_onward(
     rooms = _build_rooms((*gpus, *tomorrow))
     idle = {
         number: [
-            Spot(slice_.start, slice_.profile) for entry in begin.idle if entry.gpu == gpu.id for slice_ in entry.slices
+            Spot(slice_.start, slice_.profile) for free in begin.idle if free.gpu == gpu.id for slice_ in free.slices
         ]
         for number, gpu in enumerate(gpus)
     }

@@ -218,7 +218,7 @@ def test_a_plan_without_gpus_or_a_bad_name_is_refused(tmp_path: Path, capsys) ->
     for kind, said in (
         ("experiment", "GPUs of 0 models (none)"),
         ("mig-parted", "has no GPU"),
-        ("kubernetes", "no manifest"),
+        ("kubernetes", "no service runs on its GPUs"),
     ):
         assert export(tmp_path, empty, kind) == 2
         assert said in capsys.readouterr().err

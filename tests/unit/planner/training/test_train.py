@@ -143,7 +143,7 @@ def best_by_trying(problem: Problem, modes: list[str], objective: Any) -> float:
                     for number in range(problem.num_gpus)
                 ]
                 ordered = tuple(tuple(sorted(gpu, key=lambda g: g.duration_s / len(g.runs))) for gpu in gpus)
-                value = Schedule(gpus=ordered).value(objective)
+                value = Schedule(gpus=ordered).cost(objective)
                 best = best if value is None else min(best, value)
     return best
 
@@ -178,7 +178,7 @@ def test_schedules_are_as_good_as_trying_every_one(seed: int) -> None:
         assert found is not None
         counts = [sum(g.composition[kind] for gpu in found.gpus for g in gpu) for kind in range(2)]
         assert counts == [3, 2]
-        value = found.value(objective)
+        value = found.cost(objective)
         assert value == pytest.approx(best_by_trying(problem, ["serial", "mps"], objective), rel=1e-5)
         if objective != "completion":
             assert found.bound == pytest.approx(value, rel=1e-5)
