@@ -1,4 +1,4 @@
 """Planning of jobs on shared GPUs, from measured profiles to deployments, and from one deployment to the next.
 
-Reads results and writes plans. Only `replay` touches a GPU.
+It reads results and writes plans. Only `replay` changes a machine, a simulated one.
 """

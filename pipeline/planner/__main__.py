@@ -1,7 +1,7 @@
 """Plans from measured profiles: `python -m pipeline.planner COMMAND [--json]`.
 
-A command is one entry of `COMMANDS` and one file of `commands/`, which offers `add_arguments` and `answer`. Exit
-status: 0; 1 where no plan exists, or what is checked does not hold; 2 for input that cannot be used.
+Each command is an entry of `COMMANDS` and a file of `commands/` with `add_arguments` and `answer`. Exit status: 0; 1 if
+no plan exists or a check fails; 2 for unusable input.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pipeline.base.system import entry_points, startup
 from pipeline.base.system.errors import CollocationError, exit_status
 
 COMMANDS = {
-    "advise": "which sharing mode the results of a study recommend for each of its cases, and why",
-    "check": "what a plan predicted of each service beside what its experiment measured",
-    "export": "a plan as an experiment of this project, a configuration of mig-parted, or manifests of Kubernetes",
+    "advise": "recommend a sharing mode for each case of a study, with the reason",
+    "check": "compare the predictions of a plan with the measurements of its experiment",
+    "export": "export a plan as an experiment, a mig-parted configuration or Kubernetes manifests",
     "profile": "make a profile: throughput, latency and memory of each workload on each share of a GPU",
-    "serve": "the fewest GPUs that serve given rates within given latency objectives",
-    "compare": "the GPUs that each method needs, beside whole GPUs and the smallest instances",
-    "transition": "the steps from one plan to another, with every service kept running on the way",
-    "draw": "pictures of a plan, of a transition, or of the GPUs that methods need, as SVG and PDF",
-    "replay": "carry the steps of a transition out on a simulated machine, or go on with what was killed",
-    "train": "which training jobs run together, in which mode and order, for the least makespan, completion or energy",
+    "serve": "find the fewest GPUs that serve given rates within latency objectives",
+    "compare": "compare the GPUs that each method needs, also with whole GPUs and with smallest instances",
+    "transition": "plan the steps from one plan to another, with every service kept running",
+    "draw": "draw a plan, a transition or a comparison of methods as SVG and PDF",
+    "replay": "carry out a transition on a simulated machine, or resume it",
+    "train": "schedule training jobs for the least makespan, mean completion or energy",
 }
-"""What each is for. Its file is `NAME_command.py`."""
+"""Help of each command; its file is `NAME_command.py`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,12 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser(*words: str) -> argparse.ArgumentParser:
-    """Return the parser, with the arguments of the command that is typed; files of other commands are not imported."""
+    """Return the parser, with the arguments of the command in `words` only, so that no other command is imported."""
     parser = argparse.ArgumentParser(
         prog=entry_points.spell("planner"),
         description="Plan which job runs on which partition of which GPU, from measured profiles. Touches no GPU.",
-        epilog=f"{entry_points.spell('planner')} COMMAND --help explains one. Exit status: 0; 1 where no plan exists "
-        "or what is checked does not hold, or a step failed; 2 for input that cannot be used, or a machine in use.",
+        epilog=f"{entry_points.spell('planner')} COMMAND --help explains one. Exit status: 0; 1 if no plan exists, a "
+        "check fails or a step failed; 2 for unusable input or a machine in use.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, about in COMMANDS.items():

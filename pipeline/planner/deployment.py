@@ -1,7 +1,7 @@
 """Deployments: the services on each GPU; plans, which are deployments with their purpose; and the file of a plan.
 
-A deployment is legal when every GPU can be divided as it says and the memory suffices; whether it serves anybody well
-is the matter of whoever plans. Starts are those of `pipeline.prepare.mig.layouts`: first memory slices.
+A deployment is legal if every GPU can be divided as stated and the memory suffices. A start is the first memory slice,
+as in `pipeline.prepare.mig.layouts`.
 """
 
 from __future__ import annotations
@@ -25,17 +25,14 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A service on a GPU instance, or on a GPU that is not divided. Figures that are not known are `None`.
+    """A service on a GPU instance or an undivided GPU. Throughput and memory are of all its processes together.
 
     Attributes:
-        profile: of the GPU instance, as `3g.40gb`; `None` on a GPU without MIG.
-        start: its first memory slice; `None` on a GPU without MIG.
-        service: who runs on it.
-        processes: of the service; several in one instance share it through MPS.
+        profile: MIG profile, as `3g.40gb`; `None` on a GPU without MIG.
+        start: first memory slice; `None` on a GPU without MIG.
+        processes: processes of the service; several share the instance through MPS.
         batch: requests or samples that a process takes at once.
-        share_pct: active thread percentage of MPS for each process; `None` without a limit.
-        throughput_per_s: of all processes together.
-        memory_mib: of all processes together.
+        share_pct: MPS active thread percentage of each process; `None` without a limit.
     """
 
     profile: str | None
@@ -55,10 +52,10 @@ class Gpu:
     """One GPU and what runs on it.
 
     Attributes:
-        model: as `mig_table.find` takes it: `a100_80gb` or what the driver calls it.
-        id: which GPU it is, by index or UUID; `None` for any of its model.
-        mode: how those on it share it; all but `mig` leave it undivided.
-        driver_branch: the first number of its driver's version; `None` for a current one.
+        model: `a100_80gb`, or the name that the driver reports.
+        id: index or UUID; `None` for any GPU of the model.
+        mode: how the services share it; only `mig` divides it.
+        driver_branch: first number of the driver's version; `None` for a current one.
     """
 
     model: str
@@ -69,7 +66,7 @@ class Gpu:
 
 
 def total_per_s(gpus: Iterable[Gpu]) -> dict[str, float]:
-    """Return what each service gets from all its instances; those whose figure is missing add nothing."""
+    """Return the throughput of each service; instances without a figure add nothing."""
     total: dict[str, float] = defaultdict(float)
     for gpu in gpus:
         for instance in gpu.instances:
@@ -83,14 +80,10 @@ class Deployment:
 
     gpus: tuple[Gpu, ...]
 
-    def throughput_per_s(self) -> dict[str, float]:
-        """Return what each service gets from all its instances; those whose figure is missing add nothing."""
-        return total_per_s(self.gpus)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A service's rate and objective; a configuration may use up the `latency_share` of the objective."""
+    """A service's rate and objective; a configuration must stay below `latency_share` of the objective."""
 
     name: str
     rate_per_s: float
@@ -103,12 +96,12 @@ class Plan:
     """A deployment, what it is for, and how good it is known to be.
 
     Attributes:
-        services: those that it serves; empty for a plan of training jobs.
-        profile_digest: of the profile that the figures come from; `None` if they come from elsewhere.
-        bound: the fewest GPUs that any plan needs, as far as it was proved.
-        gap: how far the plan is from the bound, as a share of the plan: 0 if it is proved to be the best.
+        services: empty for a plan of training jobs.
+        profile_digest: digest of the profile behind the figures; `None` if they come from elsewhere.
+        bound: proved lower bound of the number of GPUs.
+        gap: distance from the bound, as a share of the plan's GPUs; 0 is proved optimal.
         is_simulated: whether the figures come from a simulated GPU.
-        details: what else whoever made the plan says of it: anything that JSON holds.
+        details: further facts of the planning method, as JSON.
     """
 
     deployment: Deployment
@@ -123,20 +116,16 @@ class Plan:
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """Return the plan as its file holds it."""
+    """Return the plan as JSON."""
     content: dict[str, Any] = json_decoder.encode(plan)
     content["gpus"] = content.pop("deployment")["gpus"]
     return {"version": content.pop("version"), "num_gpus": len(plan.deployment.gpus)} | content
 
 
 def from_json(content: Mapping[str, Any], where: str) -> Plan:
-    """Return the plan that a file holds, which is legal.
-
-    Raises:
-        ConfigError: it is of another version, something is missing or of another type, or it is not legal.
-    """
+    """Return the plan of a JSON object; ConfigError if its version, a key or a type is wrong, or it is not legal."""
     if (version := content.get("version")) != VERSION:
-        raise ConfigError(f"{where}: version is {version!r}, but this program reads version {VERSION}; plan again")
+        raise ConfigError(f"{where}: version is {version!r}, not {VERSION}; plan again")
     if "gpus" not in content:
         raise ConfigError(
             f"{where}: key 'gpus' is missing; make a plan with `{entry_points.spell('planner', 'serve')}`"
@@ -144,9 +133,9 @@ def from_json(content: Mapping[str, Any], where: str) -> Plan:
     rest = dict(content)
     gpus = rest.pop("gpus")
     num_gpus = rest.pop("num_gpus", None)
-    decoded = input_files.decode(tuple[Gpu, ...], gpus, f"{where}: gpus")  # for itself, as errors name the key
+    decoded = input_files.decode(tuple[Gpu, ...], gpus, f"{where}: gpus")  # separately: errors then name the key
     if num_gpus is not None and num_gpus != len(decoded):
-        raise ConfigError(f"{where}: num_gpus is {num_gpus!r}, but gpus lists {len(decoded)}")
+        raise ConfigError(f"{where}: num_gpus is {num_gpus!r}, but gpus lists {len(decoded)}; correct one of them")
     plan = input_files.decode(Plan, rest | {"deployment": {"gpus": gpus}}, where)
     _check_services(plan.services, where)
     check(plan.deployment, where)
@@ -154,7 +143,7 @@ def from_json(content: Mapping[str, Any], where: str) -> Plan:
 
 
 def read(path: Path) -> Plan:
-    """Read the plan in a file; ConfigError if there is none that can be used."""
+    """Read the plan in a file; ConfigError if it cannot be used."""
     return from_json(input_files.read_json(path), str(path))
 
 
@@ -164,15 +153,10 @@ def write(plan: Plan, path: Path) -> None:
 
 
 def check(deployment: Deployment, where: str) -> None:
-    """Refuse a deployment that no GPU can take.
-
-    Raises:
-        ConfigError: a layout is not legal, with the nearest that are; the memory does not suffice; or a GPU is there
-            twice.
-    """
+    """Refuse an illegal layout (naming legal ones), too little memory, or an id that occurs twice; ConfigError."""
     for name, count in Counter(gpu.id for gpu in deployment.gpus if gpu.id is not None).items():
         if count > 1:
-            raise ConfigError(f"{where}: {count} GPUs have the id {name!r}")
+            raise ConfigError(f"{where}: {count} GPUs have the id {name!r}; give each an id of its own")
     for number, gpu in enumerate(deployment.gpus):
         check_gpu(gpu, f"{where}: gpus[{number}]")
 
@@ -185,7 +169,7 @@ def check_gpu(gpu: Gpu, where: str) -> None:
         if instance.share_pct is not None and not 0 < instance.share_pct <= 100:
             raise ConfigError(f"{where}.instances[{number}]: share_pct must be above 0 and at most 100")
         if (gpu.mode == "mig") != (instance.profile is not None and instance.start is not None):
-            rule = "profile and start are needed" if gpu.mode == "mig" else "profile and start must be null"
+            rule = "needs profile and start" if gpu.mode == "mig" else "must have neither profile nor start"
             raise ConfigError(f"{where}.instances[{number}]: {rule} on a GPU of mode {gpu.mode}")
     if gpu.mode == "mig":
         _check_layout(gpu, where)
@@ -194,7 +178,7 @@ def check_gpu(gpu: Gpu, where: str) -> None:
 
 
 def mig_gpu(gpu: Gpu) -> MigGpu:
-    """Return how MIG divides the GPU; ConfigError if its model is not known or cannot be divided."""
+    """Return how MIG divides the GPU; ConfigError if its model is unknown or cannot be divided."""
     return profiles.load_model(gpu.model, gpu.driver_branch)
 
 
@@ -215,19 +199,19 @@ def _check_layout(gpu: Gpu, where: str) -> None:
         raise ConfigError(f"{where}: {error}") from error
     if (reason := layouts.explain_misplaced(model, placed)) is not None:
         raise ConfigError(
-            f"{where}: {_format_layout(placed)} is not legal on {model.name}: {reason}. {_suggest(model, placed)}"
+            f"{where}: {_format_layout(placed)} is not legal on {model.name}: {reason}; {_suggest(model, placed)}"
         )
     for number, (instance, (profile, _)) in enumerate(zip(gpu.instances, placed, strict=True)):
         if (instance.memory_mib or 0) > (profile.memory_mib or float("inf")):
             raise ConfigError(
                 f"{where}.instances[{number}]: {instance.service} needs {instance.memory_mib:g} MiB, but "
-                f"{profile.name} of {model.name} has {profile.memory_mib}"
+                f"{profile.name} of {model.name} has {profile.memory_mib}; use a larger profile"
             )
 
 
 def _check_undivided(gpu: Gpu, where: str) -> None:
     needed = sum(instance.memory_mib or 0 for instance in gpu.instances)
-    known = mig_table.models().get(mig_table.find_model_name(gpu.model))  # one that cannot be divided is not in it
+    known = mig_table.models().get(mig_table.find_model_name(gpu.model))
     if known is not None and needed > known.capacity_mib:
         raise ConfigError(f"{where}: its services need {needed:g} MiB, but {gpu.model} has {known.capacity_mib}")
 
@@ -237,10 +221,10 @@ def _suggest(model: MigGpu, placed: layouts.Placed) -> str:
     requested = [profile for profile, _ in placed]
     layout = layouts.place(model, requested)
     if layout is not None:
-        return f"Legal: {_format_layout((instance.profile, instance.start) for instance in layout.instances)}"
+        return f"legal: {_format_layout((instance.profile, instance.start) for instance in layout.instances)}"
     near = [[layouts.resolve(model, name) for name in names] for names in layouts.find_nearest(model, requested)]
     nearest = [layouts.plan_layout(model, combination).instances for combination in near]
-    return f"Nearest: {'; '.join(_format_layout((i.profile, i.start) for i in layout) for layout in nearest)}"
+    return f"nearest: {'; '.join(_format_layout((i.profile, i.start) for i in layout) for layout in nearest)}"
 
 
 def _format_layout(placed: Iterable[tuple[profiles.Profile, int]]) -> str:
@@ -250,7 +234,7 @@ def _format_layout(placed: Iterable[tuple[profiles.Profile, int]]) -> str:
 def _check_services(services: tuple[Service, ...], where: str) -> None:
     for name, count in Counter(service.name for service in services).items():
         if count > 1:
-            raise ConfigError(f"{where}: service {name} is listed {count} times")
+            raise ConfigError(f"{where}: service {name} is listed {count} times; merge its rates")
     for number, service in enumerate(services):
         if not service.rate_per_s > 0 or service.objective_ms == 0 or service.latency_share == 0:
             raise ConfigError(f"{where}: services[{number}]: rate, objective and latency_share must be above 0")

@@ -1,7 +1,7 @@
 """A profile from a folder of ParvaGPU's tables (SC'24; public, measured on an A100 80GB).
 
-`MODEL.csv` has a row a configuration: compute slices of the MIG instance, batch size, MPS processes in it, throughput
-of one process in requests/s, latency of a batch in s. Zeros stand for a configuration that did not run.
+`MODEL.csv` has one row per configuration: compute slices of the MIG instance, batch size, MPS processes in it,
+throughput of one process in requests/s, latency of a batch in s. Zeros mean that the configuration did not run.
 """
 
 from __future__ import annotations
@@ -18,43 +18,37 @@ from pipeline.planner.profile_table import Profile, Row, read_count, read_number
 from pipeline.prepare.mig import layouts, profiles
 
 GPU_MODEL = "a100_80gb"
-_SLICES, _BATCH, _PROCESSES, _THROUGHPUT, _LATENCY = (
-    "Mig instance",
-    "Batch size",
-    "Workload Number",
-    "Throughput",
-    "Latency",
-)
-_COLUMNS = [_SLICES, _BATCH, _PROCESSES, _THROUGHPUT, _LATENCY]
-# Beside the tables lie the scenarios of the publication, which are no profile.
+_COLUMNS = ["Mig instance", "Batch size", "Workload Number", "Throughput", "Latency"]
+_SLICES, _BATCH, _PROCESSES, _THROUGHPUT, _LATENCY = _COLUMNS
+# Prefix of the publication's scenarios in the same folder.
 _SCENARIOS = "slo_"
 
 
 def read(folder: Path) -> Profile:
-    """Read the tables of a folder as one profile, a workload a file.
+    """Read the tables of a folder, one file per workload, as one profile.
 
     Raises:
         ConfigError: there is no table, or a field cannot be used; names file, row and column.
     """
     tables = sorted(path for path in folder.glob("*.csv") if not path.name.startswith(_SCENARIOS))
     if not tables:
-        raise ConfigError(f"{folder}: there are no tables MODEL.csv in this folder")
+        raise ConfigError(f"{folder}: no tables MODEL.csv in this folder; name ParvaGPU's folder")
     rows = tuple(row for path in tables for row in _rows(path))
     if not rows:
-        raise ConfigError(f"{folder}: no configuration of any table ran")
+        raise ConfigError(f"{folder}: none of its configurations ran; name other tables")
     return Profile(rows=rows, source=str(folder))
 
 
 def _rows(path: Path) -> Iterator[Row]:
     reader = csv.DictReader(io.StringIO(input_files.read(path)))
     if reader.fieldnames != _COLUMNS:
-        raise ConfigError(f"{path} row 1: no table of ParvaGPU, whose columns are {', '.join(_COLUMNS)}")
+        raise ConfigError(f"{path} row 1: not a ParvaGPU table; its columns must be {', '.join(_COLUMNS)}")
     gpu = profiles.load_model(mig_table.find(GPU_MODEL).name)
     names = {profile.compute_slices: profile.name for profile in layouts.list_slice_profiles(gpu)}
     for cells in reader:
         where = f"{path} row {reader.line_num}"
         if None in cells or None in cells.values():
-            raise ConfigError(f"{where}: the number of fields differs from that of columns")
+            raise ConfigError(f"{where}: the row has more or fewer fields than the header")
         slices, batch, processes = (read_count(f"{where}, {key}", cells[key]) for key in (_SLICES, _BATCH, _PROCESSES))
         throughput_per_s, latency_s = (read_number(f"{where}, {key}", cells[key]) for key in (_THROUGHPUT, _LATENCY))
         if slices not in names:

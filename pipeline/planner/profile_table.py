@@ -1,7 +1,7 @@
-"""The table of what was measured of each workload on each kind of share of a GPU: read, checked, written as CSV.
+"""Profiles: tables of the speed, latency and memory of workloads on shares of a GPU, in CSV.
 
-A row is a cell: a workload on a GPU model, in a sharing mode, on an instance or share, in so many processes, at a batch
-size. What was not measured is an empty field, and a cell that was not measured has no row: nothing is interpolated.
+A row is one measured cell: workload, GPU model, sharing mode, instance or share, number of processes, batch size.
+Figures that were not measured are empty fields; nothing is interpolated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ VERSION = 1
 _VERSION_COLUMN, _SIMULATED_COLUMN = "schema_version", "is_simulated"
 _TRUTHS = {"": False, "false": False, "true": True}
 SIMULATED = "simulated: the profile says nothing about a real GPU"
-"""What stands beside everything that follows from such a profile."""
+"""The mark of every answer that follows from a profile of a simulated GPU."""
+MEASURED_SIMULATED = "simulated: the measurements say nothing about a real GPU"
 
 
 def list_marks(*, is_simulated: bool) -> list[str]:
@@ -35,7 +36,7 @@ def list_marks(*, is_simulated: bool) -> list[str]:
 
 
 PLANNED_AS = {mode.name: mode.planned_as for mode in sharing_modes.MODES.values() if mode.planned_as}
-"""By sharing mode, how a plan shares the GPU. Rows of other modes are read, and no plan is made of them."""
+"""How a plan shares the GPU, by sharing mode. Rows of other modes are read but not planned with."""
 ON_INSTANCES = tuple(name for name, planned in PLANNED_AS.items() if planned == "mig")
 """Sharing modes whose rows name an instance profile."""
 
@@ -47,15 +48,12 @@ class Row:
     Attributes:
         gpu_model: name in the table of MIG profiles (`a100_80gb`), or the driver's if that table has none.
         sharing_mode: name in the configuration (`naive`, `mps`, `mps_percent`, `mps_static`, `mig`, `mig_mps`, ...).
-        instance_profile: of the MIG instance (`3g.40gb`); `None` where the mode has none.
-        share_percent: of the multiprocessors, to which MPS limits each process; `None` without a limit.
-        processes: running in the instance, or on the GPU, at the same time.
-        batch: requests or samples a step; `None` for a program that has no batch size.
-        throughput_per_s: requests or samples.
-        throughput_low_per_s, throughput_high_per_s: its interval.
+        instance_profile: MIG profile (`3g.40gb`); `None` where the mode has none.
+        share_percent: of the multiprocessors, the limit of each process under MPS; `None` without a limit.
+        processes: number in the instance, or on the GPU, at the same time.
+        batch: requests or samples a step; `None` for a program without batches.
         memory_mib: peak of all processes together.
-        num_blocks: repeats behind the figures.
-        runs: ids of the runs that they come from.
+        runs: ids of the MLflow runs.
     """
 
     workload: str
@@ -77,23 +75,15 @@ class Row:
 
     @property
     def cell(self) -> tuple[str | float | None, ...]:
-        """The columns that no two rows of a table have in common."""
-        return (
-            self.workload,
-            self.gpu_model,
-            self.sharing_mode,
-            self.instance_profile,
-            self.share_percent,
-            self.processes,
-            self.batch,
-        )
+        """The columns before the figures: no two rows of a table agree in all of them."""
+        return tuple(getattr(self, column) for column in COLUMNS[: COLUMNS.index("throughput_per_s")])
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
-# No figure of a GPU is larger, and sums of so large ones are still finite.
+# Larger than any figure of a GPU; sums of such numbers are still finite.
 _MOST = 1e15
 _REQUIRED = ("workload", "gpu_model", "sharing_mode", "processes", "throughput_per_s")
-# What a column is called by somebody who leaves its unit out.
+# Column names without their unit, for a helpful error.
 _WITHOUT_UNIT = {
     column.removesuffix(unit): column
     for unit in ("_per_s", "_ms", "_mib", "_j", "_percent")
@@ -107,9 +97,9 @@ class Profile:
     """A table, its rows in the order of the file.
 
     Attributes:
-        source: the file or files, as messages name them.
-        places: file and line of each row, where it was read from one.
-        is_simulated: whether its figures are of a simulated GPU, all of them.
+        source: the file or files, for messages.
+        places: file and line of each row, if read from a file.
+        is_simulated: whether all figures are of a simulated GPU.
     """
 
     rows: tuple[Row, ...]
@@ -119,13 +109,13 @@ class Profile:
 
     @cached_property
     def digest(self) -> str:
-        """The digest of the content, whatever the order of rows and columns, and the spelling of numbers."""
+        """The digest of the content, independent of the order of rows and columns and the spelling of numbers."""
         lines = sorted("\0".join(map(str, _format_row(row))) for row in self.rows)
         head = f"version {VERSION}{' simulated' if self.is_simulated else ''}"
         return hashlib.sha256("\n".join([head, *lines]).encode()).hexdigest()
 
     def place_of(self, row: Row) -> str:
-        """Return where a row was read, for messages."""
+        """Return file and line of a row, for messages."""
         return self.places[self.rows.index(row)] if self.places else self.source
 
     @property
@@ -135,37 +125,36 @@ class Profile:
 
 
 def read(paths: Sequence[Path] | Path) -> Profile:
-    """Read the table of a file, or of several as one.
+    """Read one table from one or several files.
 
     Raises:
-        ConfigError: a file cannot be read or is of another version, a row cannot be used, or some are of a simulated
-            GPU and some of a real one; names file, row and key.
+        ConfigError: a file or row cannot be used, or rows of simulated and real GPUs are mixed; names file, row, key.
     """
     files = [paths] if isinstance(paths, Path) else list(paths)
+    source = ", ".join(map(str, files))
     rows: list[Row] = []
     first: dict[tuple[str | float | None, ...], str] = {}
-    of_sort: dict[bool, str] = {}
+    simulated_at: dict[bool, str] = {}
     for path in files:
         for number, row, is_simulated in _read_file(path):
             where = f"{path} row {number}"
-            of_sort.setdefault(is_simulated, where)
-            if len(of_sort) > 1:
+            simulated_at.setdefault(is_simulated, where)
+            if len(simulated_at) > 1:
                 raise ConfigError(
-                    f"{where}, {_SIMULATED_COLUMN}: {of_sort[True]} is of a simulated GPU, which says nothing about "
-                    f"the real one of {of_sort[False]}; leave one of them out"
+                    f"{where}, {_SIMULATED_COLUMN}: {simulated_at[True]} is of a simulated GPU, {simulated_at[False]} "
+                    "of a real one; leave one of them out"
                 )
             if row.cell in first:
                 raise ConfigError(f"{where}, workload: {_describe(row)} has two rows; remove this or {first[row.cell]}")
             first[row.cell] = where
             rows.append(row)
     if not rows:
-        raise ConfigError(f"{', '.join(map(str, files))}: the profile has no rows")
-    source = ", ".join(map(str, files))
-    return Profile(rows=tuple(rows), source=source, places=tuple(first.values()), is_simulated=True in of_sort)
+        raise ConfigError(f"{source}: the profile has no rows")
+    return Profile(rows=tuple(rows), source=source, places=tuple(first.values()), is_simulated=True in simulated_at)
 
 
 def write(path: Path, profile: Profile) -> None:
-    """Write a table; what is missing is an empty field. ConfigError if the file cannot be written."""
+    """Write a table; ConfigError if the file cannot be written."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([_VERSION_COLUMN, *COLUMNS, _SIMULATED_COLUMN])
@@ -194,7 +183,7 @@ def _read_file(path: Path) -> Iterable[tuple[int, Row, bool]]:
             where = f"{path} row {reader.line_num}"
             row, flag = _row(where, cells), cells.get(_SIMULATED_COLUMN, "").strip()
             if flag not in _TRUTHS:
-                raise ConfigError(f"{where}, {_SIMULATED_COLUMN}: {flag!r} is neither true nor false")
+                raise ConfigError(f"{where}, {_SIMULATED_COLUMN}: {flag!r} is not a boolean; write true or false")
             yield reader.line_num, row, _TRUTHS[flag]
     except csv.Error as error:
         raise ConfigError(f"{path} row {reader.line_num}: not a table in CSV: {error}") from error
@@ -204,7 +193,7 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
     where = f"{path} row 1"
     if _VERSION_COLUMN not in names:
         raise ConfigError(
-            f"{where}, {_VERSION_COLUMN}: there is no such column, so this is no profile of version {VERSION}; "
+            f"{where}, {_VERSION_COLUMN}: the column is missing, so this is not a profile of version {VERSION}; "
             f"make one with `{entry_points.spell('planner', 'profile')}`"
         )
     for name in names:
@@ -212,29 +201,29 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
             raise ConfigError(f"{where}, {name}: the unit is missing; the column is called {_WITHOUT_UNIT[name]}")
         if name not in (_VERSION_COLUMN, *COLUMNS, _SIMULATED_COLUMN):
             known = ", ".join((*COLUMNS, _SIMULATED_COLUMN))
-            raise ConfigError(f"{where}, {name}: there is no such column; there are {known}")
+            raise ConfigError(f"{where}, {name}: unknown column; choose among {known}")
         if list(names).count(name) > 1:
-            raise ConfigError(f"{where}, {name}: the column is listed twice")
+            raise ConfigError(f"{where}, {name}: the column is there twice; remove one")
     for name in _REQUIRED:
         if name not in names:
-            raise ConfigError(f"{where}, {name}: the column is missing")
+            raise ConfigError(f"{where}, {name}: the column is missing; add it")
 
 
 def _row(where: str, cells: dict[str, Any]) -> Row:
     if "" in cells or None in cells.values():
-        raise ConfigError(f"{where}: the number of fields differs from that of columns")
+        raise ConfigError(f"{where}: the row has more or fewer fields than the header")
     if (version := cells[_VERSION_COLUMN].strip()) != str(VERSION):
         raise ConfigError(
-            f"{where}, {_VERSION_COLUMN}: the profile is of version {version or '(none)'}, and this program reads "
-            f"version {VERSION}; make it anew with `{entry_points.spell('planner', 'profile')}`"
+            f"{where}, {_VERSION_COLUMN}: version is {version or '(none)'}, not {VERSION}; "
+            f"make the profile again with `{entry_points.spell('planner', 'profile')}`"
         )
     columns: dict[str, Any] = {}
     for name in COLUMNS:
         text = cells.get(name, "").strip()
         if text:
-            columns[name] = _READERS[name](f"{where}, {name}", text)
+            columns[name] = _READERS.get(name, _read_positive)(f"{where}, {name}", text)
         elif name in _REQUIRED:
-            raise ConfigError(f"{where}, {name}: the field is empty")
+            raise ConfigError(f"{where}, {name}: the field is empty; fill it in")
     columns["gpu_model"] = find_model_name(columns["gpu_model"])
     row = Row(**columns)
     _check(where, row)
@@ -242,12 +231,9 @@ def _row(where: str, cells: dict[str, Any]) -> Row:
 
 
 def _check(where: str, row: Row) -> None:
-    """Refuse what contradicts itself."""
     if (row.instance_profile is not None) != (row.sharing_mode in ON_INSTANCES):
-        is_missing = row.instance_profile is None
-        raise ConfigError(
-            f"{where}, instance_profile: {row.sharing_mode} {'needs one' if is_missing else 'has no instances'}"
-        )
+        remedy = "name the MIG profile" if row.instance_profile is None else "leave the field empty"
+        raise ConfigError(f"{where}, instance_profile: does not fit sharing_mode {row.sharing_mode}; {remedy}")
     if row.share_percent is not None and row.share_percent > 100:
         raise ConfigError(f"{where}, share_percent: {row.share_percent:g} is above 100")
     for name, low, high in (
@@ -255,7 +241,7 @@ def _check(where: str, row: Row) -> None:
         ("throughput_high_per_s", row.throughput_per_s, row.throughput_high_per_s),
     ):
         if low is not None and high is not None and low > high:
-            raise ConfigError(f"{where}, {name}: {low:g} > {high:g}: the throughput is outside its interval")
+            raise ConfigError(f"{where}, {name}: {low:g} > {high:g}, so the throughput is outside its interval")
 
 
 def read_number(where: str, text: str) -> float:
@@ -263,11 +249,11 @@ def read_number(where: str, text: str) -> float:
     try:
         figure = float(text)
     except ValueError as error:
-        raise ConfigError(f"{where}: {text!r} is no number") from error
+        raise ConfigError(f"{where}: {text!r} is not a number") from error
     if not math.isfinite(figure):
         raise ConfigError(f"{where}: {text} is not finite; leave the field empty if it was not measured")
     if figure > _MOST:
-        raise ConfigError(f"{where}: {text} is more than can be measured; check its unit")
+        raise ConfigError(f"{where}: {text} is larger than any measurement; check the unit")
     if figure < 0:
         raise ConfigError(f"{where}: {text} is negative; leave the field empty if it was not measured")
     return figure
@@ -276,7 +262,7 @@ def read_number(where: str, text: str) -> float:
 def _read_positive(where: str, text: str) -> float:
     figure = read_number(where, text)
     if figure == 0:
-        raise ConfigError(f"{where}: it is 0; leave out what was not measured")
+        raise ConfigError(f"{where}: must be above 0; leave the field empty if it was not measured")
     return figure
 
 
@@ -284,32 +270,21 @@ def read_count(where: str, text: str) -> int:
     """Read a whole number above 0; ConfigError naming `where`."""
     figure = _read_positive(where, text)
     if not figure.is_integer():
-        raise ConfigError(f"{where}: {text} is no whole number")
+        raise ConfigError(f"{where}: {text} is not a whole number")
     return int(figure)
 
 
 def _name(where: str, text: str) -> str:
     if not text.isprintable():
-        raise ConfigError(f"{where}: {text!r} has characters that cannot be printed")
+        raise ConfigError(f"{where}: {text!r} has unprintable characters; remove them")
     return text
 
 
+# The other columns are positive figures.
 _READERS: dict[str, Callable[[str, str], Any]] = {
-    "workload": _name,
-    "gpu_model": _name,
-    "sharing_mode": _name,
-    "instance_profile": _name,
-    "share_percent": _read_positive,
-    "processes": read_count,
-    "batch": read_count,
-    "throughput_per_s": _read_positive,
+    **dict.fromkeys(("workload", "gpu_model", "sharing_mode", "instance_profile"), _name),
+    **dict.fromkeys(("processes", "batch", "num_blocks"), read_count),
     "throughput_low_per_s": read_number,
-    "throughput_high_per_s": _read_positive,
-    "latency_mean_ms": _read_positive,
-    "latency_p99_ms": _read_positive,
-    "memory_mib": _read_positive,
-    "energy_per_item_j": _read_positive,
-    "num_blocks": read_count,
     "runs": lambda _where, text: tuple(text.split()),
 }
 

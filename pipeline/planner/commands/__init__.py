@@ -1,1 +1,1 @@
-"""One file a command of `python -m pipeline.planner`; `__main__` names them."""
+"""The commands of `python -m pipeline.planner`, one file each."""

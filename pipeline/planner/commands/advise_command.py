@@ -1,4 +1,4 @@
-"""`python -m pipeline.planner advise`: which sharing mode the results of a study recommend for each of its cases."""
+"""`python -m pipeline.planner advise`: the recommended sharing mode of each case of a study."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import entry_points, json_decoder, words
 from pipeline.base.system.errors import ConfigError
+from pipeline.planner.profile_table import MEASURED_SIMULATED
 from pipeline.planner.results import follow_up_sweep
 from pipeline.planner.results.advice import Advice, advise
 from pipeline.report.evaluate.cells import cells_of
@@ -26,22 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
-    """Return advice for each case of several jobs; status 1 where there is none for one of them."""
+    """Return advice for each case of several jobs; status 1 if a case has none."""
     return answer_of(rows.read(named_stores(arguments), arguments.experiment))
 
 
 def answer_of(study: Study) -> CommandAnswer:
-    """Return the same for a study that was read.
-
-    Raises:
-        ConfigError: no jobs ran together in it.
-    """
+    """Return advice for a study; ConfigError if no jobs ran together in it."""
     cells = cells_of(study)
     advices = advise(cells, verdicts(cells))
     if not advices:
         raise ConfigError(
-            f"experiment {study.experiment!r} has no result of jobs that ran together; "
-            "measure some: "
+            f"experiment {study.experiment!r} has no group of several jobs; measure some: "
             f"{entry_points.spell('run', '-m', 'scenario=naive,mps', 'degree=2,3', 'repeats=5')}"
         )
     sweeps = [follow_up_sweep.build_command(study, advice) for advice in advices]
@@ -49,15 +45,15 @@ def answer_of(study: Study) -> CommandAnswer:
         [*_table(advices), "", *(line for pair in zip(advices, sweeps, strict=True) for line in _describe(*pair))]
     )
     if study.is_simulated:
-        text += "\nsimulated: says nothing about a real GPU"
-    cases = list(map(_data, advices, sweeps))
+        text += f"\n{MEASURED_SIMULATED}"
+    cases = list(map(_to_json, advices, sweeps))
     status = 0 if all(advice.mode for advice in advices) else 1
     data = {"experiment": study.experiment, "is_simulated": study.is_simulated, "cases": cases}
     return CommandAnswer(data=data, text=text, status=status)
 
 
 def _table(advices: list[Advice]) -> list[str]:
-    heads = ["case", "jobs", "take", "figure", "", "runner-up", "times as fast"]
+    heads = ["case", "jobs", "take", "figure", "compared by", "runner-up", "speed-up over it"]
     lines = [
         [
             advice.case.label,
@@ -79,11 +75,11 @@ def _describe(advice: Advice, sweep: str | None) -> list[str]:
         f"{jobs_in_words(advice.case, advice.degree)}: {taken}: {advice.because}",
         *(f"    {change}" for change in advice.changes),
         *(f"    not considered: {mode}" for mode in advice.not_considered),
-        *([f"    to settle it: {sweep}"] if sweep else []),
+        *([f"    to decide it, run: {sweep}"] if sweep else []),
     ]
 
 
-def _data(advice: Advice, sweep: str | None) -> dict[str, Any]:
+def _to_json(advice: Advice, sweep: str | None) -> dict[str, Any]:
     data = {field.name: json_decoder.encode(getattr(advice, field.name)) for field in fields(advice)}
     for key in ("case", "degree", "aim"):
         del data[key]

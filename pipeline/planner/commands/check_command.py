@@ -1,4 +1,4 @@
-"""`python -m pipeline.planner check`: what a plan predicted of each service beside what its experiment measured."""
+"""`python -m pipeline.planner check`: the predictions of a plan beside the measurements of its experiment."""
 
 from __future__ import annotations
 
@@ -27,25 +27,23 @@ from pipeline.report.read.study_records import Study
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the plan, its experiment, the profile and the report."""
-    parser.add_argument("plan", type=Path, help="as `serve` or `train` wrote it, in JSON")
+    parser.add_argument("plan", type=Path, help="plan of `serve` or `train`, in JSON")
     add_store_arguments(parser)
     parser.add_argument(
         "--profile",
         type=Path,
         action="append",
         metavar="FILE",
-        help="that the plan was made from: for energy and the intervals of predictions",
+        help="profile of the plan, for energy and the intervals of predictions; may be given again",
     )
-    parser.add_argument(
-        "--report", action="store_true", help="write the report of the experiment with this table in it"
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report; reports/NAME")
+    parser.add_argument("--report", action="store_true", help="write the experiment's report with this table in it")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report (default reports/NAME)")
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
-    """Compare; status 1 if something was not measured or a service did not get what it was promised."""
+    """Compare; status 1 if a GPU was not measured or a promise was not kept."""
     if arguments.out is not None and not arguments.report:
-        raise ConfigError("--out says where the report goes; add --report")
+        raise ConfigError("--out has no effect without --report; add --report")
     plan, is_training = training_plan.read(arguments.plan)
     table = profile_table.read(arguments.profile) if arguments.profile else None
     study = rows.read(named_stores(arguments), arguments.experiment)
@@ -57,7 +55,7 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
     if arguments.report:
         folder = arguments.out or publish.default_folder(arguments.experiment)
         text += f"\nreport: {_report(study, planned, None if is_training else plan, folder).absolute()}"
-    return CommandAnswer(data=_data(outcome), text=text, status=0 if outcome.holds else 1)
+    return CommandAnswer(data=_to_json(outcome), text=text, status=0 if outcome.holds else 1)
 
 
 def describe_check(check: Check, table: Table) -> str:
@@ -65,12 +63,12 @@ def describe_check(check: Check, table: Table) -> str:
     lines = align_table(
         [list(table.columns), *([format_value(cell) for cell in row] for row in table.rows)], left=(0, 1, 2, 3)
     )
-    lines += [f"not measured: {why}" for why in check.missing]
-    lines += [f"not kept: {what}" for what in check.broken]
-    lines += [f"not checked: {what}" for what in check.unchecked]
+    lines += [f"not measured: {gap}" for gap in check.missing]
+    lines += [f"not kept: {fault}" for fault in check.broken]
+    lines += [f"not checked: {gap}" for gap in check.unchecked]
     lines += plan_check.describe_held_by_mean(check)
     if check.is_simulated:
-        lines.append("simulated: the measurements say nothing about a real GPU")
+        lines.append(profile_table.MEASURED_SIMULATED)
     return "\n".join(lines)
 
 
@@ -83,7 +81,7 @@ def _report(study: Study, table: Table, plan: Plan | None, folder: Path) -> Path
     return publish.write(added, folder).page
 
 
-def _data(check: Check) -> dict[str, Any]:
+def _to_json(check: Check) -> dict[str, Any]:
     return {
         "holds": check.holds,
         "is_simulated": check.is_simulated,

@@ -1,4 +1,4 @@
-"""`python -m pipeline.planner compare`: the GPUs that each method needs, beside whole GPUs and smallest instances."""
+"""`python -m pipeline.planner compare`: the GPUs that each method needs, beside undivided and finest GPUs."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from pipeline.planner.serving import planning_input, solvers
 from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import Solution
 
-# Two of the methods take all of it.
+# Of each method; tree search and genetic algorithm use all of it.
 _TIME_LIMIT_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the demand, and the loads to plan for."""
+    """Add the demand and the loads."""
     planning_input.add_arguments(parser, time_limit_s=_TIME_LIMIT_S)
     parser.add_argument(
         "--load",
         type=float,
         action="append",
         metavar="FACTOR",
-        help="times the rates; may be given again, 1 if not given",
+        help="multiply the rates by this (default 1); may be given again",
     )
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
-    """Return a row a method for each load; none if there is no plan."""
+    """Return one row per method and load; only the reasons if there is no plan."""
     problem, profile = planning_input.read(arguments)
     by_load, texts = [], []
     for load in arguments.load or [1.0]:
@@ -73,10 +73,7 @@ def _rows(problem: Problem, best: Solution, arguments: argparse.Namespace) -> li
 
 
 def restrict_partitions(problem: Problem) -> list[tuple[str, Problem]]:
-    """Restrict a problem to whole GPUs, and to GPUs that are divided into as many instances as possible.
-
-    What nothing was profiled of is left out.
-    """
+    """Restrict a problem to whole GPUs, and to GPUs in as many instances as possible, where the profile has rows."""
     undivided, smallest = [], []
     for number, model in enumerate(problem.models):
         of_model = [partition for partition in problem.partitions if partition.model == number]

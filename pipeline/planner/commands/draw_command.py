@@ -1,4 +1,4 @@
-"""`python -m pipeline.planner draw`: pictures of what the other commands wrote, as SVG and PDF."""
+"""`python -m pipeline.planner draw`: pictures of plans, transitions and comparisons, as SVG and PDF."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="FILE",
-        help="a plan (its GPUs, slice by slice), the steps of a transition (a timeline), or what `compare --json` "
-        "printed (GPUs by load)",
+        help="a plan (drawn by slices), the steps of a transition (a timeline), or the output of `compare --json` "
+        "(GPUs by load)",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where each FILE.svg and FILE.pdf goes")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for FILE.svg and FILE.pdf")
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
     """Draw all pictures, then write them."""
     names = [re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem) for path in arguments.files]
     if len(set(names)) < len(names):
-        raise ConfigError(f"two of the files would be drawn as {max(names, key=names.count)}.svg; draw one at a time")
+        raise ConfigError(f"two files would become {max(names, key=names.count)}.svg; draw one at a time")
     sketched = [_sketch(path, name) for path, name in zip(arguments.files, names, strict=True)]
     drawn = [
         draw(sketch, name, is_simulated=is_simulated)
@@ -54,7 +54,6 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
 
 
 def _sketch(path: Path, name: str) -> tuple[Sketch, bool]:
-    """Return the picture of a file, and whether it shows something simulated."""
     content = input_files.read_json(path)
     if "steps" in content:
         transition = transition_steps.read(path)
@@ -64,4 +63,4 @@ def _sketch(path: Path, name: str) -> tuple[Sketch, bool]:
     if "gpus" in content:
         plan = deployment.from_json(content, str(path))
         return gpu_picture.sketch(plan, name), plan.is_simulated
-    raise ConfigError(f"{path}: holds no plan, no steps of a transition and no comparison of methods")
+    raise ConfigError(f"{path}: nothing to draw; name a plan, a transition or the output of compare --json")

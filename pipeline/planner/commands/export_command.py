@@ -1,4 +1,4 @@
-"""`python -m pipeline.planner export`: a plan as an experiment, as a configuration of mig-parted, or for Kubernetes."""
+"""`python -m pipeline.planner export`: a plan as an experiment, for mig-parted or for Kubernetes."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _EXPERIMENT, _MIG_PARTED, _KUBERNETES = "experiment", "mig-parted", "kubernetes"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the plan, the format, and the path of the export."""
-    parser.add_argument("plan", type=Path, help="as `serve` or `train` wrote it, in JSON")
+    parser.add_argument("plan", type=Path, help="plan of `serve` or `train`, in JSON")
     parser.add_argument("--as", dest="kind", required=True, choices=[_EXPERIMENT, _MIG_PARTED, _KUBERNETES])
-    parser.add_argument("--name", help="of what is made; by default that of the plan's file")
+    parser.add_argument("--name", help="name of the export (default: the name of the plan's file)")
     parser.add_argument(
         "--out",
         metavar="PATH",
-        help="experiment: write DIR/experiment/NAME.yaml (conf by default); else the file to write. - prints, which is "
-        "the default of the others",
+        help="experiment: write PATH/experiment/NAME.yaml (default conf); others: the file to write (default -, which "
+        "prints)",
     )
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
     parser.add_argument("--gpu", metavar="MODEL", help="only the GPUs of this model")
     parser.add_argument(
         "--workload",
         action="append",
         default=[],
         metavar="SERVICE=WORKLOAD",
-        help="experiment: the choice of conf/workload that a service is, if it has another name; may be given again",
+        help="experiment: the file of conf/workload for a service of another name; may be given again",
     )
     parser.add_argument("--gpus-per-node", type=int, metavar="N", help="mig-parted: a configuration for each N GPUs")
     parser.add_argument(
@@ -47,16 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[SERVICE=]IMAGE",
-        help="kubernetes: the container image of all services, or of one; may be given again",
+        help="kubernetes: container image of all services, or of one; may be given again",
     )
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
-    """Write or print it."""
+    """Write or print the export."""
     plan, _ = training_plan.read(arguments.plan)
     name = arguments.name or re.sub(r"\W", "_", arguments.plan.stem)
     if not experiment_file.NAME.fullmatch(name):
-        raise ConfigError(f"--name {name}: must be letters, digits and _, and begin with a letter")
+        raise ConfigError(f"--name {name}: must begin with a letter and have only letters, digits and _")
     if arguments.gpu is not None:
         plan = _select_model(plan, arguments.gpu, str(arguments.plan))
     text = _export(plan, name, arguments)
@@ -73,7 +73,7 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
         lines = [how, f"rehearse it: {rehearse}"]
         if few:
             lines.append(
-                f"too few requests for a p99 of {', '.join(few)}: `check` holds the mean latency against the objective"
+                f"too few requests for a p99 of {', '.join(few)}: `check` compares the mean latency with the objective"
             )
         return CommandAnswer(data=data | {"run": run, "rehearse": rehearse, "without_p99": few}, text="\n".join(lines))
     path = Path(arguments.out)
@@ -89,7 +89,7 @@ def _select_model(plan: Plan, model: str, where: str) -> Plan:
         (name for name in names if mig_table.find_model_name(name) == mig_table.find_model_name(model)), None
     )
     if name_in_plan is None:
-        raise ConfigError(f"--gpu {model}: {where} has no such GPU, only {', '.join(sorted(names)) or 'none'}")
+        raise ConfigError(f"--gpu {model}: not in {where}; choose among {', '.join(sorted(names)) or 'none'}")
     return experiment.select_model(plan, name_in_plan)
 
 
@@ -112,13 +112,13 @@ def _export(plan: Plan, name: str, arguments: argparse.Namespace) -> str:
 
 
 def _split_by_service(flag: str, arguments: Sequence[str], *, needs_service: bool) -> dict[str, str]:
-    """Split the arguments of a flag by service; under an empty name is that of all others."""
+    """Split SERVICE=VALUE arguments; the empty name has the value of all other services."""
     by_service: dict[str, str] = {}
     for word in arguments:
         service, has_service, argument = word.partition("=")
         if not has_service:
             service, argument = "", word
         if not argument or (needs_service and not service):
-            raise ConfigError(f"{flag} {word}: must be SERVICE=VALUE")
+            raise ConfigError(f"{flag} {word}: not SERVICE=VALUE; write both")
         by_service[service] = argument
     return by_service

@@ -1,4 +1,4 @@
-"""`python -m pipeline.planner profile`: makes a profile from one of several sources, and writes it."""
+"""`python -m pipeline.planner profile`: a profile from the runs of a study or from published tables."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from pipeline.report.read import rows, stores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the source, and the path of the profile."""
+    """Add the source and the path of the profile."""
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
-        "--from-parvagpu", type=Path, metavar="DIR", help="the tables that ParvaGPU published, of an A100 80GB"
+        "--from-parvagpu", type=Path, metavar="DIR", help="the tables that ParvaGPU published (A100 80GB)"
     )
     stores.add_store_arguments(parser, source)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the profile to write, in CSV")
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
-    """Write the profile; say what is in it."""
-    table = parvagpu.read(arguments.from_parvagpu) if arguments.from_parvagpu is not None else _measure(arguments)
+    """Write the profile and describe it."""
+    if arguments.from_parvagpu is not None:
+        table = parvagpu.read(arguments.from_parvagpu)
+    else:
+        study = rows.read(stores.named_stores(arguments), arguments.experiment)
+        table = profile_measurement.measure_profile(study, f"experiment {arguments.experiment!r}")
     profile_table.write(arguments.out, table)
     workloads = list(dict.fromkeys(row.workload for row in table.rows))
     data = {
@@ -36,13 +40,6 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
         "is_simulated": table.is_simulated,
     }
     text = f"{arguments.out}: {format_count(len(table.rows), 'row')}, {format_count(len(workloads), 'workload')}"
-    on = f"measured on {', '.join(table.gpu_models)}"
-    if table.is_simulated:
-        on += ", simulated: says nothing about a real GPU"
-    return CommandAnswer(data=data, text=f"{text}, {on}")
-
-
-def _measure(arguments: argparse.Namespace) -> profile_table.Profile:
-    where = stores.named_stores(arguments)
-    study = rows.read(where, arguments.experiment)
-    return profile_measurement.measure_profile(study, f"experiment {arguments.experiment!r}")
+    text += f", measured on {', '.join(table.gpu_models)}"
+    marks = profile_table.list_marks(is_simulated=table.is_simulated)
+    return CommandAnswer(data=data, text="\n".join([text, *marks]))

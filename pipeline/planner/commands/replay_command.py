@@ -1,4 +1,4 @@
-"""`python -m pipeline.planner replay`: the steps of a transition on a simulated machine, one after another."""
+"""`python -m pipeline.planner replay`: a transition on a simulated machine, step by step."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from pipeline.planner.transition.machine_replay import Outcome, replay
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the steps, the machine, and the folder of locks and journals."""
-    parser.add_argument("steps", type=Path, help="what `transition` wrote")
+    """Add the steps, the machine and the folder of locks and journals."""
+    parser.add_argument("steps", type=Path, help="the file that `transition` wrote")
     parser.add_argument(
-        "--machine", type=Path, required=True, metavar="FILE", help="a kept simulated machine, made if it is not there"
+        "--machine", type=Path, required=True, metavar="FILE", help="file of the simulated machine; made if missing"
     )
-    parser.add_argument("--lock-dir", type=Path, default=locks.DEFAULT_FOLDER, help="gpu.lock_dir of the studies")
+    parser.add_argument("--lock-dir", type=Path, default=locks.DEFAULT_FOLDER, help="gpu.lock_dir of your studies")
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
-    """Carry the steps out; status 1 if they do not hold what they promise, or a failure left no way."""
+    """Carry out the steps; status 1 if the transition is faulty or a failed step leaves no way on."""
     transition = transition_steps.read(arguments.steps)
     if broken := proof.check(transition).broken:
-        lines = [f"does not hold: {fault}" for fault in broken]
+        lines = [f"fault: {fault}" for fault in broken]
         return CommandAnswer(data={"broken": list(broken)}, text="\n".join([*lines, "nothing was changed"]), status=1)
 
     def report_step(status: str, step: transition_steps.Step) -> None:
@@ -39,17 +39,17 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
 
 
 def describe_outcome(outcome: Outcome) -> str:
-    """Describe what this start did, and what it could not."""
+    """Describe the steps that were done, undone and failed."""
     lines = [f"undone after a kill: {undone}" for undone in outcome.put_back]
     if outcome.was_set_up:
-        lines.append("created today's GPU instances on an empty machine")
+        lines.append("today's GPU instances were created on the empty machine")
     for failure in outcome.failures:
         lines.append(
-            f"step {failure['step']} failed on GPU {failure['gpu']}, which is left as it is: {failure['reason']}"
+            f"step {failure['step']} failed on GPU {failure['gpu']}, which is not changed further: {failure['reason']}"
         )
-    earlier = f", {outcome.earlier} by earlier starts" if outcome.earlier else ""
+    earlier = f", {outcome.earlier} before this start" if outcome.earlier else ""
     lines.append(
-        f"{format_count(outcome.done, 'step')} carried out{earlier}; partitions are simulated, services are not started"
+        f"{format_count(outcome.done, 'step')} done{earlier}; partitions are simulated, services are not started"
     )
     lines.append("tomorrow's deployment is reached" if outcome.reason is None else f"stopped: {outcome.reason}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`python -m pipeline.planner serve`: the fewest GPUs that serve given rates within given objectives."""
+"""`python -m pipeline.planner serve`: the fewest GPUs that serve given rates within latency objectives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.planner.serving import planning_input, slices, solution_plan, solv
 from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import Solution, judge
 
-# What is left of the time limit to find the plan that changes least, at least.
+# Least time for finding the plan with the fewest changes.
 _CHANGE_S = 5.0
 
 
@@ -24,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the demand, the method, today's plan and the path of the plan."""
     planning_input.add_arguments(parser)
     parser.add_argument(
-        "--method", choices=list(solvers.METHODS), default=solvers.EXACT, help=f"how to solve it; {solvers.EXACT}"
+        "--method", choices=list(solvers.METHODS), default=solvers.EXACT, help=f"solver (default {solvers.EXACT})"
     )
     parser.add_argument(
         "--from",
         dest="today",
         type=Path,
         metavar="FILE",
-        help="what runs today: among plans with the fewest GPUs, the one that changes least from it",
+        help="today's plan: of the plans with the fewest GPUs, take the one with the fewest changes from it",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the plan to write, in JSON")
 
@@ -82,7 +82,7 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
 
 
 def answer_without_plan(problem: Problem, solution: Solution, time_limit_s: float, profile: Profile) -> CommandAnswer:
-    """Return the services, objectives or limits that are the reason why there is no plan."""
+    """Return the reasons why there is no plan."""
     reasons = solution_plan.explain_infeasibility(problem, solution, time_limit_s)
     data: dict[str, Any] = {
         "version": deployment.VERSION,
@@ -100,20 +100,19 @@ def answer_without_plan(problem: Problem, solution: Solution, time_limit_s: floa
 
 
 def describe_plan(plan: Plan) -> str:
-    """Describe a plan: what is proved, the GPUs, and what each service has to spare."""
+    """Describe a plan: what is proved, the GPUs, and the slack of each service."""
     num_gpus = len(plan.deployment.gpus)
     if plan.status == "optimal":
-        head = f"{format_count(num_gpus, 'GPU')}: proved, no plan has fewer"
+        proved = "proved, no plan has fewer"
     elif plan.bound is None:
-        head = f"{format_count(num_gpus, 'GPU')}: nothing is proved of how few there could be"
+        proved = "no lower bound is known"
     else:
-        head = f"{format_count(num_gpus, 'GPU')}: at least {plan.bound:g} are needed (gap {plan.gap:.1%})"
+        proved = f"at least {plan.bound:g} are needed (gap {plan.gap:.1%})"
+    head = f"{format_count(num_gpus, 'GPU')}: {proved}"
     if change := plan.details.get("changes"):
-        proved = (
-            "" if change["at_least"] is None else f": any plan with so few GPUs changes {change['at_least']} or more"
-        )
+        proved = "" if change["at_least"] is None else f": at least {change['at_least']} changes are needed"
         if change["is_least"]:
-            proved = ": proved, no plan with so few GPUs changes less"
+            proved = ": proved, no plan with as few GPUs changes less"
         head += (
             f"\nfrom {change['from']}: {format_count(change['num_kept'], 'instance')} kept, "
             f"{change['num_created']} created, {change['num_removed']} removed{proved}"
@@ -121,7 +120,7 @@ def describe_plan(plan: Plan) -> str:
     gpus = [["GPU", "model", "services"]]
     for number, gpu in enumerate(plan.deployment.gpus):
         gpus.append([str(number), gpu.model, ", ".join(_instance(instance) for instance in gpu.instances)])
-    services = [["service", "rate/s", "planned/s", "spare", "latency ms", "limit ms", "spare", "instances"]]
+    services = [["service", "rate/s", "planned/s", "slack", "latency ms", "limit ms", "slack", "instances"]]
     for row in plan.details["services"]:
         services.append(
             [

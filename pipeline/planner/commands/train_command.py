@@ -1,4 +1,4 @@
-"""`python -m pipeline.planner train`: which training jobs run together, how and in which order."""
+"""`python -m pipeline.planner train`: a schedule of training jobs."""
 
 from __future__ import annotations
 
@@ -29,59 +29,47 @@ _NAMES = {"makespan": "makespan", "completion": "mean completion", "energy": "en
 _UNITS = {"makespan": "s", "completion": "s", "energy": "J"}
 _TIME_LIMIT_S = 20.0
 _PROVED = 1e-4
-"""As small a gap is none."""
+"""A plan with a smaller gap counts as proved."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add jobs, profile, GPUs and objective."""
-    parser.add_argument("jobs", type=Path, help="what is to be trained, in YAML")
-    parser.add_argument(
-        "--profile", type=Path, action="append", required=True, metavar="FILE", help="may be given again"
-    )
-    parser.add_argument(
-        "--gpu", metavar="GPU", help="model, or index or UUID of a GPU; that of the profile if not given"
-    )
-    parser.add_argument("--gpus", type=int, metavar="N", help="how many there are, instead of what the file says")
-    parser.add_argument("--driver-branch", type=int, metavar="N", help="of the model's driver; a current one")
-    parser.add_argument("--objective", choices=list(_UNITS), default="makespan", help="what is to be small; makespan")
-    parser.add_argument(
-        "--modes", metavar="LIST", help="that may be used, besides serial; those of which the profile has something"
-    )
-    parser.add_argument("--measured-only", action="store_true", help="use no speed that was not measured as such")
-    parser.add_argument("--seed", type=int, default=0, help="of the search for the mean completion; 0")
-    parser.add_argument(
-        "--time-limit-s", type=float, default=_TIME_LIMIT_S, metavar="S", help=f"of the solver; {_TIME_LIMIT_S:g}"
-    )
+    parser.add_argument("jobs", type=Path, help="the training jobs, in YAML")
+    parser.add_argument("--gpu", metavar="GPU", help="model, index or UUID of a GPU (default: the profile's model)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="number of GPUs (default: that of the file)")
+    parser.add_argument("--objective", choices=list(_UNITS), default="makespan", help="quantity to minimise (makespan)")
+    parser.add_argument("--modes", metavar="LIST", help="sharing modes besides serial (default: those of the profile)")
+    parser.add_argument("--measured-only", action="store_true", help="use measured speeds only, no predictions")
+    planning_input.add_solver_arguments(parser, _TIME_LIMIT_S)
     parser.add_argument("--out", type=Path, metavar="FILE", help="the plan to write, in JSON")
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
-    """Return the plan, or the job that makes that there is none."""
-    if not arguments.time_limit_s > 0:
-        raise ConfigError(f"--time-limit-s {arguments.time_limit_s:g}: must be above 0")
+    """Return the plan, or the reason why there is none."""
+    planning_input.check_time_limit(arguments.time_limit_s)
     table = profile_table.read(arguments.profile)
     allowed = _choose_modes(arguments.modes, table)
     selectors = [arguments.gpu] if arguments.gpu else list(table.gpu_models)
     if len(selectors) != 1:
-        raise ConfigError(f"{table.source}: it has rows of {', '.join(selectors)}; choose one with --gpu")
+        raise ConfigError(f"{table.source}: has rows of {', '.join(selectors)}; choose one model with --gpu")
     (model,) = planning_input.find_models(selectors, table, Limits(), arguments.driver_branch)
     problem, objective = training.read(arguments.jobs, arguments.gpus, model, table), arguments.objective
-    best, why = _solve(problem, arguments, allowed, arguments.time_limit_s)
+    best, reason = _solve(problem, arguments, allowed, arguments.time_limit_s)
     note = list_marks(is_simulated=table.is_simulated)
     if best is None:
         infeasible = {
             "version": training_plan.VERSION,
             "status": "infeasible",
-            "reasons": [why],
+            "reasons": [reason],
             "is_simulated": table.is_simulated,
         }
-        return CommandAnswer(data=infeasible, text="\n".join([f"no plan: {why}", *note]), status=1)
+        return CommandAnswer(data=infeasible, text="\n".join([f"no plan: {reason}", *note]), status=1)
     by_mode: dict[str, float] = {}
     for mode in allowed:
         alone, _ = _solve(problem, arguments, [sharing_modes.SERIAL.name, mode], arguments.time_limit_s / 10)
-        if alone is not None and (cost := alone.value(objective)) is not None:
+        if alone is not None and (cost := alone.cost(objective)) is not None:
             by_mode[mode] = cost
-            if cost < (best.value(objective) or math.inf):
+            if cost < (best.cost(objective) or math.inf):
                 best = replace(alone, bound=best.bound)
     gpus = [training_plan.plan_gpu(problem, groups) for groups in best.gpus]
     gap = _gap(best, objective)
@@ -105,18 +93,18 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
         input_files.write_json(arguments.out, data)
     lines = [*note, *_describe(problem, best, gpus, objective, by_mode)]
     if arguments.modes is None and (unused := [mode for mode in training.MODES if mode not in allowed]):
-        lines.append(f"nothing was measured under {', '.join(unused)}, so none is planned; --modes adds predictions")
+        lines.append(f"not considered, as not in the profile: {', '.join(unused)}; --modes adds them with predictions")
     return CommandAnswer(data=data, text="\n".join(lines))
 
 
 def _choose_modes(text: str | None, table: Profile) -> list[str]:
-    """Return those asked for, else those measured: predictions of others are not worth the few per cent they gain."""
+    """Return the modes of --modes, else the measured ones: predicted modes gain a few per cent at most."""
     if text is None:
         measured = {row.sharing_mode for row in table.rows}
         return [mode for mode in training.MODES if mode == sharing_modes.SERIAL.name or mode in measured]
     names = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := [name for name in names if name not in training.MODES]:
-        raise ConfigError(f"--modes: there is no mode {unknown[0]}; there are {', '.join(training.MODES)}")
+        raise ConfigError(f"--modes: unknown mode {unknown[0]}; choose among {', '.join(training.MODES)}")
     return list(dict.fromkeys([sharing_modes.SERIAL.name, *names]))
 
 
@@ -127,16 +115,16 @@ def _solve(
     for kind, job in enumerate(problem.jobs):
         if not any(composition[kind] for composition in groups):
             workload, batch = problem.programs[kind]
-            why = f"it does not fit into the {problem.memory_mib:g} MiB of {problem.model.name}"
+            reason = f"does not fit into the {problem.memory_mib:g} MiB of {problem.model.name}"
             if arguments.objective == "energy":
-                why = f"the profile has no energy of {workload} at batch {batch} on {problem.model.name}"
-            return None, f"{job.name}: {why}"
+                reason = f"the profile has no energy of {workload} at batch {batch} on {problem.model.name}"
+            return None, f"{job.name}: {reason}"
     best = schedule.solve(problem, groups, arguments.objective, seed=arguments.seed, time_limit_s=time_limit_s)
     return best, f"none was found within {arguments.time_limit_s:g} s; give more time with --time-limit-s"
 
 
 def _gap(best: Schedule, objective: Objective) -> float | None:
-    cost = best.value(objective)
+    cost = best.cost(objective)
     return None if best.bound is None or not cost else max(0.0, (cost - best.bound) / cost)
 
 
@@ -145,7 +133,7 @@ def _describe(
 ) -> list[str]:
     """Describe the plan; a `~` stands before every figure that was predicted."""
     gap, name, unit = _gap(best, objective), _NAMES[objective], _UNITS[objective]
-    proved = "a search, nothing proved" if gap is None else "proved" if gap < _PROVED else f"gap {gap:.1%}"
+    proved = "found by search, not proved" if gap is None else "proved" if gap < _PROVED else f"gap {gap:.1%}"
     is_predicted = any(group.is_predicted for gpu in gpus for group in gpu.groups)
     lines = [["GPU", "from s", "to s", "mode", "jobs"]]
     for number, gpu in enumerate(gpus):
@@ -154,20 +142,20 @@ def _describe(
             jobs = ", ".join(map(_describe_job, group.jobs))
             lines.append([str(number), f"{group.start_s:.6g}", end, group.mode, jobs])
     return [
-        f"{name} {'~' if is_predicted else ''}{best.value(objective):.6g} {unit} on "
-        f"{format_count(problem.num_gpus, 'GPU')} ({proved}), start-up not counted",
+        f"{name} {'~' if is_predicted else ''}{best.cost(objective):.6g} {unit} on "
+        f"{format_count(problem.num_gpus, 'GPU')} ({proved}), without start-up times",
         "",
         *align_table(lines, left=(0, 3, 4)),
         "",
-        f"{name} in {unit} with one mode beside serial: "
+        f"{name} in {unit} with serial and one other mode: "
         f"{', '.join(f'{mode} {cost:.6g}' for mode, cost in by_mode.items())}",
-        *(_describe_errors(problem) if is_predicted else ["every figure was measured as such"]),
+        *(_describe_errors(problem) if is_predicted else ["all figures were measured, none predicted"]),
     ]
 
 
 def _describe_errors(problem: Problem) -> list[str]:
     return [
-        "~: predicted; the error of mixes of different jobs in one place is unknown",
+        "~: predicted; the error is unknown for different jobs that share an instance or GPU",
         *(
             f"prediction error in {mode}: median {errors['median']:.1%}, "
             f"at most {errors['max']:.1%} ({format_count(int(errors['num_cells']), 'cell')})"

@@ -1,4 +1,4 @@
-"""`python -m pipeline.planner transition`: the steps from one deployment to another, proved before they are written."""
+"""`python -m pipeline.planner transition`: the steps from one deployment to another, checked by a proof."""
 
 from __future__ import annotations
 
@@ -24,24 +24,22 @@ _MOST_SPARE = 4096
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the two plans, the spare GPUs and the duration of each kind of step."""
-    parser.add_argument("today", type=Path, help="the plan that is deployed")
-    parser.add_argument("tomorrow", type=Path, help="the plan that is wanted")
-    parser.add_argument(
-        "--spare", type=int, default=1, help="GPUs of each model that may be used beyond the larger plan (1)"
-    )
+    parser.add_argument("today", type=Path, help="the deployed plan")
+    parser.add_argument("tomorrow", type=Path, help="the plan to deploy")
+    parser.add_argument("--spare", type=int, default=1, help="GPUs of each model beyond those of the larger plan (1)")
     parser.add_argument(
         "--duration",
         action="append",
         default=[],
         metavar="KIND=SECONDS",
-        help=f"how long a step takes, once for each of {', '.join(KINDS)}; migrate is create and delete if not given. "
-        "Without durations the makespan is not known",
+        help=f"duration of a kind of step, once for each of {', '.join(KINDS)} (migrate: create plus delete); without "
+        "durations there is no makespan",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the steps to write, in JSON")
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
-    """Return the steps and what they keep, or why there are none."""
+    """Return the steps and the least throughputs, or why there are none."""
     if not 0 <= arguments.spare <= _MOST_SPARE:
         raise ConfigError(f"--spare {arguments.spare}: must be from 0 to {_MOST_SPARE}")
     durations_s = read_durations(arguments.duration)
@@ -53,7 +51,7 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
     proved = proof.check(transition)
     data = json_decoder.encode(transition) | {"lowest_per_s": dict(proved.lowest_per_s), "broken": list(proved.broken)}
     if proved.broken:
-        return CommandAnswer(data=data, text="\n".join(f"does not hold: {fault}" for fault in proved.broken), status=1)
+        return CommandAnswer(data=data, text="\n".join(f"fault: {fault}" for fault in proved.broken), status=1)
     if arguments.out is not None:
         transition_steps.write(transition, arguments.out)
     written = f"\nsteps: {arguments.out}" if arguments.out is not None else ""
@@ -61,7 +59,7 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
 
 
 def read_durations(arguments: Sequence[str]) -> dict[str, float]:
-    """Read seconds by kind of step; ConfigError for what is no duration, or if one is missing."""
+    """Read seconds by kind of step; ConfigError if one is invalid or missing."""
     durations_s: dict[str, float] = {}
     for text in arguments:
         kind, _, number = text.partition("=")
@@ -70,17 +68,17 @@ def read_durations(arguments: Sequence[str]) -> dict[str, float]:
         except ValueError:
             seconds = math.nan
         if kind not in KINDS or not 0 <= seconds < math.inf:
-            raise ConfigError(f"--duration {text}: write KIND=SECONDS, where KIND is one of {', '.join(KINDS)}")
+            raise ConfigError(f"--duration {text}: not KIND=SECONDS; KIND is one of {', '.join(KINDS)}")
         durations_s[kind] = seconds
     if not durations_s:
         return {}
     if missing := [kind for kind in KINDS if kind not in durations_s and kind != "migrate"]:
-        raise ConfigError(f"--duration: that of {missing[0]} is missing")
+        raise ConfigError(f"--duration: {missing[0]} is missing; add --duration {missing[0]}=SECONDS")
     return {"migrate": durations_s["create"] + durations_s["delete"], **durations_s}
 
 
 def describe_transition(transition: Transition, proved: Proof) -> str:
-    """Describe the steps, how long they take, and what each service keeps."""
+    """Describe the steps, their times and the least throughput of each service."""
     counts: Counter[str] = Counter(step.kind for step in transition.steps)
     kinds = ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
     makespan = "" if transition.makespan_s is None else f", makespan {transition.makespan_s:g} s"
@@ -88,7 +86,7 @@ def describe_transition(transition: Transition, proved: Proof) -> str:
         f"{format_count(len(transition.steps), 'step')}{f': {kinds}' if kinds else ''}",
         f"longest chain {format_count(transition.longest_chain, 'step')}{makespan}; "
         f"{transition.spare_used} of {format_count(transition.spare, 'spare GPU')} used",
-        "checked: every order of the steps is legal and keeps the rate of each service",
+        "proved: every order of the steps is legal and keeps the rate of each service",
         *list_marks(is_simulated=transition.is_simulated),
     ]
     return "\n".join([*head, "", *_services(transition, proved), "", *_steps(transition.steps)])
@@ -108,7 +106,7 @@ def _rate(rates: Mapping[str, float], name: str) -> str:
 
 
 def _steps(steps: Sequence[Step]) -> list[str]:
-    rows = [["step", "kind", "what", "begins s", "ends s", "after"]]
+    rows = [["step", "kind", "change", "begins s", "ends s", "after"]]
     for step in steps:
         times = ["-" if time_s is None else f"{time_s:g}" for time_s in (step.begins_s, step.ends_s)]
         rows.append([step.id, step.kind, describe_step(step), *times, " ".join(step.after) or "-"])
@@ -116,7 +114,7 @@ def _steps(steps: Sequence[Step]) -> list[str]:
 
 
 def describe_step(step: Step) -> str:
-    """Describe a step, and where it takes place."""
+    """Describe the change of a step, with its GPU."""
     if step.kind == "repartition":
         gone = [f"-{slice_.profile}@{slice_.start}" for slice_ in step.destroyed]
         added = [f"+{slice_.profile}@{slice_.start}" for slice_ in step.made]

@@ -1,1 +1,1 @@
-"""A plan for those who run it: this project, mig-parted and Kubernetes."""
+"""Exports of a plan: as an experiment, for mig-parted and for Kubernetes."""

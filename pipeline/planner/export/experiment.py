@@ -1,6 +1,6 @@
-"""A plan as an experiment of this project: each GPU a group, each process a job that is sent its part of the rate.
+"""A plan as an experiment: each GPU is a group, each process a job with its part of the rate.
 
-GPUs that are planned alike are one group, which is run once.
+Equal GPUs are one group, which runs once.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from pipeline.planner.profile_table import SIMULATED
 from pipeline.prepare.mig import layouts, profiles
 
 REPEATS = 5
-"""Blocks, which a comparison needs."""
+"""Blocks, as many as a comparison needs."""
 _WINDOW_S, _LONGEST_WINDOW_S = 30.0, 600.0
 _FEWEST_REQUESTS = 10
 _PERCENTILE = 99.0
 _BATCHES = ("max_batch", "batch_size")
-"""How many requests or samples a step takes at most: the first that a workload has; a script has neither."""
+"""Keys for the batch; the first that a workload has is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """GPUs that are planned alike.
+    """Equal GPUs of a plan.
 
     Attributes:
         gpus: their positions in the plan.
         gpu: one of them.
-        sizes: what the mix calls each of its jobs.
-        instance_of: for each job, the position of its instance in the GPU of the plan.
+        sizes: the name of each job in the mix.
+        instance_of: for each job, the position of its instance.
     """
 
     gpus: tuple[int, ...]
@@ -52,7 +52,7 @@ class Group:
 
     @property
     def scenario(self) -> str:
-        """The scenario by which its jobs share the GPU."""
+        """The sharing mode of its jobs."""
         if self.gpu.mode == "mig":
             return sharing_modes.MIG_MPS.name
         if self.gpu.mode == "naive":
@@ -62,7 +62,7 @@ class Group:
 
     @property
     def profiles(self) -> tuple[str, ...]:
-        """The profile of each instance, by slices where possible: then it follows the GPU of a rehearsal."""
+        """The profile of each instance, by slices where possible, so that it fits the GPU of a rehearsal too."""
         if self.gpu.mode != "mig":
             return ()
         model = profiles.load_model(self.gpu.model, self.gpu.driver_branch)
@@ -71,9 +71,9 @@ class Group:
 
 
 def deal_rates(plan: Plan) -> dict[tuple[int, int], float]:
-    """Return the planned rate of one process of each instance of a service, by position of GPU and instance.
+    """Return the rate of one process of each instance, by position of GPU and instance.
 
-    A service's rate is dealt to its instances by their throughput; where one is not known, by their processes.
+    A service's rate is divided among its instances by throughput; if one is unknown, by processes.
     """
     required = {service.name: service.rate_per_s for service in plan.services}
     places: dict[str, list[tuple[int, int, Instance]]] = defaultdict(list)
@@ -94,9 +94,9 @@ def deal_rates(plan: Plan) -> dict[tuple[int, int], float]:
 
 
 def group_gpus(plan: Plan) -> list[Group]:
-    """Return the groups of a plan, in its order. A GPU on which nothing runs is in none."""
+    """Return the groups of a plan in its order, without empty GPUs."""
     rates = deal_rates(plan)
-    names: dict[str, dict[tuple[object, ...], str]] = defaultdict(dict)  # by model, of which each is exported alone
+    names: dict[str, dict[tuple[object, ...], str]] = defaultdict(dict)  # by model, as each is exported by itself
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     of_gpu: dict[int, tuple[str, ...]] = {}
     for number, gpu in enumerate(plan.deployment.gpus):
@@ -118,7 +118,7 @@ def group_gpus(plan: Plan) -> list[Group]:
 
 
 def _name(instance: Instance, rate_per_s: float | None, names: dict[tuple[object, ...], str]) -> str:
-    """Name the processes of an instance in a mix: equal ones alike, as no others; `names` keeps it."""
+    """Name the processes of an instance in a mix, equal ones alike; `names` has the names so far."""
     key = (instance.service, instance.batch, rate_per_s, instance.latency_p99_ms is None)
     if key not in names:
         label = re.sub(r"\W", "_", instance.service.split()[0])
@@ -129,11 +129,7 @@ def _name(instance: Instance, rate_per_s: float | None, names: dict[tuple[object
 
 
 def build_programs(plan: Plan, groups: Sequence[Group], workloads: Mapping[str, str]) -> dict[Program, str]:
-    """Return the program that each name of the mixes stands for.
-
-    Raises:
-        ConfigError: a service is no workload, or an option of it cannot be read.
-    """
+    """Return the program of each name in the mixes; ConfigError if a service is not a workload."""
     rates, objectives = deal_rates(plan), {service.name: service.objective_ms for service in plan.services}
     window_s = _window_s(plan)
     programs: dict[str, Program] = {}
@@ -148,15 +144,11 @@ def build_programs(plan: Plan, groups: Sequence[Group], workloads: Mapping[str, 
 
 
 def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) -> str:
-    """Return the text of the experiment file.
-
-    Raises:
-        ConfigError: it has no GPU or GPUs of several models, or as `build_programs`.
-    """
+    """Return the text of the experiment file; ConfigError without exactly one model, or as `build_programs`."""
     models = sorted({gpu.model for gpu in plan.deployment.gpus})
     if len(models) != 1:
         raise ConfigError(
-            f"{source}: GPUs of {len(models)} models ({', '.join(models) or 'none'}), but an experiment runs on one; "
+            f"{source}: has GPUs of {len(models)} models ({', '.join(models) or 'none'}), but an experiment needs one; "
             "choose it with --gpu MODEL"
         )
     groups = group_gpus(plan)
@@ -180,7 +172,7 @@ def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) ->
 
 
 def select_model(plan: Plan, model: str) -> Plan:
-    """Keep the GPUs of one model, the rates of services shared out as among all of them."""
+    """Keep the GPUs of one model, with their part of the rates."""
     gpus = tuple(gpu for gpu in plan.deployment.gpus if gpu.model == model)
     rates: dict[str, float] = defaultdict(float)
     for (number, position), rate in deal_rates(plan).items():
@@ -200,7 +192,7 @@ def _window_s(plan: Plan) -> float:
 
 
 def find_without_p99(plan: Plan) -> tuple[str, ...]:
-    """Return services planned by a p99 of which a process gets too few requests to measure one."""
+    """Return services planned by their p99 with a process that gets too few requests to measure it."""
     gpus, window_s = plan.deployment.gpus, _window_s(plan)
     placed = ((gpus[gpu].instances[place], rate) for (gpu, place), rate in deal_rates(plan).items())
     names = (i.service for i, rate in placed if i.latency_p99_ms is not None and not _has_p99(rate, window_s))
@@ -214,7 +206,7 @@ def _has_p99(rate_per_s: float, window_s: float) -> bool:
 def _objective(
     instance: Instance, rate_per_s: float | None, objective_ms: float | None, window_s: float
 ) -> dict[str, Value]:
-    """Return the latency objective, and its percentile where that was planned and can be measured."""
+    """Return the latency objective, and its percentile if it was planned and can be measured."""
     if rate_per_s is None or objective_ms is None:
         return {}
     is_of_p99 = instance.latency_p99_ms is not None and _has_p99(rate_per_s, window_s)
@@ -223,7 +215,7 @@ def _objective(
 
 
 def rehearsal_s(plan: Plan) -> int:
-    """Return a window in which every process of a rehearsal gets requests."""
+    """Return the window of a rehearsal in which every process gets requests."""
     return max(1, math.ceil(_FEWEST_REQUESTS / min(deal_rates(plan).values(), default=math.inf)))
 
 
@@ -237,7 +229,7 @@ def _program(
     choice, *options = workloads.get(instance.service, instance.service).split()
     if not (PROJECT_DIR / f"conf/workload/{choice}.yaml").is_file():
         raise ConfigError(
-            f"service {instance.service}: conf/workload has no {choice}; say which workload it is, as "
+            f"service {instance.service}: conf/workload has no {choice}.yaml; name its workload, as "
             f"--workload {instance.service.split()[0]}=infer_bert_base"
         )
     options_there = list_keys("workload", choice)
@@ -247,12 +239,14 @@ def _program(
     for option in options:
         key, has_value, setting = option.partition("=")
         if not has_value:
-            raise ConfigError(f"service {instance.service}: {option!r} is no KEY=VALUE of workload {choice}")
+            raise ConfigError(
+                f"service {instance.service}: option {option!r} of workload {choice} is not KEY=VALUE; write both"
+            )
         options_set[key] = setting
     if instance.batch is not None and batch is not None:
         options_set[batch] = instance.batch
     if answers_requests and rate_per_s is None and instance.batch is not None:
-        options_set["outstanding"] = instance.batch  # fewer clients would never fill a batch
+        options_set["outstanding"] = instance.batch  # as many clients as fill a batch
     if answers_requests and rate_per_s is not None:
         options_set |= {"arrival": "poisson", service_figures.RATE: rate_per_s, **objective}
     return Program(workload=choice, values=tuple(options_set.items()), name=name)

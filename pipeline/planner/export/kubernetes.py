@@ -1,8 +1,8 @@
-"""A plan as manifests of Kubernetes: a Deployment for each service on each kind of instance, a pod an instance.
+"""A plan as Kubernetes manifests: a Deployment for each service on each kind of instance, a pod per instance.
 
-A pod asks for its instance by the resource that NVIDIA's device plugin offers under the strategy `mixed`:
-`nvidia.com/mig-3g.40gb`, or `nvidia.com/gpu` for a GPU that is not divided. What is planned of it is told by
-variables (`PROCESSES`, `BATCH_SIZE`, `RATE_PER_S` of each process), since what runs in the container is the user's.
+A pod requests its instance by the resource of NVIDIA's device plugin under the strategy `mixed`:
+`nvidia.com/mig-3g.40gb`, or `nvidia.com/gpu` for an undivided GPU. The user's container reads the plan from environment
+variables: `PROCESSES`, `BATCH_SIZE`, and `RATE_PER_S` of each process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _APP, _PLAN = "app.kubernetes.io/name", "app.kubernetes.io/part-of"
 
 
 class _Kind(NamedTuple):
-    """Pods that are alike."""
+    """Equal pods."""
 
     service: str
     profile: str | None
@@ -34,18 +34,18 @@ class _Kind(NamedTuple):
 
 
 def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str]) -> str:
-    """Return the manifests as one stream of YAML; `images` has the image of each service, under "" of all others.
+    """Return the manifests as one stream of YAML; `images` has images by service, under "" that of all others.
 
     Raises:
-        ConfigError: there is no GPU, a service has no image, or an undivided GPU has several services.
+        ConfigError: nothing runs, a service has no image, or an undivided GPU has several services.
     """
     rates = deal_rates(plan)
     pods: Counter[_Kind] = Counter()
     for number, gpu in enumerate(plan.deployment.gpus):
         if gpu.mode != "mig" and len(gpu.instances) > 1:
             raise ConfigError(
-                f"{source}: gpus[{number}] is shared by {len(gpu.instances)} services without MIG, which Kubernetes "
-                "cannot express; plan with MIG"
+                f"{source}: gpus[{number}] has {len(gpu.instances)} services without MIG, which Kubernetes cannot "
+                "express; plan with MIG"
             )
         for position, instance in enumerate(gpu.instances):
             rate = rates.get((number, position))
@@ -53,15 +53,13 @@ def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str]) -> st
                 _Kind(instance.service, instance.profile, instance.processes, instance.batch, instance.share_pct, rate)
             ] += 1
     if not pods:
-        raise ConfigError(f"{source}: nothing runs on its GPUs, so there is no manifest")
+        raise ConfigError(f"{source}: no service runs on its GPUs; export another plan")
     names: Counter[str] = Counter()
     manifests = []
     for kind, replicas in pods.items():
         image = images.get(kind.service, images.get(""))
         if image is None:
-            raise ConfigError(
-                f"service {kind.service} has no image; give --image IMAGE, or --image {kind.service}=IMAGE"
-            )
+            raise ConfigError(f"service {kind.service} has no image; add --image IMAGE or --image {kind.service}=IMAGE")
         words = [kind.service, kind.profile or "gpu", f"{kind.processes}x", *([f"b{kind.batch}"] if kind.batch else [])]
         label = _label("-".join(words), room=4)
         names[label] += 1
@@ -76,7 +74,7 @@ def _label(text: str, room: int = 0) -> str:
 
 
 def _deployment(kind: _Kind, replicas: int, label: str, plan: str, image: str) -> dict[str, Any]:
-    # A profile with engines is called `1g.10gb.me` there.
+    # The device plugin writes `1g.10gb.me` for `1g.10gb+me`.
     resource = "nvidia.com/gpu" if kind.profile is None else f"nvidia.com/mig-{kind.profile.replace('+', '.')}"
     variables = {
         "PROCESSES": kind.processes,

@@ -21,13 +21,13 @@ def text_of(plan: Plan, name: str, source: str, gpus_per_node: int | None) -> st
     """Return the configuration in YAML, with `gpus_per_node` one for each node: `NAME-1`, `NAME-2`, ...
 
     Raises:
-        ConfigError: there is no GPU, or an id is no index, or an index is there twice.
+        ConfigError: there is no GPU, or the ids are not unique indexes.
     """
     gpus = plan.deployment.gpus
     if not gpus:
-        raise ConfigError(f"{source}: it has no GPU, and mig-parted needs one")
+        raise ConfigError(f"{source}: has no GPU; export a plan that has one")
     if gpus_per_node is not None and gpus_per_node < 1:
-        raise ConfigError(f"--gpus-per-node {gpus_per_node}: at least 1")
+        raise ConfigError(f"--gpus-per-node {gpus_per_node}: must be at least 1")
     indexes = _indexes(gpus, source)
     per_node = gpus_per_node or max(indexes) + 1
     nodes: dict[int, dict[tuple[tuple[str, int], ...], list[int]]] = defaultdict(dict)
@@ -46,12 +46,14 @@ def text_of(plan: Plan, name: str, source: str, gpus_per_node: int | None) -> st
 
 
 def _indexes(gpus: Sequence[Gpu], source: str) -> list[int]:
-    """Return the index of each GPU: its id, or the lowest that no other has."""
+    """Return the index of each GPU: its id, or the lowest unused one."""
     for gpu in gpus:
         if gpu.id is not None and not re.fullmatch(r"[0-9]{1,9}", gpu.id):
-            raise ConfigError(f"{source}: GPU {gpu.id!r} is no index, which mig-parted needs; plan for indexes or none")
+            raise ConfigError(
+                f"{source}: id {gpu.id!r} is not a GPU index, as mig-parted needs; plan with indexes or without ids"
+            )
     indexes = [int(gpu.id) for gpu in gpus if gpu.id is not None]
     if len(set(indexes)) < len(indexes):
-        raise ConfigError(f"{source}: the ids of its GPUs name an index twice; mig-parted needs one for each GPU")
+        raise ConfigError(f"{source}: two GPUs have the same index; give each GPU one of its own")
     free = (number for number in itertools.count() if number not in indexes)
     return [next(free) if gpu.id is None else int(gpu.id) for gpu in gpus]

@@ -1,1 +1,1 @@
-"""Pictures of plans, of transitions and of what methods need, in the style of the report's figures."""
+"""Pictures of plans, transitions and comparisons of methods, in the style of the report's figures."""

@@ -1,4 +1,4 @@
-"""Each GPU's partition, slice by slice: who is on it and how full it is."""
+"""The GPUs of a plan, slice by slice: services, load and memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ONE_COLUMN = 14
-"""Rows up to which they stand below each other; more stand in two columns."""
+"""More rows are drawn in two columns."""
 _ROW_HEIGHT = 0.46  # inches
 _GAP = 0.16  # between rows, as a share of a row
 _LOAD_HEIGHT, _MEMORY_HEIGHT = 0.20, 0.10
@@ -37,17 +37,13 @@ _FONT_SIZE = 6.0
 _WIDTH_OF_CHARACTER = 0.053  # inches, of this size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """GPUs that are divided and used alike."""
-
-    gpu: Gpu
-    names: tuple[str, ...]
+_Row = tuple[Gpu, list[str]]
+"""A GPU, and the names of all GPUs that are divided and used alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Box:
-    """An instance as it is drawn: from a memory slice on, so many wide; shares are `None` where they are not known."""
+    """An instance as it is drawn: start and width in memory slices; load and memory as shares, if known."""
 
     instance: Instance
     start: float
@@ -57,15 +53,15 @@ class _Box:
 
 
 def sketch(plan: Plan, name: str) -> Sketch:
-    """Sketch the GPUs of a plan, equal ones once."""
+    """Sketch the GPUs of a plan, equal ones in one row."""
     rows = _rows(plan.deployment.gpus)
     return Sketch(
         name=name,
-        title="Who is on which slice of which GPU",
+        title="Services on the slices of each GPU",
         caption="Each row is a GPU along its memory slices, or several that are divided and used alike. The bar at the "
-        "bottom of an instance is the load of its service (rate by planned throughput of all its instances), the thin "
-        "one the memory in use; what is not known has none. Hatched slices belong to no instance. Those who share an "
-        "undivided GPU stand beside each other.",
+        "bottom of an instance is the load of its service (rate over planned throughput of all its instances), the "
+        "thin bar its memory in use; unknown figures have no bar. Hatched slices belong to no instance. Services that "
+        "share an undivided GPU are drawn side by side.",
         section="Plan",
         paint=partial(_paint, plan, rows),
     )
@@ -75,7 +71,7 @@ def _rows(gpus: Sequence[Gpu]) -> list[_Row]:
     alike: dict[Gpu, list[str]] = {}
     for number, gpu in enumerate(gpus):
         alike.setdefault(replace(gpu, id=None), []).append(str(number) if gpu.id is None else gpu.id)
-    return [_Row(gpu=gpu, names=tuple(names)) for gpu, names in alike.items()]
+    return list(alike.items())
 
 
 def _paint(plan: Plan, rows: Sequence[_Row]) -> Figure:
@@ -83,15 +79,15 @@ def _paint(plan: Plan, rows: Sequence[_Row]) -> Figure:
     per_column = -(-len(rows) // columns) or 1
     figure = new_figure(WIDEST, 0.9 + _ROW_HEIGHT * per_column)
     panels = figure.subplots(1, columns, squeeze=False)[0]
-    totals = plan.deployment.throughput_per_s()
+    totals = deployment.total_per_s(plan.deployment.gpus)
     loads = {s.name: s.rate_per_s / totals[s.name] for s in plan.services if totals.get(s.name)}
-    names_model = len({row.gpu.model for row in rows}) > 1
+    names_model = len({gpu.model for gpu, _ in rows}) > 1
     for number, axes in enumerate(panels):
         column = rows[number * per_column : (number + 1) * per_column]
         labels = [_label(row, names_model=names_model) for row in column]
         axes.set_yticks(range(len(column)), labels, fontsize=6.5)
         _panel(axes, column, per_column, loads, characters_a_width=WIDEST * 0.86 / columns / _WIDTH_OF_CHARACTER)
-    used = {_mode(row.gpu, instance) for row in rows for instance in row.gpu.instances}
+    used = {_mode(gpu, instance) for gpu, _ in rows for instance in gpu.instances}
     if used:
         add_legend(figure, legend_of(sorted(used, key=lambda mode: mode.order)))
     if not rows:
@@ -100,15 +96,15 @@ def _paint(plan: Plan, rows: Sequence[_Row]) -> Figure:
 
 
 def _panel(axes: Axes, rows: Sequence[_Row], num_rows: int, loads: dict[str, float], characters_a_width: float) -> None:
-    widest = max((_slices(row.gpu) for row in rows), default=1)
-    for position, row in enumerate(rows):
-        _row(axes, row.gpu, position, loads, characters_a_width / widest)
+    widest = max((_slices(gpu) for gpu, _ in rows), default=1)
+    for position, (gpu, _) in enumerate(rows):
+        _row(axes, gpu, position, loads, characters_a_width / widest)
     axes.set_xlim(0, widest)
     axes.set_ylim(num_rows - 0.5, -0.5)
     axes.set_xticks(range(widest + 1))
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=7)
-    knows_memory = any(instance.memory_mib is not None for row in rows for instance in row.gpu.instances)
+    knows_memory = any(instance.memory_mib is not None for gpu, _ in rows for instance in gpu.instances)
     axes.set_xlabel(f"memory slice (bar: load of the service{', black: memory in use' if knows_memory else ''})")
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
@@ -119,7 +115,7 @@ def _row(axes: Axes, gpu: Gpu, position: int, loads: dict[str, float], character
 
     height = 1 - _GAP
     top = position - height / 2
-    # Below everything, hatched: what is not covered belongs to nobody.
+    # Hatched background: slices without an instance.
     ground = Rectangle((0, top), _slices(gpu), height, facecolor="none", edgecolor=FAINT, hatch="///", linewidth=0.4)
     axes.add_patch(ground)
     for box in _boxes(gpu, loads):
@@ -160,7 +156,7 @@ def _boxes(gpu: Gpu, loads: dict[str, float]) -> list[_Box]:
 
 
 def _words(box: _Box, room: int) -> str:
-    """Label an instance with service, processes and load, as far as there is room, in two lines if need be."""
+    """Label an instance with profile, processes, service and load, as far as they fit."""
     instance = box.instance
     who = instance.service if instance.processes == 1 else f"{instance.processes}x {instance.service}"
     full = "" if box.load is None else f" {box.load:.0%}"
@@ -173,7 +169,7 @@ def _words(box: _Box, room: int) -> str:
 
 
 def _shorten(name: str, room: int) -> str:
-    """Cut the middle out of a name: many differ in their ends alone."""
+    """Shorten a name in the middle, as many names differ only at the end."""
     if len(name) <= room or room < 4:
         return clean_text(name, max(room, 4))
     tail = min(3, (room - 2) // 2)
@@ -181,8 +177,9 @@ def _shorten(name: str, room: int) -> str:
 
 
 def _label(row: _Row, *, names_model: bool) -> str:
-    which = clean_text(f"GPU {row.names[0]}", 14) if len(row.names) == 1 else f"{len(row.names)} GPUs"
-    return f"{which}\n{clean_text(row.gpu.model.removeprefix('simulated_'), 16)}" if names_model else which
+    gpu, names = row
+    label = clean_text(f"GPU {names[0]}", 14) if len(names) == 1 else f"{len(names)} GPUs"
+    return f"{label}\n{clean_text(gpu.model.removeprefix('simulated_'), 16)}" if names_model else label
 
 
 def _slices(gpu: Gpu) -> int:

@@ -1,4 +1,4 @@
-"""How many GPUs each method needs as the load grows, from what `compare --json` says."""
+"""The GPUs that each method needs by load, from the output of `compare --json`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINES = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """The GPUs that a method needs; `num_gpus` is `None` where it found no plan."""
+    """The GPUs of a method; `num_gpus` is `None` without a plan."""
 
     method: str
     status: str
@@ -32,7 +32,7 @@ class Method:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A row a method, at a load that is so many times the rates."""
+    """All methods at a load, a multiple of the rates."""
 
     load: float
     methods: tuple[Method, ...]
@@ -40,24 +40,22 @@ class Load:
 
 
 def read(content: Mapping[str, Any], where: str) -> tuple[Load, ...]:
-    """Read what `compare --json` printed, in the order of the loads; ConfigError if it did not."""
+    """Read the output of `compare --json`, in the order of the loads; ConfigError if it is none."""
     loads: tuple[Load, ...] = input_files.decode(tuple[Load, ...], content.get("loads"), f"{where}: loads")
     return tuple(sorted(loads, key=lambda load: load.load))
 
 
 def sketch(loads: Sequence[Load], name: str) -> Sketch:
-    """Sketch GPUs by load, a line a method."""
+    """Sketch GPUs by load, one line per method."""
     proved = all(row.status == "optimal" for load in loads for row in load.methods[:1])
-    exact = (
-        "what the exact method finds is proved to be the fewest"
-        if proved
-        else ("the grey line is the lower bound, as not every plan of the exact method was proved")
-    )
+    exact = "the grey line is the lower bound, as some plans of the exact method are not proved"
+    if proved:
+        exact = "those of the exact method are proved to be the fewest"
     return Sketch(
         name=name,
         title="GPUs by load",
         caption="GPUs that each method needs to serve a multiple of the given rates within the same objectives; "
-        f"{exact}. Where a method found no plan, its line has a gap.",
+        f"{exact}. A gap in a line means that the method found no plan.",
         section="Methods",
         paint=partial(_paint, loads, proved),
     )
@@ -75,7 +73,7 @@ def _paint(loads: Sequence[Load], is_proved: bool) -> Figure:
         colour, dashes, marker = _LINES[number % len(_LINES)]
         counts = [{row.method: row.num_gpus for row in load.methods}.get(name) for load in loads]
         num_gpus = [float("nan") if count is None else float(count) for count in counts]
-        # Open markers of several sizes, as many lines lie on each other.
+        # Open markers of several sizes, as lines overlap.
         style: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker, "linewidth": 1.2}
         style |= {"markersize": max(9 - number, 3), "markerfacecolor": "none"}
         handles += axes.plot(x, num_gpus, label=name, **style)

@@ -1,4 +1,4 @@
-"""A transition over time: what is done on each GPU, and how close the services come to what they must keep."""
+"""A transition over time: the steps on each GPU, and the margin of the services."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.system.words import natural_key
+from pipeline.planner.deployment import total_per_s
 from pipeline.planner.transition.graph import assign_times
 from pipeline.planner.transition.transition_steps import KINDS, Step, Transition
 from pipeline.report.figures.drawing import (
@@ -37,7 +38,7 @@ _DRAWN_WIDTH = WIDEST * 0.86
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bar:
-    """A step on one of its GPUs; `lane` tells those apart that run there at once."""
+    """A step on one of its GPUs; concurrent steps have different lanes."""
 
     step: Step
     gpu: str
@@ -51,17 +52,13 @@ def sketch(transition: Transition, name: str) -> Sketch:
     """Sketch the steps of a transition."""
     is_timed = bool(transition.durations_s)
     steps = transition.steps if is_timed else assign_times(transition.steps, dict.fromkeys(KINDS, 1.0))
-    unit = (
-        "Times are those that were given for each kind of step"
-        if is_timed
-        else ("No durations were given: every step is drawn as long as every other")
-    )
+    unit = "Times follow from --duration" if is_timed else "Without --duration, all steps have equal length"
     return Sketch(
         name=name,
         title="The transition, GPU by GPU",
-        caption="Each bar is a step on a GPU, begun as soon as it may; a migration stands on both of its GPUs, open on "
-        f"the one that it leaves. {unit}. Below, of all services the least share of what they must keep: it is not to "
-        "fall under 1.",
+        caption="Each bar is a step on a GPU, at its earliest time; a migration is drawn on both GPUs, open on "
+        f"the one that it leaves. {unit}. Below: the least ratio of throughput to required throughput over all "
+        "services, which must not fall below 1.",
         section="Transition",
         paint=partial(_paint, transition, steps, "s" if is_timed else "steps"),
     )
@@ -90,7 +87,7 @@ def _paint(transition: Transition, steps: Sequence[Step], unit: str) -> Figure:
 
 def _bars(steps: Sequence[Step]) -> list[_Bar]:
     bars: list[_Bar] = []
-    free: dict[str, list[float]] = {}  # when each lane of a GPU is free again
+    free: dict[str, list[float]] = {}  # time at which each lane of a GPU is free
     for step in sorted(steps, key=lambda step: (step.begins_s or 0.0, step.ends_s or 0.0)):
         begins, ends = step.begins_s or 0.0, step.ends_s or 0.0
         for gpu in dict.fromkeys((step.gpu, step.source_gpu)):
@@ -152,7 +149,7 @@ def _words(bar: _Bar) -> str:
 def _least(axes: Axes, transition: Transition, steps: Sequence[Step], end: float) -> None:
     times, shares = least_shares(transition, steps)
     if not shares:
-        say_missing(axes, "no service must keep anything")
+        say_missing(axes, "no service has a required throughput")
         return
     axes.step([*times, end], [*shares, shares[-1]], where="post", color=_COLOURS["repartition"], linewidth=1.1)
     axes.axhline(1.0, color=WARNING, linewidth=0.8, linestyle="--")
@@ -162,13 +159,13 @@ def _least(axes: Axes, transition: Transition, steps: Sequence[Step], end: float
 
 
 def least_shares(transition: Transition, steps: Sequence[Step]) -> tuple[list[float], list[float]]:
-    """Return times, and from each on the least share; empty if no service must keep anything.
+    """Return times, and from each on the least share; empty if no service has a required throughput.
 
-    Who starts counts from the end of its step; who ends, until the beginning of its step.
+    A service counts from the end of the step that starts it to the start of the step that ends it.
     """
     old, new = transition.old_rates_per_s, transition.new_rates_per_s
     required = {name: min(rate, new[name]) for name, rate in old.items() if name in new}
-    has = {name: total for name, total in transition.today.throughput_per_s().items() if name in required}
+    has = {name: total for name, total in total_per_s(transition.today.gpus).items() if name in required}
     changes: list[tuple[float, str, float]] = []
     for step in steps:
         if step.instance is None or step.instance.service not in required:
@@ -176,15 +173,15 @@ def least_shares(transition: Transition, steps: Sequence[Step]) -> tuple[list[fl
         worth = step.instance.throughput_per_s or 0.0
         if step.kind == "migrate" and step.source is not None:
             worth -= step.source.throughput_per_s or 0.0
-        when = step.begins_s if step.kind == "delete" else step.ends_s
-        changes.append((when or 0.0, step.instance.service, -worth if step.kind == "delete" else worth))
+        time_s = step.begins_s if step.kind == "delete" else step.ends_s
+        changes.append((time_s or 0.0, step.instance.service, -worth if step.kind == "delete" else worth))
     if not required:
         return [], []
     times, shares = [0.0], [min(has[name] / required[name] for name in required)]
-    for when, group in itertools.groupby(sorted(changes), key=lambda change: change[0]):
-        for _, service, change in group:  # who ends waits for who starts, also where both are at one moment
+    for time_s, group in itertools.groupby(sorted(changes), key=lambda change: change[0]):
+        for _, service, change in group:  # in time order; ends wait for starts
             has[service] += change
-        times.append(when)
+        times.append(time_s)
         shares.append(min(has[name] / required[name] for name in required))
     return times, shares
 

@@ -1,7 +1,7 @@
-"""Which sharing mode to take for jobs that were measured together, from the cells and verdicts of the report.
+"""Advice on the sharing mode of jobs that were measured together, from the cells and verdicts of the report.
 
-A mode is recommended where it was shown to be better than every other one, or equal within the margin to those that
-were not beaten and simpler than they are. Where that was not shown, there is no advice, but the reason.
+A mode is recommended if it is better than every other one, or the simplest of those that are equal within the margin
+and beat the rest. Otherwise there is no advice but a reason.
 """
 
 from __future__ import annotations
@@ -37,13 +37,7 @@ from pipeline.report.page.table_format import format_estimate
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """The quantity by which the modes of a case are compared.
-
-    Attributes:
-        metric: the quantity of a cell.
-        words: how it is called in a table.
-        is_less_better: whether the smallest is the best.
-    """
+    """The metric by which the modes of a case are compared, with its table heading."""
 
     metric: str
     words: str
@@ -54,7 +48,7 @@ SPEED = Aim(SPEEDUP, "speed against serial")
 TAIL = Aim(P99_LATENCY, "p99 latency in ms", True)
 MEAN = Aim(MEAN_LATENCY, "mean latency in ms", True)
 KEPT = Aim(SLOWDOWN, "slowdown beside the services", True)
-"""Of a mix of services and other jobs: what the slowest of the others pays."""
+"""For a mix of services and other jobs: the slowdown of the slowest other job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +56,15 @@ class Advice:
     """The recommended mode of one case at one degree.
 
     Attributes:
-        mode: what is recommended; `None` if nothing can be.
-        aim: what the modes are compared by; `None` if there is nothing to compare.
+        mode: the recommendation; `None` without one.
+        aim: `None` if there is nothing to compare.
         figure: of the recommended mode, by the aim.
         runner_up, over_runner_up: the next mode, and the speed of the recommended one over it in the same block.
-        because: why it is recommended, or why nothing is.
-        changes: under which conditions another mode would be recommended, a sentence each.
-        not_considered: modes that cannot be recommended, and why.
-        undecided: modes that more blocks might tell apart; empty if there is advice, or blocks would not help.
-        blocks_needed: how many might do it; `None` if that cannot be told.
+        because: the reason for the recommendation, or for none.
+        changes: conditions under which another mode would be recommended, a sentence each.
+        not_considered: modes that cannot be recommended, with the reason.
+        undecided: modes that more blocks might separate; empty if there is advice, or blocks would not help.
+        blocks_needed: how many blocks might separate them; `None` if unknown.
     """
 
     case: Case
@@ -89,7 +83,7 @@ class Advice:
 
 
 class _Compared(NamedTuple):
-    """The best mode of a place against another one."""
+    """The comparison of the best mode with another one."""
 
     decision: Decision
     ratio: Estimate
@@ -100,7 +94,7 @@ class _Compared(NamedTuple):
 
 @dataclass(slots=True)
 class _Place:
-    """A case at a degree: its candidates, the best first, and how that compares with each other one."""
+    """A case at a degree: its candidates, the best first, and the comparisons of the best with the others."""
 
     cells: Sequence[Cell]
     aim: Aim | None
@@ -110,21 +104,18 @@ class _Place:
 
 
 def advise(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[Advice]:
-    """Return advice for each case of several jobs at each degree, in the order of the cells.
+    """Return advice for each case of several jobs at each degree, in the order of the cells of a study.
 
-    Args:
-        cells: of one study.
-        verdicts: on these cells. What they say of two modes holds here too; only pairs of modes that no verdict is
-            about, such as MIG and MPS with limits, are compared here.
+    Pairs of modes without a verdict, such as MIG and MPS with limits, are compared here.
     """
-    of_place: dict[tuple[Case, int], list[Verdict]] = defaultdict(list)
+    verdicts_at: dict[tuple[Case, int], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
-        of_place[verdict.case, verdict.degree].append(verdict)
+        verdicts_at[verdict.case, verdict.degree].append(verdict)
     places = {key: _place(ranked) for key, ranked in group_places(cells).items() if key[1] > 1}
     tested: list[tuple[_Place, Cell, Mapping[int, float], Test]] = []
     for key, place in places.items():
         for other in place.candidates[1:]:
-            if (known := _find_verdict(place, other, of_place[key])) is not None:
+            if (known := _find_verdict(place, other, verdicts_at[key])) is not None:
                 place.compared[other.mode] = known
             elif by_block := _compare_speed(place, other):
                 test = compare_pairs(select_independent(by_block, place.candidates[0].gpus))
@@ -147,7 +138,7 @@ def _place(cells: Sequence[Cell]) -> _Place:
         return _Place(cells, None, [], not_considered)
     candidates = [cell for cell in cells if cell.is_ranked and aim.metric in cell.estimates]
     if aim is not SPEED:
-        # Services have to run at the same time, so that one after another is no choice.
+        # Services must run at the same time: serial is no choice.
         candidates = [cell for cell in candidates if cell.mode != SERIAL.label]
         missed = {cell.mode: words for cell in candidates if (words := _describe_shortfall(cell))}
         not_considered += [f"{mode}: {words}" for mode, words in missed.items()]
@@ -163,13 +154,13 @@ def _aim_of(cells: Sequence[Cell]) -> Aim | None:
     if not any(cell.num_given for cell in cells):
         return SPEED if SPEEDUP in known else None
     if cells[0].case.is_mix and SLOWDOWN in known:
-        # What a latency is worth against throughput only an objective says.
+        # Without an objective, latency and throughput cannot be weighed.
         return KEPT if service_figures.OBJECTIVE_MET_WORST in known else None
     return TAIL if P99_LATENCY in known else MEAN if MEAN_LATENCY in known else None
 
 
 def _make_serial(candidates: Sequence[Cell]) -> Cell:
-    """Make a cell of one job after another, where there is none (steady mixes): the unit of the speed-ups."""
+    """Make the serial cell that steady mixes lack: all speed-ups are relative to it."""
     values = {block: 1.0 for cell in candidates for block in cell.values.get(SPEEDUP, {})}
     first = candidates[0]
     one = Estimate(median=1.0, low=1.0, high=1.0, n=len(values))
@@ -185,10 +176,12 @@ def _make_serial(candidates: Sequence[Cell]) -> Cell:
 
 
 def _describe_shortfall(cell: Cell) -> str:
-    sustained, met = (
-        cell.values.get(name, {}) for name in (service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST)
-    )
-    for by_block, words in ((sustained, "does not sustain the rate"), (met, "misses the objective")):
+    shortfalls = {
+        service_figures.SUSTAINED_WORST: "does not sustain the rate",
+        service_figures.OBJECTIVE_MET_WORST: "misses the objective",
+    }
+    for name, words in shortfalls.items():
+        by_block = cell.values.get(name, {})
         if number := sum(ratio < 1 for ratio in by_block.values()):
             return f"{words} in {number} of {format_count(len(by_block), 'block')}"
     return ""
@@ -204,7 +197,7 @@ def _compare_speed(place: _Place, other: Cell) -> dict[int, float]:
 
 def _find_verdict(place: _Place, other: Cell, verdicts: Iterable[Verdict]) -> _Compared | None:
     best = place.candidates[0].mode
-    if place.aim is KEPT:  # the report compares such mixes by nothing
+    if place.aim is KEPT:  # the report has no verdicts on such mixes
         return None
     opposite = {Decision.BETTER: Decision.WORSE, Decision.WORSE: Decision.BETTER}
     for verdict in verdicts:
@@ -219,7 +212,7 @@ def _find_verdict(place: _Place, other: Cell, verdicts: Iterable[Verdict]) -> _C
 
 
 def _compare(tested: Sequence[tuple[_Place, Cell, Mapping[int, float], Test]]) -> None:
-    """Decide the pairs of modes that the report does not compare: one family of claims, as its verdicts are another."""
+    """Decide the pairs of modes without a verdict, with a p-value correction of their own."""
     facts = [(len({place.candidates[0].gpus.get(b) for b in by_block}), test) for place, _, by_block, test in tested]
     enough = [
         number
@@ -267,20 +260,20 @@ def _advice(place: _Place) -> Advice:
 def _explain_no_comparison(place: _Place) -> str:
     ranked = [cell.mode for cell in place.cells if cell.is_ranked]
     if not ranked:
-        return "no mode could be run to a right result"
+        return "no mode has a valid result"
     if place.aim is None and any(cell.num_given for cell in place.cells):
         if any(SLOWDOWN in cell.estimates for cell in place.cells):
-            return "what a latency is worth against throughput is not known: give the services an objective"
-        return "no latency is known: requests were left unanswered, or the baselines are missing"
+            return "latency and throughput cannot be weighed; give the services an objective"
+        return "no latency is known: requests were not answered, or baselines are missing"
     if place.aim is None:
-        return "there is no baseline to compare with"
+        return "the baselines are missing; measure with baseline=always"
     if not place.candidates:
-        return "no mode meets what is asked of it"
-    return f"only {place.candidates[0].mode} can be considered, so that there is nothing to compare it with"
+        return "no mode sustains the rates and meets the objectives"
+    return f"only {place.candidates[0].mode} has a comparable result; measure another mode"
 
 
 def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
-    """Say why there is no advice: the first of the modes that the best was not told apart from."""
+    """Add the reason why there is no advice: the first mode that the best was not separated from."""
     best = place.candidates[0].mode
     names = [best, *(cell.mode for cell in open_)]
     known = [compared for cell in open_ if (compared := place.compared.get(cell.mode)) is not None]
@@ -289,12 +282,12 @@ def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
     first = known[0]
     by = f"{best} is {times_in_words(first.ratio)} as fast as {open_[0].mode}"
     if first.num_gpus > 1 and first.ratio.n < MIN_GPUS:
-        why = f"{first.num_gpus} GPUs, advice needs {MIN_GPUS}"
+        reason = f"{first.num_gpus} GPUs, advice needs {MIN_GPUS}"
     elif first.num_gpus == 1 and first.num_blocks < MIN_BLOCKS:
-        why = f"{format_count(first.num_blocks, 'block')}, advice needs {MIN_BLOCKS}"
+        reason = f"{format_count(first.num_blocks, 'block')}, advice needs {MIN_BLOCKS}"
     else:
         blocks = format_count(first.num_blocks, "block") + describe_gpus(first.num_gpus)
-        why = f"{join_words(names)} are not told apart by {blocks}"
+        reason = f"no verdict between {join_words(names)} after {blocks}"
     beaten = [mode for mode, compared in place.compared.items() if compared.decision is Decision.BETTER]
     if beaten:
         by += f"; {best} is ahead of {join_words(beaten)}"
@@ -302,7 +295,7 @@ def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
     at_least = MIN_BLOCKS if first.num_blocks < MIN_BLOCKS else None
     return replace(
         advice,
-        because=f"{why}: {by}",
+        because=f"{reason}: {by}",
         undecided=tuple(names),
         blocks_needed=at_least if None in needed else max([at_least or 0, *filter(None, needed)]),
     )
@@ -333,7 +326,7 @@ def _recommend(advice: Advice, place: _Place, chosen: Cell, equal: Sequence[Cell
 def _list_changes(
     chosen: Cell, second: Cell, over: Estimate, rivals: Sequence[Cell], *, is_equal: bool
 ) -> Iterable[str]:
-    """Yield conditions under which another mode would be taken, as far as the same jobs were measured."""
+    """Yield conditions under which another measured mode would be recommended."""
     if is_equal:
         yield f"{second.mode} instead, if it gains {MARGIN_IN_WORDS} on {chosen.mode}"
     else:
@@ -344,17 +337,15 @@ def _list_changes(
     energy = work_units.energy_of(chosen.unit) if chosen.unit else ""
     energy_words = f"energy per {work_units.format_singular(chosen.unit)}, in J" if chosen.unit else ""
     for name, words in ((energy, energy_words), (SLOWDOWN, "slowdown of the slowest job"), (MEMORY, "memory, in MiB")):
-        # Of jobs one after another, slowdown and memory are those of one job.
+        # The slowdown and memory of serial are those of one job.
         able = [cell for cell in rivals if name in cell.estimates and (name == energy or cell.mode != SERIAL.label)]
         estimate = chosen.estimates.get(name)
         less = min(able, key=lambda cell: cell.estimates[name].median, default=None)
-        if estimate is not None and less is not None and _is_below(less.estimates[name], estimate):
-            least = format_estimate(less.estimates[name])
-            yield f"{less.mode} for the least {words}: {least} against {format_estimate(estimate)}"
-
-
-def _is_below(one: Estimate, other: Estimate) -> bool:
-    return one.high is not None and other.low is not None and one.high < other.low
+        if estimate is None or less is None:
+            continue
+        least = less.estimates[name]
+        if least.high is not None and estimate.low is not None and least.high < estimate.low:
+            yield f"{less.mode} for the least {words}: {format_estimate(least)} against {format_estimate(estimate)}"
 
 
 def _list_elsewhere(
@@ -363,7 +354,7 @@ def _list_elsewhere(
     cells: Sequence[Cell],
     kinds: Mapping[tuple[Case, int, str], str],
 ) -> Iterable[str]:
-    """Yield where the study recommends another kind of sharing: at another degree or value of one parameter."""
+    """Yield other degrees, and values of one parameter, at which the study recommends another sharing mode."""
     if (taken := advice.mode) is None:
         return
     place = (advice.case, advice.degree)

@@ -1,4 +1,4 @@
-"""The command line that measures what advice lacks: the study's own, for the groups in question and enough blocks."""
+"""The command line that would decide missing advice: the study's own, with enough blocks of the groups concerned."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from pipeline.report.evaluate.cells import cases_of
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
 from pipeline.report.read.study_records import Row, Study
 
-# What a repetition decides itself, or must not inherit.
+# Keys that the new command sets, or must not inherit.
 _DECIDED = ("repeats", "resume", "only", "unit", "time_limit_s", "dry_run", "plan_file", "reproduce")
 _WHICH_GPU = ("hydra/launcher", "hydra.launcher", "gpu.device")
 
 
 def build_command(study: Study, advice: Advice) -> str | None:
-    """Return the command that would settle it; `None` if there is advice, or no sweep would help."""
-    rows = _rows(study, advice)
+    """Return the command that would decide it; `None` if there is advice, or no sweep would help."""
+    cases = cases_of(study)
+    rows = [row for row in study.rows if cases[row.run_id] == advice.case and row.degree == advice.degree]
     together = [row for row in rows if not row.is_sequential]
     if advice.mode is not None or not together:
         return None
@@ -31,7 +32,7 @@ def build_command(study: Study, advice: Advice) -> str | None:
     names = dict.fromkeys(row.name for row in together if row.mode in advice.undecided)
     only = f"only=[{','.join(map(_quote, names))}]"
     num_gpus = len({row.gpu_uuid for row in rows})
-    if 1 < num_gpus < MIN_GPUS:  # on one more GPU, in a store of its own: a block has one GPU
+    if 1 < num_gpus < MIN_GPUS:  # on one more GPU, in a store of its own, as a block has one GPU
         decided = [f"repeats={MIN_BLOCKS}", only, f"tracking.root=mlruns_{num_gpus + 1}"]
         return _compose(together, decided, without=_WHICH_GPU)
     if advice.blocks_needed is None:
@@ -40,7 +41,7 @@ def build_command(study: Study, advice: Advice) -> str | None:
 
 
 def _add_modes(advice: Advice, together: Sequence[Row]) -> str | None:
-    """Sweep the modes of which there is too little to choose from; not those whose results were wrong."""
+    """Sweep further modes where too few can be compared; without those that had wrong results."""
     repeats = f"repeats={MIN_BLOCKS}"
     if advice.aim is None:
         is_of_services = any(job.is_rate_given for row in together for job in row.jobs)
@@ -51,13 +52,8 @@ def _add_modes(advice: Advice, together: Sequence[Row]) -> str | None:
     return _compose(together, [f"scenario={','.join([*sorted(good), *new])}", repeats, "resume=true"]) if new else None
 
 
-def _rows(study: Study, advice: Advice) -> list[Row]:
-    cases = cases_of(study)
-    return [row for row in study.rows if cases[row.run_id] == advice.case and row.degree == advice.degree]
-
-
 def _compose(rows: Sequence[Row], decided: Sequence[str], without: Sequence[str] = ()) -> str | None:
-    """Return the newest command line of the rows, with these overrides and without some keys."""
+    """Return the newest command line of the rows with other overrides."""
     recorded = max(rows, key=lambda row: row.start_ms).facts.get("command_line", "")
     words = content.split_command(recorded)
     if not words:

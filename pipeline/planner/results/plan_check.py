@@ -1,7 +1,7 @@
 """The predictions of a plan for each service beside the measurements of its experiment.
 
-A group of the experiment stands for every GPU that was planned alike. What one of them lacks, a service that runs on it
-lacks: nothing is scaled up from the others.
+A group of the experiment stands for every GPU that was planned alike. A service on a GPU that was not measured has no
+measurement: nothing is scaled up from other GPUs.
 """
 
 from __future__ import annotations
@@ -29,32 +29,20 @@ from pipeline.report.evaluate.statistics import Estimate, estimate
 from pipeline.report.page.table_format import Table, format_estimate
 from pipeline.report.read.study_records import JobRow, Row, Study
 
-THROUGHPUT, P99, MEAN, MEMORY_TOTAL, ENERGY = (
-    "throughput_per_s",
-    "latency_p99_ms",
-    "latency_mean_ms",
-    "memory_mib",
-    "energy_per_item_j",
-)
+P99, MEAN = service_figures.P99, service_figures.MEAN
+THROUGHPUT, MEMORY_TOTAL, ENERGY = "throughput_per_s", "memory_mib", "energy_per_item_j"
 _Measured = tuple[Group, Sequence[Row]]
 _Promise = Callable[[JobRow, Instance, Service], bool | None]
-_ARRIVAL = "arrival"  # an option of what answers requests
-_SAME_RATE = 1e-4  # that of an export of one GPU model is rounded once more
-QUANTITIES = {
-    THROUGHPUT: "throughput (1/s)",
-    P99: "p99 latency (ms)",
-    MEAN: "mean latency (ms)",
-    MEMORY_TOTAL: "memory (MiB)",
-    ENERGY: "energy per request (J)",
+_ARRIVAL = "arrival"  # an option of services only
+_SAME_RATE = 1e-4  # the export of one GPU model rounds rates again
+QUANTITIES: Mapping[str, tuple[str, Callable[[list[float]], float]]] = {
+    THROUGHPUT: ("throughput (1/s)", sum),
+    P99: ("p99 latency (ms)", max),
+    MEAN: ("mean latency (ms)", max),
+    MEMORY_TOTAL: ("memory (MiB)", sum),
+    ENERGY: ("energy per request (J)", statistics.fmean),
 }
-"""Of a service, on all its instances: throughput and memory together, latency in the slowest, energy on average."""
-_COMBINE: Mapping[str, Callable[[list[float]], float]] = {
-    THROUGHPUT: sum,
-    P99: max,
-    MEAN: max,
-    MEMORY_TOTAL: sum,
-    ENERGY: statistics.fmean,
-}
+"""The quantities of a service: heading, and how the figures of its instances are combined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +51,16 @@ class Compared:
 
     Attributes:
         quantity: a key of `QUANTITIES`.
-        predicted: `None` if the plan does not say.
-        low, high: the interval of the prediction, where the profile has one.
-        measured: over the blocks; `None` if it was not measured, or cannot be told from that of other services.
-        is_asked: whether it is the rate at which the service is asked: what arrives differs from it by chance.
+        predicted: `None` if the plan has no figure.
+        is_offered: whether it is the offered load, from which arrivals differ by chance.
+        low, high: the interval of the prediction, if the profile has one.
+        measured: over the blocks; `None` if not measured, or not measured separately from other services.
     """
 
     service: str
     quantity: str
     predicted: float | None
-    is_asked: bool = False
+    is_offered: bool = False
     low: float | None = None
     high: float | None = None
     measured: Estimate | None = None
@@ -86,11 +74,8 @@ class Compared:
 
     @property
     def is_within(self) -> bool | None:
-        """True if the intervals of both overlap; a side without one is a point.
-
-        `None` if neither has one, and of a rate that is asked: whether that was sustained is told apart.
-        """
-        if self.measured is None or self.predicted is None or self.is_asked:
+        """True if both intervals overlap (a figure without one is a point); `None` without intervals or if offered."""
+        if self.measured is None or self.predicted is None or self.is_offered:
             return None
         planned = (self.low, self.high) if self.low is not None and self.high is not None else (self.predicted,) * 2
         median, low, high = self.measured.median, self.measured.low, self.measured.high
@@ -106,10 +91,10 @@ class Check:
 
     Attributes:
         compared: every quantity of every service, in the order of the plan.
-        broken: what was promised and not kept: rates that were not sustained, objectives that were missed.
-        missing: GPUs of the plan of which nothing counts, and why.
-        unchecked: what was promised and of which nothing was measured that tells whether it was kept.
-        held_by_mean: services that were planned by their p99, of which too few requests came for one to be measured.
+        broken: promises that were not kept: rates not sustained, objectives missed.
+        missing: GPUs of the plan without a valid measurement, with the reason.
+        unchecked: promises without the measurement that would decide them.
+        held_by_mean: services planned by their p99 that had too few requests to measure one.
     """
 
     compared: tuple[Compared, ...]
@@ -121,33 +106,33 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """True if the whole plan was measured, and every service got what it was promised."""
+        """True if the whole plan was measured and every promise was kept."""
         return not (self.broken or self.missing or self.unchecked)
 
 
 def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_group: bool = False) -> Check:
-    """Join a plan with the runs of its experiment, with `by_group` each group for itself.
+    """Compare a plan with the runs of its experiment, with `by_group` each group by itself.
 
     Raises:
-        ConfigError: no run of the study is of a group of the plan, or the profile is not the plan's.
+        ConfigError: no run belongs to a group of the plan, or the profile is not the plan's.
     """
     if table is not None and plan.profile_digest not in (None, table.digest):
         raise ConfigError(
             f"{source}: profile {table.source} (digest {table.digest[:12]}) is not the plan's "
-            f"({(plan.profile_digest or '')[:12]}); plan again"
+            f"({(plan.profile_digest or '')[:12]}); name that one, or plan again"
         )
     groups = group_gpus(plan)
     rates = deal_rates(plan)
     models = {find_model_name(gpu.model) for gpu in plan.deployment.gpus}
     runs = [[row for row in study.rows if _is_run_of(row, group, rates, models)] for group in groups]
     if not any(runs):
-        names = ", ".join(sorted({row.name for row in study.rows})[:3]) or "it has no results"
+        names = ", ".join(sorted({row.name for row in study.rows})[:3]) or "none"
         raise ConfigError(
-            f"experiment {study.experiment!r} has no group of {source} with its GPU model, rates and batches (it has "
+            f"experiment {study.experiment!r} has no group with the GPU model, rates and batches of {source} (groups: "
             f"{names}); export the plan with `{entry_points.spell('planner', 'export')}` and run it"
         )
-    missing = list(map(_why_missing, groups, runs))
-    measured = [(group, rows) for group, rows, why in zip(groups, runs, missing, strict=True) if not why]
+    missing = list(map(_explain_missing, groups, runs))
+    measured = [(group, rows) for group, rows, reason in zip(groups, runs, missing, strict=True) if not reason]
     compared: list[Compared] = []
     if not by_group:
         compared += _compare(plan, groups, measured, table)
@@ -168,10 +153,7 @@ def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_gr
 
 
 def _is_run_of(row: Row, group: Group, rates: Mapping[tuple[int, int], float], models: Set[str]) -> bool:
-    """Return whether a run is of a group: the same jobs in the same places of such a GPU.
-
-    A rehearsal may take a simulated GPU that is none of the plan's models, with smaller batches.
-    """
+    """Return whether a run has a group's jobs and GPU model; a rehearsal may have another model and smaller batches."""
     device = find_model_name(row.device)
     is_stand_in = row.is_simulated and device not in models
     if device != find_model_name(group.gpu.model) and not is_stand_in:
@@ -199,8 +181,8 @@ def _has_batch(job: JobRow, planned: int | None) -> bool:
     return planned is None or job.params.get(batch_key(job), str(planned)) == str(planned)
 
 
-def _why_missing(group: Group, rows: Sequence[Row]) -> str:
-    """Say why nothing of a group counts, as a report would not rank it; empty if it counts."""
+def _explain_missing(group: Group, rows: Sequence[Row]) -> str:
+    """Explain why a report would not rank a group; empty if it would."""
     where = f"GPU {', '.join(map(str, group.gpus))}"
     bad = (Result.WRONG_RESULTS, Result.OOM, Result.SKIPPED)
     for row in rows:
@@ -209,7 +191,7 @@ def _why_missing(group: Group, rows: Sequence[Row]) -> str:
     if any(row.is_valid for row in rows):
         return ""
     if not rows:
-        return f"{where}: it was not run"
+        return f"{where} was not run"
     invalid = rows[0].marks.invalid
     return f"{where}: {f'invalid: {invalid}' if invalid else f'{rows[0].result}: {rows[0].reason}'}"
 
@@ -217,21 +199,20 @@ def _why_missing(group: Group, rows: Sequence[Row]) -> str:
 def _compare(
     plan: Plan, groups: Sequence[Group], measured: Sequence[_Measured], table: Profile | None
 ) -> Iterable[Compared]:
-    """Compare each quantity of each service of some groups, if it is planned or all its groups were measured."""
     rates = {service.name for service in plan.services}
     for name in dict.fromkeys(instance.service for group in groups for instance in group.gpu.instances):
         ran = [(group, rows) for group, rows in measured if _has_service(group, name)]
         is_complete = len(ran) == sum(_has_service(group, name) for group in groups)
         for quantity in QUANTITIES:
-            is_asked = quantity == THROUGHPUT and name in rates
-            predicted, low, high = _predict(quantity, name, plan, table, is_asked=is_asked)
+            is_offered = quantity == THROUGHPUT and name in rates
+            predicted, low, high = _predict(quantity, name, plan, table, is_offered=is_offered)
             estimated = _estimate(quantity, name, ran) if is_complete else None
             if predicted is not None or estimated is not None:
                 yield Compared(
                     service=name,
                     quantity=quantity,
                     predicted=predicted,
-                    is_asked=is_asked,
+                    is_offered=is_offered,
                     low=low,
                     high=high,
                     measured=estimated,
@@ -243,10 +224,10 @@ def _has_service(group: Group, name: str) -> bool:
 
 
 def _predict(
-    quantity: str, name: str, plan: Plan, table: Profile | None, *, is_asked: bool
+    quantity: str, name: str, plan: Plan, table: Profile | None, *, is_offered: bool
 ) -> tuple[float | None, float | None, float | None]:
     gpus = plan.deployment.gpus
-    if is_asked:  # what is sent is answered, no more
+    if is_offered:  # throughput is the offered load
         placed = ((gpus[gpu].instances[place], rate) for (gpu, place), rate in deal_rates(plan).items())
         return sum(rate * instance.processes for instance, rate in placed if instance.service == name), None, None
     instances = [(gpu, instance) for gpu in gpus for instance in gpu.instances if instance.service == name]
@@ -262,7 +243,7 @@ def _predict(
 def _combine(quantity: str, figures: Sequence[float | None]) -> float | None:
     """Combine the figures of several instances; `None` if one of them is missing."""
     known = [figure for figure in figures if figure is not None]
-    return _COMBINE[quantity](known) if known and len(known) == len(figures) else None
+    return QUANTITIES[quantity][1](known) if known and len(known) == len(figures) else None
 
 
 def _find_row(gpu: Gpu, instance: Instance, table: Profile | None) -> profile_table.Row | None:
@@ -276,24 +257,21 @@ def _find_row(gpu: Gpu, instance: Instance, table: Profile | None) -> profile_ta
 
 
 def _estimate(quantity: str, name: str, groups: Sequence[_Measured]) -> Estimate | None:
-    """Estimate a quantity of a service from the blocks in which all its groups ran well."""
-    by_block: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    """Estimate a quantity of a service from the blocks in which all its groups are valid."""
+    by_block: dict[int, list[float]] = defaultdict(list)
     gpus: dict[int, str] = {}
     for group, rows in groups:
         for row in rows:
             figure = _read_figure(quantity, name, group, row) if row.is_valid else None
             if figure is not None:
-                by_block[row.block].append((figure, len(group.gpus)))
+                by_block[row.block] += [figure] * len(group.gpus)
                 gpus[row.block] = row.gpu_uuid
-    complete = {block: _add_up(quantity, figures) for block, figures in by_block.items() if len(figures) == len(groups)}
-    if quantity == MEMORY_TOTAL and complete:  # a peak: what must fit is the highest
+    num_gpus = sum(len(group.gpus) for group, _ in groups)
+    combine = QUANTITIES[quantity][1]
+    complete = {block: combine(figures) for block, figures in by_block.items() if len(figures) == num_gpus}
+    if quantity == MEMORY_TOTAL and complete:  # the highest must fit
         return estimate(list(complete.values()), Scale.PEAK)
     return estimate(select_independent(complete, gpus)) if complete else None
-
-
-def _add_up(quantity: str, figures: Sequence[tuple[float, int]]) -> float:
-    repeated = [figure for figure, count in figures for _ in range(count)]
-    return _COMBINE[quantity](repeated)
 
 
 def _read_figure(quantity: str, name: str, group: Group, row: Row) -> float | None:
@@ -303,16 +281,16 @@ def _read_figure(quantity: str, name: str, group: Group, row: Row) -> float | No
         return _combine(quantity, [job.metrics.get(work_units.rate_of(job.unit)) for job, _ in jobs])
     if quantity in (P99, MEAN):
         return _combine(quantity, [job.metrics.get(quantity) for job, _ in jobs])
-    if quantity == MEMORY_TOTAL and group.gpu.mode == "mig":  # that of each instance once
+    if quantity == MEMORY_TOTAL and group.gpu.mode == "mig":  # each instance once
         by_instance = {place: job.metrics.get(INSTANCE_MEMORY) for job, place in jobs}
         return _combine(quantity, list(by_instance.values()))
-    if len(jobs) < len(row.jobs):  # of the whole GPU: nobody knows who took which part of it
+    if len(jobs) < len(row.jobs):  # only the total of the GPU is known
         return None
     return row.metrics.get(work_units.energy_of(row.jobs[0].unit) if quantity == ENERGY else MEMORY)
 
 
 def _find_promises(plan: Plan, measured: Sequence[_Measured], *, is_kept: bool | None) -> Iterable[str]:
-    """Say of each service of each group which promise was not kept; or, for `None`, of which that is not known."""
+    """Describe the promises that were not kept; with `None`, those of which that is unknown."""
     for group, rows in measured:
         ok = [row for row in rows if row.is_valid]
         where = f"GPU {', '.join(map(str, group.gpus))}"
@@ -321,12 +299,11 @@ def _find_promises(plan: Plan, measured: Sequence[_Measured], *, is_kept: bool |
                 continue
             for words, promise in (("sustain its rate", _is_sustained), ("meet its objective", _is_met)):
                 if rows_found := [row for row in ok if _is_kept(promise, service, group, row) is is_kept]:
-                    did = "did not" if is_kept is False else "was not seen to"
-                    yield f"{service.name} {did} {words} on {where} in {len(rows_found)} of {len(ok)} blocks"
+                    verb = "did not" if is_kept is False else "cannot be shown to"
+                    yield f"{service.name} {verb} {words} on {where} in {len(rows_found)} of {len(ok)} blocks"
 
 
 def _is_kept(promise: _Promise, service: Service, group: Group, row: Row) -> bool | None:
-    """Return whether every process of a service has kept a promise; `None` if that is not known of one."""
     verdicts = [promise(job, instance, service) for job, instance in _processes(service.name, group, row)]
     return False if False in verdicts else None if None in verdicts else True
 
@@ -342,7 +319,6 @@ def _is_sustained(job: JobRow, _instance: Instance, _service: Service) -> bool |
 
 
 def _is_met(job: JobRow, instance: Instance, service: Service) -> bool | None:
-    """Return whether the latency that the plan was made by is within the objective: p99, or mean."""
     if service.objective_ms is None:
         return True
     latency_ms = job.metrics.get(MEAN)
@@ -369,11 +345,11 @@ def build_table(check: Check, source: str) -> Table:
         measured = None if compared.measured is None else format_estimate(compared.measured)
         error = None if compared.error_ratio is None else f"{compared.error_ratio:+.1%}"
         within = {None: None, True: "yes", False: "no"}[compared.is_within]
-        rows.append((compared.service, QUANTITIES[compared.quantity], planned, measured, error, within))
+        rows.append((compared.service, QUANTITIES[compared.quantity][0], planned, measured, error, within))
     sentences = [*check.broken, *check.unchecked, *check.missing, *describe_held_by_mean(check)]
     note = (
-        f"Planned: as {source} has it; of a service with a rate, that rate. Within: whether the intervals of both "
-        "overlap; what has none is a point. "
+        f"Planned: the figures of {source}; throughput is the rate of a service that has one. Within: whether both "
+        "intervals overlap; a figure without an interval is a point. "
         + " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
     )
     columns = ("service", "quantity", "planned", "measured", "error", "within")
@@ -381,6 +357,6 @@ def build_table(check: Check, source: str) -> Table:
 
 
 def describe_held_by_mean(check: Check) -> list[str]:
-    """Say of which services the mean stands for the p99, if of any."""
+    """Name the services whose mean latency was compared, not the p99."""
     names = ", ".join(check.held_by_mean)
-    return [f"too few requests for a p99 of {names}: the mean latency was held against the objective"] if names else []
+    return [f"too few requests for a p99 of {names}: the mean latency was compared with the objective"] if names else []

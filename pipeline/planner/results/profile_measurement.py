@@ -1,7 +1,7 @@
-"""A profile from the runs of a study: only groups that its report would rank, of copies of one workload.
+"""A profile from the runs of a study: its ranked groups of copies of one workload.
 
-A share of a GPU is what its processes have to themselves: all of it under naive sharing and MPS, an instance under MIG.
-Of several instances alike in one group, each is one measurement, and the mean of a block counts.
+A share of a GPU is the whole GPU under naive sharing and MPS, and an instance under MIG. Equal instances in one group
+are one measurement each; their mean counts in a block.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.base.domain import mig_names, service_figures, work_units
 from pipeline.base.domain.group_names import list_program_params
@@ -27,9 +27,9 @@ from pipeline.report.evaluate.statistics import estimate
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import JobRow, Row, Study
 
-# What a step takes at most: requests of a service, samples of a training. A request may be several images of its own.
+# Params for the batch: requests of a service, samples of a training. A request may be several images.
 _BATCHES = ("max_batch", "batch_size")
-# What is a column of its own, or what is asked of a service rather than what it computes.
+# Params that do not tell programs apart: columns of the profile, and the load and objective of a service.
 _NOT_ITS_NAME = {
     service_figures.RATE,
     service_figures.OBJECTIVE,
@@ -39,7 +39,7 @@ _NOT_ITS_NAME = {
 
 
 class _Key(NamedTuple):
-    """A cell of the profile, but for its batch and GPU model; fields as in `profile_table.Row`."""
+    """A cell of the profile, with the device for the GPU model; fields as in `profile_table.Row`."""
 
     workload: str
     sharing_mode: str
@@ -52,17 +52,16 @@ class _Key(NamedTuple):
 
 @dataclass(slots=True)
 class _CellRuns:
-    """The runs of one group, repeated over the blocks, that measure a key.
+    """The runs of one group in all blocks that measure a key.
 
     Attributes:
-        what: its case, for errors.
-        num_instances: shares alike that were busy at the same time.
-        rate_per_s: that the user chose.
-        is_met: whether that rate was sustained and its objective met, as far as they are known.
-        values: quantity by name, then by block; one an instance.
+        label: the group, for errors.
+        num_instances: equal shares that were busy at the same time.
+        is_met: whether rate and objective were met, as far as known.
+        values: by quantity and block, one per instance.
     """
 
-    what: str
+    label: str
     num_instances: int
     rate_per_s: float | None
     is_met: bool = True
@@ -72,18 +71,15 @@ class _CellRuns:
 
 
 def measure_profile(study: Study, source: str) -> Profile:
-    """Return the profile that a study makes.
+    """Return the profile of a study.
 
     Raises:
-        ConfigError: none of its groups can be a row, two different ones would be the same row, or some are of a
-            simulated GPU and some of a real one.
+        ConfigError: no group can be a row, two groups would be the same row, or simulated and real GPUs are mixed.
     """
     if len({row.is_simulated for row in study.rows}) > 1:
-        raise ConfigError(
-            f"{source}: some runs are of a simulated GPU, which says nothing about the real one of others"
-        )
+        raise ConfigError(f"{source}: has runs of simulated and of real GPUs; keep them in experiments of their own")
     cases = cases_of(study)
-    ranked = {_place(cell): cell for cell in cells_of(study) if _is_profiled(cell)}
+    ranked = {(cell.case, cell.degree, cell.mode): cell for cell in cells_of(study) if _is_profiled(cell)}
     names = _names(job for row in study.rows for job in row.jobs)
     runs: dict[_Key, dict[str, _CellRuns]] = defaultdict(dict)
     for row in study.rows:
@@ -95,23 +91,19 @@ def measure_profile(study: Study, source: str) -> Profile:
     rows = [row for row in measured if row is not None]
     if not rows:
         raise ConfigError(
-            f"{source}: no group can be a row of a profile: it must be copies of one workload that ended well, on a GPU"
+            f"{source}: no valid group of copies of one workload on a GPU; measure some, as degree=1,2 scenario=mps"
         )
     rows.sort(key=lambda row: tuple(map(str, row.cell)))
     return Profile(rows=tuple(rows), source=source, is_simulated=study.is_simulated)
 
 
-def _place(cell: Cell) -> tuple[object, ...]:
-    return (cell.case, cell.degree, cell.mode)
-
-
 def _is_profiled(cell: Cell) -> bool:
-    has_all = not (cell.case.is_mix or cell.is_derived or cell.neighbours)  # else others had a part of the GPU
+    has_all = not (cell.case.is_mix or cell.is_derived or cell.neighbours)  # else other jobs had a part of the GPU
     return cell.is_ranked and has_all and bool(cell.unit)
 
 
 def _names(jobs: Iterable[JobRow]) -> dict[tuple[str, frozenset[tuple[str, str]]], str]:
-    """Name each program by its workload, and the options in which workloads of that name differ."""
+    """Name each program by its workload and the options in which its variants differ."""
     variants: dict[str, list[frozenset[tuple[str, str]]]] = defaultdict(list)
     for job in jobs:
         workload, options = _program(job)
@@ -133,17 +125,14 @@ def _program(job: JobRow) -> tuple[str, frozenset[tuple[str, str]]]:
 
 
 def batch_key(job: JobRow) -> str:
-    """Return the param that says how many requests or samples a step takes; empty if it has none."""
+    """Return the param for the batch; empty without one."""
     return next((key for key in _BATCHES if key in job.params), "")
 
 
 def _shares(
     row: Row, names: Mapping[tuple[str, frozenset[tuple[str, str]]], str]
 ) -> Iterator[tuple[_Key, list[JobRow], int]]:
-    """Yield each share of the GPU in a group: its key, its jobs, and how many alike there are.
-
-    None on compute instances either, which no plan makes.
-    """
+    """Yield key, jobs and number of equal shares of each share of the GPU; none on compute instances (not planned)."""
     limits = {_limit_pct(row, job) for job in row.jobs}
     if len(limits) > 1 or any(mig_names.split(job.place.get(PROFILE, ""))[1] is not None for job in row.jobs):
         return
@@ -171,7 +160,6 @@ def _shares(
 
 
 def _limit_pct(row: Row, job: JobRow) -> float | None:
-    """Return the share of the multiprocessors to which MPS limits a job; `None` without a limit."""
     if PERCENTAGE in job.place:
         return float(job.place[PERCENTAGE])
     total = row.facts.get("multiprocessors", "")
@@ -180,8 +168,8 @@ def _limit_pct(row: Row, job: JobRow) -> float | None:
 
 def _add(by_case: dict[str, _CellRuns], cell: Cell, row: Row, jobs: Sequence[JobRow], num_instances: int) -> None:
     rate = jobs[0].params.get(service_figures.RATE) if jobs[0].is_rate_given else None
-    what = f"{cell.case.label}, {cell.degree} jobs, {cell.mode}"
-    case = by_case.setdefault(what, _CellRuns(what, num_instances, None if rate is None else float(rate)))
+    label = f"{cell.case.label}, {cell.degree} jobs, {cell.mode}"
+    case = by_case.setdefault(label, _CellRuns(label, num_instances, None if rate is None else float(rate)))
     if row.run_id not in case.runs:
         case.runs.append(row.run_id)
     case.gpus[row.block] = row.gpu_uuid
@@ -213,7 +201,7 @@ def _collect(jobs: Sequence[JobRow], name: str) -> list[float]:
 
 
 def _choose(key: _Key, cases: Sequence[_CellRuns], source: str) -> _CellRuns:
-    """Choose the row: of several instances the fullest GPU, of several rates the highest that held."""
+    """Choose the group with the most equal instances, then the highest rate that was met."""
     met = [case for case in cases if case.is_met]
     able = met or [case for case in cases if case.rate_per_s == min(other.rate_per_s or 0.0 for other in cases)]
     fullest = [case for case in able if case.num_instances == max(other.num_instances for other in able)]
@@ -221,38 +209,34 @@ def _choose(key: _Key, cases: Sequence[_CellRuns], source: str) -> _CellRuns:
     best = [case for case in fullest if (case.rate_per_s or 0.0) == max(rates)]
     if len(best) > 1:
         raise ConfigError(
-            f"{source}: {key.workload} has two measurements of one row: {best[0].what}, and {best[1].what}; "
+            f"{source}: {key.workload} has two groups for one row: {best[0].label}, and {best[1].label}; "
             "keep them in experiments of their own (tracking.experiment=NAME)"
         )
     return best[0]
 
 
 def _row(key: _Key, runs: _CellRuns) -> profile_table.Row | None:
-    of_blocks = {
+    by_quantity = {
         name: {
             block: statistics.fmean(values) for block, values in by_block.items() if len(values) == runs.num_instances
         }
         for name, by_block in runs.values.items()
     }
-    known = {name: estimate(select_independent(values, runs.gpus)) for name, values in of_blocks.items() if values}
+    known = {name: estimate(select_independent(values, runs.gpus)) for name, values in by_quantity.items() if values}
     if "throughput_per_s" not in known:
         return None
     throughput = known.pop("throughput_per_s")
-    figures = {name: estimated.median for name, estimated in known.items()}
-    if memory := runs.values.get("memory_mib"):  # what must fit is the highest
+    figures: dict[str, Any] = {name: estimated.median for name, estimated in known.items()}
+    if memory := runs.values.get("memory_mib"):  # the highest must fit
         figures["memory_mib"] = max(max(values) for values in memory.values())
+    cell: dict[str, Any] = key._asdict()
     return profile_table.Row(
-        workload=key.workload,
-        gpu_model=find_model_name(key.device),
-        sharing_mode=key.sharing_mode,
-        instance_profile=key.instance_profile,
-        share_percent=key.share_percent,
-        processes=key.processes,
-        batch=key.batch,
+        gpu_model=find_model_name(cell.pop("device")),
+        **cell,
         throughput_per_s=throughput.median,
         throughput_low_per_s=throughput.low,
         throughput_high_per_s=throughput.high,
-        num_blocks=len(of_blocks["throughput_per_s"]),
+        num_blocks=len(by_quantity["throughput_per_s"]),
         runs=tuple(runs.runs),
         **figures,
     )

@@ -1,8 +1,8 @@
 """Promising configurations of one GPU, as proposed by MIG-serving (Tan et al., arXiv 2109.11067).
 
-The score of a configuration is `sum of lack * min(utility, lack)` over its services, where the lack of a service is its
-unmet share of the rate. Throughput beyond the lack does not count, otherwise a small service would get a whole GPU.
-Candidates mix at most two services, or more if two would get too much, as for the last GPUs.
+The score of a configuration is `sum of lack * min(utility, lack)` over its services: throughput beyond the lack does
+not count, else a small service would get a whole GPU. Candidates mix at most two services, and more only where the two
+would get too much (the last mile).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Pairs combine only the services with the highest gain; all pairs of a thousand services would take too long.
+# Only the services that gain most are paired: all pairs of a thousand services would take too long.
 _PAIRED = 40
 _PROPOSED = 30
 FREE = ServiceIndex(-1)
-"""Marks a slot without a service."""
+"""In place of a service, for a free slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A partition, by position, and the service in each of its slots; `FREE` for an empty slot."""
+    """A partition by position, and the service in each of its slots, or `FREE`."""
 
     partition: int
     services: tuple[ServiceIndex, ...]
@@ -37,7 +37,7 @@ class Candidates:
     """Promising configurations for a problem.
 
     Attributes:
-        utility: `[service, kind]`, the share of its rate that a service gets on a kind; 0 without a configuration.
+        utility: `[service, kind]`, throughput over rate; 0 without a configuration.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -55,11 +55,11 @@ class Candidates:
                 for partition in problem.partitions
             ]
         )
-        self._may_share = _allowed_pairs(problem)
         self._most = problem.limits.services_per_gpu or max(map(len, self.slots), default=1)
+        self._may_share = _allowed_pairs(problem) if self._most > 1 else np.eye(len(problem.services), dtype=bool)
 
     def find_best(self, lack: NDArray[np.float64], gpus_left: Sequence[float], count: int = 1) -> list[Configuration]:
-        """Return the configurations with the highest scores for `lack` `[service]` on `gpus_left` `[model]`."""
+        """Return the configurations with the highest scores for `lack` `[service]` on the `gpus_left` `[model]`."""
         gain = lack[:, None] * self.utility.clip(max=lack[:, None])
         scored = {
             configuration: self.score(configuration, lack) for configuration in self._propose(gain, lack, gpus_left)
@@ -68,7 +68,7 @@ class Candidates:
         return [configuration for configuration, score in ranked[:count] if score > 0]
 
     def propose_by_price(self, price: NDArray[np.float64], gpus_left: Sequence[float]) -> list[Configuration]:
-        """Return the configurations of highest worth, given a price for the rate of each service, `[service]`."""
+        """Return the configurations that are worth most at a price `[service]` of each rate."""
         worth = price[:, None] * self.utility
         return list(self._propose(worth, None, gpus_left))
 
@@ -81,14 +81,14 @@ class Candidates:
         return shares
 
     def score(self, configuration: Configuration, lack: NDArray[np.float64]) -> float:
-        """Return the score of a configuration, given the lack of each service."""
+        """Return the score of a configuration."""
         return sum(
             float(lack[service]) * min(share, float(lack[service]))
             for service, share in self.shares_of(configuration).items()
         )
 
     def fill(self, configuration: Configuration) -> FilledGpu:
-        """Convert a configuration to a GPU of a solution."""
+        """Return the GPU of a configuration."""
         options = self.problem.options
         return FilledGpu(
             self.problem.partitions[configuration.partition],
@@ -99,10 +99,8 @@ class Candidates:
         )
 
     def is_allowed(self, services: frozenset[ServiceIndex]) -> bool:
-        """Return whether these services may share a GPU."""
-        return len(services) <= self._most and all(
-            self._may_share is None or self._may_share[a, b] for a in services for b in services if a < b
-        )
+        """Return whether these may share a GPU."""
+        return len(services) <= self._most and all(self._may_share[a, b] for a in services for b in services)
 
     def _propose(
         self, gain: NDArray[np.float64], lack: NDArray[np.float64] | None, gpus_left: Sequence[float]
@@ -124,10 +122,7 @@ class Candidates:
             return
         gains = gain[chosen]
         worth = np.maximum(gains[:, None, :], gains[None, :, :]) @ counts.T
-        if self._most < 2:
-            worth[~np.eye(len(chosen), dtype=bool)] = -1
-        elif self._may_share is not None:
-            worth[~self._may_share[np.ix_(chosen, chosen)]] = -1
+        worth[~self._may_share[np.ix_(chosen, chosen)]] = -1
         worth[np.tril_indices(len(chosen), -1)] = -1
         for position in np.argsort(-worth, axis=None, kind="stable")[:_PROPOSED]:
             first, second, number = np.unravel_index(position, worth.shape)
@@ -161,8 +156,7 @@ class Candidates:
             services[slot] = service
             if service not in inside:
                 inside.add(service)
-                if self._may_share is not None:
-                    allowed &= self._may_share[service]
+                allowed &= self._may_share[service]
                 if len(inside) >= self._most:
                     only = np.zeros(len(gain), dtype=bool)
                     only[list(inside)] = True
@@ -173,12 +167,10 @@ class Candidates:
         return Configuration(partition, tuple(services))
 
 
-def _allowed_pairs(problem: Problem) -> NDArray[np.bool_] | None:
-    """Return which services may share a GPU, `[service, service]`; `None` if all may."""
+def _allowed_pairs(problem: Problem) -> NDArray[np.bool_]:
+    """Return `[service, service]`: which may share a GPU."""
     import numpy as np
 
-    if not problem.limits.apart:
-        return None
     number = {service.name: position for position, service in enumerate(problem.services)}
     allowed = np.ones((len(number), len(number)), dtype=bool)
     for group in problem.limits.apart:

@@ -1,7 +1,7 @@
-"""Find, among plans with a given number of GPUs, the one with fewest changes from today's, then fewest slices.
+"""The plan with the fewest changes from today's on a given number of GPUs, and of these the fewest slices.
 
-An instance stays if its service, position and configuration stay; others are removed or created. If limits restrict who
-may share a GPU, the GPUs of a plan are matched with today's, and the number of changes is not proved.
+An instance is kept if service, place and configuration stay; other instances are removed and created. Under limits on
+sharing, the GPUs of a plan are matched with today's, and the number of changes is not proved.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from dataclasses import dataclass
 
 from pipeline.planner.deployment import Deployment
 from pipeline.planner.serving import slices
-from pipeline.planner.serving import targets as of_targets
 from pipeline.planner.serving.change_programme import PlacementProgramme, count_fewest_changes
 from pipeline.planner.serving.matching import match_gpus
 from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import FilledGpu, judge
-from pipeline.planner.serving.targets import Target
+from pipeline.planner.serving.targets import Target, count_kept, find_kept_options, list_layouts
 
-# Shares of the remaining time: for counting the changes, and for placing them.
+# Shares of the remaining time for counting the changes and for placing them.
 _COUNTING, _PLACING = 0.4, 0.6
-# For the fewest slices: share of the remaining time, and the maximum.
+# For the fewest slices: share of the remaining time, and limit.
 _SLIMMING, _MOST_SLICING_S = 0.1, 3.0
 
 
@@ -30,9 +29,9 @@ class Change:
     """A deployment and its difference from today's, in instances.
 
     Attributes:
-        gpus: the GPUs of the deployment, in its order.
-        at_least: the fewest instances that any plan with so few GPUs creates or removes; `None` if nothing is proved.
-        has_fewest_slices: whether no plan with so few GPUs and changes has fewer slices, proved.
+        gpus: those of the deployment, in its order.
+        at_least: proved lower bound of created plus removed instances on so few GPUs; `None` if unknown.
+        has_fewest_slices: whether the slices are proved the fewest with so few GPUs and changes.
     """
 
     deployment: Deployment
@@ -45,19 +44,19 @@ class Change:
 
     @property
     def is_least(self) -> bool:
-        """True if proved that no plan with so few GPUs changes less."""
+        """True if the changes are proved the fewest on so few GPUs."""
         return self.at_least is not None and self.num_created + self.num_removed <= self.at_least
 
 
 def find_least_change(problem: Problem, gpus: Sequence[FilledGpu], today: Deployment, *, time_limit_s: float) -> Change:
-    """Serve all services on at most as many GPUs, with the fewest changes found within the time limit."""
+    """Serve all services on no more GPUs than these with the fewest changes found in time."""
     end = time.monotonic() + time_limit_s
-    layouts = of_targets.list_layouts(problem)
-    current = [of_targets.find_kept_options(problem, gpu) for gpu in today.gpus]
+    layouts = list_layouts(problem)
+    current = [find_kept_options(problem, gpu) for gpu in today.gpus]
 
     def num_changes(targets: Sequence[Target]) -> int:
-        """Count created minus kept instances, which is the number of changes minus that of today's instances."""
-        return sum(len(target.taken) for target in targets) - 2 * of_targets.count_kept(targets, current)
+        """Count created less kept instances, which is the changes less today's instances."""
+        return sum(len(target.taken) for target in targets) - 2 * count_kept(targets, current)
 
     def remaining_s() -> float:
         return max(end - time.monotonic(), 0.1)
@@ -88,7 +87,7 @@ def find_least_change(problem: Problem, gpus: Sequence[FilledGpu], today: Deploy
         if better is not None and weigh(better) <= weigh(chosen):
             chosen, has_fewest = better, is_fewest and num_changes(better) == lowest
     num_today = sum(len(gpu.instances) for gpu in today.gpus)
-    num_kept = of_targets.count_kept(chosen, current)
+    num_kept = count_kept(chosen, current)
     return Change(
         deployment=Deployment(gpus=tuple(target.to_gpu(problem, today) for target in chosen)),
         gpus=tuple(target.filled for target in chosen),

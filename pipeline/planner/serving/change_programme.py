@@ -1,11 +1,11 @@
 """The fewest changes from today's GPUs, by integer programmes.
 
-A single complete programme takes too long for a hundred GPUs, so there are three. The first ignores positions: how many
-of today's instances continue, and which are created. No plan changes less. The second finds positions for these; if
-every instance that continues can stay in place, the plan is proved. If not, the third solves the complete problem.
+There are three, as the complete one is too slow for a hundred GPUs. The first ignores places: its counts of continued
+and created instances bound the changes. The second places these; if every continued instance keeps its place, the plan
+is proved. Otherwise the third, the complete one, is solved.
 
-Equal GPUs of today are grouped: variables count how many get which layout and keep which instances. Further variables
-count the additional GPUs of each partition, and the new instances of each service and kind.
+Columns count, for equal GPUs of today, the GPUs in each layout and the instances that they keep; further, the other
+GPUs of each partition, and the new instances of each service and kind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.planner.serving.targets import CurrentGpu, Layout, Slot, Target
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Equal GPUs of today: their positions, and the columns of their layouts and of the instances they keep."""
+    """Equal GPUs of today: their positions, and the columns of their layouts and kept instances."""
 
     members: list[int]
     today: CurrentGpu
@@ -33,13 +33,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """The instances of a plan, regardless of position.
-
-    Attributes:
-        kept: number of today's instances that continue, by option.
-        created: number of new instances, by (service, kind).
-        changes: proved minimum of created minus kept instances; `None` if not proved.
-    """
+    """Counts of reused and created instances; `changes` is a lower bound of created less kept ones, if known."""
 
     reused: list[tuple[Option, int]]
     created: dict[Pair, int]
@@ -49,7 +43,7 @@ class Instances:
 def count_fewest_changes(
     problem: Problem, num_gpus: int, current: Sequence[CurrentGpu], time_limit_s: float
 ) -> Instances | None:
-    """Find the fewest changes, regardless of positions; `None` if time ran out."""
+    """Find the fewest changes if every instance may keep its place; `None` if the time does not suffice."""
     running = [option for today in current for option in today.options.values()]
     options = {id(option): option for option in running}
     counts = Counter(map(id, running))
@@ -69,7 +63,7 @@ def count_fewest_changes(
 
 
 class PlacementProgramme:
-    """The programme that places instances, if given the `chosen` ones, on today's GPUs and others."""
+    """The programme that places instances on today's and other GPUs; `chosen` fixes their counts."""
 
     def __init__(
         self,
@@ -81,7 +75,7 @@ class PlacementProgramme:
     ) -> None:
         self._problem, self._layouts = problem, layouts
         self._programme = Programme(problem, num_gpus)
-        # A tie-break only: between plans with equally many changes, it prefers a GPU of today.
+        # Between plans of equally many changes, prefer GPUs of today.
         cost = 0.5 / (num_gpus + 1)
         self._new = [
             self._programme.add_gpu(partition.model, partition.counts, cost) for partition in problem.partitions
@@ -93,13 +87,13 @@ class PlacementProgramme:
                 options = sorted((slot[0], slot[1] or 0, id(option)) for slot, option in today.options.items())
                 alike[today.model, tuple(options)].append(number)
         self._groups = [self._add_group(members, current[members[0]]) for members in alike.values()]
-        # Instances that continue, but at another position.
+        # Instances that continue at another place.
         self._moved = [] if chosen is None else [self._add_moved(*choice) for choice in chosen.reused]
         for pair, count in {} if chosen is None else chosen.created.items():
             self._programme.add_row({self._created[pair]: 1}, low=count, high=count)
 
     def solve(self, time_limit_s: float) -> tuple[list[Target] | None, bool]:
-        """Find GPUs that serve all services with the fewest changes, or `None`, and whether this is proved."""
+        """Find GPUs that serve all services with the fewest changes, or `None`, and whether that is proved."""
         counts = self._programme.solve(time_limit_s)
         if counts.columns is None:
             return None, False
@@ -108,14 +102,14 @@ class PlacementProgramme:
         for target in targets:
             for option in target.taken.values():
                 shares[option.service] += self._problem.share(option)
-        # The solver's tolerance may leave a service just below its rate.
+        # The tolerance of the solver may leave a service short.
         return (targets, counts.status == "optimal") if all(map(is_enough, shares)) else (None, False)
 
     def find_lightest(
         self, weights: Sequence[float], num_changes: int, time_limit_s: float
     ) -> tuple[list[Target] | None, bool]:
-        """Find GPUs as `solve` does, with the least weight and at most `num_changes` created minus kept instances."""
-        cost = self._programme.cost  # keeps the cost of additional GPUs, which is less than a slice
+        """Find GPUs as `solve` does, of the least weight, with at most `num_changes` created less kept instances."""
+        cost = self._programme.cost  # that of other GPUs stays, as it is less than a slice
         changes: dict[int, float] = {}
         for (_, kind), column in self._created.items():
             cost[column], changes[column] = weights[kind], 1
@@ -126,7 +120,7 @@ class PlacementProgramme:
         return self.solve(time_limit_s)
 
     def _add_group(self, members: list[int], today: CurrentGpu) -> _Group:
-        """Add equal GPUs: each gets one layout, in which a kept instance has a slot of its own."""
+        """Add equal GPUs: each has one layout with a slot for every kept instance."""
         layouts = {
             number: self._programme.add_gpu(layout.model, layout.counts)
             for number, layout in enumerate(self._layouts)
@@ -140,7 +134,7 @@ class PlacementProgramme:
         return _Group(members, today, layouts, keeps)
 
     def _add_moved(self, option: Option, count: int) -> tuple[Option, int]:
-        """Add today's instances that continue elsewhere; with those in place they must be as many as chosen."""
+        """Add instances of today that move; with those that stay, they add up to `count`."""
         column = self._programme.add_instance(option, cost=1)
         stays = [c for group in self._groups for slot, c in group.keeps.items() if group.today.options[slot] is option]
         self._programme.add_row(dict.fromkeys([column, *stays], 1), low=count, high=count)

@@ -1,4 +1,4 @@
-"""The demand, read from YAML: services with rates and latency objectives, and limits on who shares a GPU."""
+"""The demand, read from YAML: services with rates and latency objectives, and limits."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LEAST_PER_S = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits that a plan must respect.
+    """The limits of a plan.
 
     Attributes:
-        services_per_gpu: maximum number of different services on a GPU.
-        gpus: maximum number of GPUs per model name; other models are unlimited.
-        apart: groups of services, no two of which may share a GPU.
+        services_per_gpu: most services on one GPU.
+        gpus: number of GPUs by model; other models have no limit.
+        apart: groups of services of which no two may share a GPU.
     """
 
     services_per_gpu: int | None = None
@@ -31,7 +31,7 @@ class Limits:
 
     @property
     def concern_sharing(self) -> bool:
-        """True if any limit restricts who may share a GPU."""
+        """True if they limit which services share a GPU."""
         return self.services_per_gpu is not None or bool(self.apart)
 
 
@@ -51,12 +51,7 @@ class _File:
 
 
 def read(path: Path) -> Demand:
-    """Read the services from a file.
-
-    Raises:
-        ConfigError: the file is not readable; a key is missing, unknown or of another type; a rate or objective is 0; a
-            service is repeated; or a limit names an unknown service.
-    """
+    """Read the demand in a file; ConfigError names the key that cannot be used."""
     raw = input_files.read_mapping(path, "services")
     shared = raw.get("latency_share")
     if shared is not None and isinstance(raw.get("services"), list):
@@ -70,13 +65,13 @@ def read(path: Path) -> Demand:
 
 
 def check(services: tuple[Service, ...], where: str) -> None:
-    """Check whether services can be planned for; otherwise raise `ConfigError` with their names and the reasons."""
+    """Refuse services that cannot be planned; ConfigError."""
     if not services:
-        raise ConfigError(f"{where}: services is empty: there is nothing to plan")
+        raise ConfigError(f"{where}: services is empty; list at least one")
     for number, service in enumerate(services):
         place = f"{where}: services[{number}] {service.name}"
         if service.objective_ms is None:
-            raise ConfigError(f"{place}: key 'objective_ms' is missing")
+            raise ConfigError(f"{place}: key 'objective_ms' is missing; add it")
         for key in ("rate_per_s", "objective_ms", "latency_share"):
             if getattr(service, key) == 0:
                 raise ConfigError(f"{place}, {key}: must be above 0")
@@ -85,7 +80,7 @@ def check(services: tuple[Service, ...], where: str) -> None:
                 f"{place}, rate_per_s: {service.rate_per_s:g} is too small; the least is {_LEAST_PER_S:g}"
             )
         if service.latency_share > 1:
-            raise ConfigError(f"{place}, latency_share: {service.latency_share:g} is above 1, the whole objective")
+            raise ConfigError(f"{place}, latency_share: {service.latency_share:g} is above 1; 1 is the whole objective")
     for name, count in Counter(service.name for service in services).items():
         if count > 1:
             raise ConfigError(f"{where}: services: {name} is listed {count} times; merge its rates")
@@ -97,7 +92,7 @@ def _checked(limits: Limits, services: tuple[Service, ...], where: str) -> Limit
     names = {service.name for service in services}
     for number, group in enumerate(limits.apart):
         if unknown := [name for name in group if name not in names]:
-            raise ConfigError(f"{where}.apart[{number}]: there is no service {unknown[0]}")
+            raise ConfigError(f"{where}.apart[{number}]: unknown service {unknown[0]}; name one of services")
         if len(set(group)) != len(group) or len(group) < 2:
             raise ConfigError(f"{where}.apart[{number}]: must name two or more different services")
     return Limits(

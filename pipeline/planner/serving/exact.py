@@ -1,6 +1,7 @@
-"""The fewest GPUs, by an integer programme that counts GPUs per partition, and instances per service and kind.
+"""The fewest GPUs, by an integer programme: counts of partitions, and of instances by service and kind.
 
-These counts are sufficient unless limits restrict who may share a GPU (`sharing_limits`). HiGHS proves the bound.
+These counts determine the plan unless limits say which services may share a GPU (`sharing_limits`). HiGHS proves the
+bound.
 """
 
 from __future__ import annotations
@@ -14,17 +15,14 @@ from pipeline.planner.serving.integer_programme import Counts, Programme
 from pipeline.planner.serving.problem import KindIndex, Option, Problem, ServiceIndex
 from pipeline.planner.serving.solution import FilledGpu, Solution, Status, ceil, judge, prune, raise_short
 
-# Share of the time limit for the whole programme; the rest is for a solution near that of the relaxed one.
+# Part of the time limit for the integer programme; the rest is for a solution near the linear one.
 _PROVING = 0.5
-# Tolerance within which the solver accepts a number as whole.
+# Tolerance of the solver for whole numbers.
 _WHOLE = 1e-6
 
 
 def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
-    """Find the fewest GPUs that serve all services, proved if possible within the time limit.
-
-    Limits on who may share a GPU are ignored: `bound` holds with them too, but the solution may violate them.
-    """
+    """Find the fewest GPUs that serve all services, proved if the time suffices; limits on sharing are ignored."""
     begin = time.monotonic()
     if problem.unmet:
         return Solution(gpus=(), bound=None, status="infeasible")
@@ -44,22 +42,22 @@ def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
 
 
 def minimise_slices(
-    problem: Problem, most_gpus: int, weights: Sequence[float], *, time_limit_s: float
+    problem: Problem, gpus: Sequence[FilledGpu], weights: Sequence[float], *, time_limit_s: float
 ) -> tuple[list[FilledGpu], bool]:
-    """Serve all services on at most as many GPUs by instances of least weight; sharing limits are ignored.
+    """Find instances of the least weight on no more GPUs than these, ignoring limits on sharing.
 
     Returns:
-        The GPUs, empty if none were found in time, and whether the least weight is proved.
+        The GPUs, none if none were found in time, and whether the weight is proved the least.
     """
     end = time.monotonic() + time_limit_s
     programme = _build(problem, gpu_cost=0, weights=weights)
-    programme.most_gpus = most_gpus
+    programme.most_gpus = len(gpus)
     counts = programme.solve(time_limit_s)
     return _serve(problem, programme, counts, end), counts.status == "optimal"
 
 
 def find_unservable(problem: Problem, *, time_limit_s: float = 60.0) -> tuple[ServiceIndex, ...]:
-    """Return the fewest services without which the others can be served; empty if not found."""
+    """Return the fewest services without which the others can be served; none if unknown."""
     programme = _build(problem, gpu_cost=0)
     columns = [programme.add_column(1, most=1) for _ in problem.services]
     for row, column in zip(programme.rates, columns, strict=True):
@@ -78,7 +76,7 @@ def _build(problem: Problem, gpu_cost: float = 1, weights: Sequence[float] | Non
 
 
 def _serve(problem: Problem, programme: Programme, counts: Counts, end: float) -> list[FilledGpu]:
-    """Fill the GPUs of a solution; solve again if the solver's tolerance left a service below its rate."""
+    """Fill the GPUs of a solution; solve again if the solver's tolerance leaves a service short."""
     rates = [1.0] * len(problem.services)
     while counts.columns is not None:
         gpus = _fill(problem, counts.columns)
@@ -103,10 +101,9 @@ def _fill(problem: Problem, columns: Sequence[int]) -> list[FilledGpu]:
 
 
 def _solve_near_relaxation(problem: Problem, programme: Programme, time_limit_s: float) -> Counts:
-    """Solve within one instance of the relaxed solution, which is much easier for many services.
+    """Solve within one of each count of the linear programme, which is much faster for many services.
 
-    For a thousand services, the linear programme leaves about one fractional instance each; only these are decided. The
-    bound is that of the linear programme, which holds for all solutions.
+    The bound is that of the linear programme, which holds for all solutions.
     """
     import numpy as np
     from scipy.optimize import Bounds

@@ -1,7 +1,8 @@
-"""The greedy algorithm of MIG-serving: add the configuration with the highest score, one GPU at a time."""
+"""The greedy algorithm of MIG-serving: GPU after GPU, the configuration with the highest score."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,51 +15,49 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def lack_of(candidates: Candidates, gpus: Sequence[Configuration]) -> NDArray[np.float64]:
-    """Return the lack `[service]`: the share of its rate that each is missing on these GPUs; 0 if they suffice."""
-    import numpy as np
+class Selection:
+    """Chosen GPUs, and the remaining demand and GPUs.
 
-    lack = np.ones(len(candidates.problem.services))
-    for configuration in gpus:
-        take(candidates, configuration, lack)
-    return lack
+    Attributes:
+        lack: `[service]`, the share of its rate that each service lacks.
+        gpus_left: `[model]`, the number of unused GPUs; infinite without a limit.
+    """
 
+    def __init__(self, candidates: Candidates, gpus: Sequence[Configuration] = ()) -> None:
+        import numpy as np
 
-def take(candidates: Candidates, configuration: Configuration, lack: NDArray[np.float64]) -> None:
-    """Subtract what a configuration serves from the lack, in place."""
-    for service, share in candidates.shares_of(configuration).items():
-        lack[service] -= share
-        if is_enough(1 - lack[service]):
-            lack[service] = 0
+        self._candidates = candidates
+        self.gpus: list[Configuration] = []
+        self.lack: NDArray[np.float64] = np.ones(len(candidates.problem.services))
+        self.gpus_left = [math.inf if model.limit is None else model.limit for model in candidates.problem.models]
+        for configuration in gpus:
+            self.add(configuration)
 
+    def add(self, configuration: Configuration) -> None:
+        """Add a GPU."""
+        self.gpus.append(configuration)
+        self.gpus_left[self._candidates.problem.partitions[configuration.partition].model] -= 1
+        for service, share in self._candidates.shares_of(configuration).items():
+            self.lack[service] -= share
+            if is_enough(1 - self.lack[service]):
+                self.lack[service] = 0
 
-def count_gpus_left(candidates: Candidates, gpus: Sequence[Configuration]) -> list[float]:
-    """Return the number of unused GPUs `[model]`; infinite without a limit."""
-    models, partitions = candidates.problem.models, candidates.problem.partitions
-    used = [0] * len(models)
-    for configuration in gpus:
-        used[partitions[configuration.partition].model] += 1
-    return [
-        float("inf") if model.limit is None else model.limit - count for model, count in zip(models, used, strict=True)
-    ]
+    def find_best(self, count: int = 1) -> list[Configuration]:
+        """Return the configurations with the highest scores for the next GPU."""
+        return self._candidates.find_best(self.lack, self.gpus_left, count)
 
 
 def complete(
     candidates: Candidates, gpus: Sequence[Configuration], chance: random.Random | None = None, among: int = 1
 ) -> list[Configuration] | None:
-    """Add GPUs until no service lacks anything: the best at each step, or a random one of the best.
+    """Return these GPUs and more until no service lacks throughput; `None` if the limits on GPUs forbid that.
 
-    Returns:
-        All GPUs; `None` if the limits on their number prevent it.
+    Each step adds the best GPU, or by chance one of the best `among`.
     """
-    chosen_gpus = list(gpus)
-    lack, num_left = lack_of(candidates, chosen_gpus), count_gpus_left(candidates, chosen_gpus)
-    while lack.any():
-        best = candidates.find_best(lack, num_left, among)
+    selection = Selection(candidates, gpus)
+    while selection.lack.any():
+        best = selection.find_best(among)
         if not best:
             return None
-        chosen = best[0] if chance is None else chance.choice(best)
-        chosen_gpus.append(chosen)
-        take(candidates, chosen, lack)
-        num_left[candidates.problem.partitions[chosen.partition].model] -= 1
-    return chosen_gpus
+        selection.add(best[0] if chance is None else chance.choice(best))
+    return selection.gpus

@@ -1,6 +1,6 @@
 """Integer programmes over GPUs, which offer slots, and instances, which occupy slots and serve; solved by HiGHS.
 
-GPUs of a model are alike and instances do not influence each other, so each column counts those of one sort.
+GPUs of a model are equal and instances independent, so that a column counts the GPUs or instances of one sort.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from pipeline.planner.serving.problem import Option, Problem
 from pipeline.planner.serving.solution import Status, ceil
 
-# Status codes of `scipy.optimize.milp`.
+# Statuses of `scipy.optimize.milp`.
 _OPTIMAL, _INFEASIBLE = 0, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A solution: a whole number per column, or `None`, and a lower bound of the cost."""
+    """A solution: a whole number for each column, or `None`, and the lower bound of the cost."""
 
     columns: list[int] | None
     bound: int | None
@@ -29,12 +29,11 @@ class Counts:
 
 
 class Programme:
-    """The integer programme that serves all services at least cost, within the limits on GPUs.
+    """The integer programme that serves all services at the least cost, on at most `most_gpus` GPUs.
 
     Attributes:
         cost: of each column.
         rates: for each service, the share of its rate that each column serves.
-        most_gpus: limit on the total number of GPUs.
     """
 
     def __init__(self, problem: Problem, most_gpus: float = math.inf) -> None:
@@ -55,7 +54,7 @@ class Programme:
         return len(self.cost) - 1
 
     def add_gpu(self, model: int, slots: Mapping[Any, int], cost: float = 0) -> int:
-        """Add GPUs of a model that offer the given number of slots of each kind."""
+        """Add GPUs of a model with their number of slots of each kind."""
         column = self.add_column(cost)
         self._gpus[model][column] = 1
         for kind, count in slots.items():
@@ -63,22 +62,20 @@ class Programme:
         return column
 
     def add_instance(self, option: Option, cost: float = 0, most: float = math.inf, slot: Hashable = None) -> int:
-        """Add instances of a configuration, which occupy slots of its kind, or of another given kind."""
+        """Add instances of a configuration, which take slots of its kind, or `slot`."""
         column = self.add_column(cost, most)
         self.rates[option.service][column] = self._share(option)
         self._slots[option.kind if slot is None else slot][column] = 1
         return column
 
     def add_row(self, row: Mapping[int, float], low: float = -math.inf, high: float = math.inf) -> None:
-        """Constrain a weighted sum of columns to between two limits."""
+        """Add a constraint: a weighted sum of columns between two limits."""
         self._rows.append((row, low, high))
 
     def build_constraints(self, rates: Sequence[float] | None = None) -> tuple[Any, Any, Any]:
-        """Return a sparse matrix `[row, column]` and the limits of its rows; the first rows are the services.
+        """Return a sparse matrix `[row, column]`, the services first, and the limits of its rows.
 
-        Args:
-            rates: the share of its rate that each service needs, by default all. A column counts at most that much,
-                which tightens the bound.
+        `rates` are the shares of their rates that services need (default 1); no column counts more, for a better bound.
         """
         import numpy as np
         from scipy.sparse import csr_array
@@ -88,7 +85,7 @@ class Programme:
             ({column: min(share, least) for column, share in row.items()}, least, math.inf)
             for row, least in zip(self.rates, needed, strict=True)
         ]
-        # Ordered by instance: in the order of GPUs, HiGHS takes a third longer for large programmes.
+        # In the order of the instances: in that of the GPUs, HiGHS takes a third longer.
         rows += [(row, -math.inf, 0) for row in sorted(self._slots.values(), key=max)]
         limited = zip(self._gpus, self._limits, strict=True)
         rows += [(row, -math.inf, limit) for row, limit in limited if limit is not None]
@@ -102,7 +99,7 @@ class Programme:
         return matrix, np.array([low for _, low, _ in rows]), np.array([high for _, _, high in rows])
 
     def solve(self, time_limit_s: float, rates: Sequence[float] | None = None, bounds: Any = None) -> Counts:
-        """Find whole numbers of least cost; the bound assumes that costs are whole numbers too."""
+        """Find whole numbers of the least cost; the bound holds for whole costs."""
         import numpy as np
 
         optimum = self.optimise(time_limit_s, rates, bounds, integrality=np.ones(len(self.cost)))
@@ -116,7 +113,7 @@ class Programme:
     def optimise(
         self, time_limit_s: float, rates: Sequence[float] | None = None, bounds: Any = None, integrality: Any = None
     ) -> Any:
-        """Run `scipy.optimize.milp`; without `integrality` it solves the linear programme."""
+        """Return the optimum of `scipy.optimize.milp`; of the linear programme without `integrality`."""
         from scipy import optimize
 
         return optimize.milp(

@@ -1,4 +1,4 @@
-"""The command line of planners of services: demand, profiles, GPU models and margin."""
+"""The command line of planning: demand, profiles, GPU models, margin and solver."""
 
 from __future__ import annotations
 
@@ -15,41 +15,51 @@ from pipeline.planner.serving import demand, problem
 from pipeline.planner.serving.problem import INTERVAL, NONE, Model, Problem
 from pipeline.prepare.mig import profiles
 
-# A plan for a thousand services should take at most a minute, including reading and writing.
+# With reading and writing, a plan for a thousand services takes less than a minute.
 TIME_LIMIT_S = 40.0
 
 
 def add_arguments(parser: argparse.ArgumentParser, time_limit_s: float = TIME_LIMIT_S) -> None:
-    """Add the options for demand, profile, GPUs, margin, seed and time limit."""
-    parser.add_argument("services", type=Path, help="what is to be served, in YAML")
-    parser.add_argument(
-        "--profile", type=Path, action="append", required=True, metavar="FILE", help="may be given again, a file a GPU"
-    )
+    """Add demand, GPUs, margin, and the arguments of `add_solver_arguments`."""
+    parser.add_argument("services", type=Path, help="the services with rates and objectives, in YAML")
     parser.add_argument(
         "--gpu",
         action="append",
         metavar="GPU",
-        help=f"model, as {profiles.SIMULATED}a100_80gb, or index or UUID of a GPU; may be given again; those of the "
-        "profile if not given",
+        help=f"model, as {profiles.SIMULATED}a100_80gb, or index or UUID of a GPU (default: the profile's models); may "
+        "be given again",
     )
-    parser.add_argument("--driver-branch", type=int, metavar="N", help="of the models' driver; a current one")
     parser.add_argument(
         "--margin",
         default=NONE,
         metavar=f"{INTERVAL}|{NONE}|SHARE",
-        help="plan with the low end of the measured interval, or with so much less throughput (0.1)",
+        help="plan with the low end of the measured interval, or with this share less throughput, as 0.1",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of tree search and genetic algorithm; 0")
+    add_solver_arguments(parser, time_limit_s)
+
+
+def add_solver_arguments(parser: argparse.ArgumentParser, time_limit_s: float) -> None:
+    """Add profile, driver branch, seed and time limit."""
     parser.add_argument(
-        "--time-limit-s", type=float, default=time_limit_s, metavar="S", help=f"of each method; {time_limit_s:g}"
+        "--profile", type=Path, action="append", required=True, metavar="FILE", help="profile; may be given again"
     )
+    parser.add_argument("--driver-branch", type=int, metavar="N", help="driver branch of the models, as 470 (current)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of searches (0)")
+    parser.add_argument(
+        "--time-limit-s", type=float, default=time_limit_s, metavar="S", help=f"limit of a solver ({time_limit_s:g})"
+    )
+
+
+def check_time_limit(time_limit_s: float) -> None:
+    """Refuse a time limit that is not above 0 and finite; ConfigError."""
+    if not 0 < time_limit_s < math.inf:
+        raise ConfigError(f"--time-limit-s {time_limit_s:g}: must be above 0 and finite")
 
 
 def read(arguments: argparse.Namespace) -> tuple[Problem, Profile]:
-    """Return the problem of a command line, and its profile; raise `ConfigError` if it is invalid."""
+    """Return the problem and profile of a command line; ConfigError if they cannot be used."""
     margin = check_margin(arguments.margin)
-    if not 0 < arguments.time_limit_s < math.inf:
-        raise ConfigError(f"--time-limit-s {arguments.time_limit_s:g}: must be above 0 and finite")
+    check_time_limit(arguments.time_limit_s)
     stated = demand.read(arguments.services)
     table = profile_table.read(arguments.profile)
     models = find_models(arguments.gpu or table.gpu_models, table, stated.limits, arguments.driver_branch)
@@ -57,7 +67,7 @@ def read(arguments: argparse.Namespace) -> tuple[Problem, Profile]:
 
 
 def check_margin(margin: str) -> str:
-    """Return a margin that `problem.build` supports; raise `ConfigError` for others."""
+    """Return the margin; ConfigError if `problem.build` does not know it."""
     if margin in (INTERVAL, NONE):
         return margin
     try:
@@ -74,12 +84,12 @@ def find_models(
 ) -> list[Model]:
     """Find GPU models by name, by the name in the profile, or by index or UUID of a GPU."""
     if driver_branch is not None and driver_branch < 1:
-        raise ConfigError(f"--driver-branch {driver_branch}: must be above 0, as 470 of driver 470.82.01")
+        raise ConfigError(f"--driver-branch {driver_branch}: must be above 0; write 470 for driver 470.82.01")
     models: list[Model] = []
     for selector in selectors:
         name, mig = _find(selector, table, driver_branch)
         if name in [model.name for model in models]:
-            raise ConfigError(f"--gpu {selector}: {name} is there twice; name each model once")
+            raise ConfigError(f"--gpu {selector}: model {name} is named twice; name it once")
         models.append(Model(name=name, mig=mig, limit=limits.gpus.get(name)))
     return models
 

@@ -1,8 +1,7 @@
-"""A demand and a profile as an integer problem: GPUs, their partitions, and the rates of services on instances.
+"""The planning problem of a demand and a profile: GPUs, their partitions, and the throughput of services there.
 
-A *kind* is where a service can run: an instance profile of a GPU model, or an undivided GPU of that model. Among the
-configurations of a service on a kind (processes, batch size, share) that meet the latency objective, only the one with
-the highest throughput counts, as instances do not influence each other.
+A *kind* is an instance profile of a GPU model, or its undivided GPU. As instances are independent, only one
+configuration (processes, batch, share) of a service on a kind counts: the fastest with a latency below the objective.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ KindIndex = NewType("KindIndex", int)
 Pair = tuple[ServiceIndex, KindIndex]
 """A service on a kind."""
 WHOLE = ""
-"""Used as the instance profile of an undivided GPU."""
+"""In place of an instance profile, for the undivided GPU."""
 INTERVAL = "interval"
 NONE = "none"
 
@@ -40,9 +39,9 @@ class Model:
     """A GPU model to plan with.
 
     Attributes:
-        name: as in profile tables.
-        mig: its MIG table; `None` without MIG.
-        limit: maximum number; `None` without limit.
+        name: as in profiles.
+        mig: `None` if it cannot be divided.
+        limit: number of GPUs; `None` without a limit.
     """
 
     name: str
@@ -55,9 +54,9 @@ class Kind:
     """An instance profile or undivided GPU of a model, which is given by position.
 
     Attributes:
-        mig_profile: of the instance; `None` for the undivided GPU.
+        mig_profile: `None` for the undivided GPU.
         slices: compute and memory slices.
-        memory_mib: total for all processes on it; infinite if unknown.
+        memory_mib: infinite if unknown.
     """
 
     model: int
@@ -72,7 +71,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """A maximal partition of a GPU: the number of instances of each kind, by the kind's position."""
+    """A maximal division of a GPU: the number of instances of each kind."""
 
     model: int
     counts: Mapping[KindIndex, int]
@@ -88,8 +87,8 @@ class Option:
     """A configuration of a service on a kind.
 
     Attributes:
-        throughput_per_s: the throughput used for planning: that of the row minus the margin.
-        latency_ms: the latency compared with the objective.
+        throughput_per_s: of the row, less the margin.
+        latency_ms: the latency that was compared with the objective.
     """
 
     service: ServiceIndex
@@ -101,11 +100,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmet:
-    """A service that no configuration serves, and what its best configuration would achieve.
-
-    Attributes:
-        row: with the lowest measured latency among those with enough memory; `None` if there are none.
-    """
+    """A service without a configuration; `row` has its lowest latency where the memory suffices, if anywhere."""
 
     service: Service
     row: Row | None
@@ -116,7 +111,7 @@ class Unmet:
 
     @property
     def objective_above_ms(self) -> float | None:
-        """The latency above which its best configuration would meet any objective."""
+        """The latency that an objective must exceed for its best configuration to meet it."""
         return None if self.latency_ms is None else self.latency_ms / self.service.latency_share
 
 
@@ -125,9 +120,9 @@ class Problem:
     """The problem of serving a demand.
 
     Attributes:
-        options: for each service, the best configuration on each possible kind.
-        admitted: for each service, every allowed configuration.
-        unmet: services without a configuration; if there are any, no plan exists.
+        options: for each service, its best configuration on each kind.
+        admitted: for each service, all configurations that meet its objective.
+        unmet: services without a configuration, for which no plan exists.
     """
 
     services: tuple[Service, ...]
@@ -141,7 +136,7 @@ class Problem:
 
     @property
     def pairs(self) -> list[Pair]:
-        """Each service with each kind on which it has a configuration."""
+        """The services with the kinds on which they have a configuration."""
         return [(ServiceIndex(number), kind) for number, options in enumerate(self.options) for kind in options]
 
     def kinds_of(self, model: int) -> dict[str, KindIndex]:
@@ -149,7 +144,7 @@ class Problem:
         return {kind.profile: KindIndex(number) for number, kind in enumerate(self.kinds) if kind.model == model}
 
     def starts(self, partition: Partition) -> list[int | None]:
-        """Return the placement id of each slot on an empty GPU; `None` on an undivided one."""
+        """Return the start of each slot on an empty GPU; `None` on an undivided one."""
         model, profiles = self.models[partition.model], [self.kinds[kind].mig_profile for kind in partition.slots]
         known = [profile for profile in profiles if profile is not None]
         if model.mig is None or not known:
@@ -157,11 +152,11 @@ class Problem:
         return [placed.start for placed in layouts.plan_layout(model.mig, known).instances]
 
     def share(self, option: Option) -> float:
-        """Return throughput over the rate of the service, called utility by MIG-serving."""
+        """Return throughput over the rate of the service (utility in MIG-serving)."""
         return option.throughput_per_s / self.services[option.service].rate_per_s
 
     def with_partitions(self, chosen: Sequence[Partition]) -> Problem:
-        """Return the same problem restricted to some of its partitions."""
+        """Return the problem with some of its partitions only."""
         kinds = {kind for partition in chosen for kind in partition.counts}
         return replace(
             self,
@@ -173,28 +168,23 @@ class Problem:
 
 
 def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str = NONE) -> Problem:
-    """Build the problem of serving a demand.
+    """Build the problem of serving a demand on GPUs of the models.
 
-    Args:
-        demand: services and limits.
-        profile: rows of the given models only.
-        models: the available models, each once.
-        margin: `none` plans with the measured throughput, `interval` with the lower end of its interval, a number from
-            0 to 1 with that share less.
+    Margin `none` plans with the measured throughput, `interval` with the low end of its interval, a share from 0 to 1
+    with that much less.
 
     Raises:
-        ConfigError: the profile has a row of another model or of an unknown instance, a service has no row, or a GPU
-            without MIG has only rows of instances.
+        ConfigError: a row is of another model or of an unknown instance, or a service or model has no usable row.
     """
     rows = _rows_by_workload(profile, models)
     names = {service.name for service in demand.services}
     for name in demand.limits.gpus:
         if name not in [model.name for model in models]:
-            raise ConfigError(f"limits.gpus: {name} is not planned with; add --gpu {name}")
+            raise ConfigError(f"limits.gpus: model {name} is not used; add --gpu {name}")
     for service in demand.services:
         if service.name not in rows:
             raise ConfigError(
-                f"{profile.source}: service {service.name} has no row; workloads with rows: {', '.join(sorted(rows))}"
+                f"{profile.source}: service {service.name} has no row; choose among {', '.join(sorted(rows))}"
             )
     kinds = _kinds([row for name in names for row in rows[name]], profile, models)
     position = {(models[kind.model].name, kind.profile): KindIndex(number) for number, kind in enumerate(kinds)}
@@ -228,7 +218,7 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
 
 
 def governing_latency_ms(row: Row) -> float | None:
-    """Return the 99th percentile if measured, else the mean."""
+    """Return the p99 latency if measured, else the mean."""
     return row.latency_mean_ms if row.latency_p99_ms is None else row.latency_p99_ms
 
 
@@ -238,8 +228,8 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
     for row in profile.rows:
         if row.gpu_model not in names:
             raise ConfigError(
-                f"{profile.place_of(row)}, gpu_model: {row.gpu_model} is not among --gpu "
-                f"{', '.join(names)}; add it, or remove its rows"
+                f"{profile.place_of(row)}, gpu_model: {row.gpu_model} is not among --gpu {', '.join(names)}; "
+                "add it, or remove its rows"
             )
         if row.sharing_mode in PLANNED_AS:
             by_workload[row.workload].append(row)
@@ -247,17 +237,17 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
         model_rows = [row for row in profile.rows if row.gpu_model == model.name]
         if not model_rows:
             gpu_models = ", ".join(profile.gpu_models)
-            raise ConfigError(f"{profile.source}: there is no row of {model.name}; the rows are of {gpu_models}")
+            raise ConfigError(f"{profile.source}: no row of {model.name}; choose among {gpu_models}")
         if model.mig is None and all(row.sharing_mode in ON_INSTANCES for row in model_rows):
             raise ConfigError(
-                f"{profile.source}: {model.name} has no MIG, and only instances were profiled; profile the undivided "
-                "GPU as well (naive or MPS)"
+                f"{profile.source}: {model.name} has no MIG, but has rows of instances only; profile the undivided GPU "
+                "as well (naive or MPS)"
             )
     return by_workload
 
 
 def _kinds(rows: Sequence[Row], profile: Profile, models: Sequence[Model]) -> tuple[Kind, ...]:
-    """Return the kinds with rows, larger instances last; a GPU without MIG is one kind."""
+    """Return the kinds that have rows, larger instances last, then the undivided GPU."""
     sizes = [None if model.mig is None else (model.mig.compute_slices, model.mig.memory_slices) for model in models]
     largest = max(filter(None, sizes), default=(1, 1))
     kinds = []
@@ -291,7 +281,7 @@ def _resolve(row: Row, mig: MigGpu, profile: Profile) -> MigProfile:
         raise ConfigError(f"{profile.place_of(row)}, instance_profile: {error}") from error
     if mig_profile.name != name:
         raise ConfigError(
-            f"{profile.place_of(row)}, instance_profile: {name} is no full name; write {mig_profile.name}"
+            f"{profile.place_of(row)}, instance_profile: {name} is not a full name; write {mig_profile.name}"
         )
     return mig_profile
 
@@ -319,9 +309,8 @@ def _admit(number: int, service: Service, rows: Sequence[tuple[KindIndex, Row]],
 
 
 def _check_figures(service: Service, rows: Sequence[tuple[KindIndex, Row]], margin: str) -> None:
-    """Raise an error for a service whose rows lack figures that planning needs."""
     if all(governing_latency_ms(row) is None for _, row in rows):
-        raise ConfigError(f"service {service.name}: none of its rows has a latency to hold against its objective")
+        raise ConfigError(f"service {service.name}: no row has a latency to compare with objective_ms; measure one")
     if not any(apply_margin(row, margin) for _, row in rows):
         raise ConfigError(
             f"--margin {margin}: no row of service {service.name} has throughput_low_per_s; use --margin {NONE} or a "
@@ -330,7 +319,7 @@ def _check_figures(service: Service, rows: Sequence[tuple[KindIndex, Row]], marg
 
 
 def apply_margin(row: Row, margin: str) -> float | None:
-    """Return the throughput minus the margin; `None` if the row lacks the figures for it."""
+    """Return the throughput of a row under a margin; `None` if it has no interval."""
     if margin == INTERVAL:
         return row.throughput_low_per_s
     return row.throughput_per_s if margin == NONE else row.throughput_per_s * (1 - float(margin))

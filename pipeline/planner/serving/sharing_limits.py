@@ -1,7 +1,7 @@
-"""The fewest GPUs under limits on who may share one: an integer programme over configurations of whole GPUs.
+"""The fewest GPUs under limits on sharing: an integer programme over configurations of whole GPUs.
 
-For few services, all configurations are enumerated and the plan is proved. For many, a linear programme generates the
-configurations it needs, and the plan is compared with the bound of the problem without such limits.
+With few services all configurations are used, and the plan is proved. With many services a linear programme generates
+them (column generation), and the bound is that of the problem without limits.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pipeline.planner.serving.problem import Option, Pair, Problem, ServiceIndex
 from pipeline.planner.serving.solution import FilledGpu, Solution, judge, prune, raise_short
 
 _MOST_CONFIGURATIONS = 20_000
-"""Maximum number of configurations in one programme."""
-# Share of the time limit for generating configurations; the rest is for choosing among them.
+"""With more, configurations are generated."""
+# Part of the time limit for generating configurations.
 _GENERATING = 0.5
 _NO_WORTH = 1e-6
 
 
 def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
-    """Find the fewest GPUs that serve all services within all limits, proved if possible within the time limit."""
+    """Find the fewest GPUs that serve all services within the limits, proved if the time suffices."""
     begin = time.monotonic()
     free = exact.solve(problem, time_limit_s=time_limit_s / 2)
     if not free.gpus:
@@ -52,17 +52,13 @@ def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
 def minimise_slices(
     problem: Problem, gpus: Sequence[FilledGpu], weights: Sequence[float], *, time_limit_s: float
 ) -> tuple[list[FilledGpu], bool]:
-    """Serve all services within all limits on at most as many GPUs, by instances of least weight.
-
-    Returns:
-        The GPUs, empty if none were found in time, and whether the least weight is proved.
-    """
+    """Find instances of the least weight on no more GPUs than these; return as `exact.minimise_slices` does."""
     end = time.monotonic() + time_limit_s
     candidates = Candidates(problem)
     configurations = list(islice(_enumerate(candidates), _MOST_CONFIGURATIONS + 1))
     is_complete = len(configurations) <= _MOST_CONFIGURATIONS
     if not is_complete:
-        groups = dict.fromkeys(gpu.services for gpu in gpus)  # too many: use only the mixes of the plan
+        groups = dict.fromkeys(gpu.services for gpu in gpus)  # too many: only the mixes of the plan
         mixes = chain.from_iterable(_enumerate_mixes(candidates, sorted(group)) for group in groups)
         configurations = list(islice(mixes, _MOST_CONFIGURATIONS))
     programme = Programme(problem, most_gpus=len(gpus))
@@ -91,7 +87,7 @@ def _repeat(configurations: Sequence[Configuration], counts: Sequence[int]) -> I
 
 
 def _drop_unneeded(gpu: FilledGpu, num_left: dict[Pair, int]) -> FilledGpu:
-    """Keep the instances of a GPU that are still needed, and reduce the needs by them."""
+    """Keep the instances of a GPU that are still needed, and subtract them from `num_left`."""
     options: list[Option | None] = []
     for option in gpu.options:
         is_needed = option is not None and num_left[option.service, option.kind] > 0
@@ -102,7 +98,7 @@ def _drop_unneeded(gpu: FilledGpu, num_left: dict[Pair, int]) -> FilledGpu:
 
 
 def _enumerate(candidates: Candidates) -> Iterator[Configuration]:
-    """Yield each allowed configuration; a slot is free only if none of the GPU's services can use it."""
+    """Yield all allowed configurations; a slot is free only if no service of the GPU can use it."""
     services = [ServiceIndex(number) for number in range(len(candidates.problem.services))]
     most = max(map(len, candidates.slots), default=0)
     for size in range(1, most + 1):
@@ -126,10 +122,10 @@ def _enumerate_mixes(candidates: Candidates, group: Collection[ServiceIndex]) ->
 
 
 def _generate(candidates: Candidates, end: float) -> list[Configuration]:
-    """Add configurations that lower the cost of the linear programme until none does or time runs out."""
+    """Add configurations while they lower the cost of the linear programme and time is left."""
     import numpy as np
 
-    num_left = greedy.count_gpus_left(candidates, [])
+    num_left = greedy.Selection(candidates).gpus_left
     columns = dict.fromkeys(greedy.complete(candidates, []) or [])
     for service in range(len(candidates.problem.services)):
         lack = np.zeros(len(candidates.problem.services))
@@ -156,7 +152,7 @@ def _generate(candidates: Candidates, end: float) -> list[Configuration]:
 
 
 def _price_services(candidates: Candidates, configurations: Sequence[Configuration]) -> Any:
-    """Return how many GPUs the rate of each service costs in the linear programme; `None` without a solution."""
+    """Return `[service]`: the GPUs that its rate costs in the linear programme; `None` if that has no solution."""
     import numpy as np
     from scipy.optimize import linprog
 

@@ -1,7 +1,7 @@
-"""Among plans with equally many GPUs, the one with the fewest slices: the unused rest stays free.
+"""The plan with the fewest slices among those with equally many GPUs.
 
-Compute slices are compared first, then memory slices. An undivided GPU counts all slices of its model; a GPU without
-MIG counts as the model with the most slices.
+Compute slices count first, then memory slices. An undivided GPU counts with all slices of its model, a GPU without MIG
+as the model with the most.
 """
 
 from __future__ import annotations
@@ -16,27 +16,25 @@ from pipeline.planner.serving.solution import FilledGpu, Solution, judge
 
 
 def count_slices(problem: Problem, gpus: Sequence[FilledGpu]) -> tuple[int, int]:
-    """Return the total compute and memory slices of all instances."""
+    """Return the compute and memory slices of all instances."""
     used = [problem.kinds[option.kind].slices for gpu in gpus for option in gpu.options if option is not None]
     return sum(compute for compute, _ in used), sum(memory for _, memory in used)
 
 
 def weigh_kinds(problem: Problem, num_gpus: int) -> list[float]:
-    """Return weights of kinds: their sums over this many GPUs rank by compute slices, then by memory slices."""
+    """Return weights of the kinds whose sums compare as compute slices, then memory slices."""
     heaviest = 1 + num_gpus * max(kind.slices[1] for kind in problem.kinds)
     return [float(heaviest * compute + memory) for compute, memory in (kind.slices for kind in problem.kinds)]
 
 
 def minimise_slices(problem: Problem, solution: Solution, *, time_limit_s: float) -> Solution:
-    """Return the solution with the fewest slices found in time, on no more GPUs; its bound does not change."""
+    """Return the solution with the fewest slices found in time, on no more GPUs; its bound stays."""
     if not solution.gpus:
         return solution
     begin = time.monotonic()
     weights = weigh_kinds(problem, solution.num_gpus)
-    if problem.limits.concern_sharing:
-        gpus, is_fewest = sharing_limits.minimise_slices(problem, solution.gpus, weights, time_limit_s=time_limit_s)
-    else:
-        gpus, is_fewest = exact.minimise_slices(problem, solution.num_gpus, weights, time_limit_s=time_limit_s)
+    solver = sharing_limits if problem.limits.concern_sharing else exact
+    gpus, is_fewest = solver.minimise_slices(problem, solution.gpus, weights, time_limit_s=time_limit_s)
     seconds = solution.seconds + time.monotonic() - begin
     if not gpus or count_slices(problem, gpus) > count_slices(problem, solution.gpus):
         return replace(solution, seconds=seconds)

@@ -1,4 +1,4 @@
-"""The solution of a planner: GPUs with configurations in their slots, and what is proved about their number."""
+"""The solution of a solver: GPUs with configurations in their slots, and the bound of their number."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Literal
 from pipeline.planner.serving.problem import Option, Partition, Problem, ServiceIndex
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
-# Relative tolerance: sums of throughputs that should equal a rate differ by rounding.
+# Relative tolerance of sums of throughputs.
 _ROUNDING = 1e-9
-# Added to the rate of a service left short by the solver's tolerance, which is 1e-6 of the rate.
+# Added to the rate of a service that the tolerance of the solver, 1e-6, left short.
 _MORE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class FilledGpu:
-    """A GPU: its partition, and the option in each slot; `None` for an empty slot."""
+    """A partition with the configuration in each of its slots; `None` for a free slot."""
 
     partition: Partition
     options: tuple[Option | None, ...]
@@ -33,11 +33,10 @@ class Solution:
     """GPUs that serve all services.
 
     Attributes:
-        gpus: empty if there is no plan.
-        bound: no plan has fewer GPUs; `None` if unknown.
-        status: `unknown` if neither a plan nor a proof that none exists was found in time.
-        seconds: the time it took.
-        has_fewest_slices: whether no plan on so few GPUs has fewer slices, proved.
+        gpus: empty without a plan.
+        bound: lower bound of the number of GPUs; `None` if unknown.
+        status: `unknown` if the time sufficed neither for a plan nor for a proof that there is none.
+        has_fewest_slices: whether the slices are proved the fewest on so few GPUs.
     """
 
     gpus: tuple[FilledGpu, ...]
@@ -52,20 +51,20 @@ class Solution:
 
     @property
     def gap(self) -> float | None:
-        """The distance of the plan from the bound, relative to its number of GPUs."""
+        """The distance from the bound, as a share of the GPUs."""
         if self.bound is None or not self.gpus:
             return None
         return (len(self.gpus) - self.bound) / len(self.gpus)
 
 
 def judge(gpus: Sequence[FilledGpu], bound: int | None, seconds: float = 0.0) -> Solution:
-    """Return a plan as a solution: optimal if its number of GPUs equals the bound."""
+    """Return GPUs as a solution, optimal if they are as few as the bound."""
     status: Status = "optimal" if bound is not None and len(gpus) <= bound else "feasible"
     return Solution(gpus=tuple(gpus), bound=bound, status=status, seconds=seconds)
 
 
 def shares(problem: Problem, gpus: Sequence[FilledGpu]) -> list[float]:
-    """Return what each service gets, relative to its rate."""
+    """Return the throughput of each service over its rate."""
     totals = [0.0] * len(problem.services)
     for gpu in gpus:
         for option in gpu.options:
@@ -80,7 +79,7 @@ def is_enough(share: float) -> bool:
 
 
 def prune(problem: Problem, gpus: Sequence[FilledGpu]) -> list[FilledGpu]:
-    """Remove instances that their service does not need for its rate, largest first, and then empty GPUs."""
+    """Remove instances that their services do not need, the largest first, and empty GPUs."""
     totals = shares(problem, gpus)
     slots = [(number, slot) for number, gpu in enumerate(gpus) for slot, option in enumerate(gpu.options) if option]
     remaining = [list(gpu.options) for gpu in gpus]
@@ -102,7 +101,7 @@ def prune(problem: Problem, gpus: Sequence[FilledGpu]) -> list[FilledGpu]:
 
 
 def raise_short(problem: Problem, gpus: Sequence[FilledGpu], rates: list[float]) -> bool:
-    """Raise the solver's rates of services that are short of their rate; return whether there are any."""
+    """Raise the required rates of services that are short; return whether any is."""
     short = [number for number, share in enumerate(shares(problem, gpus)) if not is_enough(share)]
     for number in short:
         rates[number] += _MORE
@@ -110,5 +109,5 @@ def raise_short(problem: Problem, gpus: Sequence[FilledGpu], rates: list[float])
 
 
 def ceil(bound: float) -> int:
-    """Round a bound up; the solver's relative tolerance is 1e-6."""
+    """Round a bound up, with the solver's relative tolerance of a millionth."""
     return math.ceil(bound - 1e-6 * max(1.0, abs(bound)))

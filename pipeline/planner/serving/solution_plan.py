@@ -1,4 +1,4 @@
-"""Conversion of a solution to a plan: GPUs with explicit placement ids, and the reason for each service's place."""
+"""The plan of a solution: GPUs with explicit starts, the slack of services, and reasons without a plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build_plan(
     details: dict[str, Any],
     deployment: Deployment | None = None,
 ) -> Plan:
-    """Return the plan of a solution that has GPUs; without a deployment, on empty GPUs."""
+    """Return the plan of a solution; on empty GPUs unless a deployment is given."""
     assert solution.status in ("optimal", "feasible")
     return Plan(
         deployment=deployment or Deployment(gpus=tuple(_place(problem, gpu) for gpu in solution.gpus)),
@@ -69,10 +69,10 @@ def _instance(problem: Problem, option: Option, start: int | None) -> Instance:
 
 
 def measure_slack(problem: Problem, gpus: Sequence[FilledGpu]) -> list[dict[str, Any]]:
-    """Return the margins of each service.
+    """Return throughput and latency of each service with their slack.
 
-    `rate_slack_ratio` is the throughput beyond the rate, relative to the rate. `latency_slack_ratio` is the latency
-    left below the objective in its slowest instance, relative to the objective.
+    `rate_slack_ratio` is the spare throughput over the rate; `latency_slack_ratio` is the spare latency of the slowest
+    instance over the admitted latency.
     """
     used: dict[int, list[Option]] = defaultdict(list)
     on: dict[int, list[int]] = defaultdict(list)
@@ -108,18 +108,18 @@ def measure_slack(problem: Problem, gpus: Sequence[FilledGpu]) -> list[dict[str,
 def explain_infeasibility(
     problem: Problem, solution: Solution, time_limit_s: float
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Explain why there is no plan: each reason, with the figures of services that cannot be served."""
+    """Return the reasons why there is no plan, each with the figures of an unmet service, if it is about one."""
     if problem.unmet:
-        return [(describe_unmet(unmet), _facts(unmet)) for unmet in problem.unmet]
+        return [(describe_unmet(unmet), _list_figures(unmet)) for unmet in problem.unmet]
     if solution.status == "unknown":
-        return [(f"none was found within {time_limit_s:g} s; give more time with --time-limit-s", {})]
+        return [(f"none was found within {time_limit_s:g} s; raise --time-limit-s", {})]
     limits = ", ".join(f"{model.limit} of {model.name}" for model in problem.models if model.limit is not None)
     names = [problem.services[number].name for number in exact.find_unservable(problem, time_limit_s=time_limit_s)]
-    which = f"; without {', '.join(names)} the others can be served" if names else ""
-    return [(f"the GPUs that limits.gpus allows, {limits}, are too few for these rates and objectives{which}", {})]
+    without = f"; without {', '.join(names)} the others can be served" if names else ""
+    return [(f"limits.gpus ({limits}) allows too few GPUs for these rates and objectives{without}", {})]
 
 
-def _facts(unmet: Unmet) -> dict[str, Any]:
+def _list_figures(unmet: Unmet) -> dict[str, Any]:
     return {
         "service": unmet.service.name,
         "objective_ms": unmet.service.objective_ms,
@@ -130,7 +130,7 @@ def _facts(unmet: Unmet) -> dict[str, Any]:
 
 
 def describe_unmet(unmet: Unmet) -> str:
-    """Explain why a service cannot be served."""
+    """Describe why a service has no configuration."""
     service = unmet.service
     admitted = f"{service.objective_ms:g} ms"
     if service.latency_share != 1:
@@ -138,17 +138,15 @@ def describe_unmet(unmet: Unmet) -> str:
             f"{service.latency_share:g} x {admitted} = {service.latency_share * (service.objective_ms or 0):g} ms"
         )
     if unmet.row is None or unmet.latency_ms is None:
-        return f"{service.name}: its memory fits on nothing that was profiled"
+        return f"{service.name}: its memory fits on no profiled instance or GPU"
     return (
-        f"{service.name}: no latency is below {admitted}; its best is {unmet.latency_ms:g} ms "
-        f"({describe_configuration(unmet.row)}), "
-        f"which meets an objective above {unmet.objective_above_ms:g} ms"
+        f"{service.name}: no latency is below {admitted}; the best is {unmet.latency_ms:g} ms "
+        f"({_describe_configuration(unmet.row)}), which meets an objective above {unmet.objective_above_ms:g} ms"
     )
 
 
-def describe_configuration(row: Row) -> str:
-    """Describe a configuration: `3g.40gb of a100_80gb, 2 processes, batch 8`."""
+def _describe_configuration(row: Row) -> str:
     batch = "" if row.batch is None else f", batch {row.batch}"
-    count = "1 process" if row.processes == 1 else f"{row.processes} processes"
     share = "" if row.share_percent is None else f" at {row.share_percent:g} %"
-    return f"{row.instance_profile or 'undivided'} of {row.gpu_model}, {count}{share}{batch}"
+    processes = "1 process" if row.processes == 1 else f"{row.processes} processes"
+    return f"{row.instance_profile or 'undivided'} of {row.gpu_model}, {processes}{share}{batch}"

@@ -1,4 +1,4 @@
-"""The solution methods, behind one interface."""
+"""The methods that solve a problem, behind one interface."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ METHODS: Mapping[str, str] = {
     TREE: "MIG-serving's tree search, from the greedy plan on",
     GENETIC: "MIG-serving's genetic algorithm, from the greedy plan on",
 }
-"""Descriptions of the methods."""
 _MOST_INSTANCES = 100_000
-# A plan this close to its bound is unlikely to be worse than the greedy one.
+# With a smaller gap, the greedy plan is hardly better.
 _NEAR = 0.02
-# Minimum and maximum time for the fewest slices. A hundred services take three seconds.
+# Limits of the time for the fewest slices; a hundred services take three seconds.
 _LEAST_S, _MOST_S = 1.0, 5.0
 _SEARCHES = {TREE: tree.search, GENETIC: genetic.search}
 
@@ -39,22 +38,13 @@ def solve(
     cost: Cost = len,
     fewest_slices: bool = True,
 ) -> Solution:
-    """Return the GPUs that a method finds in time; for the exact method the greedy ones, if fewer.
+    """Return the fewest GPUs that a method finds in time, with as few slices as the rest of the time allows.
 
-    In the remaining time, the services then get instances with the fewest slices found on so few GPUs.
-
-    Args:
-        problem: to be solved.
-        method: one of `METHODS`.
-        seed: of randomised methods.
-        time_limit_s: after this, the best result so far is returned; the greedy algorithm ignores it.
-        bound: the fewest possible GPUs, if known; a search ends there.
-        cost: the cost of a set of configurations that tree search and genetic algorithm minimise, by default the number
-            of GPUs. With any other cost, slices are not minimised.
-        fewest_slices: whether to minimise slices.
+    The exact method returns the greedy plan if that has fewer GPUs. Searches stop at the `bound`, a known lower bound,
+    and minimise `cost`; with a cost other than `len`, slices are not minimised.
 
     Raises:
-        ConfigError: a rate exceeds any number of GPUs.
+        ConfigError: a rate needs too many GPUs.
     """
     solution = _search(problem, method, seed=seed, time_limit_s=time_limit_s, bound=bound, cost=cost)
     if not fewest_slices or cost is not len:
@@ -93,7 +83,7 @@ def _search(
 
 
 def _check_size(problem: Problem) -> None:
-    """Refuse a rate that would need absurdly many GPUs, before they fill the memory of this machine."""
+    """Refuse rates whose plans would fill the memory of this machine."""
     for service, options in zip(problem.services, problem.options, strict=True):
         if options and service.rate_per_s > _MOST_INSTANCES * max(
             option.throughput_per_s for option in options.values()

@@ -1,4 +1,4 @@
-"""Current GPUs and target GPUs: which slot of which layout has which configuration of a problem."""
+"""GPUs of today and of a new plan: the configuration in each slot of a layout."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pipeline.planner.serving.solution import FilledGpu
 from pipeline.prepare.mig import layouts
 
 Slot = tuple[KindIndex, int | None]
-"""Kind by position, and placement id; `None` for an undivided GPU."""
+"""Kind by position, and start; `None` for an undivided GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A maximal layout of a GPU of a model; the model is given by position."""
+    """A maximal division of a GPU of a model, with starts."""
 
     model: int
     slots: tuple[Slot, ...]
@@ -34,7 +34,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class CurrentGpu:
-    """A GPU of today: its model (`None` if not planned with) and the configurations that may stay."""
+    """A GPU of today: its model, `None` if not planned with, and the configurations that may stay."""
 
     model: int | None
     options: Mapping[Slot, Option]
@@ -42,7 +42,7 @@ class CurrentGpu:
 
 @dataclass(slots=True)
 class Target:
-    """A GPU as planned: its position among today's GPUs, if it is one of them, and the option in each slot."""
+    """A GPU of the new plan: its position among today's GPUs, if any, and the configurations in its slots."""
 
     layout: Layout
     today: int | None
@@ -76,10 +76,10 @@ def list_layouts(problem: Problem) -> list[Layout]:
 
 
 def find_kept_options(problem: Problem, gpu: Gpu) -> CurrentGpu:
-    """Return what may stay on a GPU: configurations that are still allowed, of services that are still served."""
+    """Return the instances of a GPU that may stay: of services in the demand, in admitted configurations."""
     name = find_model_name(gpu.model)
     model = next((number for number, candidate in enumerate(problem.models) if candidate.name == name), None)
-    # Several on an undivided GPU cannot stay: a plan gives an undivided GPU to one alone.
+    # A plan puts one service on an undivided GPU, so that several there cannot stay.
     if model is None or (gpu.mode != "mig" and len(gpu.instances) > 1):
         return CurrentGpu(model, {})
     kinds = problem.kinds_of(model)
@@ -100,7 +100,7 @@ def find_kept_options(problem: Problem, gpu: Gpu) -> CurrentGpu:
 
 
 def count_kept(targets: Sequence[Target], current: Sequence[CurrentGpu]) -> int:
-    """Count the instances that stay unchanged and in place."""
+    """Count the instances that stay unchanged at their place."""
     return sum(
         current[target.today].options.get(slot) is option
         for target in targets

@@ -1,7 +1,7 @@
-"""Monte-Carlo tree search of MIG-serving: the next configuration is chosen by random completions.
+"""Monte-Carlo tree search of MIG-serving: the next configuration is judged by random completions.
 
-A node is a set of GPUs; its children add one of the ten configurations with the highest scores. A completion takes
-random good configurations from a pool while these give no service too much, then ends greedily.
+A node is a set of GPUs; its children add one of the ten best configurations. A completion draws good configurations
+from a pool while they give no service too much, and ends greedily.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 
 from pipeline.planner.serving import greedy
 from pipeline.planner.serving.candidates import Candidates, Configuration
+from pipeline.planner.serving.greedy import Selection
 
 Cost = Callable[[Sequence[Configuration]], float]
-"""The cost to minimise; `len` for the number of GPUs."""
+"""The quantity to minimise; `len` for the number of GPUs."""
 
 _CHILDREN = 10
 _POOL = 1000
 _AMONG = 3
-# While the pool is used, this share of what a configuration gives may exceed the lack.
+# Share of its throughput by which a configuration of the pool may exceed the lack.
 _WASTE = 0.02
 # Weight of rarely visited nodes; costs differ by a few per cent.
 _CURIOSITY = 0.02
@@ -29,7 +30,7 @@ _CURIOSITY = 0.02
 
 @dataclass(slots=True)
 class _Node:
-    """A node of the tree; its GPUs are those on the path to it."""
+    """A set of GPUs: those on the path from the root."""
 
     children: list[tuple[Configuration, _Node]] = field(default_factory=list)
     untried: list[Configuration] | None = None
@@ -52,41 +53,35 @@ class Completions:
         self._total = self._given.sum(axis=1)
 
     def complete(self, gpus: Sequence[Configuration]) -> list[Configuration] | None:
-        """Return GPUs that serve all services and include the given ones; `None` if there are not enough."""
+        """Return GPUs that serve all services, these among them; `None` if there are too few GPUs."""
         import numpy as np
 
-        chosen_gpus = list(gpus)
-        lack = greedy.lack_of(self.candidates, chosen_gpus)
-        num_left = greedy.count_gpus_left(self.candidates, chosen_gpus)
+        selection = Selection(self.candidates, gpus)
         partitions = self.candidates.problem.partitions
-        while lack.any() and len(self._pool):
-            taken = np.minimum(self._given, lack)
+        while selection.lack.any() and len(self._pool):
+            taken = np.minimum(self._given, selection.lack)
             is_fit = taken.sum(axis=1) >= (1 - _WASTE) * self._total
-            score = np.where(is_fit, taken @ lack, 0)
+            score = np.where(is_fit, taken @ selection.lack, 0)
             for position in np.flatnonzero(is_fit):
-                if num_left[partitions[self._pool[position].partition].model] <= 0:
+                if selection.gpus_left[partitions[self._pool[position].partition].model] <= 0:
                     score[position] = 0
             best = [int(position) for position in np.argsort(-score)[:_CHILDREN] if score[position] > 0]
             if not best:
                 break
-            chosen = self._pool[self._chance.choice(best)]
-            chosen_gpus.append(chosen)
-            greedy.take(self.candidates, chosen, lack)
-            num_left[partitions[chosen.partition].model] -= 1
-        return greedy.complete(self.candidates, chosen_gpus, self._chance, _AMONG)
+            selection.add(self._pool[self._chance.choice(best)])
+        return greedy.complete(self.candidates, selection.gpus, self._chance, _AMONG)
 
 
 def _collect_pool(candidates: Candidates) -> list[Configuration]:
-    """Collect the greedy algorithm's candidates at each of its steps."""
-    lack, num_left = greedy.lack_of(candidates, []), greedy.count_gpus_left(candidates, [])
+    """Collect the choices at each step of the greedy algorithm."""
+    selection = Selection(candidates)
     pool: dict[Configuration, None] = {}
-    while lack.any() and len(pool) < _POOL:
-        best = candidates.find_best(lack, num_left, _CHILDREN)
+    while selection.lack.any() and len(pool) < _POOL:
+        best = selection.find_best(_CHILDREN)
         if not best:
             break
         pool |= dict.fromkeys(best)
-        greedy.take(candidates, best[0], lack)
-        num_left[candidates.problem.partitions[best[0].partition].model] -= 1
+        selection.add(best[0])
     return list(pool)
 
 
@@ -118,13 +113,12 @@ def search(
 
 
 def _descend(root: _Node, candidates: Candidates) -> tuple[list[_Node], list[Configuration]]:
-    """Descend to the most promising node with an untried child, then to that child; return path and GPUs."""
+    """Descend to an untried child of the most promising node; return path and GPUs."""
     path, chosen = [root], list[Configuration]()
     while True:
         node = path[-1]
         if node.untried is None:
-            lack = greedy.lack_of(candidates, chosen)
-            node.untried = candidates.find_best(lack, greedy.count_gpus_left(candidates, chosen), _CHILDREN)[::-1]
+            node.untried = Selection(candidates, chosen).find_best(_CHILDREN)[::-1]
         if node.untried:
             child = (node.untried.pop(), _Node())
             node.children.append(child)

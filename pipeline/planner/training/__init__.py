@@ -1,1 +1,1 @@
-"""Training jobs: their speed when run together, and their schedule."""
+"""Schedules of training jobs: their speeds together, and which run when."""

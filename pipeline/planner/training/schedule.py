@@ -1,9 +1,8 @@
-"""Scheduling: which jobs run together, on which GPU, in which order, for least makespan, mean completion or energy.
+"""Schedules: which jobs run together, on which GPU and when, for the least makespan, mean completion or energy.
 
-An integer programme, whose optimum HiGHS proves, finds the groups that do all the work with the least total duration
-(or energy); on several GPUs its optimum bounds the makespan. The groups are assigned to GPUs by a programme with
-variables per GPU, if that is small, and by a local search. Mean completion also depends on the order: it is searched
-without a proof.
+An integer programme finds the groups with the least total duration or energy; HiGHS proves its optimum, which bounds
+the makespan on several GPUs. To assign the groups to GPUs there is a programme with variables for each GPU, if that is
+small, and a search. The mean completion also depends on the order: it is searched without a proof.
 """
 
 from __future__ import annotations
@@ -25,12 +24,7 @@ _KICKS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The groups of each GPU, in order.
-
-    Attributes:
-        gpus: the groups of each GPU.
-        bound: no schedule of such groups has a lower value; `None` if nothing is proved.
-    """
+    """The groups of each GPU in their order; `bound` is a proved lower bound of the objective, if known."""
 
     gpus: tuple[tuple[Group, ...], ...]
     bound: float | None = None
@@ -52,12 +46,12 @@ class Schedule:
 
     @property
     def energy_j(self) -> float | None:
-        """The energy of the GPUs while jobs run on them; `None` if unknown for any group."""
+        """The energy of the GPUs while jobs run; `None` if unknown for a group."""
         energies = [group.energy_j for gpu in self.gpus for group in gpu]
         known = [energy for energy in energies if energy is not None]
         return sum(known) if len(known) == len(energies) else None
 
-    def value(self, objective: Objective) -> float | None:
+    def cost(self, objective: Objective) -> float | None:
         """Return the quantity that an objective minimises."""
         if objective == "energy":
             return self.energy_j
@@ -65,7 +59,7 @@ class Schedule:
 
 
 def solve(problem: Problem, groups: Groups, objective: Objective, *, seed: int, time_limit_s: float) -> Schedule | None:
-    """Return the best schedule of these groups; `None` if none exists or none was found in time."""
+    """Return the best schedule of these groups; `None` if none exists or was found in time."""
     until_s = time.monotonic() + time_limit_s
     if not groups:
         return None
@@ -85,7 +79,7 @@ def solve(problem: Problem, groups: Groups, objective: Objective, *, seed: int, 
 
 
 def _is_proved(schedule: Schedule, objective: Objective) -> bool:
-    cost = schedule.value(objective)
+    cost = schedule.cost(objective)
     return objective != "completion" and None not in (schedule.bound, cost) and cost <= schedule.bound * (1 + _PROVED)  # type: ignore[operator]
 
 
@@ -101,7 +95,7 @@ def _minimise_total(problem: Problem, groups: Groups, objective: Objective, time
     if columns is None:
         return None
     taken = [group for group, number in zip(chosen, columns, strict=True) for _ in range(number)]
-    if bound is not None and not is_energy:  # no makespan is below the work per GPU, or below that of any job
+    if bound is not None and not is_energy:  # neither an equal part of the total nor any job takes less
         kinds = range(len(required))
         longest = [min(group.duration_s for group in chosen if group.composition[kind]) for kind in kinds]
         bound = max(bound / problem.num_gpus, *longest)
@@ -113,7 +107,7 @@ def _solve_by_gpu(problem: Problem, groups: Groups, time_limit_s: float) -> Sche
 
     chosen, gpus = list(itertools.chain.from_iterable(groups.values())), range(problem.num_gpus)
     num_groups = len(chosen)
-    # Variables: how often GPU g runs group c, at g * num_groups + c, then the makespan.
+    # Variables: at g * num_groups + c, the count of group c on GPU g; last, the makespan.
     size = problem.num_gpus * num_groups + 1
     cost = np.zeros(size)
     cost[-1] = 1.0
@@ -125,7 +119,7 @@ def _solve_by_gpu(problem: Problem, groups: Groups, time_limit_s: float) -> Sche
     busy[:, -1] = -1.0
     required = [job.count for job in problem.jobs]
     constraints: list[tuple[Any, Any, Any]] = [(counts, required, required), (busy, -np.inf, 0)]
-    if len(gpus) > 1:  # break symmetry: the first GPU has the most work
+    if len(gpus) > 1:  # GPUs are equal: let the first be the busiest
         constraints.append((busy[1:] - busy[:-1], -np.inf, 0))
     columns, bound = _minimise(cost, constraints, np.append(np.ones(size - 1), 0), time_limit_s)
     if columns is None:
@@ -138,7 +132,7 @@ def _solve_by_gpu(problem: Problem, groups: Groups, time_limit_s: float) -> Sche
 def _minimise(
     cost: Any, constraints: Sequence[tuple[Any, Any, Any]], integrality: Any, time_limit_s: float
 ) -> tuple[list[int] | None, float | None]:
-    """Return rounded columns of the least cost, and a lower bound; each is `None` if not found in time."""
+    """Return rounded columns of the least cost and its bound, each `None` if not known in time."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -155,7 +149,7 @@ def _minimise(
 
 def _deal(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) -> list[list[Group]]:
     placed: list[list[Group]] = [[] for _ in range(num_gpus)]
-    free = [(0.0, number) for number in range(num_gpus)]  # times at which each GPU is free
+    free = [(0.0, number) for number in range(num_gpus)]  # time at which each GPU is free
     for group in sorted(groups, key=lambda group: group.duration_s, reverse=is_longest_first):
         begin_s, number = free[0]
         placed[number].append(group)
@@ -164,7 +158,7 @@ def _deal(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) -> 
 
 
 def _sort(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Sort the groups of a GPU so that their jobs have the least mean completion (Smith's rule)."""
+    """Sort the groups of a GPU for the least mean completion (Smith's rule)."""
     return tuple(sorted(groups, key=lambda group: (group.duration_s / len(group.runs), group.composition)))
 
 
@@ -180,7 +174,7 @@ def _search(
     until_s = time.monotonic() + time_limit_s
 
     def cost(schedule: Schedule) -> tuple[float, float]:
-        # Between equal makespans, prefer less total work: it leaves more room for improvement.
+        # Of equal makespans, prefer the least total work.
         if objective == "completion":
             return (schedule.mean_completion_s, 0.0)
         return (schedule.makespan_s, sum(group.duration_s for gpu in schedule.gpus for group in gpu))
@@ -191,7 +185,7 @@ def _search(
     patience = 40 * max(10, sum(job.count for job in problem.jobs))
     while time.monotonic() < until_s and steps_without < _KICKS * patience:
         steps_without += 1
-        if steps_without % patience == 0:  # stuck: restart from the best after random moves at any cost
+        if steps_without % patience == 0:  # stuck: make some random moves from the best
             current = best
             for _ in range(rng.randrange(2, 6)):
                 current = _move(problem, groups, current, rng) or current
@@ -204,20 +198,17 @@ def _search(
 
 
 def _spread_out(problem: Problem, groups: Groups) -> Schedule | None:
-    alone = [groups.get(problem.composition(kind)) for kind in range(len(problem.jobs))]
-    singles = [
-        options[0] for options, job in zip(alone, problem.jobs, strict=True) for _ in range(job.count) if options
-    ]
-    if None in alone:
-        return None
+    singles: list[Group] = []
+    for kind, job in enumerate(problem.jobs):
+        options = groups.get(tuple(int(other == kind) for other in range(len(problem.jobs))))
+        if options is None:
+            return None
+        singles += [options[0]] * job.count
     return Schedule(gpus=tuple(map(_sort, _deal(singles, problem.num_gpus, is_longest_first=False))))
 
 
 def _move(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Random) -> Schedule | None:
-    """Move a group to another GPU, or jobs of a group to another or a new group, perhaps in exchange for others.
-
-    Returns `None` if there are no such groups.
-    """
+    """Move a group to another GPU, or move or swap jobs between two groups; `None` if that group is not possible."""
     placed = [list(gpu) for gpu in schedule.gpus]
     source = rng.choice([number for number, gpu in enumerate(placed) if gpu])
     taken = placed[source].pop(rng.randrange(len(placed[source])))

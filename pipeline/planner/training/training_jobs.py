@@ -1,8 +1,7 @@
-"""Jobs to be trained: the work of each, and the time and energy they take together on one GPU.
+"""Training jobs: the work of each, and the time and energy of groups on one GPU.
 
-A *composition* gives the number of jobs of each kind that run together. They start at the same time, and the GPU takes
-the next group when the last of them is done; under naive sharing and MPS, the remaining jobs speed up as others end.
-Start-up time is not counted.
+A *composition* is the number of jobs of each kind in a group. The jobs of a group start together, and the next group
+starts when the last of them ends; under naive sharing and MPS, jobs speed up as others end. Start-up is not counted.
 """
 
 from __future__ import annotations
@@ -39,10 +38,9 @@ class Job:
     """Jobs of one kind.
 
     Attributes:
-        work: the work of each job, in items of its workload.
-        workload: default: the name.
-        batch: as in the profile; optional if the profile has only one.
-        count: number of such jobs.
+        work: of each job, in work units.
+        workload: in the profile; `name` by default.
+        batch: may be left out if the profile has only one.
     """
 
     name: str
@@ -60,7 +58,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Jobs, the GPUs of one model available to them, and their speeds on these."""
+    """Jobs, the GPUs of one model for them, and their speeds."""
 
     jobs: tuple[Job, ...]
     programs: tuple[Program, ...]
@@ -68,10 +66,6 @@ class Problem:
     model: Model
     speeds: Speeds
     memory_mib: float | None
-
-    def composition(self, kind: int) -> Composition:
-        """Return the composition of one job of a kind, alone."""
-        return tuple(int(other == kind) for other in range(len(self.jobs)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +75,9 @@ class Run:
     Attributes:
         kind: position of its job in the file.
         instance: position of its instance in the group; `None` without instances.
-        end_s: time since the group started.
-        rate_per_s: at its start, in items.
-        is_predicted: whether any of its speeds was predicted, not measured.
+        end_s: since the start of the group.
+        rate_per_s: at its start, in work units.
+        is_predicted: whether one of its speeds was predicted.
         error_ratio: the largest known error of these predictions.
     """
 
@@ -112,43 +106,39 @@ class Group:
 
     @property
     def ends_s(self) -> float:
-        """The sum of the end times of all its jobs."""
+        """The sum of the end times of its jobs."""
         return sum(run.end_s for run in self.runs)
 
     @property
     def energy_j(self) -> float | None:
-        """The energy of all its jobs; `None` if unknown for any job."""
+        """The energy of its jobs; `None` if unknown for one."""
         energies = [run.energy_j for run in self.runs if run.energy_j is not None]
         return sum(energies) if len(energies) == len(self.runs) else None
 
     def cost(self, objective: Objective) -> float | None:
-        """Return the contribution of a group to the objective; `None` if unknown."""
+        """Return the group's part of the objective; `None` if unknown."""
         if objective == "energy":
             return self.energy_j
         return self.duration_s if objective == "makespan" else self.ends_s
 
 
 Groups = Mapping[Composition, Sequence[Group]]
-"""The groups available for each composition."""
+"""Groups by composition."""
 
 
 def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Problem:
-    """Read a file of jobs for GPUs of a model.
-
-    Raises:
-        ConfigError: the file or a job is invalid, or the profile has too few data for a job.
-    """
+    """Read a file of jobs for GPUs of a model; ConfigError if a job cannot be used, or the profile lacks its rows."""
     content = input_files.decode(_File, input_files.read_mapping(path, "jobs"), str(path))
     if not content.jobs:
-        raise ConfigError(f"{path}: jobs is empty: there is nothing to plan")
+        raise ConfigError(f"{path}: jobs is empty; list at least one")
     gpus = content.gpus if num_gpus is None else num_gpus
     if not 1 <= gpus <= _MOST_GPUS:
         where = f"{path}: gpus:" if num_gpus is None else "--gpus"
         raise ConfigError(f"{where} {gpus}: must be from 1 to {_MOST_GPUS}")
     if (num_jobs := sum(job.count for job in content.jobs)) > _MOST_JOBS:
-        raise ConfigError(f"{path}: jobs: {num_jobs} together, and a plan is made for {_MOST_JOBS} at most")
+        raise ConfigError(f"{path}: jobs: {num_jobs} are too many; plan at most {_MOST_JOBS}")
     if twice := [name for name, count in Counter(job.name for job in content.jobs).items() if count > 1]:
-        raise ConfigError(f"{path}: jobs: {twice[0]} is there twice; give it a count")
+        raise ConfigError(f"{path}: jobs: {twice[0]} is listed twice; set its count instead")
     speeds = Speeds(model=model, rows=[row for row in table.rows if row.gpu_model == model.name])
     known = mig_table.models().get(model.name)
     return Problem(
@@ -169,19 +159,19 @@ def _program(where: str, job: Job, speeds: Speeds) -> Program:
     batches = list(dict.fromkeys(row.batch for row in speeds.rows if row.workload == name))
     if not batches:
         known = ", ".join(sorted({row.workload for row in speeds.rows})) or "no workload"
-        raise ConfigError(f"{where}: the profile has no row of {name} on {speeds.model.name}; it has {known}")
+        raise ConfigError(f"{where}: the profile has no row of {name} on {speeds.model.name}; choose among {known}")
     if job.batch is None and len(batches) > 1:
-        raise ConfigError(f"{where}, batch: the profile has several: {', '.join(map(str, batches))}; choose one")
+        raise ConfigError(f"{where}, batch: missing; choose one of the profile: {', '.join(map(str, batches))}")
     if job.batch is not None and job.batch not in batches:
-        raise ConfigError(f"{where}, batch: the profile has no row of {name} at {job.batch}, but at {batches[0]}")
+        raise ConfigError(f"{where}, batch: the profile has no row of {name} at batch {job.batch}; choose {batches[0]}")
     program = (name, batches[0] if job.batch is None else job.batch)
     if speeds.find_alone(program) is None:
-        raise ConfigError(f"{where}: the profile does not say how fast one {name} is on {speeds.model.name}")
+        raise ConfigError(f"{where}: the profile has no row of one {name} alone on {speeds.model.name}; measure one")
     return program
 
 
 def compositions(problem: Problem) -> list[Composition]:
-    """Return every possible composition, small ones first, up to a maximum number."""
+    """Return the compositions of all groups, by size, up to the size at which they are too many."""
     kinds, limits = range(len(problem.jobs)), [job.count for job in problem.jobs]
     found_compositions: list[Composition] = []
     for size in range(1, _MOST_TOGETHER + 1):
@@ -195,7 +185,7 @@ def compositions(problem: Problem) -> list[Composition]:
 
 
 def groups_of(problem: Problem, composition: Composition, modes: Sequence[str] = MODES) -> Iterator[Group]:
-    """Yield every way to run jobs together, if the speeds are known and the memory suffices."""
+    """Yield the groups of a composition whose speeds are known and whose memory fits."""
     kinds = [kind for kind, count in enumerate(composition) for _ in range(count)]
     for mode in (SERIAL.name,) if len(kinds) == 1 else (NAIVE.name, MPS.name):
         if mode in modes and (runs := _run_together(problem, kinds, mode)) is not None:
@@ -221,7 +211,7 @@ def _with_shares(problem: Problem, composition: Composition, kinds: Sequence[int
 def _on_instances(
     problem: Problem, composition: Composition, kinds: Sequence[int], modes: Sequence[str]
 ) -> Iterator[Group]:
-    """Run jobs on the instances of each maximal partition: one each if possible, else several under MPS."""
+    """Yield groups on the instances of each maximal partition: one job each if possible, else several under MPS."""
     mig = problem.model.mig
     assert mig is not None
     for names in layouts.list_maximal_combinations(mig):
@@ -242,7 +232,7 @@ def _on_instances(
 
 
 def _deal(problem: Problem, kinds: Sequence[int], used: Sequence[Profile]) -> list[list[int]]:
-    """Assign jobs to instances, at least one each: the longest first, to the instance that would finish it first."""
+    """Assign jobs to instances, at least one each: the longest first, to the instance that would end it first."""
     dealt: list[list[int]] = [[] for _ in used]
     longest_first = sorted(kinds, key=lambda kind: -_alone_s(problem, kind))
     for position, kind in enumerate(longest_first):
@@ -329,11 +319,10 @@ def _doubt(speed: Speed) -> tuple[bool, bool, float]:
 def find_cheapest(
     problem: Problem, objective: Objective, modes: Sequence[str] = MODES, *, is_measured_only: bool = False
 ) -> Groups:
-    """Return the groups of each composition that a best schedule may have.
+    """Return the groups of each composition that an optimal schedule may have.
 
-    Of the groups with the least cost, this is the shortest, unless running its jobs one after another costs no more.
-    The mean completion also depends on the groups that follow. So for it these are all Pareto-optimal groups in sum of
-    end times and duration, the smallest sum first.
+    This is the cheapest group, of equals the shortest, unless two smaller groups in sequence cost no more. For the mean
+    completion, where later groups wait: all groups on the Pareto front of sum of end times and duration, by that sum.
     """
     best: dict[Composition, tuple[Group, ...]] = {}
     for composition in compositions(problem):
@@ -358,7 +347,7 @@ def find_cheapest(
 
 
 def _cost_in_turn(composition: Composition, best: Groups, objective: Objective) -> float | None:
-    """Return the least cost of a composition split into two consecutive groups; `None` if there is no such split."""
+    """Return the least cost of a composition as two groups in sequence; `None` without such groups."""
     totals: list[float] = []
     for part in itertools.product(*(range(count + 1) for count in composition)):
         rest = tuple(map(operator.sub, composition, part))

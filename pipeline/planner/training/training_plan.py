@@ -1,6 +1,6 @@
-"""The plan of training jobs: its file, and its conversion to a plan of GPUs, in which each group is a GPU.
+"""The plan of training jobs: its file, and its conversion to a deployment plan with a GPU for each group.
 
-Training plans are thus exported and checked like those of services.
+The conversion lets `export` and `check` handle both kinds of plans.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.prepare.mig.layouts import Instance as PlacedInstance
 
 VERSION = 1
 _OBJECTIVE = "objective"
-"""A key that only plans of training jobs have."""
+"""A key of training plans only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class PlannedGroup:
 
     @property
     def is_predicted(self) -> bool:
-        """True if any speed was predicted, not measured."""
+        """True if a speed was predicted."""
         return any(job.is_predicted for job in self.jobs)
 
 
@@ -65,7 +65,7 @@ class PlannedGpu:
 
 
 def plan_gpu(problem: Problem, groups: Sequence[Group]) -> PlannedGpu:
-    """Schedule the groups of a GPU one after another."""
+    """Schedule the groups of a GPU in sequence."""
     start_s, planned = 0.0, []
     for group in groups:
         jobs = tuple(
@@ -92,11 +92,10 @@ def plan_gpu(problem: Problem, groups: Sequence[Group]) -> PlannedGpu:
 
 
 def read(path: Path) -> tuple[Plan, bool]:
-    """Read a plan from a file, and whether it is a plan of training jobs.
+    """Return the plan in a file, and whether it is one of training jobs.
 
     Raises:
-        ConfigError: the file is not a valid plan; or a group has different workloads in one instance, which a GPU of a
-            plan cannot have.
+        ConfigError: the file cannot be used, or a group has different workloads in one instance.
     """
     content = input_files.read_json(path)
     if _OBJECTIVE not in content:
@@ -106,7 +105,7 @@ def read(path: Path) -> tuple[Plan, bool]:
 
 def _read_training(content: Mapping[str, Any], where: str) -> Plan:
     if (version := content.get("version")) != VERSION:
-        raise ConfigError(f"{where}: version is {version!r}, but this program reads version {VERSION}; plan again")
+        raise ConfigError(f"{where}: version is {version!r}, not {VERSION}; plan again")
     gpus = input_files.decode(tuple[PlannedGpu, ...], content.get("gpus"), f"{where}: gpus")
     plan = Plan(
         deployment=Deployment(
@@ -140,7 +139,7 @@ def _as_gpu(model: str, group: PlannedGroup, where: str) -> Gpu:
         if len({(job.workload, job.batch) for job in alike[number]}) != 1:
             names = ", ".join(sorted({job.workload for job in alike[number]})) or "no job"
             raise ConfigError(
-                f"{where}: instance {number} has {names}, and can be exported with copies of one workload only; "
+                f"{where}: instance {number} has {names}, but only copies of one workload can be exported; "
                 "plan with --modes naive,mps,mps_percent,mig"
             )
     instances = [_as_instance(alike[number], placed) for number, placed in enumerate(layout.instances)]

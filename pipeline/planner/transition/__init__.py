@@ -1,1 +1,1 @@
-"""From one deployment to another: which instances stay, the order of the changes, their proof, and their replay."""
+"""Transitions from one deployment to another: planning, proof and replay."""

@@ -1,6 +1,6 @@
-"""Moves for when no free move is left: move something aside, or create something temporarily elsewhere.
+"""Escape moves, for states without free moves: instances are moved aside, or created at a temporary place.
 
-Each is a function that tries the move on a state and returns whether it succeeded; the state enforces the rules.
+Each is a function that changes a state and returns whether it could; the moves of the state keep the rules.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _MOST_SHARED = 3
 
 
 def propose(state: SearchState, chance: random.Random | None) -> Iterator[Attempt]:
-    """Yield moves to try when no free move is left: a few of each sort, the most promising first."""
+    """Yield a few escape moves of each sort, the most promising first."""
     for sort in (_assign, _clear, _gather, _stand_in):
         attempts = sort(state)
         if chance is not None:
             attempts = [(cost + 0.5 * chance.random(), attempt) for cost, attempt in attempts]
-        attempts.sort(key=lambda attempt_: attempt_[0])
+        attempts.sort(key=lambda choice: choice[0])
         yield from (attempt for _, attempt in islice(attempts, _MOST_OF_A_SORT))
 
 
 def _assign(state: SearchState) -> list[tuple[float, Attempt]]:
-    """Make an unassigned GPU a target GPU: an empty one, or one whose current instances remain for now."""
+    """Assign a target to an empty GPU, or to one with other instances beside which it can begin."""
     attempts: list[tuple[float, Attempt]] = []
     free = [g for g, want in enumerate(state.want) if want is None and g not in state.untouchable]
     for kind in sorted({state.kinds[gpu] for gpu in free}, key=str):
@@ -54,7 +54,7 @@ def _assign(state: SearchState) -> list[tuple[float, Attempt]]:
 
 
 def _can_begin_beside(state: SearchState, gpu: int, target: int) -> bool:
-    """Return whether a part of a target fits next to a GPU's instances, with no instance of it at a wrong start."""
+    """Return whether some of a target fits on a GPU now, and its instances there can stay."""
     if any(state.occupants[number].profile is None for number in state.targets[target]):
         return False
     present = [number for number in state.targets[target] if number in state.placed[gpu]]
@@ -77,9 +77,7 @@ def _count_freed(state: SearchState, coming: Iterable[int]) -> float:
             occupant = state.occupants[number]
             if occupant.worth <= surplus:
                 surplus -= occupant.worth
-                freed += (
-                    8 if occupant.profile is None else state.rooms[occupant.kind].slices(occupant.profile)
-                ) / count_blockers(state, number)
+                freed += _size(state, (number,)) / count_blockers(state, number)
     return freed
 
 
@@ -112,7 +110,7 @@ def _gather(state: SearchState) -> list[tuple[float, Attempt]]:
 
 
 def _stand_in(state: SearchState) -> list[tuple[float, Attempt]]:
-    """Create new instances of a service at a temporary place, so that an old one can go."""
+    """Create new instances of a service at a temporary place, so that an old one can end."""
     attempts: list[tuple[float, Attempt]] = []
     coming: dict[str, list[int]] = {}
     for numbers in state.missing.values():
@@ -141,7 +139,6 @@ def _size(state: SearchState, numbers: Iterable[int]) -> float:
 
 
 def _move_away(numbers: Sequence[int], gpu: int | None) -> Attempt:
-
     def attempt(state: SearchState) -> bool:
         order = sorted(numbers, key=lambda number: (-_size(state, (number,)), number))
         return all(_move(state, number, gpu) for number in order)
@@ -150,7 +147,7 @@ def _move_away(numbers: Sequence[int], gpu: int | None) -> Attempt:
 
 
 def _move(state: SearchState, number: int, but: int | None) -> bool:
-    """Move to where the least room is lost: next to other instances, and not where a planned instance belongs."""
+    """Move an instance to where the least room is lost, if possible not in the way of missing instances."""
     occupant = state.occupants[number]
     if occupant.profile is None:
         return False
@@ -180,7 +177,7 @@ def _move(state: SearchState, number: int, but: int | None) -> bool:
 
 
 def _expect(state: SearchState, gpu: int) -> frozenset[Spot]:
-    """Return the GPU instances that are still planned for a GPU and fit next to the current ones."""
+    """Return the missing GPU instances of a GPU that fit beside its present ones."""
     target = state.want[gpu]
     if target is None or not state.missing[target]:
         return frozenset()

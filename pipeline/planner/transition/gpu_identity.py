@@ -1,4 +1,4 @@
-"""Normalised GPUs of both deployments: full names, an id for every GPU, complete figures."""
+"""Normalised GPUs of a transition: full names, ids for all GPUs, and figures from the later plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.prepare.mig import layouts
 
 
 def spell_out(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs with one name per model and the full names of profiles."""
+    """Return the GPUs with the full names of models and profiles."""
     return tuple(
         dataclasses.replace(
             gpu,
@@ -31,29 +31,29 @@ def spell_out(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
 
 
 def is_divisible(gpu: Gpu) -> bool:
-    """Return whether the model of a GPU supports MIG."""
+    """Return whether MIG divides its model."""
     return mig_table.find_model_name(gpu.model) in mig_table.models()
 
 
 def assign_ids(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Name GPUs without an id by the first unused numbers."""
+    """Give GPUs without an id the first unused numbers."""
     free = list_free_names(gpus)
     return tuple(gpu if gpu.id is not None else dataclasses.replace(gpu, id=next(free)) for gpu in gpus)
 
 
 def list_free_names(gpus: Sequence[Gpu]) -> Iterator[str]:
-    """Return the numbers from 0 that are not ids yet."""
+    """Return the numbers from 0 that are not used as ids."""
     taken = {gpu.id for gpu in gpus}
     return (name for name in map(str, itertools.count()) if name not in taken)
 
 
 def update_figures(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Replace the figures of current instances by those of equal instances in the target plan, which is newer."""
+    """Replace the figures of today's instances by those of equal instances in tomorrow's plan."""
     known: dict[object, Instance] = {}
     for gpu in tomorrow:
         for instance in gpu.instances:
             key = _figure_key(gpu, instance)
-            known[key] = min(known.get(key, instance), instance, key=_throughput_per_s)
+            known[key] = min(known.get(key, instance), instance, key=lambda same: same.throughput_per_s or 0.0)
 
     def later(gpu: Gpu, instance: Instance) -> Instance:
         later_instance = known.get(_figure_key(gpu, instance))
@@ -65,28 +65,23 @@ def update_figures(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu]) -> tuple[Gpu, .
 
 
 def _figure_key(gpu: Gpu, instance: Instance) -> tuple[object, ...]:
-    """Return what figures belong to: an instance; without MIG, an instance together with all others on its GPU."""
+    """Return what equal figures depend on: the instance, and without MIG all instances on its GPU."""
     beside = () if gpu.mode == "mig" else sorted(str(configuration_of(neighbour)) for neighbour in gpu.instances)
     return get_kind(gpu), gpu.mode, configuration_of(instance), tuple(beside)
 
 
-def _throughput_per_s(instance: Instance) -> float:
-    assert instance.throughput_per_s is not None
-    return instance.throughput_per_s
-
-
 def refuse_unknown(name: str, plan: Plan) -> None:
-    """Raise `ConfigError` if a plan has an instance without a throughput or a service without a rate."""
+    """Refuse a plan with an instance without a throughput, or of a service without a rate; ConfigError."""
     services = {service.name for service in plan.services}
     for number, gpu in enumerate(plan.deployment.gpus):
         for position, instance in enumerate(gpu.instances):
             where = f"{name}: gpus[{number}].instances[{position}]"
             if instance.throughput_per_s is None:
-                raise ConfigError(f"{where}: throughput_per_s is missing, which {instance.service} is counted by")
+                raise ConfigError(f"{where}: throughput_per_s of {instance.service} is missing; add it")
             if instance.service not in services:
-                raise ConfigError(f"{where}: {instance.service} is not among services, so its rate is not known")
+                raise ConfigError(f"{where}: service {instance.service} has no rate; add it to services")
 
 
 def get_kind(gpu: Gpu) -> Kind:
-    """Return the properties that GPUs must share to be interchangeable."""
+    """Return the kind of a GPU."""
     return Kind(gpu.model, gpu.driver_branch)

@@ -1,4 +1,4 @@
-"""Assignment of target GPUs to current ones that keeps as much as possible in place."""
+"""A matching of today's GPUs with tomorrow's, for the most instances that stay at their place."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Match:
 
     Attributes:
         gpu, target: their positions in the two deployments.
-        stays: positions of the current instances that stay, each with its position in the target.
-        wanted: the target instances, at their starts on this GPU.
+        stays: positions of the instances that stay, today and tomorrow.
+        instances: tomorrow's instances, at their starts on this GPU.
     """
 
     gpu: int
@@ -31,12 +31,12 @@ class Match:
 def match_gpus(
     today: Sequence[Gpu], tomorrow: Sequence[Gpu], rooms: Mapping[Kind, Layouts], untouchable: frozenset[int]
 ) -> list[Match]:
-    """Return the pairs on which something stays, maximising the memory slices that stay."""
+    """Return the pairs with instances that stay, for the most memory slices that stay in all."""
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 
     pairs = {}
-    targets_of = defaultdict(set)  # targets that have a configuration
+    targets_of = defaultdict(set)  # by configuration
     for number, target in enumerate(tomorrow):
         for instance in target.instances:
             targets_of[configuration_of(instance)].add(number)
@@ -56,7 +56,7 @@ def _match_pair(number: int, gpu: Gpu, other: int, target: Gpu, rooms: Mapping[K
     if (get_kind(gpu), gpu.mode) != (get_kind(target), target.mode):
         return None
     if gpu.mode != "mig":
-        # Services on an undivided GPU slow each other down: their figures hold for all of them together.
+        # Instances on an undivided GPU slow each other down: figures hold for all of them together.
         present, coming = (
             sorted((str(configuration_of(instance)), number) for number, instance in enumerate(side.instances))
             for side in (gpu, target)
@@ -80,7 +80,7 @@ def _keep_instances(gpu: Gpu, instances: Sequence[Instance], stays: Sequence[tup
 
 
 def _enumerate_kept(present: Sequence[Instance], planned: Sequence[Instance]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Yield the ways to keep instances, as pairs of positions, with the most pairs first."""
+    """Yield sets of instances to keep, as pairs of positions, the most pairs first."""
     by_configuration: dict[object, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for side, instances in enumerate((present, planned)):
         for position, instance in enumerate(instances):
@@ -100,9 +100,9 @@ def _enumerate_kept(present: Sequence[Instance], planned: Sequence[Instance]) ->
 
 
 def _choose_starts(gpu: Gpu, target: Gpu, stays: Sequence[tuple[int, int]], room: Layouts) -> tuple[int, ...] | None:
-    """Return the start of each target instance: a kept one has its own, another the planned one or one with room."""
-    fixed_starts = {new: _start(gpu.instances[old]) for old, new in stays}
-    as_planned = [fixed_starts.get(number, _start(instance)) for number, instance in enumerate(target.instances)]
+    """Return the start of each new instance: its present one if it stays, else the planned or a free one."""
+    fixed_starts = {new: gpu.instances[old].start or 0 for old, new in stays}
+    as_planned = [fixed_starts.get(number, instance.start or 0) for number, instance in enumerate(target.instances)]
     spots = [Spot(start, str(i.profile)) for start, i in zip(as_planned, target.instances, strict=True)]
     if len({spot.start for spot in spots}) == len(spots) and room.is_legal(spots):
         return tuple(as_planned)
@@ -116,14 +116,9 @@ def _choose_starts(gpu: Gpu, target: Gpu, stays: Sequence[tuple[int, int]], room
 
 
 def _weight(gpu: Gpu, pair: Match, rooms: Mapping[Kind, Layouts]) -> float:
-    """Return the memory slices that stay; ties go to the pair with less in its way."""
+    """Return the memory slices that stay; of equal ones, prefer pairs with fewer other instances."""
     if gpu.mode != "mig":
         return 100.0
     room = rooms[get_kind(gpu)]
     stays = sum(room.slices(str(gpu.instances[old].profile)) for old, _ in pair.stays)
     return stays + 0.01 * len(pair.stays) / max(len(gpu.instances), len(pair.instances))
-
-
-def _start(instance: Instance) -> int:
-    assert instance.start is not None
-    return instance.start

@@ -1,4 +1,4 @@
-"""State of the GPUs after some steps of a transition, from which a restart or a new plan continues."""
+"""The progress of a transition after some of its steps, from which a replay resumes or a new plan begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.planner.transition.transition_steps import IdleInstances, Slice, S
 
 @dataclass(slots=True, kw_only=True)
 class GpuProgress:
-    """The current state of a GPU: how it is shared, its GPU instances, and their occupants."""
+    """A GPU now: its sharing mode, GPU instances and services."""
 
     gpu: Gpu
     mode: str
@@ -22,7 +22,7 @@ class GpuProgress:
 
     @property
     def idle(self) -> tuple[Slice, ...]:
-        """The GPU instances without an occupant."""
+        """The GPU instances without a service."""
         taken = {instance.start for instance in self.instances}
         return tuple(sorted((s for s in self.slices if s.start not in taken), key=lambda slice_: slice_.start))
 
@@ -38,7 +38,7 @@ def begin(transition: Transition) -> dict[str, GpuProgress]:
 
 
 def apply_step(now: Mapping[str, GpuProgress], step: Step) -> None:
-    """Apply the changes of a step that has ended."""
+    """Apply a step that has ended."""
     gpu = now[step.gpu]
     if step.kind == "repartition":
         gpu.slices = (gpu.slices - set(step.destroyed)) | set(step.made)
@@ -54,7 +54,7 @@ def apply_step(now: Mapping[str, GpuProgress], step: Step) -> None:
 
 
 def advance(transition: Transition, done: Collection[str]) -> dict[str, GpuProgress]:
-    """Return every GPU, by id, after some steps and all their predecessors have ended."""
+    """Return every GPU after the steps that are done."""
     now = begin(transition)
     for step in transition.steps:
         if step.id in done:
@@ -63,7 +63,7 @@ def advance(transition: Transition, done: Collection[str]) -> dict[str, GpuProgr
 
 
 def restart_from(now: Mapping[str, GpuProgress], set_aside: Collection[str]) -> InitialState:
-    """Return the state from which a new plan begins."""
+    """Return the initial state of a new plan."""
     gpus = tuple(
         dataclasses.replace(state.gpu, mode=state.mode, instances=tuple(state.instances))  # type: ignore[arg-type]
         for state in now.values()

@@ -1,9 +1,9 @@
-"""The replay of a transition on a simulated machine, through the lease, the journal and MIG control.
+"""The replay of a transition on a simulated machine, with lease, journal and MIG control.
 
-Only the partitioning is carried out: MIG modes and GPU instances, by the commands that a real GPU would get. No service
-runs; its start and end are only logged. A log next to the machine records the begin and end of every step, so a killed
-replay leaves at most one step incomplete. The journal then removes a GPU instance that was being created, and the next
-start completes the step. After a failed step its GPU is left as it is, and the rest of the transition is replanned.
+The replay changes MIG modes and GPU instances by the commands that a real GPU would get; it only logs that services
+start and end. A log beside the machine has the start and end of every step, so that a kill leaves at most one
+unfinished step: the journal removes a half-created GPU instance, and the next start completes the step. After a failed
+step its GPU is not changed further, and the rest is planned anew.
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ class Outcome:
     """The outcome of one start of a replay.
 
     Attributes:
-        was_set_up: whether the machine was new or empty, and first got the current deployment.
-        earlier: steps completed by earlier starts.
-        done: steps completed by this start.
-        put_back: what the journals of a killed start had to undo, as text.
-        failures: of the failed steps, each with its GPU and the reason.
-        reason: why it stopped before the end; `None` if the target is reached.
+        was_set_up: whether the machine was new or empty, and got today's deployment first.
+        earlier, done: numbers of steps done before and by this start.
+        put_back: changes of a killed start that its journals undid, in words.
+        failures: failed steps, each with its GPU and the reason.
+        reason: why it stopped early; `None` if tomorrow is reached.
     """
 
     was_set_up: bool = False
@@ -64,12 +63,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LockedGpu:
-    """A GPU locked by this process."""
+    """A GPU whose lease this process holds."""
 
     device: Device
     programs: Programs
     journal: Journal
-    names: Mapping[int, str]  # of the MIG profiles, by id
+    names: Mapping[int, str]  # of its MIG profiles, by id
 
     @property
     def control(self) -> MigSmi:
@@ -77,18 +76,18 @@ class _LockedGpu:
         return MigSmi.locate(self.programs, self.device.uuid)
 
     def slices(self) -> set[Slice]:
-        """Return its GPU instances as listed by the driver."""
+        """Return its GPU instances, from the driver."""
         instances = self.control.read().instances or ()
         return {Slice(profile=self.names[instance.profile_id], start=instance.start) for instance in instances}
 
     def place(self, slice_: Slice) -> dict[str, int]:
-        """Return a GPU instance with the driver's ids."""
+        """Return profile id and start of a GPU instance for the driver."""
         ids = {name: number for number, name in self.names.items()}
         return {"profile_id": ids[slice_.profile], "start": slice_.start}
 
 
 class _Log:
-    """The log of begun and ended steps and of new plans, one line each, in a folder next to the machine."""
+    """The log of steps and new plans, in a folder beside the machine."""
 
     def __init__(self, machine: Path, transition: Transition) -> None:
         self._path = machine.with_name(f"{machine.name}.replay") / "steps.jsonl"
@@ -97,7 +96,7 @@ class _Log:
         if lines and lines[0]["transition"] != digest:
             if "reached" not in lines[-1]:
                 raise ConfigError(
-                    f"{machine} has an unfinished transition; finish its replay, or remove {self._path.parent}"
+                    f"{machine} has an unfinished transition; finish its replay or remove {self._path.parent}"
                 )
             journal_file.remove(self._path)
             lines = []
@@ -108,14 +107,14 @@ class _Log:
         self.begun: str | None = None
         self.is_set_up = self.is_reached = False
         for line in lines[1:]:
-            self._hear(line)
+            self._apply(line)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append a line; on return it is on disk."""
+        """Append a line durably."""
         journal_file.append(self._path, dict(line))
-        self._hear(line)
+        self._apply(line)
 
-    def _hear(self, line: Mapping[str, Any]) -> None:
+    def _apply(self, line: Mapping[str, Any]) -> None:
         if "begun" in line:
             self.begun = line["begun"]
         elif "done" in line:
@@ -129,11 +128,11 @@ class _Log:
 
 
 def replay(transition: Transition, machine: Path, locks: Path, report: Callable[[str, Step], None]) -> Outcome:
-    """Carry out the rest of a transition on a simulated machine, which is created if it does not exist.
+    """Carry out the rest of a transition on a simulated machine, which is made if missing.
 
     Raises:
-        ConfigError: the machine has other GPUs, or its state is not the one from which the transition begins.
-        CollocationError: the machine is in use, or a journal cannot be carried out.
+        ConfigError: the machine has other GPUs, or not the initial state of the transition.
+        CollocationError: the machine is in use, or a journal cannot be replayed.
     """
     machine = machine.expanduser().resolve()
     most = transition_plan.count_usable_gpus(transition.today.gpus, transition.tomorrow.gpus, transition.spare)
@@ -159,7 +158,7 @@ def replay(transition: Transition, machine: Path, locks: Path, report: Callable[
 
 
 class _Replay:
-    """One start. Before the first step, the expected state of each GPU is compared with the driver."""
+    """One start, which first compares the logged state of each GPU with the driver."""
 
     def __init__(
         self,
@@ -171,7 +170,7 @@ class _Replay:
         report: Callable[[str, Step], None],
     ) -> None:
         self._held, self._log, self._spare, self._most = held, log, spare, most
-        self._outcome, self._told = outcome, report
+        self._outcome, self._report = outcome, report
         self._now = gpu_progress.advance(log.transition, log.done)
 
     def run(self) -> None:
@@ -186,7 +185,7 @@ class _Replay:
             try:
                 self._take(step)
             except SharingError as error:
-                self._told("failed", step)
+                self._report("failed", step)
                 self._outcome.failures.append({"step": step.id, "gpu": step.gpu, "reason": str(error)})
                 if not self._plan_anew(step):
                     return
@@ -194,7 +193,7 @@ class _Replay:
             gpu_progress.apply_step(self._now, step)
             self._log.write({"done": step.id})
             self._outcome.done += 1
-            self._told("done", step)
+            self._report("done", step)
         self._log.write({"reached": True})
 
     def _next(self) -> Step | None:
@@ -203,10 +202,10 @@ class _Replay:
         return next((step for step in remaining if done.issuperset(step.after)), None)
 
     def _set_up(self) -> None:
-        """Create the initial GPU instances on a machine without any, or complete them after a killed start."""
+        """Create today's GPU instances on an empty machine, or the rest of them after a kill."""
         present = {name: gpu.slices() for name, gpu in self._held.items()}
         if any(present[name] - state.slices for name, state in self._now.items()):
-            self._compare()  # created by another program: report which
+            self._compare()  # raises, as they belong to something else
         for name, state in self._now.items():
             if state.mode == "mig" and state.slices != present[name]:
                 self._outcome.was_set_up = True
@@ -218,13 +217,13 @@ class _Replay:
         for name, state in self._now.items():
             present, gone, added = self._held[name].slices(), set[Slice](), set[Slice]()
             if name in self._log.transition.set_aside:
-                gone = set(state.idle)  # a later start may have removed what a failed step left incomplete
+                gone = set(state.idle)  # the journal may have removed what a failed step left
             if begun is not None and begun.kind == "repartition" and begun.gpu == name:
                 gone, added = set(begun.destroyed), set(begun.made)
             if not (state.slices - gone <= present <= state.slices | added):
                 raise ConfigError(
-                    f"GPU {name} of the machine has {_list_slices(present)}, not {_list_slices(state.slices)} as "
-                    "the transition expects; replay on a new machine"
+                    f"GPU {name} of the machine has {_list_slices(present)}, not {_list_slices(state.slices)} as the "
+                    "transition expects; replay on a new machine"
                 )
 
     def _take(self, step: Step) -> None:
@@ -240,27 +239,24 @@ class _Replay:
         elif step.instance is not None and step.instance.start is not None and step.kind != "delete":
             needed = Slice(profile=str(step.instance.profile), start=step.instance.start)
             if needed not in held.slices():
-                raise SharingError(
-                    f"{_list_slices({needed})} is not on GPU {step.gpu}, where {step.instance.service} is to start"
-                )
+                raise SharingError(f"GPU {step.gpu} has no {_list_slices({needed})} for {step.instance.service}")
 
     def _make(self, name: str, required: Sequence[Slice]) -> None:
-        """Create missing GPU instances; each is in the journal until it is complete."""
+        """Create missing GPU instances, each in the journal until it is complete."""
         held = self._held[name]
         if not held.control.read().is_on:
             with _until_complete(held.journal, "mig_mode", held.control.to_record()):
                 held.control.switch_on()
         size = {profile.name: profile.size for profile in profiles.load_model(held.device.name).profiles}
         missing = set(required) - held.slices()
-        for slice_ in sorted(
-            missing, key=lambda slice_: (size[slice_.profile], -slice_.start), reverse=True
-        ):  # larger ones first
+        larger_first = sorted(missing, key=lambda slice_: (size[slice_.profile], -slice_.start), reverse=True)
+        for slice_ in larger_first:
             arguments = {**held.control.to_record(), **held.place(slice_), "boot": boot_id()}
             with _until_complete(held.journal, "mig_instance", arguments):
                 held.control.create(arguments["profile_id"], arguments["start"])
 
     def _plan_anew(self, failed: Step) -> bool:
-        """Replan, leaving the GPU of a failed step as it is; return whether there is a plan."""
+        """Plan the rest without the GPU of a failed step; return whether that is possible."""
         self._now[failed.gpu].slices = self._held[failed.gpu].slices()
         old = self._log.transition
         known = set(self._now)
@@ -278,7 +274,7 @@ class _Replay:
         try:
             planned = transition_plan.plan_onward(begin, old.tomorrow.gpus, terms, most)
         except NoTransitionError as error:
-            self._outcome.reason = f"step {failed.id} failed on GPU {failed.gpu}, and without that GPU {error}"
+            self._outcome.reason = f"step {failed.id} failed on GPU {failed.gpu}; without that GPU, {error}"
             return False
         self._log.write({"planned": json_decoder.encode(planned)})
         self._now = gpu_progress.begin(planned)
@@ -287,7 +283,7 @@ class _Replay:
 
 @contextmanager
 def _until_complete(book: Journal, kind: str, arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Keep a step in the journal while the body takes it; undo it if the body fails."""
+    """Keep a step in the journal while the body runs; undo it if the body fails."""
     with UndoStack() as stack:
         step = book.add(kind, **arguments)
         stack.callback(book.undo, step)
@@ -297,7 +293,7 @@ def _until_complete(book: Journal, kind: str, arguments: Mapping[str, Any]) -> I
 
 
 def _list_models(transition: Transition, most: Mapping[Kind, int]) -> list[str]:
-    """Return the GPUs of a new machine: those of the transition, in their order, and unused spare ones."""
+    """Return the GPU models of a new machine: those of the transition in their order, then unused spare ones."""
     count = Counter(get_kind(gpu) for gpu in transition.today.gpus)
     more = [kind.model for kind, number in most.items() for _ in range(number - count[kind])]
     return [*(gpu.model for gpu in transition.today.gpus), *more]
@@ -306,7 +302,7 @@ def _list_models(transition: Transition, most: Mapping[Kind, int]) -> list[str]:
 def _find_gpus(
     transition: Transition, machine: Path, most: Mapping[Kind, int]
 ) -> tuple[dict[str, tuple[Gpu, Device]], list[Gpu]]:
-    """Find the GPUs of a transition by id, index or UUID, and unused spare ones of the machine."""
+    """Find the GPUs of a transition by index or UUID, and unused spare ones."""
     devices = nvml.list_devices()
     models = [gpu.model for gpu in StateFile(machine).read().gpus]
     by_name = {device.uuid: device for device in devices} | {str(device.index): device for device in devices}
@@ -314,9 +310,13 @@ def _find_gpus(
     for gpu in transition.today.gpus:
         device = by_name.get(str(gpu.id))
         if device is None or device.index is None:
-            raise ConfigError(f"GPU {gpu.id} is not on the machine {machine}, which has {len(devices)} GPUs, from 0")
+            raise ConfigError(
+                f"machine {machine} has no GPU {gpu.id}, but {len(devices)} GPUs from 0; replay on a new machine"
+            )
         if models[device.index] != mig_table.find(gpu.model).name:
-            raise ConfigError(f"GPU {gpu.id} of the machine {machine} is a {models[device.index]}, not {gpu.model}")
+            raise ConfigError(
+                f"GPU {gpu.id} of {machine} is {models[device.index]}, not {gpu.model}; replay on a new machine"
+            )
         gpus[str(gpu.id)] = (gpu, device)
     used = {device.uuid for _, device in gpus.values()}
     spare = []
@@ -332,7 +332,5 @@ def _find_gpus(
 
 
 def _list_slices(slices: Iterable[Slice]) -> str:
-    return (
-        ", ".join(f"{slice_.profile}@{slice_.start}" for slice_ in sorted(slices, key=lambda s: s.start))
-        or "no instances"
-    )
+    in_order = sorted(slices, key=lambda slice_: slice_.start)
+    return ", ".join(f"{slice_.profile}@{slice_.start}" for slice_ in in_order) or "no instances"

@@ -1,11 +1,10 @@
-"""The proof that a transition keeps its promises, in whatever order its steps run.
+"""The proof that a transition is legal and keeps all services served, in every order of its steps.
 
-Shares no code with the planner: the layout rules are restated here, and only instances and steps are taken from the
-plan. Two facts allow a proof for all orders. First, steps that touch the same instance, or change the partition of the
-same GPU, must be ordered by the graph: then every order leads each GPU through the same states, and checking one order
-suffices. Second, the least throughput that a service ever has is the minimum over all sets of steps that are closed
-under predecessors: a linear programme whose vertices are such sets. Source: Picard, Maximal closure of a graph,
-Management Science 22 (1976).
+It shares no code with the planning of transitions: it restates the rules of layouts, and trusts only the instances and
+steps of the plan. The graph must order steps that touch the same instance or partition; then every order leads through
+the same states of every GPU, and checking one order suffices. The least throughput of a service is the least sum over
+all sets of steps that are closed under predecessors: a linear programme whose vertices are such sets.
+Source: Picard, Maximal closure of a graph, Management Science 22 (1976).
 """
 
 from __future__ import annotations
@@ -27,12 +26,7 @@ _HALVES_TOGETHER = 510  # the driver branch from which a GPU can hold 4g and 3g.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """The faults of a transition, and the lowest throughputs during it.
-
-    Attributes:
-        broken: violated rules, as text; empty if there are none.
-        lowest_per_s: for each service with a requirement, the lowest throughput at any time in any order of steps.
-    """
+    """The faults of a transition, in words, and the least throughput of each service that must keep some."""
 
     broken: tuple[str, ...]
     lowest_per_s: Mapping[str, float] = field(default_factory=dict)
@@ -40,7 +34,7 @@ class Proof:
 
 @dataclass(slots=True)
 class _State:
-    """The state of a GPU while the steps are simulated."""
+    """The state of a GPU between two steps."""
 
     gpu: Gpu
     mode: str
@@ -49,7 +43,7 @@ class _State:
 
 
 def check(transition: Transition) -> Proof:
-    """Simulate a transition and report its faults."""
+    """Check a transition and return its faults."""
     broken = list(_graph_faults(transition.steps))
     if broken:
         return Proof(broken=tuple(broken))
@@ -69,9 +63,7 @@ def check(transition: Transition) -> Proof:
     for service, required in sorted(_requirements(transition).items()):
         lowest[service] = _find_lowest(service, transition, before)
         if lowest[service] < required - _ROUNDING * max(required, 1.0):
-            broken.append(
-                f"{service} must keep {required:g}/s, but some order of the steps leaves {lowest[service]:g}/s"
-            )
+            broken.append(f"{service} must keep {required:g}/s, but an order of the steps leaves {lowest[service]:g}/s")
     return Proof(broken=tuple(broken), lowest_per_s=lowest)
 
 
@@ -83,17 +75,17 @@ def _requirements(transition: Transition) -> dict[str, float]:
 def _graph_faults(steps: Sequence[Step]) -> Iterable[str]:
     twice = [name for name, count in Counter(step.id for step in steps).items() if count > 1]
     if twice:
-        yield f"{len(twice)} steps have an id twice: {twice[0]}"
+        yield f"{len(twice)} step ids occur twice, such as {twice[0]}"
         return
     names = {step.id for step in steps}
     for step in steps:
         if unknown := set(step.after) - names:
-            yield f"step {step.id} comes after {min(unknown)}, which is no step"
+            yield f"step {step.id} waits for {min(unknown)}, which is not a step"
             return
     try:
         list(_order(steps))
     except CycleError:
-        yield "steps wait for each other in a circle"
+        yield "steps wait for each other in a cycle"
         return
     ends = {step.id: step.ends_s for step in steps}
     for step in steps:
@@ -107,7 +99,7 @@ def _order(steps: Sequence[Step]) -> Iterable[str]:
 
 
 def _find_predecessors(steps: Sequence[Step], order: Sequence[str]) -> dict[str, int]:
-    """Return all predecessors of each step, as bits at the positions of the order."""
+    """Return all predecessors of each step, as bits at their positions in the order."""
     position = {name: number for number, name in enumerate(order)}
     after = {step.id: step.after for step in steps}
     predecessors: dict[str, int] = {}
@@ -126,7 +118,7 @@ def _set_up(gpu: Gpu, transition: Transition) -> _State:
 
 
 def _take(states: Mapping[str, _State], step: Step, set_aside: Sequence[str]) -> None:
-    """Take one step; raise `ValueError` with the reason if it cannot be taken."""
+    """Take one step; ValueError if it is not possible."""
     for name in {step.gpu, step.source_gpu} - {None}:
         if name not in states:
             raise ValueError(f"there is no GPU {name}")
@@ -137,14 +129,14 @@ def _take(states: Mapping[str, _State], step: Step, set_aside: Sequence[str]) ->
         _repartition(state, step)
         return
     if step.instance is None or (step.kind == "migrate") != (step.source is not None and step.source_gpu is not None):
-        raise ValueError("it does not say whose instance it is about")
+        raise ValueError("instance, source or source_gpu is missing, or must not be there")
     if step.kind == "delete":
         _leave(state, step.instance)
         return
     _arrive(state, step.instance)
     if step.source is not None and step.source_gpu is not None:
         if step.source.service != step.instance.service:
-            raise ValueError("a migration ends as another service")
+            raise ValueError("the service changes during the migration")
         _leave(states[step.source_gpu], step.source)
 
 
@@ -152,11 +144,11 @@ def _repartition(state: _State, step: Step) -> None:
     taken = {instance.start for instance in state.instances}
     for slice_ in step.destroyed:
         if slice_ not in state.slices or slice_.start in taken:
-            raise ValueError(f"{slice_.profile} at {slice_.start} of GPU {step.gpu} is not there, or in use")
+            raise ValueError(f"{slice_.profile} at {slice_.start} of GPU {step.gpu} is missing or in use")
         state.slices.remove(slice_)
     if step.mode != state.mode:
         if state.instances or (state.slices and step.mode != "mig"):
-            raise ValueError(f"GPU {step.gpu} is in use and cannot be shared by {step.mode}")
+            raise ValueError(f"GPU {step.gpu} is in use and cannot change its mode to {step.mode}")
         state.mode = str(step.mode)
     state.slices += step.made
     if step.made and state.mode != "mig":
@@ -175,13 +167,13 @@ def _fault_of(state: _State) -> str | None:
         profile = table[slice_.profile]
         new = set(range(slice_.start, slice_.start + profile.memory_slices))
         if slice_.start not in profile.starts or new & occupied:
-            return f"{slice_.profile} cannot be at {slice_.start} beside what is there"
+            return f"{slice_.profile} does not fit at {slice_.start}"
         occupied |= new
     names = Counter(slice_.profile for slice_ in state.slices)
     if sum(table[name].compute_slices * count for name, count in names.items()) > model.compute_slices:
-        return "there are not as many compute slices"
+        return "the instances need more compute slices than the GPU has"
     if any(count > table[name].max_instances for name, count in names.items()):
-        return "there are more instances of a profile than the driver makes"
+        return "there are more instances of a profile than the driver allows"
     return _special_fault(model, names)
 
 
@@ -189,11 +181,11 @@ def _special_fault(model: MigGpu, names: Counter[str]) -> str | None:
     if sum(count for name, count in names.items() if "+me" in name) > 1:
         return "two instances have the media engines"
     if any("+me.all" in name for name in names) and any("-me" not in name and "+me.all" not in name for name in names):
-        return "all media engines are in one instance, and another needs some"
+        return "one instance has all media engines, but another needs some"
     branch = model.driver_branch
     sizes = {profile.size for profile in model.profiles if names[profile.name]}
     if branch is not None and branch < _HALVES_TOGETHER and {(4, 4), (3, 4)} <= sizes:
-        return f"a driver of branch {branch} makes no 4g beside 3g"
+        return f"a driver of branch {branch} does not allow 4g beside 3g"
     return None
 
 
@@ -203,7 +195,7 @@ def _arrive(state: _State, instance: Instance) -> None:
         if state.mode == "mig":
             raise ValueError(f"{where}: the GPU is divided")
     elif Slice(profile=str(instance.profile), start=instance.start) not in state.slices:
-        raise ValueError(f"{where}: there is no {instance.profile}")
+        raise ValueError(f"{where}: there is no GPU instance {instance.profile}")
     elif any(other.start == instance.start for other in state.instances):
         raise ValueError(f"{where}: the instance is in use")
     state.instances.append(instance)
@@ -216,7 +208,7 @@ def _leave(state: _State, instance: Instance) -> None:
 
 
 def _find_unordered(steps: Sequence[Step], before: Mapping[str, int]) -> Iterable[str]:
-    """Find steps that touch the same instance or partition but are not ordered."""
+    """Find steps that touch the same place without an order between them."""
     touching: dict[tuple[str, object], list[tuple[Step, str]]] = defaultdict(list)
     for step in steps:
         if step.kind == "repartition":
@@ -232,11 +224,11 @@ def _find_unordered(steps: Sequence[Step], before: Mapping[str, int]) -> Iterabl
     position = {name: number for number, name in enumerate(before)}
     for (gpu, start), touches in touching.items():
         for (one, role), (other, other_role) in itertools.combinations(touches, 2):
-            # Services on an undivided GPU may start together, and may end together.
+            # On an undivided GPU, several services may start or end at the same time.
             if (start is None and role == other_role != "partition") or one.id == other.id:
                 continue
             if not (before[one.id] >> position[other.id] & 1 or before[other.id] >> position[one.id] & 1):
-                yield f"steps {one.id} and {other.id} both touch {start} of GPU {gpu}, and neither waits for the other"
+                yield f"steps {one.id} and {other.id} both touch {start} of GPU {gpu} without an order"
 
 
 def _end_faults(states: Mapping[str, _State], transition: Transition) -> Iterable[str]:
@@ -244,18 +236,18 @@ def _end_faults(states: Mapping[str, _State], transition: Transition) -> Iterabl
     if idle := [
         state.gpu.id for state in ends if len(state.slices) > len([i for i in state.instances if i.start is not None])
     ]:
-        yield f"GPU {idle[0]} keeps instances that nobody is on"
+        yield f"GPU {idle[0]} keeps GPU instances without a service"
     reached = Counter(_shape(state.gpu, state.mode, state.instances) for state in ends if state.instances)
     aside = Counter(_shape(s.gpu, s.mode, s.instances) for name, s in states.items() if name in transition.set_aside)
     required = Counter(_shape(gpu, gpu.mode, gpu.instances) for gpu in transition.tomorrow.gpus if gpu.instances)
     if reached - required:
-        yield f"a GPU ends as what nobody asked for: {next(iter(reached - required))}"
+        yield f"a GPU ends with a configuration that tomorrow does not have: {next(iter(reached - required))}"
     if required - reached - aside:
-        yield f"no GPU becomes what was asked for: {next(iter(required - reached - aside))}"
+        yield f"no GPU ends with a configuration of tomorrow: {next(iter(required - reached - aside))}"
     stated = {str(gpu.id): Counter(gpu.instances) for gpu in transition.reached.gpus}
     present = {name: Counter(state.instances) for name, state in states.items() if state.instances}
     if stated != present:
-        yield "what is said to be reached is not what the steps lead to"
+        yield "the steps do not lead to the deployment under reached"
 
 
 def _shape(gpu: Gpu, mode: str, instances: Iterable[Instance]) -> tuple[object, ...]:
@@ -277,7 +269,7 @@ def _find_surplus_gpus(transition: Transition) -> Iterable[str]:
     for model, count in used.items():
         allowed = max(occupied[model], required[model]) + transition.spare
         if count > allowed:
-            yield f"{count} GPUs of model {model[0]} are used, more than {allowed}"
+            yield f"{count} GPUs of model {model[0]} are used, but only {allowed} are allowed"
 
 
 def _find_lowest(service: str, transition: Transition, before: Mapping[str, int]) -> float:
@@ -298,7 +290,7 @@ def _find_lowest(service: str, transition: Transition, before: Mapping[str, int]
 
 
 def _change(step: Step) -> float:
-    """Return how a step changes the throughput of its service; a decrease counts from its beginning."""
+    """Return the throughput that a step adds to its service."""
     assert step.instance is not None
     new = step.instance.throughput_per_s or 0.0
     if step.kind == "delete":
@@ -320,10 +312,10 @@ def _least_closed_sum(changes: Mapping[str, float], before: Mapping[str, int]) -
     ]
     limits = np.zeros((len(rows), len(names)))
     for row, (number, other) in enumerate(rows):
-        limits[row, number], limits[row, other] = 1.0, -1.0  # a step is in the set only if its predecessor is
+        limits[row, number], limits[row, other] = 1.0, -1.0  # a set with a step has its predecessors
     optimum = linprog(
         list(changes.values()), A_ub=limits if rows else None, b_ub=np.zeros(len(rows)) if rows else None, bounds=(0, 1)
     )
     if not optimum.success:
-        raise RuntimeError(f"the linear programme of a check was not solved: {optimum.message}")
+        raise RuntimeError(f"the linear programme of the proof was not solved: {optimum.message}")
     return float(optimum.fun)

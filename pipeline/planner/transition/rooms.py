@@ -1,4 +1,4 @@
-"""Cached queries on which GPU instances of a model fit together."""
+"""The room on GPUs: which GPU instances fit beside which, with cached answers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pipeline.prepare.mig import layouts
 
 
 class Kind(NamedTuple):
-    """The properties that GPUs must share to be interchangeable."""
+    """The properties that make GPUs interchangeable."""
 
     model: str
     driver_branch: int | None
 
 
 class Spot(NamedTuple):
-    """A GPU instance by its first memory slice and profile."""
+    """A GPU instance by start and profile."""
 
     start: int
     profile: str
 
 
 class Layouts:
-    """The layouts of one kind of GPU. Methods take the existing instances in any order."""
+    """The layouts of one kind of GPU."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._model = mig_gpu(gpu)
@@ -43,18 +43,18 @@ class Layouts:
         return self._profiles[profile].memory_slices
 
     def starts(self, profile: str) -> tuple[int, ...]:
-        """Return the starts of an instance on an empty GPU."""
+        """Return the possible starts of an instance on an empty GPU."""
         return self._profiles[profile].starts
 
     def is_legal(self, instances: Iterable[Spot]) -> bool:
-        """Return whether all of them can exist together."""
+        """Return whether the instances fit together."""
         spots = frozenset(instances)
         if spots not in self._legal:
             self._legal[spots] = layouts.explain_misplaced(self._model, self._list_placed(spots)) is None
         return self._legal[spots]
 
     def place(self, spots: Iterable[Spot], names: Sequence[str]) -> tuple[int, ...] | None:
-        """Return starts at which instances of these profiles fit next to the others; `None` if they do not fit."""
+        """Return starts at which instances of these profiles fit beside others; `None` if they do not."""
         key = frozenset(spots), tuple(names)
         if key not in self._placed:
             profiles = [self._profiles[name] for name in names]
@@ -74,7 +74,7 @@ class Layouts:
         return self._best[key]
 
     def room(self, instances: Iterable[Spot]) -> int:
-        """Return the remaining room: the sum of squared memory slices over all single instances that still fit."""
+        """Return the room: the sum of squared memory slices of every single instance that still fits."""
         spots = frozenset(instances)
         return sum(self.slices(option.profile) ** 2 for option in self._options if self._fits(spots, option))
 
@@ -86,5 +86,5 @@ class Layouts:
 
 
 def configuration_of(instance: Instance) -> tuple[object, ...]:
-    """Return the properties that make two instances equivalent: all except start and figures."""
+    """Return all of an instance but its place and figures."""
     return instance.profile, instance.service, instance.processes, instance.batch, instance.share_pct

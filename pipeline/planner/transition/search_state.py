@@ -1,7 +1,7 @@
-"""The positions of all instances while a transition is planned, and the allowed moves.
+"""The state of the search for a transition: the places of instances, and the legal moves.
 
-Every move keeps the two rules of a transition: an instance is placed only where it fits, and a service keeps at least
-its requirement. So every order of moves that is found may be carried out.
+Every move keeps the rules of a transition: an instance is placed only where it fits, and a service keeps its required
+throughput. So every order of moves that is found can be carried out.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass, field, replace
 from pipeline.planner.deployment import Instance
 from pipeline.planner.transition.rooms import Kind, Layouts, Spot
 
-# Figures are sums of decimal fractions: a deficit below this share of the requirement is ignored.
+# Tolerance of sums, relative to the requirement.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupant:
-    """An instance of the current deployment that goes, or one of the target deployment.
+    """An instance of today that ends, or one of tomorrow.
 
     Attributes:
-        target: the position of its GPU in the target deployment; `None` if it goes.
-        instance: with its current start, or the planned one.
-        worth: throughput per second.
+        target: the position of its GPU in tomorrow's deployment; `None` for one that ends.
+        instance: with its start of today, or of tomorrow's plan.
+        worth: its throughput per second.
     """
 
     number: int
@@ -34,18 +34,16 @@ class Occupant:
 
     @property
     def service(self) -> str:
-        """The service that its instance serves."""
         return self.instance.service
 
     @property
     def profile(self) -> str | None:
-        """The full name; `None` on an undivided GPU."""
         return self.instance.profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A move: instances come to a GPU, each with a start (`None` if undivided), or end where they are."""
+    """Instances that go to a GPU, each to a start (`None` if undivided), or end if `gpu` is `None`."""
 
     gpu: int | None
     placed: tuple[tuple[int, int | None], ...]
@@ -53,22 +51,21 @@ class Move:
 
 @dataclass(slots=True, kw_only=True)
 class SearchState:
-    """The state between two moves. GPUs and occupants are identified by number.
+    """The state between two moves, with GPUs and occupants by number.
 
     Attributes:
-        occupants: all of them.
-        kinds: of each GPU.
-        requirements: of each service.
-        rooms: of each kind of GPU with MIG.
+        requirements: throughput that each service must keep.
+        untouchable: GPUs that must not change.
+        targets: the occupants of each GPU of tomorrow.
         placed: the occupants of each GPU, with their starts.
+        want: the target of each GPU, if any.
+        unassigned: targets without a GPU.
         where: the GPU of each placed occupant.
         total: throughput of each service.
-        want: the target assigned to each GPU; `None` for none.
-        unassigned: the targets without a GPU.
-        untouchable: GPUs that must not change.
-        taken: the occupied GPU instances of each GPU.
-        stirred_gpus, stirred_services: changed since their free moves were last searched.
-        moves: made so far.
+        going: occupants that must end, by service.
+        missing: occupants of each target that are not at their place.
+        taken: the used GPU instances of each GPU.
+        stirred_gpus, stirred_services: those changed since the last search for free moves.
     """
 
     occupants: Sequence[Occupant]
@@ -107,7 +104,7 @@ class SearchState:
         )
 
     def begin(self) -> None:
-        """Compute the fields that depend on `placed` and `want`."""
+        """Derive the other fields from `placed` and `want`."""
         self.taken = [frozenset()] * len(self.placed)
         for gpu, numbers in enumerate(self.placed):
             for number in numbers:
@@ -124,7 +121,7 @@ class SearchState:
 
     @property
     def is_done(self) -> bool:
-        """True if the target is reached, apart from unused GPU instances."""
+        """True if tomorrow is reached, except for unused GPU instances."""
         return not any(self.going.values()) and not any(self.missing.values())
 
     def surplus(self, service: str) -> float:
@@ -133,18 +130,18 @@ class SearchState:
         return self.total.get(service, 0.0) - required + _ROUNDING * max(required, 1.0)
 
     def give(self, target: int, gpu: int) -> None:
-        """Assign a target to a GPU; its instances already on the GPU are then in place."""
+        """Assign a target to a GPU; its occupants on that GPU are at their place."""
         self.want[gpu] = target
         self.unassigned.discard(target)
         self.missing[target] -= self.placed[gpu].keys()
         self.stirred_gpus.add(gpu)
 
     def is_divided(self, gpu: int) -> bool:
-        """Return whether MIG instances can be created on a GPU: all of its occupants, if any, are in one."""
+        """Return whether all occupants of a GPU, if any, are on GPU instances."""
         return len(self.taken[gpu]) == len(self.placed[gpu])
 
     def take(self, number: int) -> None:
-        """Remove an old occupant, or a new one from a temporary place."""
+        """Remove an occupant."""
         gpu = self.where.pop(number)
         del self.placed[gpu][number]
         occupant = self.occupants[number]
@@ -155,7 +152,7 @@ class SearchState:
         self.moves.append(Move(gpu=None, placed=((number, None),)))
 
     def put(self, gpu: int, placed: Sequence[tuple[int, int | None]]) -> None:
-        """Bring occupants to a GPU: new ones, or ones from other GPUs."""
+        """Place occupants, new or from other GPUs, on a GPU."""
         for number, start in placed:
             occupant = self.occupants[number]
             if number in self.where:

@@ -1,4 +1,4 @@
-"""The plan of a transition: the instances that stay, the order of the other changes, and the steps with their times."""
+"""The plan of a transition: the instances that stay, the order of changes, and the steps with their times."""
 
 from __future__ import annotations
 
@@ -23,25 +23,19 @@ from pipeline.planner.transition.rooms import Kind, Layouts, Spot, configuration
 from pipeline.planner.transition.search_state import Occupant, SearchState
 from pipeline.planner.transition.transition_steps import IdleInstances, Step, Transition
 
-# Seeds that are tried; `None` leaves moves unshuffled. Small transitions try all, large ones as many as have this many
-# instances in total, and more only until one succeeds.
+# Seeds of the searches, `None` without chance. After a success, further seeds are tried only while the instances of all
+# searches are fewer than this.
 _SEEDS = (None, 1, 2, 3, 4, 5)
 _TRIED_INSTANCES = 900
 
 
 class NoTransitionError(Exception):
-    """No transition keeps the requirements, or none was found; the message has the cause and the remedy."""
+    """No transition exists or was found; the message has reason and remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialState:
-    """The state before the first step.
-
-    Attributes:
-        gpus: each with its id and full names of models and profiles.
-        idle: GPU instances without a service.
-        set_aside: ids of GPUs that must not be changed.
-    """
+    """The state before the first step: GPUs with ids and full names, unused GPU instances, and unchangeable GPUs."""
 
     gpus: tuple[Gpu, ...]
     idle: tuple[IdleInstances, ...] = ()
@@ -50,14 +44,7 @@ class InitialState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
-    """The constraints on every step of a transition.
-
-    Attributes:
-        old_rates_per_s, new_rates_per_s: of each service.
-        spare: the requested number of spare GPUs.
-        durations_s: by kind of step; empty if unknown.
-        is_simulated: whether figures of either deployment come from a simulated GPU.
-    """
+    """The constraints of a transition; fields as in `Transition`."""
 
     old_rates_per_s: Mapping[str, float]
     new_rates_per_s: Mapping[str, float]
@@ -67,7 +54,7 @@ class Constraints:
 
     @property
     def requirements(self) -> dict[str, float]:
-        """The throughput that each service must keep at every step."""
+        """The throughput that each service must keep."""
         new = self.new_rates_per_s
         return {name: min(rate, new[name]) for name, rate in sorted(self.old_rates_per_s.items()) if name in new}
 
@@ -76,8 +63,8 @@ def plan_transition(today: Plan, tomorrow: Plan, spare: int, durations_s: Mappin
     """Plan the transition between two plans.
 
     Raises:
-        ConfigError: an instance without a throughput, or a service without a rate.
-        NoTransitionError: none exists or none was found.
+        ConfigError: an instance has no throughput, or a service no rate.
+        NoTransitionError: no transition exists or was found.
     """
     gpus = assign_ids(spell_out(today.deployment.gpus))
     tomorrow_gpus = tuple(gpu for gpu in spell_out(tomorrow.deployment.gpus) if gpu.instances)
@@ -100,7 +87,7 @@ def plan_transition(today: Plan, tomorrow: Plan, spare: int, durations_s: Mappin
 
 
 def count_usable_gpus(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], spare: int) -> dict[Kind, int]:
-    """Count the usable GPUs per kind: those of the larger deployment plus the spare ones."""
+    """Count the usable GPUs of each kind: those of the larger deployment and the spare ones."""
     before, after = (Counter(get_kind(gpu) for gpu in deployed if gpu.instances) for deployed in (gpus, tomorrow))
     return {kind: count + spare for kind, count in (before | after).items()}
 
@@ -108,17 +95,13 @@ def count_usable_gpus(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], spare: int) 
 def plan_onward(
     begin: InitialState, tomorrow: tuple[Gpu, ...], terms: Constraints, most: Mapping[Kind, int]
 ) -> Transition:
-    """Plan the transition from any state, even within another transition; return the best of a few attempts.
-
-    Raises:
-        NoTransitionError: as `plan_transition`.
-    """
+    """Plan the transition from any state, the best of several tries; NoTransitionError as `plan_transition`."""
     _refuse_lack(begin.gpus, tomorrow, terms.requirements)
     gpus = (*begin.gpus, *_add_spare_gpus(begin.gpus, tomorrow, most))
     rooms = _build_rooms((*gpus, *tomorrow))
     idle = {
         number: [
-            Spot(slice_.start, slice_.profile) for entry in begin.idle if entry.gpu == gpu.id for slice_ in entry.slices
+            Spot(slice_.start, slice_.profile) for free in begin.idle if free.gpu == gpu.id for slice_ in free.slices
         ]
         for number, gpu in enumerate(gpus)
     }
@@ -140,13 +123,12 @@ def plan_onward(
             )
     plural = "" if terms.spare == 1 else "s"
     raise NoTransitionError(
-        f"no transition was found with {terms.spare} spare GPU{plural} of each model: every order "
-        "tried leaves a service below the rate it must keep; try more with --spare"
+        f"no order found with {terms.spare} spare GPU{plural} of each model keeps all rates; raise --spare"
     )
 
 
 def _find_untouchable(gpus: Sequence[Gpu], set_aside: Sequence[str], most: Mapping[Kind, int]) -> frozenset[int]:
-    """Return the GPUs that must not change: those set aside, and empty ones beyond the usable number."""
+    """Return GPUs that must not change: those set aside, and empty ones beyond the usable number."""
     count = Counter(get_kind(gpu) for gpu in gpus if gpu.instances)
     untouchable = set()
     for number, gpu in enumerate(gpus):
@@ -263,12 +245,12 @@ def _add_spare_gpus(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], most: Mapping[
 
 
 def _refuse_lack(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], requirements: Mapping[str, float]) -> None:
-    """Raise an error if a requirement is not met before the transition or after it."""
+    """Refuse requirements that today's or tomorrow's deployment does not meet."""
     for name, deployment in (("today's", gpus), ("tomorrow's", tomorrow)):
         total = total_per_s(deployment)
         for service, required in requirements.items():
             if total.get(service, 0.0) < required * (1 - 1e-9):
                 raise NoTransitionError(
-                    f"{service} must keep {required:g}/s, the smaller of its rates, but {name} deployment gives it "
-                    f"{total.get(service, 0.0):g}/s"
+                    f"{service} must keep {required:g}/s, the smaller of its rates, but {name} deployment has "
+                    f"{total.get(service, 0.0):g}/s; correct rate or plan"
                 )

@@ -1,11 +1,11 @@
 """The steps of a transition as records, and their file.
 
-A step runs as soon as all steps in its `after` have ended, so several run at once. The kinds of steps:
+A step runs as soon as the steps in its `after` have ended. The kinds of steps:
 
-- `repartition`: unused GPU instances are destroyed and others created, or MIG is switched on or off;
-- `create`: a service starts on an existing GPU instance or undivided GPU, and counts from the end of the step;
-- `delete`: a service stops, and does not count from the beginning of the step;
-- `migrate`: a service starts at one place, then stops at another. At least one of the two counts.
+- `repartition` destroys unused GPU instances and creates others, or switches MIG on or off;
+- `create` starts a service on a GPU instance or undivided GPU; its throughput counts from the end of the step;
+- `delete` stops a service; its throughput counts until the start of the step;
+- `migrate` starts a service at one place, then stops it at another; at least one of them counts at any time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS: tuple[StepKind, ...] = get_args(StepKind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """A GPU instance, used or unused: its profile and first memory slice."""
+    """A GPU instance by profile and start, used or not."""
 
     profile: str
     start: int
@@ -39,15 +39,13 @@ class Step:
     """One step.
 
     Attributes:
-        gpu: where something is created or removed.
-        after: the steps that must end before.
-        instance: the instance that starts or, in a `delete`, stops.
-        source_gpu: the GPU that a `migrate` leaves.
-        source: the instance that stops there.
-        destroyed, made: in a `repartition`, the GPU instances to destroy first and then create.
-        mode: in a `repartition`, how the GPU is shared afterwards.
-        begins_s, ends_s: if every step begins as early as possible and takes the given duration of its kind; `None`
-            without durations.
+        gpu: the GPU that changes, of a `migrate` the new one.
+        after: ids of the steps that must end before.
+        instance: the instance that starts, of a `delete` the one that stops.
+        source_gpu, source: of a `migrate`, the GPU and instance that stops.
+        destroyed, made: of a `repartition`; all are destroyed before others are made.
+        mode: of a `repartition`, how the GPU is shared after it.
+        begins_s, ends_s: earliest times by the duration of each kind; `None` without durations.
     """
 
     id: str
@@ -66,7 +64,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleInstances:
-    """GPU instances without an occupant at the start."""
+    """GPU instances without a service at the start."""
 
     gpu: str
     slices: tuple[Slice, ...]
@@ -74,22 +72,21 @@ class IdleInstances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """A transition with everything needed to check and carry it out.
+    """A transition, with all that its check and replay need.
 
     Attributes:
-        today: the current deployment, every GPU with its id, including the spare GPUs that are used, which are empty.
-        tomorrow: the requested deployment. Its GPUs are matched by model: their ids are ignored.
+        today: the initial deployment, every GPU with its id; used spare GPUs are among them, empty.
+        tomorrow: the requested deployment; the ids of its GPUs have no meaning.
         reached: the final deployment, with the ids of `today`.
-        old_rates_per_s, new_rates_per_s: the rate of each service today and tomorrow. In between it keeps at least the
-            smaller of the two, or nothing if it has only one.
-        spare: GPUs of each model available beyond those of the larger deployment.
-        spare_used: number of these that are used.
-        durations_s: of each kind of step.
-        makespan_s: from the begin of the first step to the end of the last; `None` without durations.
+        old_rates_per_s, new_rates_per_s: rates of services today and tomorrow. A service with both keeps at least the
+            smaller one during the transition.
+        spare, spare_used: GPUs of each model that may be used beyond the larger deployment, and those that are.
+        durations_s: by kind of step; empty if unknown.
+        makespan_s: `None` without durations.
         longest_chain: length of the longest chain of dependent steps.
-        idle: initial GPU instances without a service.
-        set_aside: GPUs on which a step failed: they must not be changed.
-        is_simulated: whether figures of one of the plans come from a simulated GPU.
+        idle: GPU instances without a service at the start.
+        set_aside: GPUs on which a step failed, which do not change further.
+        is_simulated: whether a plan's figures come from a simulated GPU.
     """
 
     today: Deployment
@@ -110,17 +107,17 @@ class Transition:
 
 
 def read(path: Path) -> Transition:
-    """Read a transition from a file; raise `ConfigError` if it is invalid."""
+    """Read the transition in a file; ConfigError if it cannot be used."""
     content = input_files.read_json(path)
     if (version := content.get("version")) != VERSION or "steps" not in content:
         command = f"`{entry_points.spell('planner', 'transition')}`"
-        seen = f"its version is {version!r}, not {VERSION}" if "steps" in content else "it has no steps"
-        raise ConfigError(f"{path} is not a transition as {command} writes it: {seen}")
+        reason = f"version is {version!r}, not {VERSION}" if "steps" in content else "key 'steps' is missing"
+        raise ConfigError(f"{path}: {reason}; make a transition with {command}")
     transition = input_files.decode(Transition, content, str(path))
     for key in ("today", "tomorrow", "reached"):
         deployment.check(getattr(transition, key), f"{path}: {key}")
     if unnamed := [gpu for gpu in transition.today.gpus if gpu.id is None]:
-        raise ConfigError(f"{path}: today: a GPU of model {unnamed[0].model} has no id")
+        raise ConfigError(f"{path}: today: a GPU of model {unnamed[0].model} has no id; plan the transition again")
     return transition
 
 

@@ -79,8 +79,8 @@ def test_what_a_file_says_wrongly_is_named_by_its_key(tmp_path: Path, key: str, 
     ("key", "value", "said"),
     [
         ("start", "4", 'gpus[0].instances[0].start must be a whole number, not "4"'),
-        ("start", 1, "3g.40gb cannot begin at memory slice 1, only at 0, 4. Legal: [3g.40gb@0]"),
-        ("start", None, "gpus[0].instances[0]: profile and start are needed"),
+        ("start", 1, "3g.40gb cannot begin at memory slice 1, only at 0, 4; legal: [3g.40gb@0]"),
+        ("start", None, "gpus[0].instances[0]: needs profile and start"),
         ("profile", "9g.1gb", "gpus[0]: NVIDIA A100-SXM4-80GB has no MIG profile '9g.1gb'"),
         ("processes", 0, "processes and batch must be at least 1"),
         ("processes", True, "processes must be a whole number, not true"),
@@ -94,18 +94,18 @@ def test_an_instance_that_cannot_be_is_refused(tmp_path: Path, key: str, value: 
 
 def test_a_layout_that_is_not_legal_is_refused_with_the_nearest_that_are() -> None:
     three = Gpu(model=A100, instances=tuple(instance("3g.40gb", start) for start in (0, 4, 4)))
-    with pytest.raises(ConfigError, match=r"3 instances of 3g.40gb.*Nearest: \[3g.40gb@4,2g.20gb@0,2g.20gb@2\];"):
+    with pytest.raises(ConfigError, match=r"3 instances of 3g.40gb.*nearest: \[3g.40gb@4,2g.20gb@0,2g.20gb@2\];"):
         deployment.check(Deployment(gpus=(three,)), "here")
     halves = Gpu(model=A100, driver_branch=470, instances=(instance("4g.40gb", 0), instance("3g.40gb", 4)))
-    with pytest.raises(ConfigError, match=r"^here: gpus\[0\]: .*branch 510 or later.*Nearest: "):
+    with pytest.raises(ConfigError, match=r"^here: gpus\[0\]: .*branch 510 or later.*nearest: "):
         deployment.check(Deployment(gpus=(halves,)), "here")
     overlapping = Gpu(model=A100, instances=(instance("3g.40gb", 0), instance("2g.20gb", 2)))
-    with pytest.raises(ConfigError, match=r"3g.40gb at memory slice 0 reaches into 2g.20gb at 2. Legal: \["):
+    with pytest.raises(ConfigError, match=r"3g.40gb at memory slice 0 reaches into 2g.20gb at 2; legal: \["):
         deployment.check(Deployment(gpus=(overlapping,)), "here")
 
 
 def test_what_is_undivided_has_no_instances_and_shares_the_memory() -> None:
-    with pytest.raises(ConfigError, match="profile and start must be null on a GPU of mode mps"):
+    with pytest.raises(ConfigError, match="must have neither profile nor start on a GPU of mode mps"):
         deployment.check_gpu(Gpu(model=A100, mode="mps", instances=(instance("3g.40gb", 0),)), "here")
     two = Gpu(model=A100, mode="naive", instances=(instance(None, None, memory_mib=50000.0),) * 2)
     with pytest.raises(ConfigError, match="its services need 100000 MiB, but"):

@@ -90,26 +90,29 @@ def test_a_gpu_may_be_called_as_the_driver_calls_it(tmp_path):
 
 
 BAD = {
-    "another version": ([GOOD | {"schema_version": "2"}], "row 2, schema_version: the profile is of version 2"),
-    "no version": ([{k: v for k, v in GOOD.items() if k != "schema_version"}], "row 1, schema_version: there is no"),
+    "another version": ([GOOD | {"schema_version": "2"}], "row 2, schema_version: version is 2, not 1"),
+    "no version": (
+        [{k: v for k, v in GOOD.items() if k != "schema_version"}],
+        "row 1, schema_version: the column is missing",
+    ),
     "no unit": ([GOOD | {"latency_p99": "3"}], "row 1, latency_p99: the unit is missing; .* latency_p99_ms"),
-    "unknown": ([GOOD | {"colour": "red"}], "row 1, colour: there is no such column"),
+    "unknown": ([GOOD | {"colour": "red"}], "row 1, colour: unknown column"),
     "a column missing": ([{k: v for k, v in GOOD.items() if k != "processes"}], "row 1, processes: the column is miss"),
     "a field empty": ([GOOD | {"throughput_per_s": ""}], "row 2, throughput_per_s: the field is empty"),
     "negative": ([GOOD, GOOD | {"workload": "b", "throughput_per_s": "-3"}], "row 3, throughput_per_s: -3 is negative"),
     "not finite": ([GOOD | {"latency_mean_ms": "inf"}], "row 2, latency_mean_ms: inf is not finite"),
-    "not a number": ([GOOD | {"latency_mean_ms": "fast"}], "row 2, latency_mean_ms: 'fast' is no number"),
-    "zero": ([GOOD | {"throughput_per_s": "0"}], "row 2, throughput_per_s: it is 0"),
-    "not whole": ([GOOD | {"processes": "1.5"}], "row 2, processes: 1.5 is no whole number"),
+    "not a number": ([GOOD | {"latency_mean_ms": "fast"}], "row 2, latency_mean_ms: 'fast' is not a number"),
+    "zero": ([GOOD | {"throughput_per_s": "0"}], "row 2, throughput_per_s: must be above 0"),
+    "not whole": ([GOOD | {"processes": "1.5"}], "row 2, processes: 1.5 is not a whole number"),
     "twice": ([GOOD, GOOD], "row 3, workload: bert on 1g.10gb of a100_80gb .* has two rows; remove this or .* row 2"),
-    "no instance": ([GOOD | {"instance_profile": ""}], "row 2, instance_profile: mig needs one"),
-    "an instance": ([GOOD | {"sharing_mode": "mps"}], "row 2, instance_profile: mps has no instances"),
+    "no instance": ([GOOD | {"instance_profile": ""}], "row 2, instance_profile: does not fit sharing_mode mig; name"),
+    "an instance": ([GOOD | {"sharing_mode": "mps"}], "row 2, instance_profile: does not fit sharing_mode mps; leave"),
     "interval": (
         [GOOD | {"throughput_low_per_s": "11"}],
-        "row 2, throughput_low_per_s: 11 > 10: the throughput is outside its interval",
+        "row 2, throughput_low_per_s: 11 > 10, so the throughput is outside its interval",
     ),
-    "no truth": ([GOOD | {"is_simulated": "perhaps"}], "row 2, is_simulated: 'perhaps' is neither true nor false"),
-    "a short row": ([GOOD, {"schema_version": "1"}], "row 3: the number of fields differs"),
+    "no truth": ([GOOD | {"is_simulated": "perhaps"}], "row 2, is_simulated: 'perhaps' is not a boolean"),
+    "a short row": ([GOOD, {"schema_version": "1"}], "row 3: the row has more or fewer fields"),
 }
 
 
@@ -144,14 +147,14 @@ def test_a_configuration_that_did_not_run_is_missing():
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("bert.csv", "a,b\n1,2\n", "bert.csv row 1: no table of ParvaGPU"),
+        ("bert.csv", "a,b\n1,2\n", "bert.csv row 1: not a ParvaGPU table"),
         ("bert.csv", "Mig instance,Batch size,Workload Number,Throughput,Latency\n5,1,1,3,4\n", "row 2, Mig instance"),
         (
             "bert.csv",
             "Mig instance,Batch size,Workload Number,Throughput,Latency\n1,1,1,-3,4\n",
             "Throughput: -3 is neg",
         ),
-        ("slo_rate_per_s.csv", "1,2\n", "there are no tables"),
+        ("slo_rate_per_s.csv", "1,2\n", "no tables MODEL.csv"),
     ],
 )
 def test_tables_that_cannot_be_used_write_nothing(tmp_path, capsys, name, text, message):

@@ -56,7 +56,7 @@ def test_where_there_is_no_way_the_status_is_1_and_nothing_is_written(
     (tmp_path / "two.json").write_text(json.dumps(plan(("4g.40gb", 0))))
     argv = ["transition", str(tmp_path / "one.json"), str(tmp_path / "two.json"), "--out", str(tmp_path / "steps.json")]
     assert main([*argv, "--spare", "0"]) == 1
-    assert "no transition was found with 0 spare GPUs" in capsys.readouterr().out
+    assert "no order found with 0 spare GPUs" in capsys.readouterr().out
     assert not (tmp_path / "steps.json").exists()
     assert main([*argv, "--spare", "1"]) == 0
 
@@ -64,8 +64,8 @@ def test_where_there_is_no_way_the_status_is_1_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("throughput_per_s", None, "today: gpus[0].instances[0]: throughput_per_s is missing"),
-        ("service", "zz", "today: gpus[0].instances[0]: zz is not among services"),
+        ("throughput_per_s", None, "today: gpus[0].instances[0]: throughput_per_s of"),
+        ("service", "zz", "today: gpus[0].instances[0]: service zz has no rate"),
         ("start", 3, "is not legal"),
     ],
 )
@@ -85,8 +85,8 @@ def test_a_plan_that_cannot_be_used_is_refused(
     [
         (["--spare", "-1"], "--spare -1: must be from 0 to 4096"),
         (["--spare", "100000000"], "--spare 100000000: must be from 0 to 4096"),
-        (["--duration", "create=30"], "that of repartition is missing"),
-        (["--duration", "create=soon"], "--duration create=soon: write KIND=SECONDS"),
+        (["--duration", "create=30"], "repartition is missing"),
+        (["--duration", "create=soon"], "--duration create=soon: not KIND=SECONDS"),
         (["--duration", "move=3"], "--duration move=3"),
         (["--duration", "delete=inf"], "--duration delete=inf"),
     ],

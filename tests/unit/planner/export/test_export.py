@@ -77,7 +77,7 @@ def test_no_p99_is_asked_of_a_process_that_gets_too_few_requests_for_one(tmp_pat
     slow = Gpu(model=H100, instances=(instance("3g.40gb", 0, "infer_tiny_text", 30.0, latency_p99_ms=9.0),))
     plan = plan_of(slow, rate=1.5)
     assert export(tmp_path, plan, "experiment", "--out", str(tmp_path / "conf")) == 0
-    assert "too few requests for a p99 of infer_tiny_text: `check` holds the mean" in capsys.readouterr().out
+    assert "too few requests for a p99 of infer_tiny_text: `check` compares the mean" in capsys.readouterr().out
     arguments = [f"hydra.searchpath=[file://{tmp_path / 'conf'}]", "+experiment=mine", "gpu=simulated_h100_80gb"]
     with planned(configs_of([*arguments, "repeats=1"])) as made:
         (group,) = made.groups
@@ -121,7 +121,7 @@ def test_an_experiment_is_of_one_model_and_of_known_workloads(tmp_path: Path, ca
     assert "exists; give another --name, or --force" in capsys.readouterr().err
     bert = plan_of(Gpu(model=H100, instances=(instance("3g.40gb", 0, "bert", 9.0, batch=2),)))
     assert export(tmp_path, bert, "experiment", *out, "--force") == 2
-    assert "service bert: conf/workload has no bert; say which workload it is" in capsys.readouterr().err
+    assert "service bert: conf/workload has no bert.yaml; name its workload" in capsys.readouterr().err
     assert (
         export(tmp_path, bert, "experiment", *out, "--force", "--workload", "bert=infer_bert_base precision=bf16") == 0
     )
@@ -158,11 +158,11 @@ def test_mig_parted_takes_the_configuration(tmp_path: Path, capsys) -> None:
         "mine-2": [0, 1, 2],
     }
     assert export(tmp_path, plan_of(divided(id="1"), divided(id="01")), "mig-parted") == 2
-    assert "name an index twice" in capsys.readouterr().err
+    assert "two GPUs have the same index" in capsys.readouterr().err
     assert export(tmp_path, plan_of(divided(id="5")), "mig-parted") == 0
     assert yaml.safe_load(capsys.readouterr().out)["mig-configs"]["mine"][0]["devices"] == [5]
     assert export(tmp_path, plan_of(divided(id="GPU-1")), "mig-parted") == 2
-    assert "is no index" in capsys.readouterr().err
+    assert "is not a GPU index" in capsys.readouterr().err
 
 
 def test_kubernetes_takes_the_manifests(tmp_path: Path, capsys) -> None:
@@ -190,7 +190,7 @@ def test_kubernetes_takes_the_manifests(tmp_path: Path, capsys) -> None:
     }
     two = Gpu(model=H100, mode="mps", instances=(*WHOLE.instances, instance(None, None, "infer_tiny_text", 5.0)))
     assert export(tmp_path, plan_of(two), "kubernetes", *images) == 2
-    assert "shared by 2 services without MIG" in capsys.readouterr().err
+    assert "has 2 services without MIG" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,8 @@ def test_a_plan_without_gpus_or_a_bad_name_is_refused(tmp_path: Path, capsys) ->
     empty = Plan(deployment=Deployment(gpus=()))
     for kind, said in (
         ("experiment", "GPUs of 0 models (none)"),
-        ("mig-parted", "it has no GPU"),
-        ("kubernetes", "no manifest"),
+        ("mig-parted", "has no GPU"),
+        ("kubernetes", "no service runs on its GPUs"),
     ):
         assert export(tmp_path, empty, kind) == 2
         assert said in capsys.readouterr().err

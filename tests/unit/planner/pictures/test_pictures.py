@@ -80,7 +80,7 @@ def test_a_timeline_says_whether_its_times_were_given() -> None:
     timed = transition_picture.sketch(planning.plan_transition(today, tomorrow, 1, DURATIONS_S), "t")
     untimed = transition_picture.sketch(planning.plan_transition(today, tomorrow, 1, {}), "t")
     nothing = transition_picture.sketch(planning.plan_transition(today, today, 1, {}), "t")
-    assert "Times are those that were given" in timed.caption and "No durations were given" in untimed.caption
+    assert "Times follow from --duration" in timed.caption and "Without --duration" in untimed.caption
     assert "time since the first step began (s)" in words_of(draw(timed, "t", is_simulated=False).svg)
     assert "time since the first step began (steps)" in words_of(draw(untimed, "t", is_simulated=False).svg)
     assert "nothing changes" in words_of(draw(nothing, "t", is_simulated=False).svg)
@@ -98,7 +98,7 @@ def test_loads_are_drawn_in_their_order_with_a_gap_where_there_is_no_plan() -> N
     lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
     assert lines["m0"] == [2, 4] and lines["m1"][0] == 3 and lines["m1"][1] != lines["m1"][1]
     assert lines["lower bound"] == [3, 3]
-    assert "not every plan" in load_picture.sketch(loads, "l").caption
+    assert "some plans of the exact method are not proved" in load_picture.sketch(loads, "l").caption
 
 
 @pytest.mark.slow
@@ -123,7 +123,7 @@ def test_what_cannot_be_drawn_is_refused_and_nothing_written(
     deployment.write(drawn(2)[0], tmp_path / "plan.json")
     (tmp_path / "other.json").write_text("{}")
     good, bad = str(tmp_path / "plan.json"), str(tmp_path / "other.json")
-    for given, said in (([good, bad], "holds no plan"), ([good, good], "plan.svg")):
+    for given, said in (([good, bad], "nothing to draw"), ([good, good], "plan.svg")):
         assert main(["draw", *given, "--out", str(tmp_path / "out")]) == 2
         assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

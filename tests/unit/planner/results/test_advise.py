@@ -296,7 +296,7 @@ def test_what_was_not_measured_is_asked_for() -> None:
     typed = "run.py degree=2 time_limit_s=60 -- train.py --only x"
     rows = as_typed(blocks(5, naive=1.2), typed)
     (no_baseline,) = advice_on(*(each for each in rows if each.scenario != "serial"))
-    assert no_baseline.because == "there is no baseline to compare with"
+    assert no_baseline.because == "the baselines are missing; measure with baseline=always"
     ending = "repeats=5 resume=true -- train.py --only x"
     assert build_command(study(*rows), no_baseline) == f"python run.py degree=2 baseline=always {ending}"
     oom = [replace(each, result=Result.OOM, metrics={}) if each.scenario == "naive" else each for each in rows]
@@ -309,7 +309,7 @@ def test_what_is_printed_and_how_it_ends() -> None:
     assert done.status == 0 and done.data["cases"][0]["mode"] == "MPS"
     assert "2 tiny bs128: take MPS: 1.58 times" in done.text
     refused = answer_of(study(*as_typed(blocks(3, naive=1.2, mps=1.9), TYPED)))
-    assert refused.status == 1 and "    to settle it: python run.py -m scenario=naive,mps" in refused.text
+    assert refused.status == 1 and "    to decide it, run: python run.py -m scenario=naive,mps" in refused.text
     assert refused.data["cases"][0]["sweep"] in refused.text
-    with pytest.raises(ConfigError, match="no result of jobs that ran together"):
+    with pytest.raises(ConfigError, match="no group of several jobs"):
         answer_of(study(copies("serial", 1, 100.0)))

@@ -100,7 +100,7 @@ def test_what_a_report_would_not_rank_is_no_row() -> None:
     shares = tuple(job(i, OWN, 10.0, place={"mps_active_thread_percentage": str(10 * (i + 1))}) for i in range(2))
     cpu = copies("naive", 3, 90.0, 1, OWN, gpu_uuid="CPU-here")
     assert set(rows_of(*good, *wrong, *oom, mix, row("mps_percent", shares), cpu)) == {("naive", None, 2)}
-    with pytest.raises(ConfigError, match="no group can be a row"):
+    with pytest.raises(ConfigError, match="no valid group of copies"):
         rows_of(*oom)
 
 
@@ -111,7 +111,7 @@ def test_a_static_partition_is_a_share_of_the_multiprocessors() -> None:
 
     ((key, found),) = rows_of(static(66, 66)).items()
     assert (key, found.share_percent) == (("mps_static", None, 2), 50.0)
-    with pytest.raises(ConfigError, match="no group can be a row"):
+    with pytest.raises(ConfigError, match="no valid group of copies"):
         rows_of(static(80, 52))
 
 
@@ -141,11 +141,11 @@ def test_of_services_at_several_rates_the_highest_that_met_its_objective_counts(
 def test_two_measurements_of_one_row_and_simulated_beside_real_are_refused() -> None:
     one = copies("mps", 2, 90.0, 1, OWN)
     other = copies("mps", 2, 80.0, 1, OWN, options={"priority": 1})
-    with pytest.raises(ConfigError, match="two measurements of one row"):
+    with pytest.raises(ConfigError, match="two groups for one row"):
         rows_of(one, other)
     assert not measure_profile(study(one), "x").is_simulated
     assert measure_profile(study(copies("naive", 2, 80.0, 1, OWN, is_simulated=True)), "x").is_simulated
-    with pytest.raises(ConfigError, match="some runs are of a simulated GPU"):
+    with pytest.raises(ConfigError, match="has runs of simulated and of real GPUs"):
         rows_of(one, copies("naive", 2, 80.0, 1, OWN, is_simulated=True))
 
 

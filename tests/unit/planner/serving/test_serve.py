@@ -140,7 +140,7 @@ def test_an_objective_that_nothing_meets_is_an_answer(tmp_path, capsys):
     ]
     assert not out.exists()
     assert planner.main(["serve", str(services), "--profile", str(path)]) == 1
-    assert "bert: no latency is below 0.5 x 40 ms = 20 ms; its best is 20 ms" in capsys.readouterr().out
+    assert "bert: no latency is below 0.5 x 40 ms = 20 ms; the best is 20 ms" in capsys.readouterr().out
 
 
 def test_the_99th_percentile_counts_where_it_was_measured(tmp_path, capsys):
@@ -166,7 +166,7 @@ def test_too_few_gpus_are_said_with_who_must_go(tmp_path, capsys):
     services = [BERT | {"rate_per_s": 65}, BERT | {"name": "yolo", "rate_per_s": 5}]
     argv = ["serve", demand(tmp_path, services, limits={"gpus": {"a100_80gb": 1}}), "--profile", path]
     status, said = run(capsys, *argv)
-    assert status == 1 and "1 of a100_80gb, are too few" in said["reasons"][0]
+    assert status == 1 and "limits.gpus (1 of a100_80gb) allows too few" in said["reasons"][0]
     assert "without bert the others" in said["reasons"][0] or "without yolo the others" in said["reasons"][0]
 
 
@@ -230,9 +230,9 @@ BAD_SERVICES = {
     "a share above 1": ({"services": [BERT], "latency_share": 2}, "latency_share: 2 is above 1"),
     "unknown limit": (
         {"services": [BERT], "limits": {"apart": [["bert", "gpt"]]}},
-        "apart[0]: there is no service",
+        "apart[0]: unknown service",
     ),
-    "another model": ({"services": [BERT], "limits": {"gpus": {"h100_80gb": 2}}}, "limits.gpus: h100_80gb"),
+    "another model": ({"services": [BERT], "limits": {"gpus": {"h100_80gb": 2}}}, "limits.gpus: model h100_80gb"),
 }
 
 
@@ -280,13 +280,17 @@ BAD_PROFILES = {
     "a short name": (
         [ROW | {"instance_profile": "1g"}],
         [],
-        "row 2, instance_profile: 1g is no full name",
+        "row 2, instance_profile: 1g is not a full name",
     ),
-    "no MIG": ([ROW | {"gpu_model": "NVIDIA L4"}], ["--gpu", "NVIDIA L4"], "NVIDIA L4 has no MIG, and only instances"),
+    "no MIG": (
+        [ROW | {"gpu_model": "NVIDIA L4"}],
+        ["--gpu", "NVIDIA L4"],
+        "NVIDIA L4 has no MIG, but has rows of instances",
+    ),
     "no interval": ([ROW], ["--margin", "interval"], "no row of service bert has throughput_low_per_s"),
     "a margin": ([ROW], ["--margin", "much"], "--margin much: must be interval, none or a share"),
-    "no latency": ([ROW | {"latency_mean_ms": ""}], [], "service bert: none of its rows has a latency"),
-    "a GPU twice": ([ROW], ["--gpu", "a100_80gb"], "a100_80gb is there twice"),
+    "no latency": ([ROW | {"latency_mean_ms": ""}], [], "service bert: no row has a latency"),
+    "a GPU twice": ([ROW], ["--gpu", "a100_80gb"], "a100_80gb is named twice"),
     "an unknown GPU": ([ROW], ["--gpu", "simulated_a9000"], "no GPU model is called 'simulated_a9000'"),
 }
 
@@ -303,7 +307,7 @@ def test_a_folder_that_is_not_there_is_refused_before_anything_is_planned(tmp_pa
     monkeypatch.setattr(solvers, "solve", lambda *_, **__: pytest.fail("planned"))
     argv = ["serve", demand(tmp_path, [BERT]), "--profile", table(tmp_path, ROW), "--out", tmp_path / "no/plan.json"]
     status, error = run(capsys, *argv)
-    assert status == 2 and "there is no folder" in error and error.count("\n") == 1
+    assert status == 2 and "does not exist; create it" in error and error.count("\n") == 1
 
 
 def test_a_file_that_is_not_there_is_named_once(tmp_path, capsys):

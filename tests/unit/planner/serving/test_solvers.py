@@ -76,7 +76,7 @@ def test_a_search_makes_small_what_it_is_told(method):
     search = {"tree": solvers.tree.search, "genetic": solvers.genetic.search}[method]
     found = search(candidates, first, seed=1, time_limit_s=20, rounds=40, cost=cost)
     assert cost(found) < cost(first)
-    assert not solvers.greedy.lack_of(candidates, found).any()
+    assert not solvers.greedy.Selection(candidates, found).lack.any()
     again = search(candidates, first, seed=1, time_limit_s=20, rounds=40, cost=cost)
     assert again == found
 

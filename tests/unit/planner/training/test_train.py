@@ -143,7 +143,7 @@ def best_by_trying(problem: Problem, modes: list[str], objective: Any) -> float:
                     for number in range(problem.num_gpus)
                 ]
                 ordered = tuple(tuple(sorted(gpu, key=lambda g: g.duration_s / len(g.runs))) for gpu in gpus)
-                value = Schedule(gpus=ordered).value(objective)
+                value = Schedule(gpus=ordered).cost(objective)
                 best = best if value is None else min(best, value)
     return best
 
@@ -178,7 +178,7 @@ def test_schedules_are_as_good_as_trying_every_one(seed: int) -> None:
         assert found is not None
         counts = [sum(g.composition[kind] for gpu in found.gpus for g in gpu) for kind in range(2)]
         assert counts == [3, 2]
-        value = found.value(objective)
+        value = found.cost(objective)
         assert value == pytest.approx(best_by_trying(problem, ["serial", "mps"], objective), rel=1e-5)
         if objective != "completion":
             assert found.bound == pytest.approx(value, rel=1e-5)
@@ -223,7 +223,7 @@ def test_the_command_prints_and_writes_the_plan_and_marks_predictions(tmp_path: 
     jobs = "jobs: [{name: one, workload: a, work: 900, count: 2}]"
     assert run(tmp_path, jobs, ROWS, "--modes", "mps", "--out", str(tmp_path / "plan.json")) == 0
     out = capsys.readouterr().out
-    assert "makespan 10 s on 1 GPU (proved)" in out and "every figure was measured as such" in out
+    assert "makespan 10 s on 1 GPU (proved)" in out and "all figures were measured, none predicted" in out
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert (plan["makespan_s"], plan["status"], plan["with_one_mode_beside_serial"]["serial"]) == (
         10.0,
@@ -244,7 +244,7 @@ def test_a_mode_of_which_nothing_was_measured_is_planned_only_if_it_is_asked_for
     assert run(tmp_path, jobs, ROWS, "--json") == 0
     assert list(json.loads(capsys.readouterr().out)["with_one_mode_beside_serial"]) == ["serial", "mps"]
     assert run(tmp_path, jobs, ROWS) == 0
-    assert "nothing was measured under naive, mps_percent, mig, mig_mps, so none is planned" in capsys.readouterr().out
+    assert "not in the profile: naive, mps_percent, mig, mig_mps; --modes adds them" in capsys.readouterr().out
     assert run(tmp_path, jobs, ROWS, "--modes", "mig", "--json") == 0
     assert "mig" in json.loads(capsys.readouterr().out)["with_one_mode_beside_serial"]
 
@@ -254,18 +254,18 @@ def test_a_mode_of_which_nothing_was_measured_is_planned_only_if_it_is_asked_for
     [
         ("jobs: []", [], 2, "jobs.yaml: jobs is empty"),
         ("jobs: [{name: a, work: 0}]", [], 2, "jobs[0] a, work: must be above 0"),
-        ("jobs: [{name: a, work: 5}, {name: a, work: 6}]", [], 2, "a is there twice"),
-        ("jobs: [{name: b, work: 5}]", [], 2, "the profile has no row of b on h100_80gb; it has a"),
-        ("jobs: [{name: a, work: 5, batch: 64}]", [], 2, "the profile has no row of a at 64"),
+        ("jobs: [{name: a, work: 5}, {name: a, work: 6}]", [], 2, "a is listed twice"),
+        ("jobs: [{name: b, work: 5}]", [], 2, "the profile has no row of b on h100_80gb; choose among a"),
+        ("jobs: [{name: a, work: 5, batch: 64}]", [], 2, "the profile has no row of a at batch 64"),
         ("jobs: [{name: a, work: .nan}]", [], 2, "jobs[0].work must be finite"),
         ("jobs: [{name: a, works: 5}]", [], 2, "unknown key 'works'"),
         ("jobs: [", [], 2, "jobs.yaml row 2: not valid YAML"),
         ("gpus: 0\njobs: [{name: a, work: 5}]", [], 2, "jobs.yaml: gpus: 0: must be from 1 to 4096"),
         ("jobs: [{name: a, work: 5}]", ["--gpus", "100000000"], 2, "--gpus 100000000: must be from 1 to 4096"),
-        ("jobs: [{name: a, work: 5, count: 100001}]", [], 2, "jobs: 100001 together, and a plan is made for 100000 at"),
+        ("jobs: [{name: a, work: 5, count: 100001}]", [], 2, "jobs: 100001 are too many; plan at most 100000"),
         ("jobs: [{name: a, work: 5}]", ["--driver-branch", "-3"], 2, "--driver-branch -3: must be above 0"),
         ("jobs: [{name: a, work: 5}]", ["--gpu", "simulated_a100_80gb"], 2, "no row of a on a100_80gb"),
-        ("jobs: [{name: a, work: 5}]", ["--modes", "mpss"], 2, "there is no mode mpss"),
+        ("jobs: [{name: a, work: 5}]", ["--modes", "mpss"], 2, "unknown mode mpss"),
         ("jobs: [{name: a, work: 5}]", ["--objective", "energy"], 1, "no plan: a: the profile has no energy of a"),
     ],
 )
@@ -279,7 +279,7 @@ def test_what_cannot_be_used_is_one_line(tmp_path: Path, capsys, jobs, options, 
 
 def test_a_job_that_fits_nowhere_is_named(tmp_path: Path, capsys) -> None:
     assert run(tmp_path, "jobs: [{name: a, work: 5}]", [row("serial", 1, 100.0, memory_mib=99_000.0)]) == 1
-    assert "no plan: a: it does not fit into the" in capsys.readouterr().out
+    assert "no plan: a: does not fit into the" in capsys.readouterr().out
 
 
 def test_a_training_plan_is_exported_and_checked_group_by_group(tmp_path: Path) -> None:
@@ -324,5 +324,5 @@ def test_instances_of_a_training_plan_have_starts_and_one_workload_each(tmp_path
     with pytest.raises(ConfigError, match=r"plan.json: gpus\[0\].groups\[0\]: instance \d has (a, b|no job)"):
         training_plan.read(tmp_path / "plan.json")
     (tmp_path / "plan.json").write_text(json.dumps(content | {"version": 2}))
-    with pytest.raises(ConfigError, match="version is 2, but this program reads version 1"):
+    with pytest.raises(ConfigError, match="version is 2, not 1"):
         training_plan.read(tmp_path / "plan.json")

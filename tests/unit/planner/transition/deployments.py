@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 
-from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
+from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service, total_per_s
 from pipeline.prepare.mig import layouts, profiles
 
 _SHARE_FILLED = 0.95
@@ -35,13 +35,13 @@ def random_plan(chance: random.Random, model: str, num_gpus: int, num_services: 
         if instances:
             gpus.append(Gpu(model=model, driver_branch=branch, instances=tuple(instances)))
     deployment = Deployment(gpus=tuple(gpus))
-    rates = {name: total * chance.uniform(0.9, 1) for name, total in deployment.throughput_per_s().items()}
+    rates = {name: total * chance.uniform(0.9, 1) for name, total in total_per_s(deployment.gpus).items()}
     return Plan(deployment=deployment, services=tuple(Service(name=n, rate_per_s=rate) for n, rate in rates.items()))
 
 
 def same_rates(one: Plan, other: Plan) -> tuple[Plan, Plan]:
     """Both with the smaller of their rates, so that little is to spare on the way."""
-    totals = [plan.deployment.throughput_per_s() for plan in (one, other)]
+    totals = [total_per_s(plan.deployment.gpus) for plan in (one, other)]
     names = totals[0].keys() & totals[1].keys()
     rates = {name: min(total[name] for total in totals) for name in names}
 

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
+from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service, total_per_s
 from pipeline.planner.transition import gpu_progress, proof
 from pipeline.planner.transition import transition_plan as planning
 from pipeline.planner.transition.transition_plan import Constraints, NoTransitionError
@@ -180,7 +180,7 @@ def test_what_is_the_same_stays_where_it_is_and_the_rest_goes_around_it() -> Non
 def test_a_service_that_needs_all_it_has_waits_for_its_new_instance_on_a_spare_gpu() -> None:
     today = plan_of((on("7g.80gb", 0, "a", 70),), rates={"a": 60})
     tomorrow = plan_of((on("4g.40gb", 0, "a", 40), on("3g.40gb", 4, "a", 30)), rates={"a": 60})
-    with pytest.raises(NoTransitionError, match="no transition was found with 0 spare GPUs"):
+    with pytest.raises(NoTransitionError, match="no order found with 0 spare GPUs"):
         planning.plan_transition(today, tomorrow, 0, {})
     planned = planning.plan_transition(today, tomorrow, 1, DURATIONS_S)
     assert [step.kind for step in planned.steps] == ["repartition", "create", "create", "delete", "repartition"]
@@ -191,7 +191,9 @@ def test_a_service_that_needs_all_it_has_waits_for_its_new_instance_on_a_spare_g
 
 def test_who_cannot_be_kept_is_named() -> None:
     today = plan_of((on("7g.80gb", 0, "a", 70),), rates={"a": 80})
-    with pytest.raises(NoTransitionError, match=r"^a must keep 80/s, .* today's deployment gives it 70/s$"):
+    with pytest.raises(
+        NoTransitionError, match=r"^a must keep 80/s, .* today's deployment has 70/s; correct rate or plan$"
+    ):
         planning.plan_transition(today, plan_of((on("4g.40gb", 0, "a", 90),), rates={"a": 90}), 1, {})
 
 
@@ -238,7 +240,7 @@ def test_gpus_of_several_models_and_undivided_ones_change_together(seed: int) ->
         gpus.append(Gpu(model=chance.choice(["NVIDIA A10", A100]), mode="mps", instances=(whole, whole)))
         chance.shuffle(gpus)
         deployment = Deployment(gpus=tuple(gpus))
-        totals = deployment.throughput_per_s().items()
+        totals = total_per_s(deployment.gpus).items()
         services = tuple(Service(name=name, rate_per_s=total * chance.uniform(0.9, 1)) for name, total in totals)
         return Plan(deployment=deployment, services=services)
 
@@ -259,14 +261,14 @@ def swapped() -> Transition:
     ("kind", "change", "said"),
     [
         ("delete", {"after": ()}, "must keep"),
-        ("create", {"after": ()}, "neither waits for the other"),
+        ("create", {"after": ()}, "without an order"),
         ("repartition", {"mode": "mps"}, "is not in MIG mode"),
         ("repartition", {"made": ()}, "there is no"),
         ("repartition", {"made": (Slice(profile="9g.90gb", start=0),)}, "NVIDIA A100-SXM4-80GB has no profile 9g.90gb"),
         ("delete", {"gpu": "9"}, "there is no GPU 9"),
-        ("delete", {"after": ("s77",)}, "s77, which is no step"),
+        ("delete", {"after": ("s77",)}, "s77, which is not a step"),
         ("create", {"begins_s": -1.0}, "begins before"),
-        ("create", {"instance": None}, "does not say whose"),
+        ("create", {"instance": None}, "source_gpu is missing"),
     ],
 )
 def test_a_transition_that_was_tampered_with_is_found_out(kind: str, change: dict[str, object], said: str) -> None:
@@ -285,10 +287,10 @@ def test_without_its_last_steps_a_transition_does_not_end_as_it_should() -> None
         assert proof.check(dataclasses.replace(planned, steps=planned.steps[:-count])).broken
     circle = [dataclasses.replace(planned.steps[0], after=(planned.steps[-1].id,)), *planned.steps[1:]]
     assert proof.check(dataclasses.replace(planned, steps=tuple(circle))).broken == (
-        "steps wait for each other in a circle",
+        "steps wait for each other in a cycle",
     )
     assert proof.check(dataclasses.replace(planned, spare=0)).broken == (
-        f"2 GPUs of model {A100} are used, more than 1",
+        f"2 GPUs of model {A100} are used, but only 1 are allowed",
     )
     aside = dataclasses.replace(planned, set_aside=(planned.steps[0].gpu,))
     assert "is set aside" in proof.check(aside).broken[0]
