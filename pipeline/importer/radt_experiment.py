@@ -45,21 +45,24 @@ _KNOWN_SCRIPT = ("timm", "train.py")
 
 
 def program_of(row: Row) -> Program:
-    """Return the workload of this project that a row stands for, else its script.
+    """Return the workload of this project for a row, else its script.
 
-    A model and data of an older table that are not known, without a script, are a ValueError.
+    Raises:
+        ValueError: an older table names an unknown model or data set, and no script.
     """
     options = _options(row)
     if options is not None:
         model, data = options.pop("model", ""), Path(options.pop("data-dir", "")).name
         workload = _MODELS.get(model, {}).get(_DATASETS.get(data, ""))
         batch_size = options.pop("batch-size", "128")
-        if options.get("warmup-epochs") == "0":  # as these workloads do it
+        if options.get("warmup-epochs") == "0":  # the default of these workloads
             del options["warmup-epochs"]
         if workload is not None and not options and batch_size.isdecimal():
             return Program(workload=workload, values=(("batch_size", int(batch_size)),))
     if not row.file:
-        raise ValueError(f"Model {row.model} on Data {row.data} with Params {' '.join(row.args)} is no known workload")
+        raise ValueError(
+            f"Model {row.model} on Data {row.data} with Params {' '.join(row.args)} is unknown; name a script in File"
+        )
     name = re.sub(r"\W", "_", Path(row.file).stem)
     arguments = (("args", tuple(map(placeholders.escape, row.args))),) if row.args else ()
     return Program(workload="script", values=(("name", name), ("script", row.file), *arguments))
@@ -73,7 +76,7 @@ def _is_known(row: Row) -> bool:
 
 
 def _options(row: Row) -> dict[str, str] | None:
-    """Return the options of a known training program, by name; `None` for other programs or other arguments."""
+    """Return the options of radT's training program, by name; `None` for other programs or arguments."""
     if row.file and Path(row.file).parts[-2:] != _KNOWN_SCRIPT:
         return None
     words = row.args
@@ -84,7 +87,7 @@ def _options(row: Row) -> dict[str, str] | None:
 
 
 def slices_of(groups: Sequence[RowGroup]) -> dict[str, str]:
-    """Return the plain profiles of a table by slices: `1g` for `1g.5gb` if no other one has as many."""
+    """Return slices by plain profile: `1g` for `1g.5gb`, if no other profile of the table has as many."""
     plain = {profile for group in groups for profile in group.profiles if re.fullmatch(r"\d+g\.\d+gb", profile)}
     number = Counter(profile.partition(".")[0] for profile in plain)
     return {profile: slices for profile in plain if number[slices := profile.partition(".")[0]] == 1}
@@ -93,13 +96,10 @@ def slices_of(groups: Sequence[RowGroup]) -> dict[str, str]:
 def block_of(
     group: RowGroup, sizes: dict[Program, str], profiles: Mapping[str, str], device: str | None
 ) -> dict[str, Any]:
-    """Return a group as one of the `blocks`; its programs go to `sizes` if it is a mix.
-
-    `profiles` has those that are written in another way, `device` the GPU of the whole table, if it is kept.
-    """
+    """Return a group as one of the `blocks`, and add the programs of a mix to `sizes`."""
     programs = [program_of(row) for row in group.rows]
     block: dict[str, Any] = {"scenario": group.scenario}
-    # What looks like an interpolation survives in the values of a file, not on its way through an override.
+    # An override would resolve an interpolation; a program of `sizes` keeps it as text.
     if len(set(programs)) == 1 and "${" not in str(programs[0]):
         block |= {"workload": programs[0].workload, "degree": len(programs)}
         block |= {f"workload.{key}": override_value(value) for key, value in programs[0].values}
@@ -142,10 +142,10 @@ def experiment_of(
 
 
 def read(path: Path, name: str, *, has_slices: bool) -> Imported:
-    """Import a table as the experiment of this name; with `has_slices`, MIG profiles by slices where that is possible.
+    """Import a table as the experiment of this name; `has_slices` writes MIG profiles by slices if possible.
 
     Raises:
-        ConfigError: it cannot be read, or is no such table.
+        ConfigError: it cannot be read, or is no table of radT.
     """
     groups, left_out = radt_table.read(path)
     profiles = slices_of(groups) if has_slices else {}
@@ -154,10 +154,7 @@ def read(path: Path, name: str, *, has_slices: bool) -> Imported:
     notes = list(radt_notes.describe(groups, [row for group in groups for row in group.rows if _is_known(row)]))
     table_profiles = {profile for group in groups for profile in group.profiles}
     if has_slices and (full := sorted(table_profiles - profiles.keys())):
-        notes.append(
-            f"{', '.join(full)}: by full name also with --slices, which stand for the one plain profile of a number of "
-            "slices"
-        )
+        notes.append(f"{', '.join(full)}: full names kept despite --slices, as their slices are ambiguous")
     return Imported(
         text=text,
         num_read=sum(len(group.rows) for group in groups) + len(left_out),

@@ -1,4 +1,4 @@
-"""The lines on a study that the terminal shows when it ends, in the words of its report."""
+"""The summary of a study on the terminal, in the words of its report."""
 
 from __future__ import annotations
 
@@ -18,13 +18,7 @@ from pipeline.report.read.result_rows import study_of_results
 
 @dataclass(frozen=True, slots=True)
 class StudySummary:
-    """The findings of a study.
-
-    Attributes:
-        fastest: the `key` of the groups that are the fastest of their case.
-        notes: what the interval of a group's gain says, by the `key` of the group.
-        sentences: a line for each case.
-    """
+    """The findings of a study: keys of the fastest groups, notes on gains by group key, sentences on cases."""
 
     fastest: frozenset[str] = frozenset()
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -37,7 +31,7 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
     cells = cells_of(study)
     comparisons = verdicts(cells)
     best = {(winner.case, winner.degree): winner for winner in winners(cells, comparisons)}
-    # The table says why another one has no figure.
+    # The table of groups has the reasons of the others.
     with_figure = [verdict for verdict in comparisons if verdict.degree > 1 and verdict.ratio is not None]
     by_case = group_by(with_figure, lambda verdict: (verdict.case, verdict.degree))
     sentences = [" ".join(_sentences(best.get(place), members)) for place, members in by_case.items()]
@@ -56,7 +50,7 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
 
 
 def _sentences(winner: Winner | None, comparisons: Sequence[Verdict]) -> list[str]:
-    if winner is None:  # without a baseline
+    if winner is None:  # no baseline
         return [verdict.sentence for verdict in comparisons]
     if winner.mode not in (None, SERIAL.label):
         return [winner.sentence]
@@ -64,5 +58,5 @@ def _sentences(winner: Winner | None, comparisons: Sequence[Verdict]) -> list[st
     gain = [
         verdict.sentence for verdict in comparisons if (verdict.mode, verdict.against) == (together[0], SERIAL.label)
     ]
-    # Of modes that are not told apart from serial either, the gain says so.
+    # Without a verdict against serial either, the sentence on the gain is enough.
     return gain if winner.mode is None and SERIAL.label in winner.tied else [winner.sentence, *gain]

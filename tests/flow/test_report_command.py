@@ -184,7 +184,7 @@ def test_a_store_that_may_only_be_read_is_reported_also_from_another_place(
         done = forks.run("-c", _WITHOUT_RIGHTS, module, *words, cwd=tmp_path, env=environ)
         if module == "pipeline.report":
             assert done.returncode == 0, done.stderr
-            assert f"not logged: {moved} may only be read" in done.stdout
+            assert f"report not logged: {moved} is read-only" in done.stdout
             assert (tmp_path / "out/figures/over-time.svg").is_file()  # from the artifacts where they lie now
         else:
             assert f"none of the {NUM_RUNS} groups" in done.stderr  # these have none
@@ -215,7 +215,7 @@ def test_refusals_name_what_there_is_and_touch_nothing(filled: Path, tmp_path: P
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/figures.txt").write_text("mine")
     assert command(filled, "--out", tmp_path / "mine") == 2
-    assert "content that no report wrote" in capsys.readouterr().err
+    assert "files that no report wrote" in capsys.readouterr().err
     assert not (tmp_path / "out").exists() and len(list((tmp_path / "mine").iterdir())) == 1
 
 

@@ -15,12 +15,11 @@ from pipeline.report.evaluate.wording import join_words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """A workload of a mix, against itself alone; of several jobs of it the worst.
+    """A workload of a mix against itself alone; of several jobs, the worst.
 
     Attributes:
-        throughput_ratio: share of its throughput that it keeps; `None` of a service at a given rate.
-        mean, p99: how many times as long as alone its requests take; `None` of what answers none, or too few, or did
-            not sustain its rate in every block.
+        throughput_ratio: `None` for a service at a given rate.
+        mean, p99: ratios of latencies; `None` without (enough) requests, or if a block did not sustain the rate.
     """
 
     cell: Cell
@@ -62,10 +61,7 @@ def describe_mix(shares: Sequence[Shared]) -> str:
 
 
 def describe_shares(cells: Sequence[Cell]) -> list[str]:
-    """Return clauses on what jobs beside services keep of their throughput, the energy of both, and latencies.
-
-    Each has the least and the most of all mixes and modes. There are none without such mixes.
-    """
+    """Return clauses on throughput, energy and latency, each with the lowest and highest of all mixes and modes."""
     shares = list(compare_services(cells))
     throughputs = [(share.throughput_ratio, share.cell) for share in shares if share.throughput_ratio is not None]
     mixes = {id(share.cell): share.cell for share in shares}.values()
@@ -74,22 +70,21 @@ def describe_shares(cells: Sequence[Cell]) -> list[str]:
     mean = [(share.mean, share.cell) for share in shares if share.mean is not None]
     clauses = [
         (throughputs, "jobs beside services keep {} of their throughput"),
-        (energies, "both together take {} of the energy of the same work apart"),
+        (energies, "services and jobs together take {} of the energy that they take alone"),
         (p99 or mean, f"the {'p99' if p99 else 'mean'} latency of services is {{}} times that alone"),
     ]
     return [form.format(" to ".join(_ends(estimates))) for estimates, form in clauses if estimates]
 
 
 def _ends(estimates: Sequence[tuple[Estimate, Cell]]) -> list[str]:
-    """Return the least and the most with interval, mix and mode: `0.90 (0.85 to 0.94; S+I, naive)`."""
-    least, *higher = sorted(estimates, key=lambda pair: pair[0].median)
-    ends = [least, higher[-1]] if higher else [least]
-    return [f"{estimate.median:.2f}{'*' if cell.marks else ''} ({_place(estimate, cell)})" for estimate, cell in ends]
-
-
-def _place(estimate: Estimate, cell: Cell) -> str:
-    interval = interval_in_words(estimate, ".2f").strip(" ()")
-    return "; ".join(filter(None, (interval, f"{cell.case.label}, {cell.mode}")))
+    """Return the lowest and highest with interval, mix and mode: `0.90 (0.85 to 0.94; S+I, naive)`."""
+    lowest, *higher = sorted(estimates, key=lambda pair: pair[0].median)
+    texts = []
+    for estimate, cell in (lowest, *higher[-1:]):
+        interval = interval_in_words(estimate, ".2f").strip(" ()")
+        where = "; ".join(filter(None, (interval, f"{cell.case.label}, {cell.mode}")))
+        texts.append(f"{estimate.median:.2f}{'*' if cell.marks else ''} ({where})")
+    return texts
 
 
 def _latency(cell: Cell, worst: str, workload: str) -> Estimate | None:

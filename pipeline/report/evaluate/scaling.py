@@ -15,21 +15,20 @@ from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.read import labels
 
 _FURTHER = (("7g", "3g"), ("4g", "2g"))
-"""Compared although a profile may lie between them."""
+"""Profiles that are compared although another one may lie between them."""
 
 _NEARLY_WHOLE = 1.2
-"""A profile has nearly all of the GPU if that has less than so many times as many multiprocessors."""
+"""A profile counts as nearly the whole GPU if the GPU has less than so many times its multiprocessors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One job on more of the GPU against the same job on less.
+    """One job on a larger part of the GPU against the same job on a smaller one.
 
     Attributes:
         larger, smaller: MIG profiles, or `WHOLE_GPU`.
         ratio: of the throughputs.
-        ideal: of the multiprocessors; `None` if they are not known.
-        published: the same ratio in publications, in words.
+        ideal: ratio of the multiprocessors.
     """
 
     case: Case
@@ -48,7 +47,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeighbourEffect:
-    """Jobs beside neighbours against the same jobs in the same mode without: the share of the throughput they keep."""
+    """The share of their throughput that jobs keep beside co-runners."""
 
     cell: Cell
     throughput_ratio: Estimate
@@ -86,10 +85,7 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
 
 
 def compare_neighbours(cells: Sequence[Cell]) -> Iterator[NeighbourEffect]:
-    """Yield each cell with co-runners that was also measured without.
-
-    Not of jobs at a given rate, which is what they keep, nor of work that adds up to nothing.
-    """
+    """Yield each cell with co-runners that was also measured without; no jobs at a given rate, no steady mixes."""
     ranked = [
         cell
         for cell in cells
@@ -120,7 +116,7 @@ def _identify(cell: Cell) -> tuple[object, ...]:
 
 
 def _find_published(params: Mapping[str, str], larger: str, smaller: str) -> str:
-    """Return `2.17 to 2.21 (A100-SXM4-40GB)`; empty where no publication says it of these settings."""
+    """Return `2.17 to 2.21 (A100-SXM4-40GB)`; empty if no publication has these settings."""
     parts = []
     for publication in publications():
         program = publication.program(params)

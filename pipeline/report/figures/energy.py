@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield one of the workloads and one of the mixes, where energy was measured; serial copies cost what one costs."""
+    """Yield one of the workloads and one of the mixes, if energy was measured."""
     for unit in dict.fromkeys(cell.unit for cell in cells if cell.unit):
         yield from _sketch_unit(unit, [cell for cell in cells if cell.unit == unit])
 

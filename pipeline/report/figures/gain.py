@@ -1,4 +1,4 @@
-"""The chart of throughput gain against the number of jobs, with the ideal and what another step mode does alone."""
+"""The chart of throughput gain against the number of jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield one of the workloads of which several copies ran, each as fast as it could."""
+    """Yield one of the workloads of which several copies ran, without a given rate."""
     copies = [cell for cell in cells if not cell.case.is_mix and not cell.num_given]
     if _cases(copies):
         yield Sketch(
@@ -50,11 +50,10 @@ def _caption(cells: Sequence[Cell]) -> str:
     drawn = _cases(cells)
     missing = [case.label for case in cases_in([cell for cell in cells if cell.degree > 1]) if case not in drawn]
     has_others = any(_compare_step_modes(case, cells) for case in drawn)
-    dotted = "Dotted: one job at a time in another step mode, where measured. " if has_others else ""
+    dotted = "Dotted: one job at a time in another step mode. " if has_others else ""
     caption = (
-        "Speed of all jobs together over one at a time, in the same block: medians and 95 % t intervals. Dashed: the "
-        f"ideal, as many times as there are jobs. {dotted}Of several MIG layouts or limits at a degree, the fastest is "
-        "drawn."
+        "Speed of all jobs over serial in the same block: medians and 95 % t intervals. Dashed: ideal, the number of "
+        f"jobs. {dotted}Of several MIG layouts or MPS limits, the fastest is drawn."
     )
     return f"{caption} Without a figure: {', '.join(missing)}." if missing else caption
 
@@ -67,7 +66,7 @@ def _paint(cells: Sequence[Cell]) -> Figure:
     of_workload = group_by(_cases(cells), lambda case: case.params[0].get("workload", ""))
     cases = [case for alike in of_workload.values() for case in alike]
     variants = {len(alike) for alike in of_workload.values()}
-    # Precisions, data sources, ... of one workload stand beside each other where each has as many.
+    # Variants of one workload share a row if all workloads have as many.
     figure, panels = panels_of(len(cases), 2.7, columns=max(variants) if len(variants) == 1 else 0)
     handles: dict[str, Any] = {}
     tops: dict[Case, float] = {}
@@ -84,7 +83,7 @@ def _paint(cells: Sequence[Cell]) -> Figure:
 
 
 def _panel(axes: Axes, case: Case, cells: Sequence[Cell], alone: Sequence[tuple[str, Estimate]]) -> float:
-    """Draw one case; up to where its axis should go."""
+    """Draw one case; return the upper limit of its axis."""
     degrees = sorted({cell.degree for cell in cells})
     axes.plot(degrees, degrees, color=FAINT, linewidth=1, linestyle="--", label="ideal")
     axes.axhline(1, color=FAINT, linewidth=0.8)
@@ -104,7 +103,7 @@ def _panel(axes: Axes, case: Case, cells: Sequence[Cell], alone: Sequence[tuple[
 
 
 def _line(axes: Axes, mode: SharingMode, cells: Sequence[Cell]) -> list[float]:
-    """Draw one mode; how high its medians and intervals reach."""
+    """Draw one mode; return the upper ends of its intervals."""
     by_degree: dict[int, Estimate] = {}
     marked: set[int] = set()
     for cell in cells:
@@ -124,7 +123,7 @@ def _line(axes: Axes, mode: SharingMode, cells: Sequence[Cell]) -> list[float]:
 
 
 def _describe_missing(cells: Sequence[Cell]) -> list[str]:
-    """Return a line for each number of jobs with modes that have no figure: `7: naive oom, MPS % wrong results`."""
+    """Return a line for each degree with modes without a figure: `7: naive oom, MPS % wrong results`."""
     by_degree: dict[int, list[str]] = defaultdict(list)
     for mode in modes_in(cells):
         for degree in {cell.degree for cell in cells if cell.sharing == mode}:

@@ -1,4 +1,4 @@
-"""Mixes: their time against one job after another, and what training and inference keep beside each other."""
+"""Mixes: their time against serial, and training beside inference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield one of all mixes of jobs as fast as they can, and one of all mixes of services and other jobs."""
+    """Yield one of all mixes without a given rate, and one of all mixes of services and other jobs."""
     mixes = [cell for cell in cells if cell.case.is_mix]
     if timed := [cell for cell in mixes if not cell.num_given]:
         yield Sketch(
@@ -37,9 +37,9 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
             name="beside-inference",
             title="Training beside inference",
             caption=(
-                "From above: throughput of the job that is slowed down most, over its throughput alone; latency of the "
-                "service that is slowed down most, over its latency alone; energy, where it was measured, over that of "
-                f"the same work, each job alone. {BARS_CAPTION}"
+                "From top to bottom, over the same job alone: throughput of the job that is slowed down most; latency "
+                "of the service that is slowed down most; energy, if measured, over that of the same work, each job "
+                f"alone. {BARS_CAPTION}"
             ),
             section="Mixes",
             paint=partial(_paint_shares, served, latency),
@@ -48,8 +48,8 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 
 def _caption(cells: Sequence[Cell]) -> str:
     if all(cell.window is WindowKind.WORK for cell in cells):
-        return "Total time of the mix over its total time one after another, in the same block; below 1 is a gain."
-    return "Time for the same work over its time one after another (the inverse of the speed-up); below 1 is a gain."
+        return "Total time of the mix over its serial total time, in the same block; below 1 is a gain."
+    return "Time for the same work over its serial time (the inverse of the speed-up); below 1 is a gain."
 
 
 def _paint_times(cells: Sequence[Cell]) -> Figure:
@@ -81,7 +81,7 @@ def _paint_shares(cells: Sequence[Cell], latency: str) -> Figure:
     paid.set_ylabel(f"{METRICS[latency].title.removeprefix('worst slowdown of the ')}, times alone")
     for axes in energy:
         grouped_bars(axes, group_by_case(cells, lambda cell: bar_of_figure(cell, ENERGY_VS_ALONE)))
-        axes.set_ylabel("energy, over that apart")
+        axes.set_ylabel("energy, times alone")
     for axes in (throughput, *energy):
         axes.set_ylim(top=max(1.05, axes.get_ylim()[1]))
     for axes in (throughput, paid, *energy):

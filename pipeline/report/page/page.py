@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing beside it and no script."""
+"""The page of a report: one HTML file without scripts or other files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TEMPLATE = "page.html.jinja"
 _PX = 1.45
-"""Pixels of a point where a figure fills the column."""
+"""Pixels per point of a figure that fills the column."""
 _COLOR = re.compile("|".join(THEME))
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 """Characters that HTML must not have, and that UTF-8 cannot hold."""
@@ -37,7 +37,7 @@ _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\ufff
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """Everything that a report shows; figures of one section follow each other, tables for machines are only named."""
+    """Everything that a report shows; figures are in the order of sections."""
 
     study: Study
     cells: Sequence[Cell]
@@ -48,7 +48,7 @@ class Content:
 
 
 def content_of(study: Study, timeline: GroupSeries | None = None) -> Content:
-    """Evaluate and draw a study, the samples of one group over time."""
+    """Evaluate and draw a study, and the samples of one group over time."""
     cells = cells_of(study)
     comparisons = verdicts.verdicts(cells)
     best = verdicts.winners(cells, comparisons)
@@ -100,7 +100,7 @@ def render(content: Content) -> str:
 def _count_comparisons(verdicts: Sequence[Verdict]) -> str:
     number = sum(verdict.ratio is not None for verdict in verdicts)
     without = f", and {len(verdicts) - number} groups without a figure" if number < len(verdicts) else ""
-    return f"Each of the comparisons: {number}{without}"
+    return f"All {number} comparisons{without}"
 
 
 def environment() -> jinja2.Environment:
@@ -141,9 +141,9 @@ def group_by_case(table: Table) -> list[tuple[str | None, list[Values]]]:
 
 
 def inline_figure(figure: Drawn) -> str:
-    """Return the SVG as part of a page: no header, ids of its own, and colours that follow the page's theme.
+    """Return the SVG for a page: without header, with unique ids, with the colours of the page's theme.
 
-    Its panels are SVGs of their own, which the page puts beside each other where there is room.
+    Panels become SVGs of their own, which the page can put beside or below each other.
     """
     root = ElementTree.fromstring(figure.svg)  # noqa: S314  matplotlib wrote it
     prefix = slug(figure.name)

@@ -1,4 +1,4 @@
-"""The tables of publications as the page has them: what differs from a publication is said once, above its table."""
+"""The tables of publications on the page: differences that concern all rows stand once, above the table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AGREEMENT, _DIFFERENCE, _MIND = "agreement", "by how much", "mind"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingsTable:
-    """Findings of a publication that stand to ours in the same way, and what differs for all of them, in a sentence."""
+    """Findings of a publication, and a sentence on the differences that concern all of them."""
 
     table: Table
     differs: str
@@ -25,7 +25,7 @@ class FindingsTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """A publication beside a study: what was measured at its settings and at others, and how much was not measured."""
+    """The findings of a publication that were measured at its settings, at others, and the number not measured."""
 
     name: str
     about: str
@@ -40,19 +40,18 @@ def split_by_agreement(table: Table) -> Publication:
     rows = group_by(table.rows, lambda row: str(row[agreement]))
     absent, other = rows.pop(Agreement.NOT_MEASURED.value, []), rows.pop(Agreement.OTHER_SETTINGS.value, [])
     same = [row for row in table.rows if str(row[agreement]) in rows]
+    differs = _describe_parts(_parts(table, same, _MIND))
     return Publication(
         name=table.name,
         about=table.about,
-        same=FindingsTable(
-            table=_drop_columns(table, same, _IN_FILES_ONLY), differs=_describe_parts(_parts(table, same, _MIND))
-        ),
+        same=FindingsTable(table=_drop_columns(table, same, _IN_FILES_ONLY), differs=differs),
         other=_merge_settings(table, other),
         num_absent=len(absent),
     )
 
 
 def _merge_settings(table: Table, rows: Sequence[Values]) -> FindingsTable:
-    """Return findings whose settings are others: those of some rows of a case stand there, all others above."""
+    """Move differences of settings that concern whole cases from the rows to the sentence above them."""
     case, difference = table.columns.index("case"), table.columns.index(_DIFFERENCE)
     settings: dict[Values, set[str]] = {row: set(_split(row[difference])) for row in rows}
     cases = group_by(rows, lambda row: row[case])
@@ -83,7 +82,7 @@ def _split(value: object) -> list[str]:
 
 
 def _describe_parts(parts: Sequence[str]) -> str:
-    return f"Not as in the paper: {'; '.join(parts)}." if parts else ""
+    return f"Differences from the paper: {'; '.join(parts)}." if parts else ""
 
 
 def _drop_columns(table: Table, rows: Sequence[Values], hidden: Sequence[str]) -> Table:

@@ -1,4 +1,4 @@
-"""The rows of a study that has just ended as those of its report, before MLflow has them."""
+"""The rows of a study that has just ended, before MLflow has them."""
 
 from __future__ import annotations
 

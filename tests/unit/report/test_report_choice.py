@@ -46,7 +46,7 @@ def test_simulated_rows_never_stand_beside_real_ones_nor_push_them_out(read) -> 
     assert {(row.start, row.is_simulated) for row in found.rows} == {(NEW, False)}
     words = " ".join(describe_left_out(found))
     assert f"2 runs were left out (simulated {A100}; --device 'simulated {A100}' shows them)." in words
-    assert f"Studies of this experiment without a group here: {OLD}; --study ID shows one." in words
+    assert f"Studies of this experiment that are not shown: {OLD}; --study ID shows one." in words
     assert "simulated" not in " ".join(write_answer(found, cells_of(found), []))
 
 
@@ -73,11 +73,11 @@ def test_a_study_and_a_device_can_be_chosen(read, chosen, start) -> None:
         ({"devices": ["V100"]}, f"--device V100: no such device; choose one of: {GPU}, simulated {A100}"),
         (
             {"devices": ["NVIDIA"]},
-            f"--device NVIDIA: 2 devices have that in their names; choose one of: {GPU}, simulated {A100}",
+            f"--device NVIDIA: 2 devices match; choose one of: {GPU}, simulated {A100}",
         ),
         (
             {"devices": ["H100", "A100"]},
-            "--device H100 --device A100: a report is of real devices or of simulated ones",
+            "--device H100 --device A100 mixes real and simulated devices",
         ),
         (
             {"studies": ["x"]},

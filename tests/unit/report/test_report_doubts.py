@@ -47,19 +47,19 @@ def test_blocks_of_equal_hosts_and_those_that_nothing_is_known_of_are_not() -> N
 @pytest.mark.parametrize(
     ("degree", "gains", "words"),
     [
-        (2, (2.4, 2.5, 2.45), "a speed-up of 2.45 times (2.33 to 2.58) lies above the number of jobs"),
+        (2, (2.4, 2.5, 2.45), "speed-up of 2.45 (2.33 to 2.58) exceeds the number of jobs"),
         (2, (1.7, 2.6, 2.9), ""),  # the interval reaches below: one block alone may be noise
         (2, (2.6,), ""),
-        (2, (36.0,), "a speed-up of 36.00 times lies above the number of jobs"),
+        (2, (36.0,), "speed-up of 36.00 exceeds the number of jobs"),
         (
             1,
             (1.3, 1.32, 1.28),
-            "one job under naive is the serial run again, and ran 1.30 times (1.25 to 1.35) as fast",
+            "one naive job repeats the serial run, but ran 1.30 times (1.25 to 1.35) as fast",
         ),
         (
             1,
             (0.7, 0.72, 0.71),
-            "one job under naive is the serial run again, and ran 0.71 times (0.69 to 0.74) as fast",
+            "one naive job repeats the serial run, but ran 0.71 times (0.69 to 0.74) as fast",
         ),
         (1, (1.07, 1.06, 1.08), ""),
         (1, (1.9, 1.0, 0.8), ""),
@@ -126,9 +126,9 @@ def test_nothing_is_compared_with_a_baseline_that_stood_still() -> None:
     assert pair.values["speedup_vs_serial_ratio"] == {1: pytest.approx(2.0), 3: pytest.approx(2.0)}
     (said,) = list_doubts(seen, cells_of(seen))
     name = "serial-1x-resnet26_cifar10 (1 of 3 blocks)"
-    assert said == f"{name}: {STOOD_STILL}; invalid, so it is compared with nothing."
+    assert said == f"{name}: {STOOD_STILL}; invalid, so not compared."
     assert drift_table(seen).rows[0][2] == 2, "blocks with a baseline"
-    assert "invalid, so it is compared with nothing" in render(content_of(seen))
+    assert "invalid, so not compared" in render(content_of(seen))
 
 
 def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> None:
@@ -137,7 +137,7 @@ def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> N
         return study(*(copies("naive", n, 1000.0, own=each, facts=facts) for n, each in enumerate(own, 1)))
 
     (said,) = list_doubts(resumed("old", "new", accepts_environment="true"), ())
-    assert said.startswith("Rows of 2 environments stand beside each other: the study was resumed with resume=accept_")
+    assert said.startswith("Rows of 2 environments are compared: the study was resumed with resume=accept_")
     assert (
         list_doubts(resumed("same", "same", accepts_environment="true"), ())
         == list_doubts(resumed("old", "new"), ())
@@ -149,7 +149,7 @@ def test_a_note_on_gains_is_said_once_with_all_jobs_that_have_it() -> None:
     rows = [copies("serial", 1, 10.0, own=params(f"work{number}")) for number in range(6)]
     rows += [copies("mps", 2, 20.0 + number, own=params(f"work{number}")) for number in range(6)]
     found = study(*rows)
-    (note,) = [line for line in list_doubts(found, cells_of(found)) if "lies above the number of jobs" in line]
+    (note,) = [line for line in list_doubts(found, cells_of(found)) if "exceeds the number of jobs" in line]
     assert note.startswith(
         "2 work0 bs128 (MPS), 2 work1 bs128 (MPS), 2 work2 bs128 (MPS), 2 work3 bs128 (MPS) and 2 more: "
     )

@@ -41,7 +41,7 @@ def test_each_answer_is_said_once_with_the_number_of_its_jobs():
         ("JAX", None, 3, None, None, "not installed", "why it is skipped"),
         ("PaddlePaddle", "the whole device", 1, 1, None, "no", "why it is failed"),
     ]
-    assert "The driver here: 580.159.04." in table.note
+    assert "Driver here: 580.159.04." in table.note
     lines = framework_lines(study(*rows))
     assert len(lines) == 1 + 5 + 2
     assert lines[0].split() == ["framework", "version", "where", "given", "sees", "works"]

@@ -59,7 +59,7 @@ def seven(slowdowns: Sequence[float], **changes: Any) -> list[Row]:
         ((2.00, 2.01, 1.99, 2.00, 2.01), Agreement.DIFFERS, "11 % higher"),
         ((1.61, 1.63, 1.61, 1.58, 1.60), Agreement.UNDECIDED, "the interval is wider"),
         ((1.58, 1.62, 1.59, 1.60, 1.57), Agreement.UNDECIDED, "1 % lower, but the interval reaches into the range"),
-        ((1.70, 1.71), Agreement.UNDECIDED, "too few values for an interval"),
+        ((1.70, 1.71), Agreement.UNDECIDED, "too few blocks for an interval"),
     ],
 )
 def test_the_whole_interval_agrees_or_differs(

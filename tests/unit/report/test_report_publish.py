@@ -126,7 +126,7 @@ def test_what_no_report_wrote_is_neither_removed_nor_written_over(content: Conte
     manifest["files"] += ["figures/../../outside.svg", "../outside.svg", 3, None, "notes.txt"]
     (tmp_path / publish.MANIFEST).write_text(json.dumps(manifest))
     there = files_in(tmp_path)
-    with pytest.raises(ConfigError, match=rf"no report wrote figures/{mine.name} there; move"):
+    with pytest.raises(ConfigError, match=rf"it has figures/{mine.name} that no report wrote; move"):
         publish.write(content, tmp_path)
     assert files_in(tmp_path) == there
     mine.unlink()

@@ -35,7 +35,7 @@ def test_the_newest_finding_of_a_group_counts_and_a_failure_only_while_there_is_
     later_failure = copies("naive", 2, 1.0, result=Result.TIMEOUT, start_ms=4)
     found = study(failed, first, second, later_failure)
     assert [r.start_ms for r in found.rows] == [3]
-    assert found.left_out == {"run again: the newest finding of the same group counts": 3}
+    assert found.left_out == {"run again: the newest result counts": 3}
     assert [r.result for r in study(failed).rows] == [Result.FAILED]
 
 
@@ -54,7 +54,7 @@ def test_a_group_that_was_skipped_and_could_begin_later_is_not_called_skipped(bo
     later = copies("mps", 2, 1.0, result=Result.TIMEOUT, start_ms=3)
     found = study(*whole, later)
     assert [r.result for r in found.rows] == [Result.OK, Result.TIMEOUT]
-    assert found.left_out == {"skipped at first, and run later": 1} and found.blocks[0].num_missing == 1
+    assert found.left_out == {"skipped at first, run later": 1} and found.blocks[0].num_missing == 1
     assert [
         r.result for r in study(whole[0], later, dataclasses.replace(skipped, start_ms=4, boot_id="boot-1")).rows
     ] == [
@@ -68,7 +68,7 @@ def test_a_complete_block_of_one_boot_is_preferred_to_newer_pieces_of_another() 
     new = copies("naive", 2, 99.0, start_ms=3, boot_id="boot-2")
     found = study(*old, new)
     assert {r.boot_id for r in found.rows} == {"boot-1"}
-    assert found.left_out == {"another boot than the rest of its block": 1}
+    assert found.left_out == {"different boot than the rest of its block": 1}
     assert (found.blocks[0].num_groups, found.blocks[0].num_missing) == (2, 0)
 
 
@@ -83,7 +83,7 @@ def test_rows_of_two_states_of_a_machine_never_stand_in_one_block(change: dict[s
     found = study(*old, dataclasses.replace(mps, facts=mps.facts | before | change))
     assert [each.scenario for each in found.rows] == ["serial", "naive"]
     (reason,) = found.left_out
-    assert reason in {f"another {word} than the rest of its block" for word in ("driver", "power limit", "ECC mode")}
+    assert reason in {f"different {word} than the rest of its block" for word in ("driver", "power limit", "ECC mode")}
     unknown = dataclasses.replace(mps, facts=mps.facts | dict.fromkeys(change, ""))
     assert [each.scenario for each in study(*old, unknown).rows] == ["serial", "naive", "mps"]
 
@@ -130,7 +130,7 @@ def test_rows_alone_and_in_company_are_cells_of_their_own_and_are_compared_on_on
     assert [(cell.case.setting, len(cell.gpus)) for cell in cells_of(found)] == [("", 3), ("GPUs beside 3", 3)]
     (kept,) = other_gpus.compare_company(found)
     assert (kept.beside, kept.num_blocks, kept.share.median, kept.case.setting) == (3, 2, 0.9, "")
-    assert kept.sentence.endswith("at 0.900 of its speed while 3 other GPUs work.")
+    assert kept.sentence.endswith("keeps 0.900 of its speed while 3 other GPUs work.")
     assert not list(other_gpus.compare_company(study(*alone)))
 
 
@@ -145,13 +145,10 @@ def test_what_other_gpus_cost_is_said_in_a_sentence_with_the_least_and_the_most(
 
     jobs = "naive percent=0 with 2 resnet26_cifar10 bs128"
     (sentence,) = said((0.9,))
-    assert sentence == (
-        f"While another GPU works, the speed of {jobs} is 0.900 of that alone; an interval needs 3 blocks."
-    )
+    assert sentence == f"While another GPU works, {jobs} keeps 0.900 of its speed; an interval needs 3 blocks."
     (sentence,) = said((0.9, 0.91, 0.92), (0.9, 1.0, 1.1), (0.8, 0.8, 0.81), beside="3")
-    assert sentence.startswith(
-        "While 3 other GPUs work, the speed of 3 groups is 0.800 (0.789 to 0.818) of that alone "
-    )
+    assert sentence.startswith("While 3 other GPUs work, ")
+    assert " keeps 0.800 (0.789 to 0.818) of its speed (the lowest of 3 groups), " in sentence
     assert sentence.endswith("; 2 of 3 intervals exclude 1.")
     assert said() == []
 
@@ -191,12 +188,12 @@ def test_kinds_of_hosts_are_cells_of_their_own_unless_they_are_pooled() -> None:
         for driver, blocks in (("580.1", [1, 3]), ("590.2", [2]))
         for mode in ("serial", "naive")
     ]
-    assert "The hosts of NVIDIA H100 80GB HBM3 differ in driver; their blocks are cells of their own" in str(
+    assert "The hosts of NVIDIA H100 80GB HBM3 differ in driver; their blocks are not pooled" in str(
         describe_setup(found)
     )
     pooled = study_of("e", *stores, pools_hosts=True)
     assert {(cell.case.setting, len(cell.gpus)) for cell in cells_of(pooled)} == {("", 3)}
-    assert "differ in driver; their blocks count as repeats of each other" in str(describe_setup(pooled))
+    assert "differ in driver; their blocks are pooled" in str(describe_setup(pooled))
     alike = study_of("e", on_host(1), on_host(2), pools_hosts=False)
     assert {cell.case.setting for cell in cells_of(alike)} == {""}
     assert "hosts" not in str(describe_setup(alike))
@@ -235,9 +232,9 @@ def test_gpu_models_of_one_study_stand_beside_each_other_and_never_mix(pools_hos
         f"device {A100}",
         f"device {GPU.name}",
     }
-    assert "The blocks ran on 2 GPUs of 2 models, each with cells of its own: " in str(describe_setup(found))
+    assert "The blocks ran on 2 GPUs of 2 models, which are not pooled: " in str(describe_setup(found))
     said = write_answer(found, cells_of(found), winners(cells_of(found), judged))
-    assert said[-1] == "2 complete blocks of each GPU model; a verdict takes 5."
+    assert said[-1] == "2 complete blocks of each GPU model; a verdict needs 5."
     assert [row[:4] for row in block_table(found).rows[:2]] == [
         (1, f"host of {model}", model, "580.1") for model in (A100, GPU.name)
     ]
@@ -255,7 +252,7 @@ def test_a_half_run_study_says_which_blocks_lack_groups() -> None:
     found = study(*rows, None)
     assert [block.num_missing for block in found.blocks] == [0, 0, 2]
     assert found.num_complete_blocks == 2
-    assert found.left_out == {"no result: it runs, or was never closed": 1}
+    assert found.left_out == {"no result: still running, or never closed": 1}
 
 
 def test_blocks_of_a_second_store_follow_those_of_the_first() -> None:
@@ -271,7 +268,7 @@ def test_blocks_of_a_second_store_follow_those_of_the_first() -> None:
         (5, "GPU-2", 1),
     ]
     assert found.num_planned == 12 and len(found.rows) == 9
-    assert found.left_out == {"no result: it runs, or was never closed": 1}
+    assert found.left_out == {"no result: still running, or never closed": 1}
     (naive,) = [cell for cell in cells_of(found) if cell.mode == "naive"]
     assert naive.values["speedup_vs_serial_ratio"] == dict.fromkeys((1, 2, 3, 4), 1.8)
     (reason,) = study_of("synthetic", [copies("naive", 2, 9.0, settings=settings("20 s"), start_ms=1)], first).left_out
@@ -290,7 +287,7 @@ def test_units_of_one_plan_are_one_study_in_whatever_stores_they_are() -> None:
         *((1, "GPU-1", 0), (2, "GPU-2", 0), (3, "GPU-1", 0)),
     ]
     assert found.num_planned == 6
-    assert found.left_out == {"another GPU than the rest of its block": 1}
+    assert found.left_out == {"different GPU than the rest of its block": 1}
 
 
 def test_settings_are_named_only_where_rows_of_the_same_jobs_differ_in_them() -> None:

@@ -100,7 +100,7 @@ def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
     assert not any("speedup_vs_serial_ratio" in cell.estimates for cell in cells)
     assert [*gain.sketches(cells, None)] == []
     (said,) = write_answer(study(*rows), cells, [])
-    assert "the p99 latency of services together is 1.99 times" in said and "(4 infer bs128, naive)" in said
+    assert "the p99 latency of services that run together is 1.99 times" in said and "(4 infer bs128, naive)" in said
 
 
 def test_a_service_that_does_not_sustain_its_rate_in_every_block_is_not_compared() -> None:
@@ -169,7 +169,7 @@ def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_gri
         "On one NVIDIA H100 80GB HBM3, jobs beside services keep 0.70 (T+I, MPS equal shares) to 0.90 (T+I, "
         "naive) of their throughput (I: infer, T: train)."
     )
-    assert re.fullmatch(r"Both together take 0\.\d\d \(T\+I, MPS\) to 0\.\d\d \(T\+I, naive\) of the energy .*", energy)
+    assert re.fullmatch(r"Services and jobs together take 0\.\d\d \(T\+I, MPS\) to 0\.\d\d \(T\+I, naive\) of the energy .*", energy)
     assert latency == "The p99 latency of services is 2.00 (T+I, MPS) to 4.00 (T+I, naive) times that alone."
     (grid,) = grids(found, cells, verdicts(cells), [])
     assert [mode.label for mode in grid.modes] == ["naive", "MPS", "MPS %"]

@@ -108,7 +108,7 @@ def test_a_half_run_study_is_read_as_far_as_it_went(root: Path) -> None:
     study = rows.read([root], EXPERIMENT)
     assert len(study.rows) == 5 and study.num_planned == 99
     assert (len(study.blocks), study.num_complete_blocks) == (3, 2)
-    assert study.left_out == {"no result: it runs, or was never closed": 1}
+    assert study.left_out == {"no result: still running, or never closed": 1}
     assert study.facts["git_commit"] == ("0123abcd",) and study.facts["program_commit"] == ("4567cdef, changed",)
     assert study.facts["job_torch"] == ("2.11",)
     assert study.devices == (DEVICE,) and not study.is_simulated
@@ -120,7 +120,7 @@ def test_a_half_run_study_is_read_as_far_as_it_went(root: Path) -> None:
 @pytest.mark.parametrize("planned", ["", "{}", "[]", "{"])
 def test_a_run_that_does_not_say_its_settings_is_one_error(root: Path, planned: str) -> None:
     insert(root, [group("serial", 1, 1, 100.0), group("naive", 2, 1, 70.0, planned=planned)])
-    with pytest.raises(TrackingError, match=r"run 0{23}10{8} in .* has no settings and options"):
+    with pytest.raises(TrackingError, match=r"run 0{23}10{8} in .* is of an earlier version"):
         rows.read([root], EXPERIMENT)
 
 
@@ -129,7 +129,7 @@ def test_what_failed_before_a_resume_is_replaced_by_what_came_after(root: Path) 
     insert(root, [*before, group("naive", 2, 1, 80.0, study="20261121-120000-bbbbbb")])
     study = rows.read([root], EXPERIMENT)
     assert [(row.mode, row.result) for row in study.rows] == [("serial", Result.OK), ("naive", Result.OK)]
-    assert study.left_out == {"run again: the newest finding of the same group counts": 1}
+    assert study.left_out == {"run again: the newest result counts": 1}
 
 
 def test_an_experiment_that_is_not_there_is_an_error_and_an_empty_one_an_empty_study(root: Path) -> None:
