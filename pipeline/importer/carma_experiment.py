@@ -14,7 +14,7 @@ from pipeline.base.system.paths import expand_path
 from pipeline.base.system.words import format_count
 from pipeline.importer import carma_job, experiment_file
 from pipeline.importer.carma_job import COLLOCATED, EXCLUSIVE, Job
-from pipeline.importer.experiment_file import Imported, Program, Value, override_value, size_of
+from pipeline.importer.experiment_file import Imported, Program, Value, assign_name, override_value
 
 
 def read(paths: Sequence[Path], name: str, *, is_together: bool = False, environments: str | None = None) -> Imported:
@@ -35,7 +35,7 @@ def read(paths: Sequence[Path], name: str, *, is_together: bool = False, environ
         blocks.append(_make_block([programs[job.path] for job in together], sizes))
     origin = f"imported from {', '.join(path.name for path in paths)} by `{entry_points.spell('importer')}`"
     described = dict.fromkeys(f"{programs[job.path].label}: {_describe(job)}" for job in taken)
-    text = experiment_file.text_of(
+    text = experiment_file.format_file(
         blocks,
         sizes,
         head="\n# ".join([f"{format_count(len(blocks), 'group')}, {origin}.", *described]),
@@ -94,7 +94,7 @@ def _make_block(programs: Sequence[Program], sizes: dict[Program, str]) -> dict[
     if len(set(programs)) == 1:
         block |= {"workload": programs[0].workload, "degree": len(programs)}
         return block | {f"workload.{key}": override_value(value) for key, value in programs[0].values}
-    return block | {"mix": override_value(tuple(size_of(program, sizes) for program in programs))}
+    return block | {"mix": override_value(tuple(assign_name(program, sizes) for program in programs))}
 
 
 def _describe(job: Job) -> str:

@@ -25,7 +25,7 @@ _MEMORY = (MEASURED, "Horus", "FakeTensor", "GPUMemNet")
 _FIELDS = ("the summary of its model", "its data set", "its batch size", "its mode", "its number of GPUs")
 _ACTIVATE = re.compile(r"(?:conda|source|mamba|micromamba|\.)\s+(?:\S*/)?activate\s+(?P<name>\S+)")
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)=.*")
-_OF_SHELLS = re.compile(r"^[;&|<>()]+$|[`$]")
+_SHELL_TOKEN = re.compile(r"^[;&|<>()]+$|[`$]")
 _MOST_BYTES = 1 << 16
 
 
@@ -65,7 +65,7 @@ def read(path: Path) -> Job:
             content = file.read(_MOST_BYTES + 1)
         text = content.decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; name a job file of CARMA (.rad)") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; name a job file of CARMA (.rad)") from error
     except UnicodeDecodeError as error:
         raise _make_error(path, "it is not UTF-8 text") from error
     if len(content) > _MOST_BYTES:
@@ -127,7 +127,7 @@ def _parse_program(command: str) -> tuple[tuple[str, ...], str, tuple[str, ...]]
     """Return the dropped variables of a command, its script and its arguments."""
     tokens = shlex.shlex(command, posix=True, punctuation_chars=True)
     tokens.whitespace_split = True
-    if shell_token := next((token for token in tokens if _OF_SHELLS.search(token)), ""):
+    if shell_token := next((token for token in tokens if _SHELL_TOKEN.search(token)), ""):
         raise ValueError(f"its command needs a shell for {_shorten(shell_token)}; put it into a script")
     words = shlex.split(command)
     names = []

@@ -60,7 +60,7 @@ class Imported:
         return len(yaml.safe_load(self.text)["blocks"])
 
 
-def size_of(program: Program, sizes: dict[Program, str]) -> str:
+def assign_name(program: Program, sizes: dict[Program, str]) -> str:
     """Return the unique name of a program in mixes, and add it to `sizes`."""
     if program not in sizes:
         label = program.label if NAME.fullmatch(program.label) else f"job_{program.label}"
@@ -74,7 +74,7 @@ def override_value(value: Value) -> int | float | str:
     return value if isinstance(value, int | float) else override_values.format_override(value)
 
 
-def text_of(
+def format_file(
     blocks: Sequence[Mapping[str, Any]],
     sizes: Mapping[Program, str],
     *,

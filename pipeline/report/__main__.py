@@ -17,7 +17,7 @@ from pipeline.base.system.words import format_count
 from pipeline.record.store.store_access import is_writable
 from pipeline.report import board_command
 from pipeline.report.page.key_findings import describe_left_out
-from pipeline.report.page.page import content_of
+from pipeline.report.page.page import make_content
 from pipeline.report.publish import WrittenReport, check_folder, default_folder, log, write
 from pipeline.report.read import group_series, rows
 from pipeline.report.read.choice import DEVICE, STUDY, Choice
@@ -89,7 +89,7 @@ def report(
             logger.warning("group %s has no samples and is not drawn over time", group)
     except TrackingError as error:
         logger.warning("%s; no group is drawn over time, choose one with --group", error)
-    content = content_of(study, timeline)
+    content = make_content(study, timeline)
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
     groups, figures = format_count(len(study.rows), "group"), format_count(len(content.figures), "figure")
     summary = f"{experiment}: {groups}, {blocks}, {figures}"

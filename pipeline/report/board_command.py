@@ -14,9 +14,9 @@ from pathlib import Path
 from pipeline.base.system import entry_points, tracking_root
 from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.report.evaluate import outcomes, verdicts
-from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.outcomes import DeviceSummary
-from pipeline.report.evaluate.study_board import Column, board_of
+from pipeline.report.evaluate.study_board import Column, make_board
 from pipeline.report.page import board_page as page
 from pipeline.report.page.table_format import to_csv
 from pipeline.report.publish import BOARD, CASES, MANIFEST, PAGE, check_folder, replace
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         if not studies:
             raise ConfigError("the board has no studies; name folders of reports, or experiments with --experiment")
         _refuse_equal(studies)
-        board = board_of(columns_of(studies))
+        board = make_board(make_columns(studies))
         if not board.lines:
             raise ConfigError("no study of the board has groups in a sharing mode; name other studies")
         contents = {BOARD: to_csv(page.table(board)), PAGE: page.render(board)}
@@ -91,26 +91,26 @@ def _measured_in(store: Path | str, experiment: str) -> Iterator[DeviceSummary]:
     if not any(study.rows for study in studies):
         raise ConfigError(f"experiment {experiment!r} of {store} has no group with a result; leave it out")
     for study in studies:
-        cells = cells_of(study)
+        cells = make_cells(study)
         comparisons = verdicts.verdicts(cells)
         yield from outcomes.summarize_devices(study, cells, comparisons, verdicts.winners(cells, comparisons))
 
 
-def columns_of(studies: Sequence[tuple[str, DeviceSummary]]) -> list[Column]:
+def make_columns(studies: Sequence[tuple[str, DeviceSummary]]) -> list[Column]:
     """Make the columns, each named by its device and, if that is not unique, by study, host or folder."""
-    of_each = [
+    all_names = [
         (study.device or "unknown device", study.experiment, study.host, Path(source).name or source)
         for source, study in studies
     ]
     return [
-        Column(number=place + 1, name=_name(of_each, place), source=source, measured=study)
+        Column(number=place + 1, name=_name(all_names, place), source=source, measured=study)
         for place, (source, study) in enumerate(studies)
     ]
 
 
-def _name(of_each: Sequence[tuple[str, ...]], place: int) -> str:
-    device, *distinctions = of_each[place]
-    same = [names for other, names in enumerate(of_each) if other != place and names[0] == device]
+def _name(all_names: Sequence[tuple[str, ...]], place: int) -> str:
+    device, *distinctions = all_names[place]
+    same = [names for other, names in enumerate(all_names) if other != place and names[0] == device]
     for which, word in enumerate(distinctions, 1):
         if all(names[which] != word for names in same):
             return f"{device}, {word}" if same else device

@@ -9,11 +9,11 @@ from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.observe.group_result import GroupResult
 from pipeline.report.evaluate import other_gpus
-from pipeline.report.evaluate.cells import cases_of, cells_of
+from pipeline.report.evaluate.cells import label_cases, make_cells
 from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
 from pipeline.report.evaluate.verdicts import Verdict, Winner, verdicts, winners
-from pipeline.report.page.frameworks import framework_lines
-from pipeline.report.read.result_rows import study_of_results
+from pipeline.report.page.frameworks import format_frameworks
+from pipeline.report.read.result_rows import make_study_of_results
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class StudySummary:
 
 def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummary:
     """Summarize the rows of a study: the fastest groups, notes on gains, and a sentence for each case."""
-    study = study_of_results(experiment, rows)
-    cells = cells_of(study)
+    study = make_study_of_results(experiment, rows)
+    cells = make_cells(study)
     comparisons = verdicts(cells)
     best = {(winner.case, winner.degree): winner for winner in winners(cells, comparisons)}
     # The table of groups has the reasons of the others.
@@ -37,9 +37,9 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
     sentences = [" ".join(_sentences(best.get(place), members)) for place, members in by_case.items()]
     mixes = group_by(compare_services(cells), lambda share: (share.cell.case, share.cell.mode))
     sentences += [describe_mix(shares) for shares in mixes.values()]
-    sentences += framework_lines(study)
+    sentences += format_frameworks(study)
     sentences += other_gpus.summarize_shares(other_gpus.compare_company(study))
-    cases = cases_of(study)
+    cases = label_cases(study)
     places = {row.key: ((cases[row.run_id], row.degree), row.mode) for row in study.rows}
     fastest = {
         key for key, (place, mode) in places.items() if place[1] > 1 and place in best and best[place].tied[0] == mode

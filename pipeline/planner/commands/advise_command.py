@@ -11,7 +11,7 @@ from pipeline.base.system import entry_points, json_decoder, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner.results import follow_up_sweep
 from pipeline.planner.results.advice import Advice, advise
-from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.table_format import MISSING, format_estimate
@@ -36,7 +36,7 @@ def answer_of(study: Study) -> CommandAnswer:
     Raises:
         ConfigError: no jobs ran together in it.
     """
-    cells = cells_of(study)
+    cells = make_cells(study)
     advices = advise(cells, verdicts(cells))
     if not advices:
         raise ConfigError(

@@ -11,7 +11,7 @@ from pipeline.base.domain.sharing_modes import MPS, NAIVE
 from pipeline.base.system import entry_points, user_command
 from pipeline.planner.results.advice import Advice
 from pipeline.record.store import content
-from pipeline.report.evaluate.cells import cases_of
+from pipeline.report.evaluate.cells import label_cases
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
 from pipeline.report.read.study_records import Row, Study
 
@@ -52,7 +52,7 @@ def _add_modes(advice: Advice, together: Sequence[Row]) -> str | None:
 
 
 def _rows(study: Study, advice: Advice) -> list[Row]:
-    cases = cases_of(study)
+    cases = label_cases(study)
     return [row for row in study.rows if cases[row.run_id] == advice.case and row.degree == advice.degree]
 
 

@@ -21,7 +21,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.host_info import CPU_PREFIX
 from pipeline.planner import profile_table
 from pipeline.planner.profile_table import Profile
-from pipeline.report.evaluate.cells import Cell, cases_of, cells_of
+from pipeline.report.evaluate.cells import Cell, label_cases, make_cells
 from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY
 from pipeline.report.evaluate.statistics import estimate
 from pipeline.report.read import labels
@@ -82,8 +82,8 @@ def measure_profile(study: Study, source: str) -> Profile:
         raise ConfigError(
             f"{source}: some runs are of a simulated GPU, which says nothing about the real one of others"
         )
-    cases = cases_of(study)
-    ranked = {_place(cell): cell for cell in cells_of(study) if _is_profiled(cell)}
+    cases = label_cases(study)
+    ranked = {_place(cell): cell for cell in make_cells(study) if _is_profiled(cell)}
     names = _names(job for row in study.rows for job in row.jobs)
     runs: dict[_Key, dict[str, _CellRuns]] = defaultdict(dict)
     for row in study.rows:

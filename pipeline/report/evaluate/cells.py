@@ -200,9 +200,9 @@ class Cell:
         return next((result for result in order if self.results[result]), Result.INTERRUPTED)
 
 
-def cells_of(study: Study) -> list[Cell]:
+def make_cells(study: Study) -> list[Cell]:
     """Return the cells of a study by case, degree, and mode in the order serial, naive, MPS, MIG."""
-    baselines, cases = quantities.baselines_of(study.rows), cases_of(study)
+    baselines, cases = quantities.collect_baselines(study.rows), label_cases(study)
     members: dict[tuple[Case, int, str, SharingMode], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
     for row in study.rows:
         block = baselines.get(quantities.baseline_key(row), quantities.BlockBaselines())
@@ -225,7 +225,7 @@ def _place(cell: Cell) -> tuple[object, ...]:
     return (*case, cell.degree, cell.sharing.order, natural_key(cell.mode))
 
 
-def _case_of(row: Row) -> Case:
+def _make_case(row: Row) -> Case:
     jobs = sorted(row.jobs, key=lambda job: job.label) if row.is_mix else row.jobs[:1]
     return Case(
         label=_label(row, labels.sort_jobs(row.called)),
@@ -237,16 +237,16 @@ def _case_of(row: Row) -> Case:
 
 
 def _label(row: Row, jobs: Sequence[labels.JobLabel]) -> str:
-    label = labels.jobs_label(jobs)
+    label = labels.label_jobs(jobs)
     return f"{label} [{row.setting}]" if row.setting else label
 
 
-def cases_of(study: Study) -> dict[str, Case]:
+def label_cases(study: Study) -> dict[str, Case]:
     """Map the run of each row to its case, labelled in the order of the jobs of the first of its groups by name.
 
     Labels are longer where different mixes would share one.
     """
-    cases = {row.run_id: _case_of(row) for row in study.rows}
+    cases = {row.run_id: _make_case(row) for row in study.rows}
     first = {cases[row.run_id]: row for row in sorted(study.rows, key=lambda row: natural_key(row.name), reverse=True)}
     as_given = {case: dataclasses.replace(case, label=_label(row, row.called)) for case, row in first.items()}
     cases = {run_id: as_given[case] for run_id, case in cases.items()}
@@ -261,7 +261,7 @@ def cases_of(study: Study) -> dict[str, Case]:
     }
 
 
-def metrics_in(cells: Sequence[Cell]) -> dict[str, Metric]:
+def list_metrics(cells: Sequence[Cell]) -> dict[str, Metric]:
     """Return every quantity that cells can have, in the order of tables.
 
     A unit whose figures equal those of another one (each request is one image) is left out.
@@ -287,12 +287,12 @@ def _collect_metrics(cells: Sequence[Cell]) -> dict[str, Metric]:
     return metrics
 
 
-def modes_in(cells: Sequence[Cell]) -> list[SharingMode]:
+def list_modes(cells: Sequence[Cell]) -> list[SharingMode]:
     """Return the kinds of sharing of cells, in the order of legends."""
     return sorted({cell.sharing for cell in cells}, key=lambda mode: mode.order)
 
 
-def cases_in(cells: Sequence[Cell]) -> list[Case]:
+def list_cases(cells: Sequence[Cell]) -> list[Case]:
     """Return the cases of cells, in their order."""
     return list(dict.fromkeys(cell.case for cell in cells))
 

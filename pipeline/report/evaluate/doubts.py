@@ -23,7 +23,7 @@ SLOW_HOST = 1.25
 """A block is flagged whose loop on the host took more than so many times the median of the blocks."""
 
 
-def host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
+def time_host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
     """Return each block, the median of its host loops in ms, and whether it was much slower than the others."""
     by_place: dict[tuple[int, str], list[float]] = defaultdict(list)
     for row in study.rows:
@@ -31,13 +31,13 @@ def host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
             by_place[row.block, dict(row.settings)[DEVICE]].append(row.metrics[HOST_LOOP])
     medians = {place: statistics.median(loops_ms) for place, loops_ms in by_place.items()}
     limit = SLOW_HOST * statistics.median(medians.values()) if medians else 0.0
-    of_blocks = [(block, medians.get((block.number, block.device))) for block in study.blocks]
-    return [(block, loop_ms, loop_ms is not None and loop_ms > limit) for block, loop_ms in of_blocks]
+    loops = [(block, medians.get((block.number, block.device))) for block in study.blocks]
+    return [(block, loop_ms, loop_ms is not None and loop_ms > limit) for block, loop_ms in loops]
 
 
 def list_doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
     """Return a sentence for each doubt: slower hosts, mixed environments, marks of rows."""
-    loops = host_loops(study)
+    loops = time_host_loops(study)
     usual = statistics.median([loop_ms for _, loop_ms, _ in loops if loop_ms is not None] or [0.0])
     several = len(study.devices) > 1  # each of which has a block of this number
     sentences = [

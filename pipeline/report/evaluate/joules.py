@@ -13,7 +13,7 @@ _LEAST = 0.1
 """The highest figure is at least so much of the chosen unit, if a smaller unit exists."""
 
 
-def prefix_of(figures: Iterable[float], unit: str = JOULE) -> tuple[float, str]:
+def choose_prefix(figures: Iterable[float], unit: str = JOULE) -> tuple[float, str]:
     """Return scale and prefix of the unit for some energies; other units have no prefix."""
     if unit != JOULE:
         return 1.0, ""

@@ -39,7 +39,7 @@ def is_latency(name: str) -> bool:
     return name.startswith("latency_")
 
 
-def instance_metric(activity: str) -> str:
+def name_instance_metric(activity: str) -> str:
     """Return the name of the mean of an activity over the GPU instances of a group."""
     return f"instance_{activity}"
 
@@ -89,7 +89,10 @@ _ALL = (
     Metric(FAIRNESS, "fairness (Jain)", scale=Scale.SHARE),
     *(Metric(name, title, scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
     Metric(MEMORY, "peak memory of the GPU", "MiB", Scale.PEAK),
-    *(Metric(instance_metric(name), f"{title} of an instance", scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
+    *(
+        Metric(name_instance_metric(name), f"{title} of an instance", scale=Scale.SHARE)
+        for name, title in _ACTIVITY.items()
+    ),
     Metric(INSTANCE_MEMORY, "peak memory of an instance", "MiB", Scale.PEAK),
     Metric("energy_per_epoch_j", "energy per epoch of a job", "J"),
     Metric(ENERGY_VS_ALONE, "energy against the same work alone"),
@@ -165,7 +168,7 @@ def _sampled(titled: str) -> Mapping[str, Metric]:
     return {name: metric for name, metric in metrics.items() if name not in METRICS}
 
 
-def table_of(metric: Metric) -> str:
+def find_table(metric: Metric) -> str:
     """Return the name of the table in `GROUPS` for a figure of a listener or of counted work."""
     if work_units.find_units([metric.name]):
         return "speed"

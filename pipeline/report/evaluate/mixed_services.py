@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
-from pipeline.report.evaluate.quantities import workload_metric
+from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.statistics import Estimate, interval_in_words, times_in_words
 from pipeline.report.evaluate.wording import join_words
 
@@ -33,13 +33,13 @@ def compare_services(cells: Sequence[Cell]) -> Iterator[Shared]:
     """Yield each workload of each mix of services and other jobs that has figures."""
     for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked):
         names = list(dict.fromkeys(params.get("workload", "") for params in cell.case.params))
-        served = [name for name in names if workload_metric(MEAN_SLOWDOWN, name) in cell.values]
+        served = [name for name in names if name_workload_metric(MEAN_SLOWDOWN, name) in cell.values]
         if served and len(served) < len(names):
             for name in names:
                 yield Shared(
                     cell=cell,
                     workload=name,
-                    throughput_ratio=cell.estimate_inverse(workload_metric(SLOWDOWN, name)),
+                    throughput_ratio=cell.estimate_inverse(name_workload_metric(SLOWDOWN, name)),
                     mean=_latency(cell, MEAN_SLOWDOWN, name),
                     p99=_latency(cell, P99_SLOWDOWN, name),
                 )
@@ -88,5 +88,5 @@ def _ends(estimates: Sequence[tuple[Estimate, Cell]]) -> list[str]:
 
 
 def _latency(cell: Cell, worst: str, workload: str) -> Estimate | None:
-    by_block = cell.values.get(workload_metric(worst, workload), {})
+    by_block = cell.values.get(name_workload_metric(worst, workload), {})
     return cell.estimate(by_block) if by_block and cell.is_compared else None

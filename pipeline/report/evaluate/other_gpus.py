@@ -12,7 +12,7 @@ from pipeline.base.domain.normalisation import select_independent
 from pipeline.base.domain.records import OTHER_GPUS, WindowKind
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
-from pipeline.report.evaluate.cells import Case, cases_of
+from pipeline.report.evaluate.cells import Case, label_cases
 from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate, estimate, interval_in_words
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.read.study_records import JobRow, Row, Study
@@ -85,7 +85,7 @@ def _mark_simulated(group: CompanyShare) -> str:
 
 def compare_company(study: Study) -> Iterator[CompanyShare]:
     """Yield each group that ran with and without work on other GPUs."""
-    cases = cases_of(study)
+    cases = label_cases(study)
     alone: dict[tuple[object, ...], dict[int, Row]] = defaultdict(dict)
     company: dict[tuple[object, ...], dict[int, Row]] = defaultdict(dict)
     for row in study.rows:

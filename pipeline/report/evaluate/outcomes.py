@@ -20,10 +20,10 @@ from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.json_decoder import decode
-from pipeline.report.evaluate.cells import TIMES, Cell, cases_of, group_places, metrics_in
+from pipeline.report.evaluate.cells import TIMES, Cell, group_places, label_cases, list_metrics
 from pipeline.report.evaluate.metrics import METRICS, Metric
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.verdicts import Verdict, Winner, rank_modes, slower_pairs
+from pipeline.report.evaluate.verdicts import Verdict, Winner, find_slower_pairs, rank_modes
 from pipeline.report.evaluate.wording import ENDINGS, finding_in_words
 from pipeline.report.read import hosts
 from pipeline.report.read.study_records import JobRow, Row, Study
@@ -39,7 +39,7 @@ _FACTS = {
     "cpus": "CPUs",
 }
 """Of the runs of a study, by the name of a tag or param: what a reader of several machines asks for first, in words."""
-_OF_THE_COLUMN = ("device", hosts.SETTING)
+_COLUMN_SETTINGS = ("device", hosts.SETTING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def summarize_devices(
     study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner]
 ) -> list[DeviceSummary]:
     """Return the outcomes on each kind of device of a study, in the order of its rows."""
-    cases, titles = cases_of(study), METRICS | metrics_in(cells)
+    cases, titles = label_cases(study), METRICS | list_metrics(cells)
     rows = group_by(study.rows, lambda row: (cases[row.run_id], row.degree))
     columns = group_by(study.rows, _column)
     judged = group_by(verdicts, lambda verdict: (verdict.case, verdict.degree))
@@ -147,7 +147,7 @@ def _outcome(
         tied = winner.tied
     else:
         sign = 1 if name in TIMES else -1
-        tied, _ = rank_modes({mode: sign * value.median for mode, value in values.items()}, slower_pairs(verdicts))
+        tied, _ = rank_modes({mode: sign * value.median for mode, value in values.items()}, find_slower_pairs(verdicts))
     figure = winner.speedup if winner is not None else values[tied[0]] if tied else None
     by_mode = {cell.mode: cell for cell in cells}
     first, serial = by_mode.get(tied[0]) if tied else None, by_mode.get(SERIAL.label)
@@ -157,7 +157,7 @@ def _outcome(
         label=cells[0].case.label,
         degree=row.degree,
         programs=_programs(row.jobs),
-        settings={key: value for key, value in row.settings if value and key not in _OF_THE_COLUMN},
+        settings={key: value for key, value in row.settings if value and key not in _COLUMN_SETTINGS},
         # Of a mix in a steady window, serial is the unit of all the others and no cell.
         kinds=kinds | {mode: mode for mode in ([SERIAL.label] if winner is not None and serial is None else [])},
         tied=tied,

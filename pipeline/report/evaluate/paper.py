@@ -23,9 +23,9 @@ from pipeline.report.evaluate import scaling, sweeps
 from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios
 from pipeline.report.evaluate.metrics import MEMORY, Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
-from pipeline.report.evaluate.quantities import workload_metric
+from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.statistics import Estimate, interval_in_words
-from pipeline.report.evaluate.verdicts import Verdict, rank_modes, slower_pairs
+from pipeline.report.evaluate.verdicts import Verdict, find_slower_pairs, rank_modes
 from pipeline.report.evaluate.wording import finding_in_words
 from pipeline.report.read import labels
 
@@ -93,7 +93,7 @@ class _Question(NamedTuple):
 
 
 def _at_nearest_settings(question: _Question) -> list[FindingCheck]:
-    concerned = [cell for cell in question.cells if _speaks_of(question.publication, question.finding, cell)]
+    concerned = [cell for cell in question.cells if _is_about(question.publication, question.finding, cell)]
     by_difference = group_by(concerned, lambda cell: _differences(question.publication, question.finding, cell))
     for _, alike in itertools.groupby(sorted(by_difference, key=len), key=len):
         checks = [
@@ -110,18 +110,18 @@ def _at_nearest_settings(question: _Question) -> list[FindingCheck]:
 
 
 def _differences(publication: Publication, finding: Finding, cell: Cell) -> tuple[str, ...]:
-    of_each = [publication.differences(finding, params, is_mix=cell.case.is_mix) for params in cell.case.params]
+    differences = [publication.differences(finding, params, is_mix=cell.case.is_mix) for params in cell.case.params]
     if cell.sharing == MIG:
-        of_each.append(publication.profile_differences(finding, cell.case.params, cell.profiles, cell.degree))
-    return tuple(dict.fromkeys(itertools.chain(*of_each)))
+        differences.append(publication.profile_differences(finding, cell.case.params, cell.profiles, cell.degree))
+    return tuple(dict.fromkeys(itertools.chain(*differences)))
 
 
-def _speaks_of(publication: Publication, finding: Finding, cell: Cell) -> bool:
+def _is_about(publication: Publication, finding: Finding, cell: Cell) -> bool:
     programs = [program for params in cell.case.params if (program := publication.program(params)) is not None]
     if len(programs) < len(cell.case.params):
         return False
     if cell.case.is_mix or finding.mixes:
-        mix = labels.mix_of([labels.JobLabel(program.name, program.size) for program in programs])
+        mix = labels.label_mix([labels.JobLabel(program.name, program.size) for program in programs])
         is_meant = cell.case.is_mix and mix in finding.mixes
     else:
         is_meant = not finding.workloads or programs[0].name in finding.workloads
@@ -162,8 +162,8 @@ def _check_along(question: _Question, cells: Sequence[Cell]) -> Iterator[Finding
 def _profiles(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
     by_case: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
-        if cell.is_ranked and (place := scaling.place_of(cell)) is not None:
-            by_case[cell.case][scaling.slices_of(place)] = cell
+        if cell.is_ranked and (place := scaling.find_place(cell)) is not None:
+            by_case[cell.case][scaling.cut_to_slices(place)] = cell
     for places in by_case.values():
         larger, smaller = places.get(question.finding.larger), places.get(question.finding.smaller)
         if larger is not None and smaller is not None:
@@ -174,7 +174,7 @@ def _profiles(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingChe
 def _slowdown(question: _Question, cell: Cell) -> FindingCheck | None:
     programs = [(params["workload"], question.publication.program(params)) for params in cell.case.params]
     meant = (name for name, program in programs if program is not None and program.name == question.finding.of)
-    return _check_range(question, cell, cell.values.get(workload_metric(SLOWDOWN, next(meant, "")), {}))
+    return _check_range(question, cell, cell.values.get(name_workload_metric(SLOWDOWN, next(meant, "")), {}))
 
 
 def _check_against(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
@@ -254,7 +254,7 @@ def _is_fastest(question: _Question, members: Sequence[Cell]) -> FindingCheck | 
     if {cell.sharing.name for cell in members} != set(question.finding.among):
         return None
     place = members[0].case, members[0].degree
-    slower = slower_pairs([verdict for verdict in question.verdicts if (verdict.case, verdict.degree) == place])
+    slower = find_slower_pairs([verdict for verdict in question.verdicts if (verdict.case, verdict.degree) == place])
     expected = [cell.mode for cell in members if cell.sharing.name in question.finding.modes]
     other_modes = [cell.mode for cell in members if cell.mode not in expected]
     if all(any((other, mode) in slower for mode in expected) for other in other_modes):

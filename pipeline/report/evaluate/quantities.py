@@ -32,7 +32,7 @@ from pipeline.report.evaluate.metrics import (
     INSTANCE_MEMORY,
     find_sampled_metrics,
     find_work_metrics,
-    instance_metric,
+    name_instance_metric,
 )
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import JobRow, Row
@@ -64,7 +64,7 @@ class BlockBaselines(Baselines[Row, JobRow]):
 
     def find_step_modes(self, job: JobRow) -> list[JobRow]:
         """Return the runs alone of a job's program in every step mode."""
-        return self.by_program.get(labels.program_of(job.params), [])
+        return self.by_program.get(labels.identify_program(job.params), [])
 
     def solo(self, row: Row, job: JobRow) -> JobRow | None:
         """Return a job of a row alone, or the mean of several such runs."""
@@ -77,7 +77,7 @@ class BlockBaselines(Baselines[Row, JobRow]):
         return mix.metrics.get("makespan_s") if mix else None
 
 
-def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
+def collect_baselines(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
     """Return the valid baselines of each block, by `baseline_key`."""
     baselines: dict[BaselineKey, BlockBaselines] = defaultdict(BlockBaselines)
     for row in (row for row in rows if row.is_sequential and row.is_valid):
@@ -86,7 +86,7 @@ def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
         for job in row.jobs if row.degree == 1 else ():
             block.by_job[job.digest].append(row)
             if labels.STEP_MODE in job.params:
-                block.by_program[labels.program_of(job.params)].append(job)
+                block.by_program[labels.identify_program(job.params)].append(job)
     return dict(baselines)
 
 
@@ -192,11 +192,11 @@ def _combine_instances(row: Row) -> dict[str, float]:
         if values and name == INSTANCE_MEMORY:
             figures[name] = max(values)
         elif values:
-            figures[instance_metric(name)] = statistics.fmean(values)
+            figures[name_instance_metric(name)] = statistics.fmean(values)
     return figures
 
 
-def workload_metric(worst: str, workload: str) -> str:
+def name_workload_metric(worst: str, workload: str) -> str:
     """Return the name of the worst slowdown among the jobs of one workload of a mix."""
     return worst.replace("_worst_", f"_{workload}_")
 
@@ -222,7 +222,7 @@ def _slowdowns(row: Row, alone: Sequence[JobRow | None]) -> dict[str, float]:
     if not row.is_mix or row.is_sequential:
         return {}
     return {
-        workload_metric(worst, name): value
+        name_workload_metric(worst, name): value
         for name, jobs in compared.items()
         for worst, value in normalise(row.window, jobs).items()
         if worst in (SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN)

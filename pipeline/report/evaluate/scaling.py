@@ -59,17 +59,17 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
     for cell in cells:
         is_one = cell.degree == 1 and not cell.case.is_mix and not cell.neighbours
         is_known = not cell.num_given and cell.is_ranked and cell.throughput in cell.values
-        if is_one and is_known and (place := place_of(cell)) is not None:
+        if is_one and is_known and (place := find_place(cell)) is not None:
             places[cell.case][place] = cell
     for case, by_place in places.items():
-        profiles = sorted((p for p in by_place if p != WHOLE_GPU), key=labels.size_of_profile, reverse=True)
+        profiles = sorted((p for p in by_place if p != WHOLE_GPU), key=labels.rank_profile, reverse=True)
         if not profiles:
             continue
         in_order = [WHOLE_GPU] * (WHOLE_GPU in by_place) + profiles
         further = [
             (larger, smaller)
             for larger, smaller in itertools.combinations(profiles, 2)
-            if (slices_of(larger), slices_of(smaller)) in _FURTHER
+            if (cut_to_slices(larger), cut_to_slices(smaller)) in _FURTHER
         ]
         for larger, smaller in dict.fromkeys([*itertools.pairwise(in_order), *further]):
             if by_block := ratios(by_place[larger], by_place[smaller], by_place[smaller].throughput):
@@ -80,7 +80,7 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
                     smaller=smaller,
                     ratio=by_place[smaller].estimate(by_block),
                     ideal=num_larger / num_smaller if num_larger and num_smaller else None,
-                    published=_find_published(case.params[0], slices_of(larger), slices_of(smaller)),
+                    published=_find_published(case.params[0], cut_to_slices(larger), cut_to_slices(smaller)),
                 )
 
 
@@ -98,14 +98,14 @@ def compare_neighbours(cells: Sequence[Cell]) -> Iterator[NeighbourEffect]:
             yield NeighbourEffect(cell=cell, throughput_ratio=cell.estimate(by_block))
 
 
-def place_of(cell: Cell) -> str | None:
+def find_place(cell: Cell) -> str | None:
     """Return the MIG profile of a job, `WHOLE_GPU` of a job alone on the GPU, and `None` of any other one."""
     if cell.sharing == SERIAL:
         return WHOLE_GPU
     return cell.profiles[0] if cell.sharing == MIG and cell.profiles else None
 
 
-def slices_of(place: str) -> str:
+def cut_to_slices(place: str) -> str:
     """Return `3g` of `3g.20gb`."""
     return place.partition(".")[0]
 

@@ -20,7 +20,7 @@ from pipeline.report.evaluate.wording import join_words
 from pipeline.report.read import labels
 
 NOT_RECORDED = "not recorded"
-_OF_THE_ROW = (CO_RUNNERS, OTHER_GPUS)
+_ROW_SETTINGS = (CO_RUNNERS, OTHER_GPUS)
 _MOST_SAID = 3
 
 
@@ -87,7 +87,7 @@ _Place = tuple[int, Outcome]
 """Number of a column, and an outcome of it."""
 
 
-def board_of(columns: Sequence[Column]) -> Board:
+def make_board(columns: Sequence[Column]) -> Board:
     """Make the board of some columns, in their order."""
     places = [(number, outcome) for number, column in enumerate(columns) for outcome in column.measured.outcomes]
     programs = [program.params for _, outcome in places for program in outcome.programs]
@@ -126,18 +126,18 @@ def _rows(places: Sequence[_Place], facts: Mapping[int, Mapping[str, str]]) -> l
     """Return the outcomes of each row, and the facts that its study varies, which tell it from similar rows."""
     separated = []
     for same in group_by(places, lambda place: _identity(place[1])).values():
-        of_column = group_by(same, lambda place: place[0])
+        by_column = group_by(same, lambda place: place[0])
         apart = sorted(
             {
                 key
-                for column in of_column.values()
+                for column in by_column.values()
                 for key in find_differing_keys([facts[id(other)] for _, other in column])
             }
         )
         rows: dict[_Identity, list[_Place]] = defaultdict(list)
         for number, outcome in same:
             identity: _Identity = tuple(facts[id(outcome)].get(key) for key in apart)
-            twins = [other for _, other in of_column[number] if facts[id(other)] == facts[id(outcome)]]
+            twins = [other for _, other in by_column[number] if facts[id(other)] == facts[id(outcome)]]
             # The same jobs in another order, for example, differ in the label only.
             rows[(*identity, outcome.label) if len(twins) > 1 else identity].append((number, outcome))
         separated += [(row, apart) for row in rows.values()]
@@ -150,12 +150,12 @@ def _identity(outcome: Outcome) -> _Identity:
         (program.workload, program.params.get("batch_size", ""), tuple(_select_params(program).items()), program.number)
         for program in outcome.programs
     ]
-    return (tuple(sorted(programs)), *(outcome.settings.get(key, "") for key in _OF_THE_ROW))
+    return (tuple(sorted(programs)), *(outcome.settings.get(key, "") for key in _ROW_SETTINGS))
 
 
 def _facts(outcome: Outcome) -> dict[str, str]:
     """Return the settings of the measurement, and the params of programs that are in no label."""
-    facts = {key: value for key, value in outcome.settings.items() if key not in _OF_THE_ROW}
+    facts = {key: value for key, value in outcome.settings.items() if key not in _ROW_SETTINGS}
     for program in outcome.programs:
         prefix = f"{program.workload} " if len(outcome.programs) > 1 else ""
         labelled = {"batch_size", *_select_params(program)}
@@ -171,7 +171,7 @@ def _label(outcome: Outcome, varying: Container[str]) -> str:
     programs = outcome.programs
     words = [labels.params_in_words(program.params, varying) for program in programs]
     names = [
-        labels.workload_label(program.workload, program.params, word)
+        labels.label_workload(program.workload, program.params, word)
         for program, word in zip(programs, words, strict=True)
     ]
     jobs = [
@@ -179,8 +179,8 @@ def _label(outcome: Outcome, varying: Container[str]) -> str:
         for name, program, word in zip(names, programs, words, strict=True)
         for _ in range(program.number)
     ]
-    beside = [f"[{key} {outcome.settings[key]}]" for key in _OF_THE_ROW if outcome.settings.get(key)]
-    return " ".join([labels.jobs_label(labels.sort_jobs(jobs)), *beside])
+    beside = [f"[{key} {outcome.settings[key]}]" for key in _ROW_SETTINGS if outcome.settings.get(key)]
+    return " ".join([labels.label_jobs(labels.sort_jobs(jobs)), *beside])
 
 
 def _list_facts(outcome: Outcome, keys: Sequence[str], facts: Mapping[int, Mapping[str, str]]) -> list[str]:
@@ -192,7 +192,7 @@ def _describe_mix(outcome: Outcome) -> str:
     if len(outcome.programs) < 2:
         return ""
     named = [
-        (program.size, labels.workload_label(program.workload, program.params, "")) for program in outcome.programs
+        (program.size, labels.label_workload(program.workload, program.params, "")) for program in outcome.programs
     ]
     return "; ".join(f"{size}: {label}" if size else label for size, label in named)
 

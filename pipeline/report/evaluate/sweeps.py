@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain.group_names import list_program_params, spell_flags
-from pipeline.report.evaluate.cells import Case, Cell, cases_in
+from pipeline.report.evaluate.cells import Case, Cell, list_cases
 from pipeline.report.read import labels
 
 FEWEST = 3
@@ -42,7 +42,7 @@ def numbers(cells: Sequence[Cell], fewest: int, only: str | None = None) -> Iter
     """Yield a sweep for each numeric param (or `only` one) with at least `fewest` values where nothing else differs."""
     programs = {
         case: tuple((params.get("workload", ""), spell_flags(list_program_params(params))) for params in case.params)
-        for case in cases_in(cells)
+        for case in list_cases(cells)
     }
     by_place: dict[tuple[str, str, str, Items], dict[float, list[Cell]]] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
@@ -69,9 +69,9 @@ def numbers(cells: Sequence[Cell], fewest: int, only: str | None = None) -> Iter
 
 def _numbers(jobs: Sequence[Program]) -> Iterator[tuple[str, str, float]]:
     for name in dict.fromkeys(name for name, _ in jobs):
-        of_workload = [params for other, params in jobs if other == name]
-        for key, text in of_workload[0].items():
-            if all(params.get(key) == text for params in of_workload) and (value := parse_number(text)) is not None:
+        workload_params = [params for other, params in jobs if other == name]
+        for key, text in workload_params[0].items():
+            if all(params.get(key) == text for params in workload_params) and (value := parse_number(text)) is not None:
                 yield name, key, value
 
 
@@ -86,16 +86,16 @@ def parse_number(text: str) -> float | None:
 
 def _list_other_params(case: Case, jobs: Sequence[Program], name: str, key: str) -> Items:
     rest: dict[str, list[str]] = defaultdict(list)
-    for own_name, params in jobs:
+    for workload, params in jobs:
         for other, text in params.items():
-            if (own_name, other) != (name, key):
-                rest[f"{own_name} {other}" if case.is_mix else other].append(text)
+            if (workload, other) != (name, key):
+                rest[f"{workload} {other}" if case.is_mix else other].append(text)
     words = {other: "+".join(sorted(texts)) for other, texts in rest.items()}
     return tuple(sorted((words | ({"setting": case.setting} if case.setting else {})).items()))
 
 
 def _name_jobs(name: str, jobs: Sequence[Program]) -> str:
-    counts = Counter(own_name for own_name, _ in jobs)
+    counts = Counter(workload for workload, _ in jobs)
     return " + ".join(
         f"{counts[workload]} {workload}" if counts[workload] > 1 else workload
         for workload in sorted(counts, key=lambda workload: (workload != name, workload))
@@ -111,7 +111,7 @@ def profiles(cells: Sequence[Cell], fewest: int) -> Iterator[Sweep]:
     for case, by_profile in by_case.items():
         degrees = [{cell.degree for cell in members} for members in by_profile.values()]
         if max(Counter(itertools.chain(*degrees)).values()) >= fewest:
-            in_order = sorted(by_profile, key=labels.size_of_profile)
+            in_order = sorted(by_profile, key=labels.rank_profile)
             yield Sweep(
                 axis="MIG profile",
                 what=case.label,

@@ -165,7 +165,7 @@ def decide(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[Dec
     return [outcomes[number] for number in index.ravel()]
 
 
-def slower_pairs(comparisons: Iterable[Verdict]) -> set[tuple[str, str]]:
+def find_slower_pairs(comparisons: Iterable[Verdict]) -> set[tuple[str, str]]:
     """Return the pairs of a slower and a faster mode that the verdicts of one case and degree show."""
     comparisons = list(comparisons)
     slower = {(verdict.mode, verdict.against) for verdict in comparisons if verdict.decision is Decision.WORSE}
@@ -297,7 +297,7 @@ def _describe_need(verdict: Verdict) -> str:
 
 def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Sequence[Verdict]) -> Winner:
     case, degree = cells[0].case, cells[0].degree
-    is_slower = slower_pairs(comparisons)
+    is_slower = find_slower_pairs(comparisons)
     tied, slower = rank_modes({mode: -estimate.median for mode, estimate in speeds.items()}, is_slower)
     best = tied[0]
     mode = best if len(tied) == 1 else None

@@ -14,8 +14,8 @@ class Words(NamedTuple):
     """The words for an outcome: as a label, of one group in a sentence, of several (empty: not counted)."""
 
     label: str
-    of_one: str
-    of_several: str
+    singular: str
+    plural: str
 
 
 ENDINGS = {
@@ -50,7 +50,7 @@ def finding_in_words(cell: Cell) -> str:
     if cell.is_wholly_invalid:
         return f"invalid in {cell.num_invalid} of {format_count(total, 'block')}: {cell.invalid[0]}"
     count = cell.results[cell.finding]
-    words = ENDINGS[cell.finding].of_one if cell.finding in ENDINGS else "no figure to compare"
+    words = ENDINGS[cell.finding].singular if cell.finding in ENDINGS else "no figure to compare"
     return f"{words} in {count} of {total} blocks" + (f": {cell.reason}" if cell.reason else "")
 
 

@@ -15,7 +15,7 @@ FIGURES = (gain, mixes, copies, parameters, energy, over_time)
 """The first figure opens the page."""
 
 
-def every_figure(study: Study, cells: Sequence[Cell], timeline: GroupSeries | None) -> list[Drawn]:
+def draw_figures(study: Study, cells: Sequence[Cell], timeline: GroupSeries | None) -> list[Drawn]:
     """Draw all figures of the cells of a study and the samples of one group."""
     figures: list[Drawn] = []
     for sketch in (sketch for module in FIGURES for sketch in module.sketches(cells, timeline)):

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 from pipeline.base.domain.records import WindowKind
 from pipeline.report.evaluate import sweeps
-from pipeline.report.evaluate.cells import Cell, cases_in, metrics_in, modes_in
+from pipeline.report.evaluate.cells import Cell, list_cases, list_metrics, list_modes
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, METRICS, TOTAL_TIME, Metric
 from pipeline.report.evaluate.sweeps import FEWEST
 from pipeline.report.evaluate.wording import join_words
 from pipeline.report.figures.bars import (
     BARS_CAPTION,
-    bar_of,
-    bar_of_figure,
     group_by_degree,
     grouped_bars,
-    legend_of,
+    make_bar,
+    make_figure_bar,
+    make_legend,
     num_bars,
 )
-from pipeline.report.figures.drawing import Sketch, add_legend, clean_text, panels_of
+from pipeline.report.figures.drawing import Sketch, add_legend, clean_text, make_panels
 from pipeline.report.read.group_series import GroupSeries
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
     """Yield one for each workload that ran in several modes; numeric sweeps have figures of their own."""
     copies = [cell for cell in cells if not cell.case.is_mix]
     swept = {cell.case for sweep in sweeps.numbers(copies, FEWEST) for cell in chain(*sweep.cells.values())}
-    for case in (case for case in cases_in(copies) if case not in swept):
+    for case in (case for case in list_cases(copies) if case not in swept):
         members = [cell for cell in cells if cell.case == case]
         if len({cell.mode for cell in members}) > 1:
             yield Sketch(
@@ -55,7 +55,7 @@ def _speed_metric(cells: Sequence[Cell]) -> Metric:
     times = [] if cells[0].window is WindowKind.STEADY else [TOTAL_TIME]
     names = [*latency, "epoch_time_s", _DERIVED, *times, cells[0].throughput, TOTAL_TIME]
     chosen = next((name for name in names if any(name in cell.estimates for cell in cells)), TOTAL_TIME)
-    return metrics_in(cells)[chosen]
+    return list_metrics(cells)[chosen]
 
 
 def _caption(cells: Sequence[Cell]) -> str:
@@ -77,23 +77,23 @@ def _has(cells: Sequence[Cell], *names: str) -> bool:
 def _paint(cells: Sequence[Cell]) -> Figure:
     ran = [cell for cell in cells if not cell.is_derived]
     has_activity, has_memory = _has(ran, *_ACTIVITY), _has(ran, MEMORY)
-    most_bars = num_bars(group_by_degree(ran, bar_of))
-    figure, panels = panels_of(1 + has_activity + has_memory, 2.9, most_bars=most_bars)
+    most_bars = num_bars(group_by_degree(ran, make_bar))
+    figure, panels = make_panels(1 + has_activity + has_memory, 2.9, most_bars=most_bars)
     time, *remaining = panels
     _panel(time, ran, _speed_metric(cells))
     if has_activity:
         activity = remaining.pop(0)
-        grouped_bars(activity, group_by_degree(ran, lambda cell: bar_of(cell, *map(cell.estimates.get, _ACTIVITY))))
+        grouped_bars(activity, group_by_degree(ran, lambda cell: make_bar(cell, *map(cell.estimates.get, _ACTIVITY))))
         activity.set_ylim(0, 1.05)
         activity.set_ylabel("share of the time / of the SMs")
         activity.set_title("GRACT and SMACT")
     for memory in remaining:
         _panel(memory, ran, METRICS[MEMORY])
-    add_legend(figure, legend_of(modes_in(ran), second=("GRACT", "SMACT") if has_activity else None))
+    add_legend(figure, make_legend(list_modes(ran), second=("GRACT", "SMACT") if has_activity else None))
     return figure
 
 
 def _panel(axes: Axes, cells: Sequence[Cell], metric: Metric) -> None:
     axes.set_title(metric.title)
-    grouped_bars(axes, group_by_degree(cells, lambda cell: bar_of_figure(cell, metric.name)))
+    grouped_bars(axes, group_by_degree(cells, lambda cell: make_figure_bar(cell, metric.name)))
     axes.set_ylabel(metric.unit)

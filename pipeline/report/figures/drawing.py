@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain.sharing_modes import MODES, SPARE_COLOURS
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.figures.parts import Part, parts_of
+from pipeline.report.figures.parts import Part, split_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,7 +107,7 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
         if engine is not None:
             engine.execute(figure)
             figure.set_layout_engine(None)  # done: each format would repeat it
-        parts = parts_of(figure, title)
+        parts = split_figure(figure, title)
         written = {kind: io.BytesIO() for kind in _NO_DATES}
         for kind, target in written.items():
             ground = PAPER if kind == "svg" else "none"
@@ -146,7 +146,7 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def panels_of(number: int, height: float, *, most_bars: int = 0, columns: int = 0) -> tuple[Figure, list[Axes]]:
+def make_panels(number: int, height: float, *, most_bars: int = 0, columns: int = 0) -> tuple[Figure, list[Axes]]:
     """Make a figure with a grid of panels, fewer in a row if they have more bars; `columns` sets two or three.
 
     Unit of the height: inches for each row.
@@ -161,16 +161,16 @@ def panels_of(number: int, height: float, *, most_bars: int = 0, columns: int = 
     return figure, panels[:number]
 
 
-def room_of(axes: Axes) -> int:
+def count_characters(axes: Axes) -> int:
     """Count the characters of axis labels that fit into the width of a panel."""
     figure, place = axes.get_figure(root=True), axes.get_subplotspec()
-    assert figure is not None and place is not None  # `panels_of` made it
+    assert figure is not None and place is not None  # `make_panels` made it
     return int(72 * 0.85 * figure.get_figwidth() / place.get_gridspec().ncols / 5.5)
 
 
 def set_title(axes: Axes, text: str) -> None:
     """Write the title of a panel above it, in as many lines as it takes."""
-    axes.set_title(wrap_lines(text, room_of(axes)), fontsize=8)
+    axes.set_title(wrap_lines(text, count_characters(axes)), fontsize=8)
 
 
 def add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str] | None = None) -> None:

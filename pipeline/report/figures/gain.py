@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.system.grouping import group_by
-from pipeline.report.evaluate.cells import Case, Cell, cases_in, modes_in, speed_ratios
+from pipeline.report.evaluate.cells import Case, Cell, list_cases, list_modes, speed_ratios
 from pipeline.report.evaluate.metrics import TOTAL_TIME
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import absence_in_words
@@ -19,9 +19,9 @@ from pipeline.report.figures.drawing import (
     INK,
     Sketch,
     add_legend,
+    count_characters,
     error_bar,
-    panels_of,
-    room_of,
+    make_panels,
     set_title,
     wrap_lines,
 )
@@ -48,7 +48,7 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 
 def _caption(cells: Sequence[Cell]) -> str:
     drawn = _cases(cells)
-    missing = [case.label for case in cases_in([cell for cell in cells if cell.degree > 1]) if case not in drawn]
+    missing = [case.label for case in list_cases([cell for cell in cells if cell.degree > 1]) if case not in drawn]
     has_others = any(_compare_step_modes(case, cells) for case in drawn)
     dotted = "Dotted: one job at a time in another step mode. " if has_others else ""
     caption = (
@@ -59,15 +59,17 @@ def _caption(cells: Sequence[Cell]) -> str:
 
 
 def _cases(cells: Sequence[Cell]) -> list[Case]:
-    return cases_in([c for c in cells if c.degree > 1 and not c.is_derived and c.is_ranked and SPEEDUP in c.estimates])
+    return list_cases(
+        [c for c in cells if c.degree > 1 and not c.is_derived and c.is_ranked and SPEEDUP in c.estimates]
+    )
 
 
 def _paint(cells: Sequence[Cell]) -> Figure:
-    of_workload = group_by(_cases(cells), lambda case: case.params[0].get("workload", ""))
-    cases = [case for alike in of_workload.values() for case in alike]
-    variants = {len(alike) for alike in of_workload.values()}
+    by_workload = group_by(_cases(cells), lambda case: case.params[0].get("workload", ""))
+    cases = [case for alike in by_workload.values() for case in alike]
+    variants = {len(alike) for alike in by_workload.values()}
     # Variants of one workload share a row if all workloads have as many.
-    figure, panels = panels_of(len(cases), 2.7, columns=max(variants) if len(variants) == 1 else 0)
+    figure, panels = make_panels(len(cases), 2.7, columns=max(variants) if len(variants) == 1 else 0)
     handles: dict[str, Any] = {}
     tops: dict[Case, float] = {}
     for axes, case in zip(panels, cases, strict=True):
@@ -75,7 +77,7 @@ def _paint(cells: Sequence[Cell]) -> Figure:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
         axes.set_ylabel("speed-up against serial")
-    for alike in of_workload.values():
+    for alike in by_workload.values():
         for case in alike:
             panels[cases.index(case)].set_ylim(0, max(tops[member] for member in alike))
     add_legend(figure, list(handles.values()), list(handles))
@@ -88,7 +90,7 @@ def _panel(axes: Axes, case: Case, cells: Sequence[Cell], alone: Sequence[tuple[
     axes.plot(degrees, degrees, color=FAINT, linewidth=1, linestyle="--", label="ideal")
     axes.axhline(1, color=FAINT, linewidth=0.8)
     reached = [1.0]
-    for mode in modes_in(cells):
+    for mode in list_modes(cells):
         if mode != SERIAL:
             reached += _line(axes, mode, [cell for cell in cells if cell.sharing == mode])
     for label, gain in alone:
@@ -97,7 +99,9 @@ def _panel(axes: Axes, case: Case, cells: Sequence[Cell], alone: Sequence[tuple[
     set_title(axes, case.label)
     axes.set_xticks(degrees)
     axes.set_xlim(degrees[0] - 0.3, degrees[-1] + 0.3)
-    axes.set_xlabel("\n".join(["jobs", *(wrap_lines(line, room_of(axes)) for line in _describe_missing(cells))]))
+    axes.set_xlabel(
+        "\n".join(["jobs", *(wrap_lines(line, count_characters(axes)) for line in _describe_missing(cells))])
+    )
     axes.grid(axis="y")
     return min(1.08 * max(degrees[-1], *reached), 1.35 * max(reached) + 0.3)
 
@@ -125,7 +129,7 @@ def _line(axes: Axes, mode: SharingMode, cells: Sequence[Cell]) -> list[float]:
 def _describe_missing(cells: Sequence[Cell]) -> list[str]:
     """Return a line for each degree with modes without a figure: `7: naive oom, MPS % wrong results`."""
     by_degree: dict[int, list[str]] = defaultdict(list)
-    for mode in modes_in(cells):
+    for mode in list_modes(cells):
         for degree in {cell.degree for cell in cells if cell.sharing == mode}:
             members = [cell for cell in cells if (cell.sharing, cell.degree) == (mode, degree)]
             if not any(cell.is_ranked for cell in members) and (why := absence_in_words(members[0])):
@@ -142,7 +146,10 @@ def _compare_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Es
     gains = []
     for other in alone:
         (params,), (other_params,) = case.params, other.case.params
-        same = labels.program_of(params) == labels.program_of(other_params) and case.setting == other.case.setting
+        same = (
+            labels.identify_program(params) == labels.identify_program(other_params)
+            and case.setting == other.case.setting
+        )
         step_mode = other_params.get(labels.STEP_MODE)
         if not same or step_mode == params.get(labels.STEP_MODE):
             continue

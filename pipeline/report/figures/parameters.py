@@ -17,15 +17,15 @@ from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
 from pipeline.base.domain.sharing_modes import SharingMode
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import sweeps
-from pipeline.report.evaluate.cells import Cell, metrics_in
-from pipeline.report.evaluate.joules import prefix_of, scale_estimate
+from pipeline.report.evaluate.cells import Cell, list_metrics
+from pipeline.report.evaluate.joules import choose_prefix, scale_estimate
 from pipeline.report.evaluate.metrics import (
     INSTANCE_MEMORY,
     MEAN_LATENCY,
     MEMORY,
     P99_LATENCY,
     Metric,
-    instance_metric,
+    name_instance_metric,
 )
 from pipeline.report.evaluate.sweeps import FEWEST, Sweep, parse_number
 from pipeline.report.evaluate.wording import absence_in_words
@@ -35,9 +35,9 @@ from pipeline.report.figures.drawing import (
     Sketch,
     add_legend,
     clean_text,
+    count_characters,
     error_bar,
-    panels_of,
-    room_of,
+    make_panels,
     set_title,
     wrap_lines,
 )
@@ -91,11 +91,11 @@ def _caption(panels: Sequence[Metric]) -> str:
 
 def _panels(swept: Sweep) -> list[Metric]:
     cells = list(itertools.chain(*swept.cells.values()))
-    known = metrics_in(cells)
+    known = list_metrics(cells)
     counts = work_units.find_units(known)
     slowdown = [SLOWDOWN] if cells[0].case.is_mix else []
     speed = [*map(work_units.total_of, counts), SPEEDUP, *slowdown, MEAN_LATENCY, service_figures.GOODPUT_TOTAL]
-    activity = [*_ACTIVITY, *map(instance_metric, _ACTIVITY)]
+    activity = [*_ACTIVITY, *map(name_instance_metric, _ACTIVITY)]
     return [
         known[name]
         for name in (*speed, *activity, MEMORY, INSTANCE_MEMORY, *map(work_units.energy_of, counts))
@@ -118,18 +118,18 @@ def _paint(swept: Sweep, metrics: Sequence[Metric]) -> Figure:
     every_cell = [cell for by_place in lines.values() for cell in by_place.values()]
     every_degree = sorted({degree for _, degree in lines})
     sharings = [(next(iter(by_place.values())).sharing, degree) for (_, degree), by_place in lines.items()]
-    says_degree = len(set(sharings)) == len(sharings)
+    styles_by_degree = len(set(sharings)) == len(sharings)
     panels = list(itertools.chain(*(_split_panels(metric, every_degree) for metric in metrics)))
-    figure, every_axes = panels_of(len(panels), 2.6)
+    figure, every_axes = make_panels(len(panels), 2.6)
     handles: dict[str, Any] = {}
     latencies: list[Axes] = []
     for axes, (metric, title, degrees) in zip(every_axes, panels, strict=True):
         known = (cell.figures[metric.name] for cell in every_cell if metric.name in cell.figures)
-        scale, prefix = prefix_of((estimate.median for estimate in known), metric.unit)
+        scale, prefix = choose_prefix((estimate.median for estimate in known), metric.unit)
         drawn: Counter[SharingMode] = Counter()
         for (mode, degree), by_place in lines.items():
             sharing = next(iter(by_place.values())).sharing
-            number = every_degree.index(degree) if says_degree else drawn[sharing]
+            number = every_degree.index(degree) if styles_by_degree else drawn[sharing]
             style: dict[str, Any] = {"color": sharing.colour, "markersize": 3.5, "linewidth": 1.4}
             style |= {"marker": [sharing.marker, *_MARKERS][number % len(_MARKERS)]}
             style |= {"linestyle": _STYLES[number % len(_STYLES)]}
@@ -221,12 +221,12 @@ def _axis(axes: Axes, swept: Sweep, degrees: Sequence[int], *, is_of_latency: bo
         why = [(cell.mode, absence_in_words(cell) or unsustained.get(id(cell))) for cell in drawn]
         if words := [f"{mode} {word}" for mode, word in why if word]:
             lines.append(f"{tick}: {', '.join(words)}")
-    axes.set_xlabel("\n".join([swept.axis, *(wrap_lines(line, room_of(axes)) for line in lines)]))
+    axes.set_xlabel("\n".join([swept.axis, *(wrap_lines(line, count_characters(axes)) for line in lines)]))
 
 
 def _hide_touching(places: Sequence[float], labels: Sequence[str], axes: Axes) -> list[str]:
     """Blank the labels of ticks that would touch one before them, or the last one."""
-    per_character = (places[-1] - places[0]) / max(1, 0.9 * room_of(axes))
+    per_character = (places[-1] - places[0]) / max(1, 0.9 * count_characters(axes))
 
     def touch(one: int, other: int) -> bool:
         return abs(places[one] - places[other]) < per_character * (1 + (len(labels[one]) + len(labels[other])) / 2)

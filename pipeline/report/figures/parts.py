@@ -29,7 +29,7 @@ class Part:
     height: float
 
 
-def parts_of(figure: Figure, title: Sequence[Artist]) -> tuple[Part, ...]:
+def split_figure(figure: Figure, title: Sequence[Artist]) -> tuple[Part, ...]:
     """Give ids to the parts of a figure that is laid out; none if no panels stand beside each other."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

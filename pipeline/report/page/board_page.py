@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.base.domain.sharing_modes import MODES, SERIAL
 from pipeline.base.system.words import align_table, format_count
-from pipeline.report.evaluate.joules import prefix_of
+from pipeline.report.evaluate.joules import choose_prefix
 from pipeline.report.evaluate.outcomes import Outcome
 from pipeline.report.evaluate.study_board import Agreement, Board, Column, Entry, Line
 from pipeline.report.evaluate.wording import join_words
@@ -53,7 +53,9 @@ def render(board: Board) -> str:
 
 def describe_agreement(board: Board) -> str:
     """Return a sentence on how far the columns agree."""
-    compared = Counter(line.agreement for line in board.lines if line.agreement is not Agreement.ALONE)
+    compared: Counter[Agreement] = Counter(
+        line.agreement for line in board.lines if line.agreement is not Agreement.ALONE
+    )
     if not compared:
         return "No case has verdicts in several columns."
     in_words = ((Agreement.SAME, "the same in"), (Agreement.OPEN, "open in"), (Agreement.DIFFER, "different in"))
@@ -113,11 +115,12 @@ def table(board: Board) -> Table:
     """Return the board for machines: one row for each case and column, numbers in full."""
     rows: list[Values] = []
     for line in board.lines:
-        of_line = (line.label, line.degree, line.consists or None, line.agreement.value, line.why or None)
+        line_values = (line.label, line.degree, line.consists or None, line.agreement.value, line.why or None)
         for number, entry in line.entries.items():
-            column, of = board.columns[number], board.columns[number].measured
-            of_column = (f"{column.mark} {column.name}", of.experiment, of.device, of.stamp or None, of.num_gpus)
-            rows.append((*of_line, *of_column, *_list_entry(entry)))
+            column, study = board.columns[number], board.columns[number].measured
+            facts = (study.experiment, study.device, study.stamp or None, study.num_gpus)
+            column_values = (f"{column.mark} {column.name}", *facts)
+            rows.append((*line_values, *column_values, *_list_entry(entry)))
     line_heads = ("case", "jobs", "mix", "verdicts", "why")
     column_heads = ("column", "study", "device", "stamp", "GPUs")
     heads = ("best", "measure", "value", "low", "high", "blocks", "enough for verdicts")
@@ -181,7 +184,7 @@ def _energy(outcome: Outcome) -> tuple[str, str]:
     if outcome.energy is None:
         return MISSING, ""
     median, serial = outcome.energy.median, outcome.energy_of_serial
-    scale, prefix = prefix_of([median])
+    scale, prefix = choose_prefix([median])
     is_compared = serial is not None and SERIAL.label not in outcome.tied[:1]
     beside = f"{_short(serial.median / scale)} one at a time" if serial is not None and is_compared else ""
     return f"{_short(median / scale)} {prefix}{outcome.energy_unit}", beside

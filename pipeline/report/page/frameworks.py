@@ -52,7 +52,7 @@ def framework_table(study: Study) -> Table:
     return Table("frameworks", "Devices that frameworks see and use", columns, rows, f"{_NOTE}{driver}")
 
 
-def framework_lines(study: Study) -> list[str]:
+def format_frameworks(study: Study) -> list[str]:
     """Return the table for a terminal; without the reasons of skips, which the table of groups has."""
     counts = count_answers(study)
     if not counts:

@@ -12,7 +12,7 @@ from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import mixed_services
-from pipeline.report.evaluate.cells import Case, Cell, cases_of, group_places, metrics_in, modes_in
+from pipeline.report.evaluate.cells import Case, Cell, group_places, label_cases, list_metrics, list_modes
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, is_latency
 from pipeline.report.evaluate.mixed_services import Shared
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_FOR_INTERVAL, Estimate
@@ -89,7 +89,7 @@ def _speed(
         for place, members in group_places(ran).items()
         if any(cell.sharing != SERIAL for cell in members)
     }
-    modes = tuple(modes_in([cell for members in places.values() for cell in members]))
+    modes = tuple(list_modes([cell for members in places.values() for cell in members]))
     lines = []
     for (case, degree), members in places.items():
         winner, name = best.get((case, degree)), _measure(members)
@@ -103,7 +103,7 @@ def _speed(
                 case=case.label,
                 consists=consists.get(case, ""),
                 degree=degree,
-                measure="" if name in ("", SPEEDUP) else metrics_in(members)[name].heading(),
+                measure="" if name in ("", SPEEDUP) else list_metrics(members)[name].heading(),
                 entries=tuple(map(tuple, entries)),
             )
         )
@@ -158,7 +158,7 @@ def _note(verdicts: Sequence[Verdict]) -> str:
 
 def _compare_mixes(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
     by_case = group_by(mixed_services.compare_services(cells), lambda share: share.cell.case)
-    modes = tuple(modes_in([share.cell for members in by_case.values() for share in members]))
+    modes = tuple(list_modes([share.cell for members in by_case.values() for share in members]))
     lines = [
         Line(
             case=case.label,
@@ -171,8 +171,8 @@ def _compare_mixes(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
         for measure, entries in _list_measures(members)
     ]
     note = (
-        "Each job over itself alone, in the same block: medians and 95 % t intervals. 1 is as alone. Energy: of the "
-        "whole GPU, over that of the same work, each job alone."
+        "Each job against itself alone, in the same block: medians and 95 % t intervals; 1 is no change. Energy: of "
+        "the whole GPU, over that of the same work, each job alone."
     )
     return Grid(title="Services beside other jobs, against alone", modes=modes, lines=tuple(lines), note=note)
 
@@ -203,7 +203,7 @@ def _make_kept_entry(cell: Cell, estimate: Estimate | None, missing: str = "") -
 
 def _describe_mixes(study: Study) -> dict[Case, str]:
     """Return the workload of each size in a mix: `L: resnet152_imagenet bs32; S: resnet26_cifar10 bs128`."""
-    case_of = cases_of(study)
+    case_of = label_cases(study)
     letters: dict[Case, dict[str, str]] = defaultdict(dict)
     for row in study.rows:
         for job in row.jobs if row.is_mix else ():

@@ -9,7 +9,7 @@ from pipeline.base.domain.group_names import list_program_params
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN
 from pipeline.base.domain.sharing_modes import MIG, SERIAL
 from pipeline.report.evaluate import other_gpus, scaling
-from pipeline.report.evaluate.cells import Case, Cell, cases_of
+from pipeline.report.evaluate.cells import Case, Cell, label_cases
 from pipeline.report.evaluate.mixed_services import describe_shares
 from pipeline.report.evaluate.statistics import MARGIN, MIN_BLOCKS, MIN_GPUS, times_in_words
 from pipeline.report.evaluate.verdicts import Winner
@@ -109,7 +109,7 @@ def describe_setup(study: Study) -> list[str]:
 def count_unranked(cells: Sequence[Cell]) -> str:
     """Count the combinations of jobs and mode without a figure, by outcome; empty for none."""
     counts = Counter(cell.finding for cell in cells if not cell.is_derived and not cell.is_ranked)
-    endings = {result: words.of_several for result, words in ENDINGS.items() if counts[result] and words.of_several}
+    endings = {result: words.plural for result, words in ENDINGS.items() if counts[result] and words.plural}
     parts = [f"{counts[result]} {words}" for result, words in endings.items()]
     return f"Of all combinations of jobs and mode, {join_words(parts)}; they are not ranked." if parts else ""
 
@@ -228,7 +228,7 @@ def sizes_in_words(study: Study, cases: Collection[Case]) -> str:
 
     A letter of several workloads is left out: the table of mixes has them.
     """
-    case_of = cases_of(study)
+    case_of = label_cases(study)
     meant: dict[str, set[str]] = defaultdict(set)
     for row in study.rows:
         if row.is_mix and case_of[row.run_id] in cases:

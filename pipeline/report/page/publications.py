@@ -55,12 +55,14 @@ def _merge_settings(table: Table, rows: Sequence[Values]) -> FindingsTable:
     case, difference = table.columns.index("case"), table.columns.index(_DIFFERENCE)
     settings: dict[Values, set[str]] = {row: set(_split(row[difference])) for row in rows}
     cases = group_by(rows, lambda row: row[case])
-    of_cases = [
+    case_parts = [
         part
         for part in _parts(table, rows, _DIFFERENCE)
         if all(len({part in settings[row] for row in members}) == 1 for members in cases.values())
     ]
-    settings_of_row = {row: "; ".join(part for part in _split(row[difference]) if part not in of_cases) for row in rows}
+    settings_of_row = {
+        row: "; ".join(part for part in _split(row[difference]) if part not in case_parts) for row in rows
+    }
     brief = [
         tuple(settings_of_row[row] or None if place == difference else value for place, value in enumerate(row))
         for row in rows
@@ -68,7 +70,7 @@ def _merge_settings(table: Table, rows: Sequence[Values]) -> FindingsTable:
     hidden = [*_IN_FILES_ONLY, _AGREEMENT, *([] if any(settings_of_row.values()) else [_DIFFERENCE])]
     shown = _drop_columns(table, brief, hidden)
     columns = tuple("other settings" if head == _DIFFERENCE else head for head in shown.columns)
-    differs = _describe_parts([*_parts(table, rows, _MIND), *of_cases])
+    differs = _describe_parts([*_parts(table, rows, _MIND), *case_parts])
     return FindingsTable(table=dataclasses.replace(shown, columns=columns), differs=differs)
 
 

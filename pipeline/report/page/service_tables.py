@@ -89,12 +89,17 @@ def objective_table(cells: Sequence[Cell]) -> Table:
     for one in find_rate_limits(cells):
         latency = None if one.latency is None else format_estimate(one.latency)
         rows.append((one.what, one.degree, one.mode, one.objective, one.highest, one.total, latency, one.missed))
-    of_rates = ("highest rate of a job (requests/s)", "of all jobs", "latency there (ms)", "lowest rate that misses it")
+    rate_heads = (
+        "highest rate of a job (requests/s)",
+        "of all jobs",
+        "latency there (ms)",
+        "lowest rate that misses it",
+    )
     note = (
         "A rate meets the objective if, in most blocks and for every job, it was sustained with the percentile within "
         "the objective, and no lower rate misses it. A p99 needs 1,000 requests in the window."
     )
-    columns = ("case", "jobs", "mode", "objective", *of_rates)
+    columns = ("case", "jobs", "mode", "objective", *rate_heads)
     return Table("objective", "The highest rate that meets the objective", columns, tuple(rows), note)
 
 
@@ -117,13 +122,13 @@ def describe_limits(cells: Sequence[Cell]) -> str:
     )
 
 
-def _describe_best(of_mode: Sequence[RateLimit]) -> str:
+def _describe_best(limits: Sequence[RateLimit]) -> str:
     """Return `400 requests/s in 4 jobs (MPS)`."""
-    best = max(of_mode, key=lambda one: (one.total or 0, -one.degree))
+    best = max(limits, key=lambda one: (one.total or 0, -one.degree))
     where = "alone" if best.sharing == SERIAL else f"in {format_count(best.degree, 'job')} ({best.sharing.label})"
     if best.total is not None:
         return f"{best.total:g} requests/s {where}"
-    none = "no rate" if all(one.is_known for one in of_mode) else "an unknown rate"
+    none = "no rate" if all(one.is_known for one in limits) else "an unknown rate"
     return f"{none} ({best.sharing.label})"
 
 

@@ -14,8 +14,8 @@ from pipeline.base.domain.records import CO_RUNNERS, DEVICE, Result, WindowKind
 from pipeline.base.domain.sharing_modes import PROFILE
 from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate import doubts, other_gpus, scaling
-from pipeline.report.evaluate.cells import Case, Cell, cases_of, metrics_in
-from pipeline.report.evaluate.joules import JOULE, prefix_of, scale_estimate
+from pipeline.report.evaluate.cells import Case, Cell, label_cases, list_metrics
+from pipeline.report.evaluate.joules import JOULE, choose_prefix, scale_estimate
 from pipeline.report.evaluate.metrics import (
     ACTIVITY,
     ENERGY_VS_ALONE,
@@ -25,7 +25,7 @@ from pipeline.report.evaluate.metrics import (
     METRICS,
     TOTAL_TIME,
     Scale,
-    table_of,
+    find_table,
 )
 from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.publication import WHOLE_GPU
@@ -44,15 +44,15 @@ _INTERVALS = (
     "the lowest and highest block. With several GPUs, each counts once, by the median of its blocks."
 )
 COMPARISONS = "verdicts"
-_OF_VERDICTS = (
+_VERDICT_NOTE = (
     "Ratio: speed over that of the other mode in the same block; median and 95 % t interval of its logarithm. A "
     f"verdict needs five blocks, a ratio beyond {MARGIN_IN_WORDS} and p below 0.05 after correction for all claims of "
     "this table (Holm, sharpened after Shaffer). p: of equality (two one-sided tests) if the verdict is equal, else of "
     "a difference. With several GPUs, each counts once, and a verdict needs three."
 )
-_OF_CELLS = f"{_INTERVALS} Serial copies: the solo run, times their number. Wrong results have no figures."
+_CELL_NOTE = f"{_INTERVALS} Serial copies: the solo run, times their number. Wrong results have no figures."
 
-_OF_MIXES = (
+_MIX_NOTE = (
     "A GPU meters the energy of all its jobs. Measured: energy of the mix over that of the same work, each job alone "
     "on the GPU, idle power included. Model: energy of each workload in the mix; above idle, all of them change by the "
     "same factor."
@@ -60,7 +60,7 @@ _OF_MIXES = (
 _Place = tuple[Case, int, str, str]  # case, degree, mode and profile
 
 
-def every_table(
+def make_tables(
     study: Study,
     cells: Sequence[Cell],
     verdicts: Sequence[Verdict],
@@ -94,7 +94,7 @@ def every_table(
 
 def instance_table(study: Study) -> Table:
     """Return a table of the GPU instances of each profile."""
-    cases = cases_of(study)
+    cases = label_cases(study)
     read: dict[_Place, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     gpus: dict[_Place, dict[int, str]] = defaultdict(dict)
     for row in (row for row in study.rows if row.is_valid):
@@ -141,15 +141,15 @@ def mix_energy_table(cells: Sequence[Cell]) -> Table:
             by_block = [cell.values.get(name(label)) for name in (energy_alone, modelled_energy)]
             one = work_units.format_singular(params.get(work_units.PARAM, work_units.SAMPLES))
             rows.append((cell.case.label, cell.mode, ratio, label, one, *_energies(cell, by_block)))
-    of_each = ("above idle for one, alone", "above idle for one, in the mix (a model)")
-    columns = ("mix", "mode", "energy, over that of the same work alone", "workload", "one", *of_each)
-    return Table("mix-energy", "Energy of mixes", columns, tuple(rows), _OF_MIXES)
+    energy_heads = ("above idle for one, alone", "above idle for one, in the mix (a model)")
+    columns = ("mix", "mode", "energy, over that of the same work alone", "workload", "one", *energy_heads)
+    return Table("mix-energy", "Energy of mixes", columns, tuple(rows), _MIX_NOTE)
 
 
 def _energies(cell: Cell, by_block: Sequence[Mapping[int, float] | None]) -> list[str | None]:
     """Return energies in J by block as estimates with a common unit."""
     estimates = [cell.estimate(values) if values else None for values in by_block]
-    scale, prefix = prefix_of(estimate.median for estimate in estimates if estimate is not None)
+    scale, prefix = choose_prefix(estimate.median for estimate in estimates if estimate is not None)
     return [
         None if estimate is None else f"{format_estimate(scale_estimate(estimate, scale))} {prefix}{JOULE}"
         for estimate in estimates
@@ -161,8 +161,8 @@ def scaling_table(cells: Sequence[Cell]) -> Table:
     rows: list[Values] = []
     for step in scaling.steps(cells):
         larger = "the whole GPU" if step.larger == WHOLE_GPU else step.larger
-        of_ideal = None if step.ideal is None else 100 * step.ratio.median / step.ideal
-        figures = (format_estimate(step.ratio), step.ideal, of_ideal, step.loss_pct, step.published or None)
+        ideal_pct = None if step.ideal is None else 100 * step.ratio.median / step.ideal
+        figures = (format_estimate(step.ratio), step.ideal, ideal_pct, step.loss_pct, step.published or None)
         rows.append((step.case.label, larger, step.smaller, *figures))
     note = (
         "Throughput of one job on the larger over that on the smaller, median over the blocks. Ideal: ratio of the "
@@ -201,7 +201,7 @@ def winner_table(winners: Sequence[Winner]) -> Table:
     """Return a table of the fastest mode of each case."""
     rows: list[Values] = []
     for winner in winners:
-        fastest = winner.mode or "no verdict: " + ", ".join(winner.tied)
+        fastest = winner.mode or "no single one: " + ", ".join(winner.tied)
         rows.append((winner.case.label, winner.degree, fastest, *list_ends(winner.speedup), winner.sentence))
     heads = ("case", "jobs", "fastest", "speed-up against serial", "low", "high", "in words")
     return Table("winners", "The fastest mode of each case", heads, tuple(rows), _INTERVALS, is_for_machines=True)
@@ -217,7 +217,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     compares = ("case", "jobs", "mode", "against", "ratio", "low", "high", "blocks")
     tests = ("p", "p adjusted", "verdict", "blocks needed", "in words")
     title = "Verdicts: each mode against serial, naive and MPS"
-    return Table(COMPARISONS, title, (*compares, *tests), tuple(rows), _OF_VERDICTS, is_for_machines=True)
+    return Table(COMPARISONS, title, (*compares, *tests), tuple(rows), _VERDICT_NOTE, is_for_machines=True)
 
 
 def comparison_table(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Table:
@@ -231,18 +231,18 @@ def comparison_table(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Tabl
         decided = (verdict.num_blocks, verdict.decision.value, verdict.p_adjusted, verdict.blocks_needed)
         rows.append((*compared, *decided))
     heads = ("case", "jobs", "mode", "against", "times as fast", "blocks", "verdict", "p adjusted", "blocks needed")
-    return Table(COMPARISONS, "Each mode against serial, naive and MPS", heads, tuple(rows), _OF_VERDICTS)
+    return Table(COMPARISONS, "Each mode against serial, naive and MPS", heads, tuple(rows), _VERDICT_NOTE)
 
 
 def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
     """Return a table of some quantities of every cell, each as `median (low to high)`."""
-    known = metrics_in(cells)
-    of_work = [key for cell in cells for key in cell.counted if key in known and table_of(known[key]) == name]
-    of_listeners = [key for cell in cells for key, metric in cell.sampled.items() if table_of(metric) == name]
-    in_order = dict.fromkeys([*of_work, *metrics, *of_listeners])
+    known = list_metrics(cells)
+    work_names = [key for cell in cells for key in cell.counted if key in known and find_table(known[key]) == name]
+    listener_names = [key for cell in cells for key, metric in cell.sampled.items() if find_table(metric) == name]
+    in_order = dict.fromkeys([*work_names, *metrics, *listener_names])
     names = [name for name in in_order if any(name in cell.estimates for cell in cells)]
     scales = {
-        name: prefix_of((c.estimates[name].median for c in cells if name in c.estimates), known[name].unit)
+        name: choose_prefix((c.estimates[name].median for c in cells if name in c.estimates), known[name].unit)
         for name in names
     }
     rows: list[Values] = []
@@ -258,7 +258,7 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
             rows.append((*ran, f"{result}*" if cell.marks else result, *figures))
     heads = ("case", "jobs", "mode", "result", *(known[name].heading(scales[name][1]) for name in names))
     doubted = " *: doubtful, see the page of the report." if any(cell.marks for cell in cells) else ""
-    return Table(name, title, heads, tuple(rows) if names else (), _OF_CELLS + doubted)
+    return Table(name, title, heads, tuple(rows) if names else (), _CELL_NOTE + doubted)
 
 
 def host_table(cells: Sequence[Cell]) -> Table:
@@ -269,7 +269,7 @@ def host_table(cells: Sequence[Cell]) -> Table:
 
 def result_table(cells: Sequence[Cell]) -> Table:
     """Return a table of every cell with all quantities in full, for machines."""
-    known = metrics_in(cells)
+    known = list_metrics(cells)
     names = [name for name in known if any(name in cell.estimates for cell in cells)]
     titles = [known[name].heading() for name in names]
     heads = [head for title in titles for head in (title, f"{title}: low", f"{title}: high")]
@@ -279,7 +279,7 @@ def result_table(cells: Sequence[Cell]) -> Table:
         rows.append((*_describe_run(cell), sum(cell.results.values()), *figures))
     columns = ("case", "jobs", "mode", "result", "blocks", *heads)
     title = "Results by case, degree and mode"
-    return Table("results", title, columns, tuple(rows), _OF_CELLS, is_for_machines=True)
+    return Table("results", title, columns, tuple(rows), _CELL_NOTE, is_for_machines=True)
 
 
 def ending_table(cells: Sequence[Cell]) -> Table:
@@ -297,7 +297,7 @@ def ending_table(cells: Sequence[Cell]) -> Table:
 
 def drift_table(study: Study) -> Table:
     """Return a table of how the baselines changed from block to block."""
-    cases = cases_of(study)
+    cases = label_cases(study)
     by_label: dict[tuple[str, str, str], dict[int, float]] = {}
     has_several = len({block.gpu_uuid for block in study.blocks}) > 1
     for row in study.rows:
@@ -324,7 +324,7 @@ def drift_table(study: Study) -> Table:
 
 def case_table(study: Study) -> Table:
     """Return a table of the jobs of each mix."""
-    cases = cases_of(study)
+    cases = label_cases(study)
     mixes = [row for row in study.rows if row.is_mix]
     parts = {cases[row.run_id].label: {(job.size, job.label) for job in row.jobs} for row in mixes}
     rows: list[Values] = []
@@ -339,7 +339,7 @@ def block_table(study: Study) -> Table:
     heads = ("block", "host", "device", "driver", "GPU", "boot", "groups", "missing", "loop on the host (ms)", "loop")
     facts = {(row.block, dict(row.settings)[DEVICE]): row.facts for row in study.rows}
     rows: list[Values] = []
-    for block, loop_ms, is_slow in doubts.host_loops(study):
+    for block, loop_ms, is_slow in doubts.time_host_loops(study):
         block_facts = facts.get((block.number, block.device), {})
         where = (block.number, block_facts.get("host"), block.device, block_facts.get("driver_version"), block.gpu_uuid)
         rows.append(

@@ -18,7 +18,7 @@ from pipeline.observe.fields import Fields
 from pipeline.record.sample_series import Series, SeriesKey, read_table
 from pipeline.record.store.results import fetch
 from pipeline.record.store.store_access import open_named
-from pipeline.report.read.labels import mix_of
+from pipeline.report.read.labels import label_mix
 from pipeline.report.read.study_records import Row, Study
 
 POINTS = 1500
@@ -87,7 +87,7 @@ def choose_group(study: Study, name_or_id: str | None = None) -> Row | None:
             names = ", ".join(dict.fromkeys(row.name for row in study.rows)) or "none"
             raise ConfigError(f"--group {name_or_id}: no such name or run id; choose one of: {names}")
         return next((row for row in matches if row in rows), matches[0])
-    mixes = [row for row in rows if row.is_mix and mix_of(row.called) == _MIX]
+    mixes = [row for row in rows if row.is_mix and label_mix(row.called) == _MIX]
     together = [row for row in rows if not row.is_sequential]
     return min(mixes or together or rows, key=_preference, default=None)
 
@@ -141,8 +141,10 @@ def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
             samples = read_table(path, drawn)
     except Exception as error:  # a damaged file may raise anything
         raise TrackingError(f"cannot read the samples of run {row.run_id} in {row.store}: {error}") from error
-    of_device = {origin: series for origin, series in samples.items() if known.is_of_device(origin.source, origin.job)}
-    return of_device, known
+    device_samples = {
+        origin: series for origin, series in samples.items() if known.is_of_device(origin.source, origin.job)
+    }
+    return device_samples, known
 
 
 def _lines(

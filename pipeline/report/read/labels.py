@@ -42,7 +42,7 @@ _ASKED_PROFILES = {"profile", "profiles"}
 _LIMIT, _CHUNKS = "active_thread_pct", "chunks"
 
 
-def program_of(params: Mapping[str, str]) -> Program:
+def identify_program(params: Mapping[str, str]) -> Program:
     """Return the workload and params that decide what a job computes, without the step mode."""
     settings = {key: value for key, value in list_program_params(params).items() if key != STEP_MODE}
     return (params.get("workload", ""), *sorted(settings.items()))
@@ -68,7 +68,7 @@ def params_in_words(params: Mapping[str, str], varying: Container[str]) -> str:
     return ", ".join(value_in_words(key, params[key]) for key in keys)
 
 
-def workload_label(name: str, params: Mapping[str, str], words: str) -> str:
+def label_workload(name: str, params: Mapping[str, str], words: str) -> str:
     """Return the name of a workload with its batch size and the words for its params: `resnet26 bs128 (bf16)`."""
     label = f"{name} bs{params['batch_size']}" if "batch_size" in params else name
     return _with_words(label, words)
@@ -100,7 +100,7 @@ def _describe_param(key: str, value: str) -> str:
     return f"{key} {value}".strip() if key.startswith("-") else f"{key}={value}"
 
 
-def jobs_label(jobs: Sequence[JobLabel]) -> str:
+def label_jobs(jobs: Sequence[JobLabel]) -> str:
     """Label the jobs of a group in their order: `M+2S (bf16)` with sizes, else `a + 2 b`; `a` for copies."""
     names = Counter(job.workload for job in jobs)
     if len(names) == 1:
@@ -117,7 +117,7 @@ def sort_jobs(jobs: Iterable[JobLabel]) -> list[JobLabel]:
     return sorted(jobs, key=lambda job: (places.get(job.size or "", len(places)), job.size or "", job.workload))
 
 
-def mix_of(jobs: Sequence[JobLabel]) -> str | None:
+def label_mix(jobs: Sequence[JobLabel]) -> str | None:
     """Label the sizes of different jobs in a fixed order: `M+2S`; `None` unless each workload has a size of its own."""
     return _sizes(sort_jobs(jobs))
 
@@ -129,7 +129,7 @@ def _sizes(jobs: Sequence[JobLabel]) -> str | None:
     return "+".join(f"{number}{size}" if number > 1 else size for size, number in sizes.items())
 
 
-def mode_detail(mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
+def describe_mode(mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
     """Return the detail of a sharing mode: `25 %`, `2g.10gb`, `3g+2g+1g`, `2x3g.40gb`; empty without one.
 
     Compute instances follow their GPU instance: `3g(2c+1c)+1g`. The places of jobs that never started are empty.
@@ -138,7 +138,7 @@ def mode_detail(mode: SharingMode, options: Mapping[str, object], places: Sequen
     known = {_LIMIT, mode.label_option} | ({_CHUNKS} if mode.placement_fact == PARTITION else set())
     if mode.placement_fact == PROFILE:
         known |= _ASKED_PROFILES
-        profiles = profiles_of(mode, options, places)
+        profiles = find_profiles(mode, options, places)
         is_placed = any(PROFILE in place for place in places)
         instances = _instances(places)
         words.append(_slices_in_words(instances, counted=mode.counts_instances) if is_placed else "+".join(profiles))
@@ -161,7 +161,7 @@ def _limit_in_words(mode: SharingMode, options: Mapping[str, object], places: Se
     return describe_value(options[mode.label_option]) if mode.label_option in options else mode.default_text
 
 
-def profiles_of(
+def find_profiles(
     mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]
 ) -> tuple[str, ...]:
     """Return the profiles of the MIG devices, the largest first; if the jobs have no place, the requested ones."""
@@ -169,7 +169,7 @@ def profiles_of(
         return ()
     profiles = [profile for devices in _devices(places).values() for profile in devices.values()]
     if profiles:
-        return tuple(sorted(profiles, key=size_of_profile, reverse=True))
+        return tuple(sorted(profiles, key=rank_profile, reverse=True))
     requested = options.get("profiles") or options.get("profile", "auto")
     return () if requested == "auto" else tuple(requested) if isinstance(requested, list) else (str(requested),)
 
@@ -186,14 +186,14 @@ def _instances(places: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
     """Return the profile of each GPU instance, the largest first, and its compute instances: `(2c+1c)`."""
     instances = []
     for devices in _devices(places).values():
-        names = [mig_names.split(name) for name in sorted(devices.values(), key=size_of_profile, reverse=True)]
+        names = [mig_names.split(name) for name in sorted(devices.values(), key=rank_profile, reverse=True)]
         instances.append((names[0][0], [f"{slices}c" for _, slices in names if slices is not None]))
-    instances.sort(key=lambda instance: size_of_profile(instance[0]), reverse=True)
+    instances.sort(key=lambda instance: rank_profile(instance[0]), reverse=True)
     return [(profile, mig_names.format_division("", parts)) for profile, parts in instances]
 
 
 def is_placed(mode: SharingMode, places: Sequence[Mapping[str, str]]) -> bool:
-    """Check that the places have all that `mode_detail` needs."""
+    """Check that the places have all that `describe_mode` needs."""
     return not mode.placement_fact or (bool(places) and all(mode.placement_fact in place for place in places))
 
 
@@ -208,7 +208,7 @@ def _slices_in_words(instances: Sequence[tuple[str, str]], *, counted: bool) -> 
     return "+".join(f"{profile}{parts}" for profile, (_, parts) in zip(shown, instances, strict=True))
 
 
-def size_of_profile(profile: str) -> tuple[int, str]:
+def rank_profile(profile: str) -> tuple[int, str]:
     """Return a sort key of a MIG profile: its slices (two of `2c.3g.40gb`), then its name."""
     match = re.match(r"(\d+)[cg]", profile)
     return (int(match[1]) if match else 0, profile)

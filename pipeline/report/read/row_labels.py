@@ -34,8 +34,8 @@ def label_rows(rows: Sequence[Row]) -> list[Row]:
             row,
             jobs=tuple(jobs),
             sharing=modes[row.scenario],
-            detail=labels.mode_detail(row.sharing, row.options, places),
-            profiles=labels.profiles_of(row.sharing, row.options, places),
+            detail=labels.describe_mode(row.sharing, row.options, places),
+            profiles=labels.find_profiles(row.sharing, row.options, places),
         )
         renamed.append(row)
     return _add_differences(_add_order(_add_settings(renamed)))
@@ -93,8 +93,10 @@ def _add_differences(rows: Sequence[Row]) -> list[Row]:
     details: dict[str, str] = {}
     for by_key in alike.values():
         keys = sorted(by_key) if len(by_key) > 1 else []
-        of_each = [{"scenario": by_key[key].scenario, **by_key[key].options} for key in keys]
-        words = labels.distinguish_params([{k: labels.describe_value(v) for k, v in of.items()} for of in of_each])
+        all_options = [{"scenario": by_key[key].scenario, **by_key[key].options} for key in keys]
+        words = labels.distinguish_params(
+            [{k: labels.describe_value(v) for k, v in options.items()} for options in all_options]
+        )
         for key, word in zip(keys, words, strict=True):
             # Without distinguishing words: a few digits of the group's key.
             unsaid = "" if words.count(word) == 1 else f"({hashlib.sha256(key.encode()).hexdigest()[:6]})"
@@ -104,14 +106,14 @@ def _add_differences(rows: Sequence[Row]) -> list[Row]:
 
 def _identify_jobs(row: Row) -> tuple[object, ...]:
     return (
-        labels.jobs_label(labels.sort_jobs(row.called)),
+        labels.label_jobs(labels.sort_jobs(row.called)),
         tuple(sorted(job.label for job in row.jobs)),
         row.setting,
     )
 
 
 def _jobs(row: Row) -> tuple[labels.Program, ...]:
-    programs = sorted((labels.program_of(job.params) for job in row.jobs), key=str)
+    programs = sorted((labels.identify_program(job.params) for job in row.jobs), key=str)
     return tuple(programs if len(set(programs)) > 1 else programs[:1])
 
 
@@ -129,7 +131,7 @@ def _workload_names(jobs: Sequence[JobRow]) -> dict[str, labels.JobLabel]:
     differing = [key for key, values in labels.collect_words(programs.values()).items() if len(values) > 1]
     words = {digest: labels.params_in_words(params, differing) for digest, params in programs.items()}
     label_of = {
-        digest: labels.workload_label(names[digest], params, words[digest]) for digest, params in programs.items()
+        digest: labels.label_workload(names[digest], params, words[digest]) for digest, params in programs.items()
     }
     apart = _distinguish_labels(label_of, programs, {job.digest: job.params.get("epochs") for job in jobs})
     return {digest: labels.JobLabel(label, words=words[digest]) for digest, label in apart.items()}

@@ -71,14 +71,14 @@ def read(
         ConfigError: two stores hold the same run, or `choice` names an unknown study or device.
         TrackingError: there is no such store or experiment.
     """
-    by_store = _rows_of_each(stores, experiment)
+    by_store = _read_rows(stores, experiment)
     rows = list(filter(None, itertools.chain(*by_store)))
     if choice:
         choice = choice.check(rows)
         rows = [row for row in rows if choice.includes(row)]
     real, left_out = separate_simulated(rows)
     run_ids = {row.run_id for row in real}
-    by_store = [[row for row in of_store if (row.run_id in run_ids if row else not choice)] for of_store in by_store]
+    by_store = [[row for row in members if (row.run_id in run_ids if row else not choice)] for members in by_store]
     study = study_of(experiment, *by_store, pools_hosts=pools_hosts)
     return dataclasses.replace(
         study, left_out={**left_out, **study.left_out}, choice=choice.words if choice is not None else ""
@@ -91,14 +91,14 @@ def read_apart(store: Path | str, experiment: str) -> list[Study]:
     Raises:
         TrackingError: there is no such store or experiment.
     """
-    (store_rows,) = _rows_of_each([store], experiment)
+    (store_rows,) = _read_rows([store], experiment)
     rows = list(filter(None, store_rows))
     kinds = [[row for row in rows if row.is_simulated == is_simulated] for is_simulated in (False, True)]
     return [study_of(experiment, members, pools_hosts=False) for members in kinds if members]
 
 
-def _rows_of_each(stores: Sequence[Path | str], experiment: str) -> list[list[Row | None]]:
-    by_store = [list(_rows_in(store, experiment)) for store in stores]
+def _read_rows(stores: Sequence[Path | str], experiment: str) -> list[list[Row | None]]:
+    by_store = [list(_read_store(store, experiment)) for store in stores]
     held: dict[str, Path | str] = {}
     for row in filter(None, itertools.chain(*by_store)):
         if row.run_id in held:
@@ -110,7 +110,7 @@ def _rows_of_each(stores: Sequence[Path | str], experiment: str) -> list[list[Ro
     return by_store
 
 
-def _rows_in(store: Path | str, experiment: str) -> Iterator[Row | None]:
+def _read_store(store: Path | str, experiment: str) -> Iterator[Row | None]:
     jobs = results.find_runs(store, experiment, JOB)
     children = group_by(jobs, lambda run: run.data.tags.get(Tag.PARENT_RUN, ""))
     groups = results.find_runs(store, experiment, GROUP)

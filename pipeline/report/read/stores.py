@@ -50,7 +50,7 @@ def find_stores(stores: Sequence[Path | str], experiment: str) -> list[Path | st
     names = {store: list_experiments(open_named(store)) for store in stores}
     if matches := [store for store in stores if experiment in names[store]]:
         return matches
-    known = sorted({repr(name) for of_store in names.values() for name in of_store if name != "Default"})
+    known = sorted({repr(name) for store_names in names.values() for name in store_names if name != "Default"})
     raise ConfigError(
         f"{', '.join(map(str, stores))} has no experiment {experiment!r}; "
         f"choose one with --experiment: {', '.join(known) or 'there is none'}"

@@ -250,7 +250,7 @@ def test_devices_that_are_not_kept_are_said_with_their_groups(tmp_path, capsys):
     assert said in capsys.readouterr().err
     assert {config.gpu.device for config in configs_of(arguments_to_run(tmp_path))} == {"auto"}
     assert import_table(tmp_path, [job(1, devices="cuda")], "--force") == 2
-    assert "Devices cuda is neither the index of a GPU nor its UUID" in capsys.readouterr().err
+    assert "Devices cuda is neither index nor UUID of a GPU" in capsys.readouterr().err
 
 
 def test_every_column_that_is_not_kept_is_said(tmp_path, capsys):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.page.key_findings import describe_left_out, describe_setup, write_answer
 from pipeline.report.read import environments, rows
 from pipeline.report.read.choice import Choice
@@ -47,7 +47,7 @@ def test_simulated_rows_never_stand_beside_real_ones_nor_push_them_out(read) -> 
     words = " ".join(describe_left_out(found))
     assert f"2 runs were left out (simulated {A100}; --device 'simulated {A100}' shows them)." in words
     assert f"Studies of this experiment that are not shown: {OLD}; --study ID shows one." in words
-    assert "simulated" not in " ".join(write_answer(found, cells_of(found), []))
+    assert "simulated" not in " ".join(write_answer(found, make_cells(found), []))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_environments_are_told_apart_by_a_package_and_never_by_a_digest(monkeypa
     (difference,) = found.environments
     assert all(name in difference for name in names)
     assert not any(
-        digest in text for digest in DIGESTS for text in (difference, *(cell.case.label for cell in cells_of(found)))
+        digest in text for digest in DIGESTS for text in (difference, *(cell.case.label for cell in make_cells(found)))
     )
 
 
