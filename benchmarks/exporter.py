@@ -94,7 +94,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """What the arguments ask for, as a table."""
+    """Return the requested measurements as a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gpu", default="simulated_h100_80gb")

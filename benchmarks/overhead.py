@@ -74,7 +74,7 @@ def run_scripts(folder: Path, runs: int) -> list[str]:
 
 
 def scripts(folder: Path, options: argparse.Namespace) -> list[str]:
-    """What is added to seven scripts that log through MLflow, by the orchestrator and by a shell loop, in turn.
+    """Time seven scripts that log through MLflow, started by the orchestrator and by a shell loop in turn.
 
     In the loop, the scripts log by themselves into one sqlite store.
     """
@@ -232,7 +232,7 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def plan_job(overrides: list[str]) -> Workload:
-    """What each job of this configuration runs."""
+    """Return the command of each job of a configuration."""
     config_schema.register()
     with initialize_config_dir(str(PROJECT_DIR / "conf"), version_base="1.3"):
         typed = config_reader.read([compose("config", overrides)])

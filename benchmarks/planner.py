@@ -65,7 +65,7 @@ def make_profile(num_services: int, seed: int) -> tuple[dict[str, Any], Profile]
 
 
 def scenario(number: int) -> dict[str, Any]:
-    """The services of a scenario of ParvaGPU, from 0."""
+    """Return the services of a scenario of ParvaGPU, from 0."""
     names = sorted(path.stem for path in PARVAGPU.glob("*.csv") if not path.name.startswith("slo_"))
     tables = (PARVAGPU / f"slo_{what}.csv" for what in ("rate_per_s", "latency_ms"))
     rates, objectives = (path.read_text(encoding="utf-8").splitlines()[number].split(",") for path in tables)
@@ -78,7 +78,7 @@ def scenario(number: int) -> dict[str, Any]:
 
 
 def time_command(command: str, folder: Path, demand: dict[str, Any], *options: str) -> tuple[dict[str, Any], str]:
-    """What a command of the planner prints, and what it took."""
+    """Run a command of the planner; return its output and its time."""
     services = folder / "services.yaml"
     services.write_text(yaml.safe_dump(demand), encoding="utf-8")
     about = ("--profile", str(folder / "profile.csv"), "--gpu", f"simulated_{GPU}")
@@ -86,7 +86,7 @@ def time_command(command: str, folder: Path, demand: dict[str, Any], *options: s
 
 
 def time_call(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
-    """The same of a command with all its arguments."""
+    """Run a command with all its arguments; return its output and its time."""
     argv = [sys.executable, "-m", "pipeline.planner", *arguments, "--json"]
     begin = time.monotonic()
     with (folder / "answer.json").open("w+") as out:
@@ -101,7 +101,7 @@ def time_call(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
 
 
 def time_parvagpu(folder: Path) -> None:
-    """The four scenarios."""
+    """Plan the four scenarios."""
     profile_table.write(folder / "profile.csv", parvagpu.read(PARVAGPU))
     begin = time.monotonic()
     for number in range(4):
@@ -128,7 +128,7 @@ def time_services(folder: Path, num_services: int, seed: int, methods: bool) -> 
 
 
 def time_change(folder: Path, num_services: int, seed: int) -> None:
-    """The plan that changes least, after every rate has changed by up to a tenth."""
+    """Plan with the fewest changes after every rate has changed by up to a tenth."""
     demand, made = make_profile(num_services, seed)
     profile_table.write(folder / "profile.csv", made)
     today = folder / "today.json"

@@ -46,7 +46,7 @@ class Job(client.Job):
         return time.monotonic_ns() >= self.end_ns
 
     def read_requests(self, folder: Path) -> requests.Requests:
-        """What it has recorded, as the orchestrator reads it."""
+        """Return the recorded requests as the orchestrator reads them."""
         self._write_requests()
         found = requests.read(folder / client.REQUESTS_FILE)
         assert found is not None
@@ -151,7 +151,7 @@ def queue(options: argparse.Namespace) -> None:
 
 
 def _perfect(found: requests.Requests, service_ns: int) -> requests.Requests:
-    """The same requests, each begun when it is due or the one before is done, and done exactly so long after."""
+    """Return the same requests with ideal times: begun when due or free, and served for exactly so long."""
     import numpy as np
 
     due = found["intended_ns"]
@@ -201,7 +201,7 @@ def record(options: argparse.Namespace) -> None:
 
 
 def compare_closed_loop(options: argparse.Namespace) -> None:
-    """What a request of one client takes in `infer.py`, beside a few lines around the same model: every other request.
+    """Time requests of one client in `infer.py` and in a few lines around the same model, alternating.
 
     On the CPU, that is CPU time of the thread: others that use the machine then change little.
     """

@@ -95,7 +95,7 @@ class Place:
 
 
 def run_committed_experiment(place: Place) -> list[int]:
-    """A committed experiment, rehearsed."""
+    """Rehearse a committed experiment."""
     instead = ["scenario=naive,mps,mig", "repeats=1"]
     return [place.study("+experiment=robroek_quick", "+rehearse=tiny", *instead)]
 
@@ -110,7 +110,7 @@ def run_simulated_mig(place: Place) -> list[int]:
 
 
 def script(place: Place) -> list[int]:
-    """A script of a user that logs to MLflow, twice side by side, and its serial baseline."""
+    """Run a user's script that logs to MLflow: two copies side by side, and the serial baseline."""
     file = place.folder / "script.py"
     file.write_text(SCRIPT, encoding="utf-8")
     own = ["workload=script", f"workload.script={file}", "gpu=cpu"]
@@ -118,7 +118,7 @@ def script(place: Place) -> list[int]:
 
 
 def server_away(place: Place) -> list[int]:
-    """A tracking server that goes away in the middle of a study; the groups that waited are sent by `flush`."""
+    """Stop a tracking server in the middle of a study; `flush` sends the waiting groups."""
     port = _free_port()
     uri = f"http://127.0.0.1:{port}"
     study = ["-m", "degree=1,2,3", "workload=tiny", "gpu=cpu", *SHORT, "tracking=server", f"tracking.uri={uri}"]
@@ -132,7 +132,7 @@ def server_away(place: Place) -> list[int]:
 
 
 def kill_and_clean(place: Place) -> list[int]:
-    """An orchestrator that is killed inside a MIG group; `clean` puts the GPU back and `resume` runs the rest."""
+    """Kill an orchestrator inside a MIG group; `clean` restores the GPU and `resume` runs the rest."""
     machine = place.folder / "machine.json"
     kept = [GPU, f"gpu.machine={machine}"]
     study = ["-m", "scenario=mig", "degree=2,3", "workload=tiny", *kept, *SHORT]
@@ -175,7 +175,7 @@ class Rules:
     without: frozenset[str]
 
     def name(self, name: str) -> str | None:
-        """The name as of the later checkout; `None` for what is not compared."""
+        """Return the name that the later checkout uses; `None` if it is not compared."""
         head, dot, last = name.rpartition(".")
         if VOLATILE.search(name) or last in self.without:
             return None
@@ -183,7 +183,7 @@ class Rules:
 
 
 def describe(folder: Path, rules: Rules) -> dict[str, Any]:
-    """A study's results without what time and place decide: comparable values by what they are of."""
+    """Return a study's results without times and paths, by their names."""
     found: dict[str, Any] = {"statuses": json.loads((folder / "statuses.json").read_text(encoding="utf-8"))}
     for database in sorted(folder.rglob("mlflow.db")):
         found |= dict(_runs(database, rules))
@@ -223,12 +223,12 @@ def _named(values: dict[str, str], rules: Rules) -> dict[str, str]:
 
 
 def _words(text: str) -> str:
-    """A text without its numbers and paths."""
+    """Remove numbers and paths from a text."""
     return re.sub(r"\d+(\.\d+)?", "N", re.sub(r"/[\w./-]+", "PATH", text))
 
 
 def _shape(file: Path) -> str:
-    """What a file of a report says, without the figures."""
+    """Return the text of a report's file without its figures."""
     if file.suffix == ".csv":
         return _words(file.read_text(encoding="utf-8"))
     return "a file"
@@ -259,7 +259,7 @@ def _print_difference(old: Any, new: Any) -> None:
 
 @contextmanager
 def _server(place: Place, port: int) -> Iterator[None]:
-    """A tracking server on this machine; it is killed at the end, as a machine that fails would be."""
+    """Run a tracking server on this machine; kill it at the end, as a failing machine would."""
     place.root.mkdir(exist_ok=True)
     store = ["--backend-store-uri", f"sqlite:///{place.root / 'mlflow.db'}", "--artifacts-destination", str(place.root)]
     command = [sys.executable, "-m", "mlflow", "server", *store, "--host", "127.0.0.1", "--port", str(port)]

@@ -165,7 +165,7 @@ def measure_sending(folder: Path, uri: str) -> list[str]:
 
 
 def _finished_group(folder: Path) -> Path:
-    """The folder of a group of small trainings that no server took."""
+    """Return the folder of a group of small trainings that no server took."""
     study = ["scenario=naive", f"degree={JOBS}", "workload=tiny", "baseline=never", "window.seconds=15"]
     study += ["gpu=simulated_a100_40gb", f"gpu.lock_dir={folder}", f"tracking.root={folder}/mlruns"]
     away = ["tracking=server", "tracking.uri=http://127.0.0.1:9", "unit=1", f"plan_file={folder}/plan.json"]
@@ -211,7 +211,7 @@ def _timed(arguments: list[str]) -> tuple[float, float]:
 
 
 def _peak_mib(arguments: list[str]) -> float:
-    """The most memory (PSS, MiB) of a study's workers and senders, a worker, without that of the jobs."""
+    """Measure the peak memory (PSS, MiB) per worker of a study's workers and senders, without the jobs."""
     process = subprocess.Popen([*RUN, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     peak = 0.0
     while process.poll() is None:
@@ -227,7 +227,7 @@ def _peak_mib(arguments: list[str]) -> float:
 
 
 def _cpu_s() -> float:
-    """What processes have used that ended, and were waited for, since this one began."""
+    """Return the CPU time of the children that have ended, in seconds."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

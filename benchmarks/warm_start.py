@@ -49,13 +49,13 @@ def run(root: Path, side: str, options: argparse.Namespace) -> None:
 
 
 def median(table: pd.DataFrame, metric: str) -> str:
-    """The median of a metric as text."""
+    """Format the median of a metric."""
     column = f"metrics.{metric}"
     return f"{table[column].median():.2f}" if column in table and table[column].notna().any() else "-"
 
 
 def tables(root: Path) -> list[str]:
-    """The phases, and the throughput of warm over cold."""
+    """Compare the phases and the throughput of warm and cold starts."""
     groups = {side: results.load_groups(root, side) for side in ("cold", "warm")}
     jobs = {side: results.load(root, side) for side in ("cold", "warm")}
     names = list(dict.fromkeys(groups["cold"]["name"]))

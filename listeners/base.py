@@ -1,6 +1,6 @@
-"""The common part of listeners: a thread that samples, a first sample before entering returns, and errors that surface.
+"""The base of all listeners: a sampling thread whose first sample precedes the jobs, and whose errors are raised.
 
-A listener extends `PollingListener` (its source is read at every tick) or `ThreadedListener` (its source sends).
+A listener extends `PollingListener`, which reads its source at every tick, or `ThreadedListener`, whose source sends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.base.system.errors import ConfigError, ListenerError
 _log = logging.getLogger(__name__)
 MIB = 2**20
 MEMORY_IN_USE = Chart(panel="memory", title="memory in use")
-# Name, title in the report, head in the table of a study, and whether it is drawn; only those with a title have a mean.
+# Name, title in the report, head in the table of a study, whether it is plotted. Only fields with a title have a mean.
 _ACTIVITY = (
     ("gract_ratio", "GRACT", "GRACT", True),
     ("smact_ratio", "SMACT", "SMACT", True),
@@ -38,12 +38,12 @@ _ACTIVITY = (
 _TRAFFIC = ("pcie_tx_mib_per_s", "pcie_rx_mib_per_s", "nvlink_tx_mib_per_s", "nvlink_rx_mib_per_s")
 NUM_ACTIVITIES = len(_ACTIVITY)
 GPU_UTILISATION = Chart(panel="activity", title="GPU utilisation (NVML)", unless="gract_ratio")
-# A reading may take this long when the end comes; beyond it the source hangs.
+# The maximum time of a reading once the listener is stopped; after it, the source counts as hung.
 _STOP_LIMIT_S = 10.0
 
 
 class StopSignal:
-    """A signal that ends a sampling thread. Unlike `threading.Event` it can be waited for together with a pipe."""
+    """A signal that ends a sampling thread. Unlike `threading.Event`, `select` can wait for it and a pipe together."""
 
     def __init__(self) -> None:
         self._event = os.eventfd(0, os.EFD_CLOEXEC)
@@ -57,7 +57,7 @@ class StopSignal:
         return self._is_set
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until the signal is set or the time is over; return whether it is set."""
+        """Block until the signal is set or the timeout expires; return whether it is set."""
         poll = select.poll()
         poll.register(self._event, select.POLLIN)
         return bool(poll.poll(timeout_s * 1e3))
@@ -66,14 +66,14 @@ class StopSignal:
         return self._event
 
     def close(self) -> None:
-        """Close the descriptor, when no thread waits any more."""
+        """Close the descriptor; no thread may wait on it any more."""
         os.close(self._event)
 
 
 class ThreadedListener(ABC):
-    """A listener with a thread of its own, named after it. `FieldTable` explains `rank`.
+    """A listener with its own thread, which has the listener's name. `FieldTable` explains `rank`.
 
-    The first sample may take `start_limit_s`; `ConfigError` for an interval below 200 ms, or an unknown option.
+    The first sample may take `start_limit_s`. Raises `ConfigError` for an interval below 200 ms or an unknown option.
     """
 
     name: ClassVar[str]
@@ -94,9 +94,9 @@ class ThreadedListener(ABC):
 
     @abstractmethod
     def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
-        """Open the source, yield its samples as they come, and close it; runs in the listener's thread.
+        """Open the source, yield its samples as they arrive, and close it; runs in the listener's thread.
 
-        Ends when `stop` is set and not before: a source that ends by itself is an exception.
+        Ends only when `stop` is set: a source that ends by itself is an error.
         """
 
     @property
@@ -113,7 +113,7 @@ class ThreadedListener(ABC):
         return ()
 
     def gpu(self, watch: Watch) -> Device:
-        """Return the device; raise `ListenerError` if it is no GPU."""
+        """Return the device; raise `ListenerError` if it is not a GPU."""
         if not watch.device.is_gpu:
             raise ListenerError(
                 f"listener {self.name} cannot observe {watch.device.name}, which is not a GPU; leave it out"
@@ -124,8 +124,8 @@ class ThreadedListener(ABC):
     def observe(self, watch: Watch, sink: Sink) -> Iterator[None]:
         """Sample until the context ends (`pipeline.base.domain.protocols.Listener`).
 
-        A sample without values is not stored; a simulated GPU may give no others, which is a warning. An exception of
-        the body goes first and gets the listener's failure as a note.
+        Samples without values are not stored. If a simulated GPU gives no others, this is a warning. An exception of
+        the body takes precedence; the listener's failure is added to it as a note.
         """
         observation = _Observation(self, watch, sink)
         try:
@@ -141,11 +141,11 @@ class ThreadedListener(ABC):
 
 
 class PollingListener(ThreadedListener):
-    """A listener that reads its source on an absolute schedule: no drift, and missed ticks are skipped."""
+    """A listener that reads its source on an absolute schedule: without drift, skipping missed ticks."""
 
     @abstractmethod
     def source(self, watch: Watch) -> AbstractContextManager[Callable[[], Iterable[Sample]]]:
-        """Open the source, yield the function that reads it once, and close it on exit."""
+        """Open the source, yield a function that reads it once, and close it on exit."""
 
     def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
         with self.source(watch) as read:
@@ -156,7 +156,7 @@ class PollingListener(ThreadedListener):
 def ticks(stop: StopSignal, interval_ns: int) -> Iterator[int]:
     """Yield tick numbers, each at `start + number * interval_ns` or later, until `stop` is set.
 
-    A reader that is still busy at a tick misses it: the next one is the first that lies in the future.
+    Ticks that pass while a reading takes place are skipped.
     """
     start_ns = time.monotonic_ns()
     tick = 0
@@ -169,10 +169,10 @@ def ticks(stop: StopSignal, interval_ns: int) -> Iterator[int]:
 
 
 def counter_fields(source_ids: Sequence[str], *, to_ratio: float = 1.0, to_mib: float = 1.0) -> tuple[Field, ...]:
-    """Return the fields of a source that counts activity of the GPU's units and traffic of its links.
+    """Return the fields of a source that counts the activity of the GPU's units and the traffic of its links.
 
-    In this order: GRACT, SMACT, SM occupancy, tensor cores, DRAM, FP64, FP32, FP16, PCIe out and in, NVLink likewise.
-    The factors lead from the source's units to shares between 0 and 1, and to MiB/s.
+    Order: GRACT, SMACT, SM occupancy, tensor cores, DRAM, FP64, FP32, FP16, PCIe out and in, NVLink out and in. The
+    factors convert the source's units to shares between 0 and 1, and to MiB/s.
     """
     activities = (
         Field(
@@ -180,7 +180,7 @@ def counter_fields(source_ids: Sequence[str], *, to_ratio: float = 1.0, to_mib: 
             name,
             "ratio",
             scale=to_ratio,
-            # Each reading is a mean since the one before: the first in the window is also of what came before it.
+            # Each reading is a mean since the previous one, so the first one in the window includes time before it.
             summary=Summary.RATE if title else None,
             figure=name.replace("_ratio", "_mean_ratio"),
             title=title,
@@ -194,12 +194,12 @@ def counter_fields(source_ids: Sequence[str], *, to_ratio: float = 1.0, to_mib: 
 
 
 def scale_readings(readings: Mapping[str, float], fields: Iterable[Field]) -> dict[str, float]:
-    """Return values by field name, in the field's unit, from readings by source id; absent ones stay absent."""
+    """Convert readings by source id to values by field name, in the field's unit; missing ones stay missing."""
     return {field.name: readings[field.source_id] * field.scale for field in fields if field.source_id in readings}
 
 
 class _Observation:
-    """One use of a listener: its thread, and how that thread ended."""
+    """One use of a listener: its thread and the thread's failure."""
 
     def __init__(self, listener: ThreadedListener, watch: Watch, sink: Sink) -> None:
         self._listener, self._watch, self._sink = listener, watch, sink
@@ -207,7 +207,7 @@ class _Observation:
         self._started = threading.Event()
         self._is_under_way = False
         self._failure: ListenerError | None = None
-        # A daemon: a source that hangs in the driver must not keep the orchestrator from ending.
+        # A daemon thread, so that a source hung in the driver cannot keep the orchestrator from exiting.
         self._thread = threading.Thread(target=self._sample, name=listener.name, daemon=True)
         self._thread.start()
 
@@ -222,7 +222,7 @@ class _Observation:
             )
 
     def stop(self) -> ListenerError | None:
-        """End the thread; return its failure, if any."""
+        """Stop the thread; return its failure, if any."""
         self._stop.set()
         self._thread.join(_STOP_LIMIT_S)
         if self._thread.is_alive():
@@ -238,7 +238,7 @@ class _Observation:
             with contextlib.closing(self._listener.batches(self._watch, self._stop)) as batches:
                 for batch in batches:
                     self._store(batch)
-        except ListenerError as error:  # handed to the thread that observes, which raises it
+        except ListenerError as error:  # raised in the observing thread
             self._failure = error
         except Exception as error:  # noqa: BLE001  likewise
             name, device = self._listener.name, self._watch.device.name

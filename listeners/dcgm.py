@@ -1,6 +1,6 @@
-"""Activity of the GPU's units, through the text of one long-running `dcgmi dmon`, which asks DCGM's host engine.
+"""Activity of the GPU's units, read from the text of one long-running `dcgmi dmon`, which queries DCGM's host engine.
 
-Reads the whole GPU and each GPU instance that a job runs in. Makes no DCGM group and changes no setting of the engine.
+Reads the whole GPU and each GPU instance used by a job. Creates no DCGM group and changes no setting of the engine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COLUMNS = {
     "1011": "NVLTX",
     "1012": "NVLRX",
 }
-# Source: dcgm_fields.h: doubles from here on mean blank, not found, not supported, not permitted.
+# Source: dcgm_fields.h: doubles from this value mean blank, not found, not supported or not permitted.
 _BLANK = 2.0**47
 _HEADER = re.compile(r"\s*#\s*Entity\b")
 _UNITS = re.compile(r"\s*I[Dd]\b")
@@ -47,29 +47,29 @@ _HIERARCHY = re.compile(
     r"|\bI\s+\d+/(?P<gi>\d+)\s*\|\s*GPU Instance\s*\(EntityID:\s*(?P<entity>\d+)"
 )
 _COMMAND_LIMIT_S = 5.0
-# The host engine sees a new instance a second or two after it was made (NVIDIA/DCGM#230).
+# The host engine sees a new instance one or two seconds after its creation (NVIDIA/DCGM#230).
 _NEW_INSTANCE_LIMIT_S = 6.0
 _NEW_INSTANCE_RETRY_S = 0.5
 
 Entity = tuple[str, int]
-"""The name of a row of dmon: `GPU` or `GPU-I`, and DCGM's own entity id, which is not that of NVML."""
+"""The key of a dmon row: `GPU` or `GPU-I`, and DCGM's own entity id, which is not NVML's."""
 
 
 class DcgmListener(ProgramListener):
     """Samples of the whole GPU and the GPU instances of the slots by `dcgmi dmon`, stamped when each line arrives.
 
     Fields have the names of listener gpm, so that both can be compared. Ratios of a GPU instance are relative to that
-    instance. In layouts of mixed sizes DCGM may cap a larger instance at a smaller one's share (NVIDIA/DCGM#248). A
-    field that the host engine refuses is reported as a warning and is absent.
+    instance. In layouts of mixed sizes DCGM may cap a larger instance at the share of a smaller one (NVIDIA/DCGM#248).
+    A field that the host engine refuses is missing, with a warning.
 
-    Without `program`, dcgmi is the one on PATH; a simulated GPU has its own instead.
+    By default dcgmi is found on PATH; a simulated GPU provides its own.
     """
 
     name = "dcgm"
     rank = 4
-    # Traffic in bytes in a second, in spite of the names in DCGM (DCGM_FI_PROF_PCIE_TX_BYTES ...).
+    # Traffic in bytes per second, despite the names in DCGM (DCGM_FI_PROF_PCIE_TX_BYTES ...).
     fields = counter_fields(tuple(_COLUMNS), to_mib=1 / MIB)
-    # Enough for an engine that has yet to load its profiling module, and for trying fields one by one.
+    # Enough for an engine to load its profiling module, and to try fields one by one.
     start_limit_s = 30.0
 
     def __init__(self, interval_ms: int, program: str | None = None, **options: object) -> None:
@@ -91,14 +91,14 @@ class DcgmListener(ProgramListener):
                 if stop.is_set():
                     return
                 status = program.status()
-                # Without rows, a status of 0 proves nothing; below 0 it is a signal, which is no refusal.
+                # Without rows, status 0 proves nothing; a negative status is a signal, not a refusal.
                 if has_rows or status is None or status < 0:
                     raise self.failure(argv, status, table.last_complaints)
             fields = _select_accepted(dcgmi, fields, entities, table.last_complaints, stop)
 
     def _find_program(self, device: Device) -> str:
         program = self._program
-        if device.is_simulated:  # what PATH finds would ask about real ones
+        if device.is_simulated:  # a dcgmi found on PATH would read real GPUs
             program = dict(device.programs).get("dcgmi", "")
             if not program:
                 raise ListenerError(f"listener dcgm: the simulated {device.name} has no dcgmi; leave dcgm out")
@@ -112,7 +112,7 @@ class DcgmListener(ProgramListener):
 
 
 class _Table(TextTable):
-    """The table of dmon. A header line says which column is which; it may come again, and change."""
+    """A parser of dmon's table. Header lines name the columns; they may be repeated, with other columns."""
 
     def __init__(self, fields: Sequence[Field], entities: Iterable[Entity]) -> None:
         super().__init__(DcgmListener.name)
@@ -121,7 +121,7 @@ class _Table(TextTable):
         self._header: list[re.Match[str]] = []
 
     def read(self, line: str) -> tuple[Entity, dict[str, float]] | None:
-        """Return entity and values by field id, without those not available, of a row; `None` for other lines."""
+        """Return the entity of a row and its available values by field id; `None` for other lines."""
         header, row = _HEADER.match(line), _ROW.match(line)
         if header is not None:
             self._header = list(_CELL.finditer(line, header.end()))
@@ -143,8 +143,8 @@ class _Table(TextTable):
     def _split_by_column(self, cells: list[re.Match[str]]) -> dict[str, str] | None:
         """Return cells by column name; `None` if their columns are unclear.
 
-        With a cell for each column there is no doubt. Otherwise some are blank, and cells stand below the left (DCGM
-        3 and later) or the right edge (before) of their column's name.
+        If there are as many cells as columns, the mapping is certain. Otherwise some cells are blank, and the rest are
+        aligned with the left (DCGM 3 and later) or right edge (before) of their column's name.
         """
         if len(cells) == len(self._header):
             return {column[0]: cell[0] for column, cell in zip(self._header, cells, strict=True)}
@@ -166,9 +166,9 @@ def _dmon(dcgmi: str, fields: Sequence[Field], entities: Iterable[Entity], inter
 
 
 def _find(dcgmi: str, watch: Watch, stop: StopSignal) -> dict[Entity, int | None]:
-    """Return DCGM's entities of the GPU and of the slots' GPU instances, with the NVML ids of the instances.
+    """Return the DCGM entities of the GPU and of the slots' GPU instances, with the NVML ids of the instances.
 
-    DCGM counts on its own: its ids need not be NVML's, and those of instances change with the layout.
+    DCGM's ids may differ from NVML's, and those of instances change with the layout.
     """
     uuid = watch.device.gpu_uuid
     listed = _answer(dcgmi, "discovery", "-l")
@@ -190,7 +190,7 @@ def _find(dcgmi: str, watch: Watch, stop: StopSignal) -> dict[Entity, int | None
 
 
 def _instances(hierarchy: str, uuid: str) -> dict[int, int]:
-    """Return DCGM's entity ids of the GPU instances of one GPU by NVML's ids, from `dcgmi discovery -c`."""
+    """Map NVML's ids of the GPU instances of one GPU to DCGM's entity ids, from `dcgmi discovery -c`."""
     entities: dict[int, int] = {}
     is_ours = False
     for match in _HIERARCHY.finditer(hierarchy):
@@ -214,7 +214,7 @@ def _answer(dcgmi: str, *arguments: str) -> str:
 def _select_accepted(
     dcgmi: str, fields: Sequence[Field], entities: Mapping[Entity, int | None], complaints: str, stop: StopSignal
 ) -> list[Field]:
-    """Return the fields without those that the host engine refuses: it refuses all for one and does not tell which."""
+    """Return the fields that the host engine accepts: if it refuses one, it refuses all, without naming it."""
     refusals: dict[str, str] = {}
     for field in fields:
         if stop.is_set():
@@ -223,7 +223,7 @@ def _select_accepted(
         if refusal is not None:
             refusals[field.source_id] = refusal
     if not refusals:
-        # Accepted one by one, but not together: the least informative come last.
+        # Accepted one by one but not together: drop fields from the end, where the least informative are.
         refusals[fields[-1].source_id] = f"not together with the others: {complaints}"
     if len(refusals) == len(fields):
         raise ListenerError(
@@ -238,7 +238,7 @@ def _select_accepted(
 
 
 def _refusal(dcgmi: str, field: Field, entities: Mapping[Entity, int | None]) -> str | None:
-    """Return the complaint when only this field is watched; `None` if it is accepted."""
+    """Return the error message when only this field is watched; `None` if it is accepted."""
     argv = [*_dmon(dcgmi, [field], entities, interval_ms=100), "-c", "1"]
     try:
         done = helper_program.run(argv, timeout_s=_COMMAND_LIMIT_S, check=False)

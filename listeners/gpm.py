@@ -1,6 +1,6 @@
-"""Activity of the GPU's units, through NVML's GPM counters: SMs, tensor cores, pipes, DRAM, PCIe and NVLink.
+"""Activity of the GPU's units, from NVML's GPM counters: SMs, tensor cores, pipes, DRAM, PCIe and NVLink.
 
-Reads the whole GPU and each GPU instance that a job runs in. Needs no daemon and changes nothing.
+Reads the whole GPU and each GPU instance used by a job. Needs no daemon and changes no setting.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pipeline.base.system.errors import ListenerError
 from pipeline.prepare.device import nvml
 
 _log = logging.getLogger(__name__)
-# nvml.h wants the two samples that make a value more than 100 ms apart; by our clock, a little more to be sure.
+# nvml.h requires more than 100 ms between the two samples of a value; by our clock, slightly more to be safe.
 _APART_S = 0.11
 
-# In the order of `counter_fields`, each without `NVML_GPM_METRIC_`.
+# In the order of `counter_fields`, without the prefix `NVML_GPM_METRIC_`.
 _METRICS = (
     *("GRAPHICS_UTIL", "SM_UTIL", "SM_OCCUPANCY", "ANY_TENSOR_UTIL", "DRAM_BW_UTIL"),
     *("FP64_UTIL", "FP32_UTIL", "FP16_UTIL"),
@@ -31,13 +31,13 @@ _METRICS = (
 
 
 class GpmListener(PollingListener):
-    """Samples of the whole GPU and the GPU instances of the slots, each once however many jobs share it.
+    """Samples of the whole GPU and of each GPU instance of the slots, once even if several jobs share it.
 
-    A value is the mean since the sample before; the first one covers the 0.11 s before entering returns. Ratios of a
-    GPU instance are relative to that instance, whatever its size. `gract_ratio` is the share of time in which any
-    kernel ran, `smact_ratio` the share of SMs that held a warp, `smocc_ratio` the share of their warp slots that were
-    taken: three quantities, none of which is NVML's `utilization`. PCIe and NVLink are counted for the whole GPU only.
-    A simulated GPU has the counters of its model, and no values.
+    A value is the mean since the previous sample; the first sample covers the 0.11 s before entering returns. Ratios of
+    a GPU instance are relative to that instance, whatever its size. `gract_ratio` is the share of time with a running
+    kernel, `smact_ratio` the share of SMs that held a warp, `smocc_ratio` the share of occupied warp slots of all SMs;
+    none of the three is NVML's `utilization`. PCIe and NVLink are counted for the whole GPU only. A simulated GPU has
+    the counters of its model, but no values.
     """
 
     name = "gpm"
@@ -64,13 +64,13 @@ class GpmListener(PollingListener):
 
 
 class _Counters:
-    """The counters of one GPU instance, or of the whole GPU without: a value is the difference of two samples."""
+    """The counters of one GPU instance, or of the whole GPU: a value is the difference of two samples."""
 
     def __init__(self, gpu: object, gi_id: int | None, stack: ExitStack) -> None:
         nvml_c = _pynvml()
         self.gi_id = gi_id
         self._gpu = gpu
-        # The traffic of links is known of the whole GPU only.
+        # Link traffic is counted for the whole GPU only.
         fields = GpmListener.fields if gi_id is None else GpmListener.fields[:NUM_ACTIVITIES]
         self._names = [field.source_id for field in fields]
         self._before, self._now = (stack.enter_context(_sample()) for _ in range(2))
@@ -82,16 +82,16 @@ class _Counters:
         self._take(self._before)
 
     def read(self) -> dict[str, float]:
-        """Return the values since the sample before, by metric, in NVML's units, as far as NVML has them.
+        """Return the values since the previous sample by metric, in NVML's units, as far as NVML has them.
 
-        Empty when the sample before, which then stays, is too recent: a late tick has the next one close behind it.
+        Empty, keeping the previous sample, if that is too recent: a late tick is closely followed by the next.
         """
         if time.monotonic_ns() - self.t_ns < _APART_S * 1e9:
             return {}
         nvml_c = _pynvml()
         metrics = self._request.metrics[: len(self._names)]
         for metric in metrics:
-            # A slot that the driver passes over would otherwise read as a successful 0.
+            # A slot that the driver skips would otherwise look like a successful 0.
             metric.value = math.nan
         try:
             self._take(self._now)
@@ -112,7 +112,7 @@ class _Counters:
         if self.gi_id is None:
             _pynvml().nvmlGpmSampleGet(self._gpu, sample)
         else:
-            # By the handle of the GPU, not of the MIG device, which would count one compute instance.
+            # Use the handle of the GPU: that of the MIG device would count one compute instance.
             _pynvml().nvmlGpmMigSampleGet(self._gpu, self.gi_id, sample)
         self.t_ns = time.monotonic_ns()
 
@@ -157,7 +157,7 @@ def _check_support(gpu: object, name: str) -> None:
 
 
 def _open(gpu: object, gi_ids: Sequence[int], stack: ExitStack) -> list[_Counters]:
-    """Return counters of the whole GPU and of the instances; warn of those that do not answer."""
+    """Return counters of the whole GPU and of the instances; warn of those that cannot be read."""
     nvml_c = _pynvml()
     opened: list[_Counters] = []
     refusals: list[str] = []

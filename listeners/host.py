@@ -1,6 +1,6 @@
-"""CPU, memory and I/O of every job's processes, and of the machine. Reads /proc and /sys directly; Linux only.
+"""CPU, memory and I/O of every job's processes and of the machine, read from /proc and /sys; Linux only.
 
-One scan of /proc serves all jobs: psutil would read several files for each process of the machine and each job.
+One scan of /proc serves all jobs: psutil would read several files per process of the machine, for each job.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ MEAN, PEAK, RATE = Summary.MEAN, Summary.PEAK, Summary.RATE
 _PCT = "% of one core"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_SECTOR_BYTES = 512  # Source: Documentation/admin-guide/iostats.rst: always 512, whatever the disk's own sector is
+_SECTOR_BYTES = 512  # Source: Documentation/admin-guide/iostats.rst: always 512, whatever the disk's sector size
 _CLOCK_FILE = "/sys/devices/system/cpu/cpu{}/cpufreq/scaling_cur_freq"
-_HAS_CLOCKS = Path(_CLOCK_FILE.format(0)).exists()  # as on few virtual machines
-# Reading PSS walks every page table of a process and holds its mmap lock (25 us a MiB on a Xeon): its share of one core
-# stays below 1 %, and below 5 % while processes of a job come and go.
+_HAS_CLOCKS = Path(_CLOCK_FILE.format(0)).exists()  # few virtual machines have it
+# Reading PSS walks every page table of a process and holds its mmap lock (25 us per MiB on a Xeon): limited to 1 % of
+# one core, 5 % while a job starts or ends processes.
 _PSS_REST_FACTOR = 100
 _PSS_REST_FACTOR_OF_OTHERS = 20
 
 
 def find_job(pid: int, jobs: Mapping[int, int]) -> int | None:
-    """Return the job of a process: by its session, or as a descendant of the job's leading process."""
+    """Return the job of a process: found by its session, or as a descendant of the job's leading process."""
     return _job_above(read_process(pid), {root: job for job, root in jobs.items()}, read_process)
 
 
@@ -48,10 +48,10 @@ def _job_above(
 
 
 class JobProcesses:
-    """The processes of all jobs, by one listing of /proc.
+    """The processes of all jobs, from one listing of /proc.
 
-    A process that belongs to no job is read once and not again: it cannot join a job later, because a session cannot
-    be joined and only descendants are inherited.
+    A process that belongs to no job is read only once: it cannot join a job later, because a session cannot be joined
+    and only descendants are inherited.
     """
 
     def __init__(self) -> None:
@@ -60,10 +60,10 @@ class JobProcesses:
         self._members: dict[int, tuple[int, ProcessReading]] = {}
 
     def scan(self, jobs: Mapping[int, int]) -> dict[int, dict[int, ProcessReading]]:
-        """Return the processes of the jobs that have any, by job and PID; `jobs` has the PIDs of the leading ones."""
+        """Return the processes by job and PID, for jobs that have any; `jobs` has the PIDs of the leading processes."""
         if dict(jobs) != self._jobs:
             self._jobs = dict(jobs)
-            self._foreign.clear()  # a job may have been seen before it was known
+            self._foreign.clear()  # a process of a new job may have been read as foreign
         if not jobs:
             return {}
         with os.scandir("/proc") as entries:
@@ -72,8 +72,8 @@ class JobProcesses:
         roots = {root: job for job, root in jobs.items()}
         read: dict[int, ProcessReading] = {}
         members: dict[int, tuple[int, ProcessReading]] = {}
-        # Parents before children: a child that is waited for after its parent was read keeps its last reading for one
-        # round more, so that its CPU time is counted once, either as its own or as inherited by the parent.
+        # Parents before children: a child reaped after its parent was read keeps its last reading for one more round.
+        # So its CPU time is counted once, either as its own or as inherited by the parent.
         for pid in sorted(listed - self._foreign):
             process = read_process(pid)
             if process is not None:
@@ -98,7 +98,7 @@ class JobProcesses:
     ) -> int | None:
         known = self._members.get(process.pid)
         if known is not None and known[1].start_ticks == process.start_ticks and known[0] in self._jobs:
-            return known[0]  # also after its parent is gone and it is a child of init
+            return known[0]  # even if its parent is gone and it is a child of init
         return _job_above(process, roots, read.get)
 
 
@@ -108,17 +108,17 @@ def growth(
     count_own: Callable[[ProcessReading], int],
     count_inherited: Callable[[ProcessReading], int],
 ) -> int:
-    """Return how much a counter of a process tree grew, over processes that came and went in between.
+    """Return how much a counter of a process tree grew, although processes start and end meanwhile.
 
-    When a process is waited for, its parent inherits its counter. So the counter of a vanished process is taken off
-    that of its nearest living ancestor. Lost is only the last interval of a process that none in the tree waits for:
-    of an orphan, or of the children of a process that ignores SIGCHLD.
+    When a process is reaped, its parent inherits its counter. So the last counter of a vanished process is subtracted
+    from that of its nearest living ancestor. The last interval is lost only for a process that nobody in the tree
+    reaps: an orphan, or a child of a process that ignores SIGCHLD.
 
     Args:
         before: the tree at the first reading, by PID.
-        now: the tree at the second one.
-        count_own: returns the part of the process itself.
-        count_inherited: returns the part of the children that it waited for.
+        now: the tree at the second reading.
+        count_own: returns the counter of the process itself.
+        count_inherited: returns the counter of the children it has reaped.
     """
     total = 0
     gained: dict[int, int] = {}
@@ -144,17 +144,17 @@ class HostListener(PollingListener):
     """Samples of the processes of each job, and of the machine (`job` is `None`).
 
     `cpu_pct` of a job counts 100 for each core that it keeps busy, `cpu_machine_pct` reaches 100 when every CPU is
-    busy. Rates and CPU shares are means since the previous sample, so the first one has none. The clock tick of the
-    kernel (10 ms) bounds their resolution. Traffic of jobs is with storage: what the page cache answers is not in it.
-    Disks and network interfaces are those with hardware behind them, so that nothing is counted twice. PSS is read
-    as often as its cost allows (below 1 % of a core) and absent from the samples in between. So that no peak is missed,
-    `pss_peak_mib` has the most since the previous sample, by the kernel's own maxima of resident memory: less what each
-    process shared when its PSS was read last, and absent while a process is there whose PSS was not.
+    busy. Rates and CPU shares are means since the previous sample, so the first one has none. Their resolution is
+    limited by the kernel's clock tick (10 ms). Job traffic is with storage, without the page cache. Disks and network
+    interfaces are hardware ones, so nothing is counted twice. PSS is read as often as its cost allows (below 1 % of a
+    core). To catch every peak, `pss_peak_mib` is the maximum since the previous sample: the kernel's maxima of resident
+    memory, less what each process shared at its last PSS reading. It is missing while the PSS of any process was never
+    read.
 
-    `busy_cpus` and `idle_cpus` are of those CPUs that this process, and so its jobs, may use.
+    `busy_cpus` and `idle_cpus` count only CPUs that this process, and so its jobs, may use.
 
-    `process_cpu_pct` is that of the job's busiest process, `cpu_clock_mhz` the clock of the CPU that it last ran on,
-    and `run_queue_delay_pct` the time that threads of the job could run and had no CPU: 100 for each that always waits.
+    `process_cpu_pct` is the CPU use of the job's busiest process, `cpu_clock_mhz` the clock of the CPU that it last ran
+    on, and `run_queue_delay_pct` the time that the job's runnable threads waited for a CPU: 100 per waiting thread.
     """
 
     name = "host"
@@ -165,7 +165,7 @@ class HostListener(PollingListener):
         Field("schedstat.wait_s_per_s", "run_queue_delay_pct", _PCT, scale=100, summary=RATE),
         Field("status.nonvoluntary_ctxt_switches_per_s", "involuntary_switches_per_s", "1/s", summary=RATE),
         Field("cpufreq.scaling_cur_freq", "cpu_clock_mhz", "MHz", scale=1e-3, summary=MEAN),
-        # Shared pages count once in PSS, and once for each process in RSS.
+        # A shared page counts once in PSS, but once per process in RSS.
         Field("smaps_rollup.Pss", "pss_mib", "MiB", scale=1 / 1024, is_live=True),
         Field(
             "status.VmHWM-shared",
@@ -212,7 +212,7 @@ class HostListener(PollingListener):
 
 @dataclass(slots=True)
 class _JobTree:
-    """The last reading of one job, for its rates and for the next reading of its PSS."""
+    """The last reading of one job, for its rates and the timing of its next PSS reading."""
 
     t_ns: int | None = None
     members: Mapping[int, ProcessReading] = field(default_factory=dict)
@@ -242,7 +242,7 @@ class _JobTree:
         grown["stat.busiest_s"] = ticks / _TICKS_PER_S
         readings = {f"{name}_per_s": amount / seconds for name, amount in grown.items()}
         if _HAS_CLOCKS:
-            with suppress(OSError):  # the CPU is offline by now
+            with suppress(OSError):  # the CPU is offline
                 readings["cpufreq.scaling_cur_freq"] = int(read_file(_CLOCK_FILE.format(members[busiest].cpu)))
         return readings
 
@@ -254,7 +254,7 @@ class _JobTree:
 
 @dataclass(slots=True)
 class _Memory:
-    """The last reading of the memory of one job's processes, by their PIDs and the times of their starts; in KiB."""
+    """The last memory reading of one job's processes, by PID and start time; in KiB."""
 
     maxima: Mapping[tuple[int, int], int] = field(default_factory=dict)
     shared: Mapping[tuple[int, int], int] = field(default_factory=dict)
@@ -290,7 +290,7 @@ class _Machine:
         self._before: tuple[int, dict[str, int]] | None = None
         self._cpus = os.sched_getaffinity(0)
         self._ticks = read_cpu_ticks(self._cpus)
-        # Hardware stands behind what has a `device`: no partitions, loop devices, bridges or container interfaces.
+        # Hardware has a `device`; partitions, loop devices, bridges and container interfaces do not.
         self._disks = _list_hardware(Path("/sys/block"))
         self._interfaces = _list_hardware(Path("/sys/class/net"))
 
@@ -306,7 +306,7 @@ class _Machine:
         if self._before is not None:
             before_ns, before = self._before
             grown = {name: now[name] - before[name] for name in now if name in before}
-            # A counter falls when a device is unplugged, or wraps: there is no rate then.
+            # A counter falls when a device is unplugged or the counter wraps: then there is no rate.
             readings.update({name: n / (t_ns - before_ns) * 1e9 for name, n in grown.items() if n >= 0})
             machine, usable = (after.since(before) for after, before in zip(ticks, self._ticks, strict=True))
             readings |= _cpu_readings(machine, usable, len(self._cpus))
@@ -342,7 +342,7 @@ def _list_hardware(folder: Path) -> set[bytes]:
 
 
 def _read_traffic(process: ProcessReading) -> ProcessReading | None:
-    """Return the process with its storage traffic, if we may read it; `None` if it is gone."""
+    """Return the process with its storage traffic, if readable; `None` if it is gone."""
     try:
         lines = read_file(f"/proc/{process.pid}/io").splitlines()
     except PermissionError:
@@ -364,7 +364,7 @@ def _resident_kib(pid: int) -> tuple[int, int] | None:
 
 
 def _pss_kib(pid: int) -> int | None:
-    """Return the proportional set size of a process in KiB; `None` if it just ended or may not be read."""
+    """Return the proportional set size of a process in KiB; `None` if it just ended or is not readable."""
     try:
         lines = read_file(f"/proc/{pid}/smaps_rollup").splitlines()
     except (FileNotFoundError, ProcessLookupError, PermissionError):

@@ -1,6 +1,6 @@
-"""The GPU through NVML: device quantities, and GPU memory of each job and GPU instance.
+"""The GPU, read through NVML: device quantities, and GPU memory of each job and GPU instance.
 
-`pipeline.prepare.device.nvml` reads them.
+`pipeline.prepare.device.nvml` makes the calls.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pipeline.base.domain.samples import THROTTLED, Chart, Field, Sample, Summar
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.gpu_reader import GpuReader
 
-# Source: nvml.h, nvmlClocksEventReason*: software power cap, hardware slowdown (either), heat by software and by
-# hardware, external power brake.
+# Source: nvml.h, nvmlClocksEventReason*: software power cap, hardware slowdown (any), thermal slowdown by software and
+# by hardware, external power brake.
 _POWER_OR_HEAT = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 _THROTTLE_REASONS = "nvmlDeviceGetCurrentClocksThrottleReasons"
 MEAN, MAX, PEAK, GROWTH = Summary.MEAN, Summary.MAX, Summary.PEAK, Summary.GROWTH
@@ -26,10 +26,10 @@ MEAN, MAX, PEAK, GROWTH = Summary.MEAN, Summary.MAX, Summary.PEAK, Summary.GROWT
 class NvmlListener(PollingListener):
     """Samples of one whole GPU (`job` is `None`), and of the GPU memory of each job and of the GPU instances used.
 
-    Memory leaves out what the driver reserves for itself. Energy counts from the loading of the driver, so that only
-    differences mean anything. Power, clocks and temperature are of the whole GPU under MIG too. `throttle_reasons_bits`
-    is the bit mask of nvml.h (nvmlClocksEventReason*): 1 is idle, 4 the power cap. `throttled_ratio` is 1 where power
-    or heat held the clocks down at the instant of the sample, else 0; in the row, the share of the window's samples.
+    Memory excludes what the driver reserves for itself. Energy counts from when the driver was loaded, so only
+    differences are meaningful. Power, clocks and temperature are of the whole GPU, also under MIG.
+    `throttle_reasons_bits` is the bit mask of nvml.h (nvmlClocksEventReason*): 1 is idle, 4 the power cap.
+    `throttled_ratio` of a sample is 1 if power or heat limited the clocks, else 0; in the row, the share of these.
     """
 
     name = "nvml"
@@ -116,7 +116,7 @@ class NvmlListener(PollingListener):
 
 
 def _sum_by_job(memory_bytes: Mapping[int, int], jobs: Mapping[int, int]) -> dict[int, int]:
-    """Return the sum over the processes of each job that has one on the GPU."""
+    """Return the sum per job over its processes on the GPU; jobs without any are missing."""
     used: dict[int, int] = {}
     for pid, amount in memory_bytes.items():
         job = find_job(pid, jobs)

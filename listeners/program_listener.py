@@ -23,15 +23,15 @@ Row = TypeVar("Row")
 
 
 class Program:
-    """A program that runs, in a session of its own."""
+    """A running program, in its own session."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     def lines(self, stop: StopSignal, silence_s: float) -> Iterator[tuple[int, str]]:
-        """Yield the lines of both its streams, with the monotonic instant of their arrival in ns.
+        """Yield the lines of both its streams, with their arrival times in monotonic ns.
 
-        Ends when the output ends, `stop` is set, or nothing came for `silence_s` seconds.
+        Ends when the output ends, `stop` is set, or nothing was printed for `silence_s` seconds.
         """
         pipe = cast(IO[bytes], self._process.stdout)
         pending = b""
@@ -51,13 +51,13 @@ class Program:
                     return
 
     def status(self) -> int | None:
-        """Return the exit status once its output has ended; `None` if it goes on all the same."""
+        """Return the exit status once its output has ended; `None` if the program still runs."""
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(_END_LIMIT_S)
         return None
 
     def end(self) -> None:
-        """End its process group, by SIGKILL if it does not obey SIGTERM."""
+        """End its process group by SIGTERM, then by SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.returncode is not None:
                 return
@@ -68,7 +68,7 @@ class Program:
 
 
 class TextTable:
-    """The output of a program: rows, which a subclass reads, and complaints."""
+    """The output of a program: rows, parsed by a subclass, and other lines, called complaints."""
 
     def __init__(self, listener: str) -> None:
         self.complaints: deque[str] = deque(maxlen=5)
@@ -77,7 +77,7 @@ class TextTable:
 
     @property
     def last_complaints(self) -> str:
-        """The last lines that belong to no table."""
+        """The last lines that are not part of a table."""
         return " ".join(self.complaints) or "nothing"
 
     def warn(self, column: str, message: str) -> None:
@@ -86,7 +86,7 @@ class TextTable:
             _log.warning("listener %s: %s", self._listener, message)
 
     def number(self, column: str, cell: str) -> float | None:
-        """Return the finite number in a cell; warn and return `None` of anything else."""
+        """Return the finite number in a cell; otherwise warn and return `None`."""
         with suppress(ValueError):
             if math.isfinite(value := float(cell)):
                 return value
@@ -95,18 +95,18 @@ class TextTable:
 
 
 class ProgramListener(ThreadedListener):
-    """A listener whose source is one program that runs for as long as it samples."""
+    """A listener whose source is one program that runs while it samples."""
 
     _running: tuple[int, ...] = ()
 
     def pids(self) -> tuple[int, ...]:
-        """Return the program, while it runs; a service behind it, such as DCGM's host engine, is not counted."""
+        """Return the PID of the running program; a service it queries, such as DCGM's host engine, is not counted."""
         return self._running
 
     @contextmanager
     def run_program(self, argv: Sequence[str]) -> Iterator[Program]:
-        # One pipe for both streams: there is no second one to drain, and complaints stay in order. If this process is
-        # killed, the pipe has no reader any more and the program's next line ends it by SIGPIPE.
+        # One pipe for both streams: only one to drain, and complaints stay in order. If this process is killed, the
+        # pipe has no reader, and the program's next line ends it by SIGPIPE.
         with subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         ) as process:
@@ -119,10 +119,10 @@ class ProgramListener(ThreadedListener):
                 program.end()
 
     def rows(self, program: Program, read: Callable[[str], Row | None], stop: StopSignal) -> Iterator[tuple[int, Row]]:
-        """Yield the rows that `read` finds in the lines, with the instants of their arrival.
+        """Yield the rows that `read` finds in the lines, with their arrival times.
 
-        Ends when `stop` is set, when the output ends, and when no row came for too long, whatever else is printed, as
-        about a GPU that is lost.
+        Ends when `stop` is set, when the output ends, or when no row came for too long, even if other lines come, as
+        for a lost GPU.
         """
         last_ns = time.monotonic_ns()
         for t_ns, line in program.lines(stop, self._silence_s):
@@ -134,7 +134,7 @@ class ProgramListener(ThreadedListener):
                 return
 
     def failure(self, argv: Sequence[str], status: int | None, complaints: str) -> ListenerError:
-        """Return the error of rows that ended before the listener was stopped."""
+        """Return the error for rows that ended before the listener was stopped."""
         outcome = f"gave no row for {self._silence_s:g} s" if status is None else f"ended with status {status}"
         return ListenerError(f"listener {self.name}: `{' '.join(argv)}` {outcome}; its output: {complaints}")
 

@@ -1,4 +1,4 @@
-"""The GPU through the text that nvidia-smi prints. One long-running nvidia-smi; columns are found by name."""
+"""The GPU, read from the text of one long-running nvidia-smi; columns are found by name."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _NOT_AVAILABLE = re.compile(r"\[.*\]|N/A|")
 class SmiListener(ProgramListener):
     """Samples of one whole GPU by `nvidia-smi --query-gpu`, stamped when each line arrives.
 
-    A column that this nvidia-smi does not know, or prints under another name, is reported as a warning and is absent.
-    A simulated GPU has its own nvidia-smi instead of `program`.
+    A column that this nvidia-smi does not know, or prints under another name, is missing, with a warning. A simulated
+    GPU uses its own nvidia-smi instead of `program`.
     """
 
     name = "smi"
@@ -39,7 +39,7 @@ class SmiListener(ProgramListener):
         Field("temperature.gpu", "temperature_c", "degrees Celsius"),
         Field("pstate", "pstate", "number of the performance state"),
     )
-    # Without persistence mode the first query initialises the GPU, which takes several seconds.
+    # Without persistence mode, the first query initialises the GPU, which takes seconds.
     start_limit_s = 15.0
 
     def __init__(self, interval_ms: int, program: str = "nvidia-smi", **options: object) -> None:
@@ -71,7 +71,7 @@ class SmiListener(ProgramListener):
             columns.remove(unknown)
 
     def _find_program(self, device: Device) -> str:
-        # On a simulated GPU, what PATH finds would show real ones.
+        # For a simulated GPU, an nvidia-smi found on PATH would show real ones.
         name = dict(device.programs).get("nvidia-smi", "") if device.is_simulated else self._program
         program = shutil.which(name)
         if program is None:
@@ -82,7 +82,7 @@ class SmiListener(ProgramListener):
 
 
 class _Table(TextTable):
-    """The CSV of nvidia-smi. The first line that names a requested column is the header."""
+    """A parser of nvidia-smi's CSV. The first line that names a requested column is the header."""
 
     def __init__(self, columns: Iterable[str]) -> None:
         super().__init__(SmiListener.name)
@@ -90,7 +90,7 @@ class _Table(TextTable):
         self._header: list[str] = []
 
     def read(self, line: str) -> dict[str, float] | None:
-        """Return the values of a row by column, without those not available; `None` for every other line."""
+        """Return the available values of a row by column; `None` for every other line."""
         cells = [cell.strip() for cell in line.split(",")]
         names = [_UNIT.sub("", cell) for cell in cells]
         if not self._header and any(name in self._columns for name in names):

@@ -1,4 +1,4 @@
-"""How long the threads of a job waited for a CPU, and how often they lost one. Reads /proc directly; Linux only."""
+"""How long the threads of a job waited for a CPU, and how often they were preempted, from /proc; Linux only."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from pipeline.base.system.host_info import ProcessReading, read_file
 
-# A job has tens of threads, nearly all of which sleep: one that has not run is read again after these ticks.
+# Most of the tens of threads of a job sleep: one that has not run is read again after these ticks.
 _IDLE_TICKS = 16
 _NOT_COUNTED = b"0 0 0\n"
 
 
 class Threads:
-    """The threads of one job, of which those that sleep are read rarely."""
+    """The threads of one job; sleeping ones are read rarely."""
 
     def __init__(self) -> None:
         self._tick = 0
@@ -22,10 +22,10 @@ class Threads:
         self._known: dict[int, dict[int, _Thread]] = {}
 
     def read(self, t_ns: int, processes: Sequence[ProcessReading]) -> dict[str, float]:
-        """Return waiting time and lost CPUs a second since the reading before, by the source ids of the fields.
+        """Return waiting time and preemptions per second since the previous reading, by the source ids of the fields.
 
-        Empty at the first reading, and where the kernel does not count. A new thread counts from its beginning; what
-        one that ended had added since the reading before is lost.
+        Empty at the first reading, and if the kernel does not count them. A new thread counts from its start; the last
+        interval of an ended thread is lost.
         """
         self._tick += 1
         before_ns, self._t_ns, was_counted = self._t_ns, t_ns, any(self._known.values())
@@ -40,7 +40,7 @@ class Threads:
         }
 
     def _count_growth(self, process: ProcessReading, known: dict[int, _Thread]) -> tuple[int, int]:
-        """Return waiting time in ns and lost CPUs of a process since its threads were last read; update `known`."""
+        """Return waiting time in ns and preemptions of a process since its threads were last read; update `known`."""
         tids = [tid for tid, thread in known.items() if thread.is_awake]
         if len(known) != process.num_threads or (self._tick + process.pid) % _IDLE_TICKS == 0:
             tids = _tids(process.pid)
@@ -75,10 +75,10 @@ def _tids(pid: int) -> list[int]:
 
 
 def _read(folder: str, before: _Thread) -> _Thread | None:
-    """Return a thread as it is now; `None` if it is gone, or the kernel does not count."""
+    """Return the current reading of a thread; `None` if it is gone or the kernel does not count."""
     try:
         text = read_file(f"{folder}/schedstat")
-        if before.schedstat == text:  # it has not run, so the longer file is the same, too
+        if before.schedstat == text:  # it has not run, so the longer file is unchanged too
             return before._replace(is_awake=False) if before.is_awake else before
         if text == _NOT_COUNTED:
             return None

@@ -1,5 +1,5 @@
 """The programs that are collocated: plain scripts that also run by hand.
 
-Each begins by putting the folder of the project first on the module path: of a program that was started by its path,
-its own folder comes first there, where our file names would shadow others'.
+Each first puts the project folder at the front of `sys.path`. Python puts the script's folder there, where our file
+names would shadow others.
 """

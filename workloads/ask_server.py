@@ -1,7 +1,7 @@
-"""A server of any make, started and asked over HTTP, as a job or by hand: `python workloads/ask_server.py --help`.
+"""Start any HTTP server and send it requests, as a job or by hand: `python workloads/ask_server.py --help`.
 
-The server is a command that listens on the port it is given: vLLM, Ray Serve, Triton, one's own. Requests are lines of
-a file, sent again and again in their order; each must be answered by status 200. What the answers say is not checked.
+The server is a command that listens on a given port: vLLM, Ray Serve, Triton, your own. Requests are the lines of a
+file, sent repeatedly in order; each must be answered with status 200. The content is not checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if __name__ == "__main__":  # by its path: workloads/__init__.py
+if __name__ == "__main__":  # when run by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 _TERM_S = 10.0
 _LOOK_S = 0.05
-_LONGEST_S = 86_400.0  # of one answer: a socket takes at most 2^31 ms
+_LONGEST_S = 86_400.0  # timeout of one answer: a socket takes at most 2^31 ms
 _SHOWN_BYTES = 300
 _NOT_YET = frozenset({404, 425, 429, 500, 502, 503, 504})
-"""What servers answer while they load: some know no path before the model behind it is there."""
+"""Statuses that servers return while they load; some do not know a path until its model is loaded."""
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
 
 
 class ServerEndedError(RuntimeError):
-    """The server ended before it was told to; why stands in its own output, which is that of the job."""
+    """The server ended before it was stopped; the job's output, which includes the server's, has the reason."""
 
 
 class RunningServer:
@@ -90,7 +90,7 @@ class RunningServer:
         self.end()
 
     def end(self) -> None:
-        """End it; after a while without its consent."""
+        """Terminate the server; kill it if it does not exit in time."""
         self._process.terminate()
         try:
             self._process.wait(_TERM_S)
@@ -104,7 +104,7 @@ class RunningServer:
             raise ServerEndedError(f"the server ended with status {status}: {shlex.join(self._words)}")
 
     def wait_until_it_answers(self, path: str, body: bytes | None, ready_s: float) -> None:
-        """Send the request until it is answered; raise `RuntimeError` for a refusal, its end, or its silence."""
+        """Send the request until it is answered; raise `RuntimeError` if it refuses, exits or stays silent."""
         end_s, state = time.monotonic() + ready_s, "nothing listens"
         while time.monotonic() < end_s:
             self.check()
@@ -124,7 +124,7 @@ class RunningServer:
         raise RuntimeError(f"the server did not answer {path} on port {self._port} within {ready_s:g} s: {state}")
 
     def ask(self, path: str, body: bytes | None) -> None:
-        """Send the request once; raise `RuntimeError` if the answer is not of status 200."""
+        """Send the request once; raise `RuntimeError` if the status is not 200."""
         status, text = self._request(path, body, None)
         if status != 200:
             raise RuntimeError(f"the server refuses {path}: status {status}: {text}")
@@ -144,7 +144,7 @@ def _describe_request(path: str, body: bytes | None) -> tuple[str, str, bytes | 
 
 
 def add_head(path: str, body: bytes | None, port: int) -> bytes:
-    """Return a request as it is sent."""
+    """Return a request in the form in which it is sent."""
     method, path, _, fields = _describe_request(path, body)
     fields |= {"Host": f"127.0.0.1:{port}", "Content-Length": str(len(body or b""))}
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
@@ -162,7 +162,7 @@ def read_bodies(file: Path | None) -> Sequence[bytes | None]:
 
 
 def find_free_port() -> int:
-    """Return a port of this machine that nothing listens on; the kernel gives such ports in turn."""
+    """Return a port of this machine that nothing listens on; the kernel hands out free ports in turn."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

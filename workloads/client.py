@@ -1,6 +1,6 @@
 """The job's half of the job protocol. Standard library only (Python 3.8 or newer), so that it works in any environment.
 
-A script uses it like this, and runs unchanged by hand, where every call does nothing and loops simply end:
+A script uses it as follows. Run by hand, without an orchestrator, every call is a no-op and loops simply end:
 
     with client.attach() as job:
         ...                                  # load data, build the model, warm up with real steps
@@ -10,14 +10,14 @@ A script uses it like this, and runs unchanged by hand, where every call does no
             job.step(samples=len(batch))
 
 Control goes over a socket (`hello`, `ready`, `go`, `stop`, `bye`), data into `events.jsonl`, one JSON object a line.
-Answered requests, of which there may be thousands a second, go into `requests.bin`, a record of a fixed size each.
-All instants are CLOCK_MONOTONIC nanoseconds. How fast the host runs Python is measured right before the barrier and
-right after the work, never between them. A job whose orchestrator disappears kills its own process group: nobody
-is left to read its results, and a GPU must not stay occupied. (The kernel's parent-death signal is not used: it ends
-the job's leader before the leader can end the rest of its group; 19 of 20 grandchildren outlived it when tried.)
+Answered requests, of which there may be thousands a second, go into `requests.bin`, a record of a fixed size each. All
+timestamps are CLOCK_MONOTONIC nanoseconds. The Python speed of the host is measured right before the barrier and right
+after the work, never in between. If the orchestrator disappears, the job kills its own process group, since nobody
+reads its results and the GPU must be freed. (The kernel's parent-death signal is not used: it kills the leader of the
+job before the leader can kill the rest of its group; in a test, 19 of 20 grandchildren survived it.)
 """
 
-# pathlib is not used here: importing it would add about 10 ms to the start of every job.
+# pathlib is not used here: its import adds about 10 ms to the start of every job.
 # ruff: noqa: PTH118, PTH123
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import struct
 import threading
 import time
 
-TYPE_CHECKING = False  # what `typing` offers, without the 5 ms that importing it costs
+TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`, without the 5 ms to import typing
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
@@ -42,24 +42,24 @@ if TYPE_CHECKING:
 
 PROTOCOL = 1
 _CLEARANCE_S = 0.002
-_HOST_LOOP_ADDITIONS = 40_000  # 1 to 5 ms on the hosts that were tried
-_LOOPS_BEFORE, _LOOPS_AFTER = 5, 3  # the best of them counts, so that one preemption does not
+_HOST_LOOP_ADDITIONS = 40_000  # 1 to 5 ms on the hosts tested
+_LOOPS_BEFORE, _LOOPS_AFTER = 5, 3  # the minimum is used, so one preemption has no effect
 FOLDER_VARIABLE = "COLLOCATION_JOB"
 JOB_FILE, EVENTS_FILE, REQUESTS_FILE = "job.json", "events.jsonl", "requests.bin"
 REQUEST = struct.Struct("<qqqqqii")
-"""Instants at which a request was to be sent, was sent, was begun, had its first token and was done; tokens; batch."""
-_MOST_HELD, _HELD_NS = 512, 500_000_000  # requests and time until they are written
+"""Times at which a request was due, was sent, began, had its first token and was done; tokens; batch size."""
+_MOST_HELD, _HELD_NS = 512, 500_000_000  # requests and time after which they are written
 _pack_request = REQUEST.pack
 
 
 def attach() -> NullJob:
-    """Return the connection to the orchestrator, or a stand-in that does nothing when there is none."""
+    """Return the connection to the orchestrator, or a `NullJob` if there is none."""
     folder = os.environ.get(FOLDER_VARIABLE)
     return Job(folder) if folder else NullJob()
 
 
 class NullJob:
-    """A job of a script that runs by hand: it does nothing."""
+    """Stand-in when no orchestrator runs the script; every call is a no-op."""
 
     attached = False
     watches_output = False
@@ -121,7 +121,7 @@ class NullJob:
 
 
 class Job(NullJob):
-    """A job that an orchestrator started, by its folder, which holds `job.json` and receives `events.jsonl`."""
+    """A job started by an orchestrator. Its folder holds `job.json` and receives `events.jsonl`."""
 
     attached = True
 
@@ -133,7 +133,7 @@ class Job(NullJob):
         self._address = spec["socket"]
         self.block = spec.get("block", self.block)
         self.watches_output = bool(spec.get("watches_output"))
-        # One write call a line, straight to the file: what a killed job wrote is not lost.
+        # One write call per line, unbuffered: what a killed job has written is not lost.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._events = os.open(os.path.join(folder, EVENTS_FILE), flags, 0o644)
         self._stop = threading.Event()
@@ -142,8 +142,8 @@ class Job(NullJob):
         self._start_ns: int | None = None
         self._leaving = False
         self._total: float = 0
-        self._requests = -1  # no file: most jobs answer none
-        self._held: list[bytes] = []  # grows without a lock, which would take half of a record's time more
+        self._requests = -1  # no file: most jobs answer no requests
+        self._held: list[bytes] = []  # grows without a lock, which would add 50 % to the time of a record
         self._writing = threading.RLock()
         self._written_ns = 0
 
@@ -166,7 +166,7 @@ class Job(NullJob):
                 self.metric("host_loop_after_ms", host_loop_ms(_LOOPS_AFTER))
             self._send(type="bye", status="ok")
         else:
-            import traceback  # 3 ms that only a failing job pays
+            import traceback  # 3 ms to import, for failing jobs only
 
             text = "".join(traceback.format_exception(kind, error, trace))
             status = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else None
@@ -183,11 +183,11 @@ class Job(NullJob):
         return self._stop.is_set()
 
     def wait_stop(self, timeout_s: float | None = None) -> bool:
-        """Block until the orchestrator says stop or the time is over; return whether it has said so."""
+        """Block until the orchestrator says stop or the timeout expires; return whether it said stop."""
         return self._stop.wait(timeout_s)
 
     def ready(self) -> int:
-        """Wait at the group's barrier; return the instant at which the work of this job starts."""
+        """Wait at the group's barrier; return the timestamp at which the work of this job starts."""
         self.phase("ready")
         self.metric("host_loop_before_ms", host_loop_ms(_LOOPS_BEFORE))
         self._send(type="ready")
@@ -199,20 +199,20 @@ class Job(NullJob):
                 time.sleep(delay)
         started = time.monotonic_ns()
         self._event("started", t_ns=started)
-        # Where there are fewer CPUs than jobs, the first to work would keep the others from leaving the barrier for
-        # a scheduler's slice each. So no job works before all had the time to leave.
+        # With fewer CPUs than jobs, the first job to start working would delay each other job at the barrier by a
+        # scheduler slice. So all jobs wait until each has had time to leave the barrier.
         time.sleep(_CLEARANCE_S)
         return started
 
     @contextlib.contextmanager
     def take_turn(self) -> Iterator[None]:
-        """Let only one job of the group be inside at a time; the others wait for their turn."""
+        """Enter one job of the group at a time; the other jobs wait for their turn."""
         jobs = os.open(os.path.join(self._folder, os.pardir), os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(jobs, fcntl.LOCK_EX)
             yield
         finally:
-            # Said, and not left to the descriptor's end: a child that was forked meanwhile has a copy of it.
+            # Sent explicitly: closing the descriptor is not enough, as a child forked meanwhile has a copy of it.
             fcntl.flock(jobs, fcntl.LOCK_UN)
             os.close(jobs)
 
@@ -223,7 +223,7 @@ class Job(NullJob):
             yield item
 
     def phase(self, name: str) -> None:
-        """Record the phase that begins now: setup, warmup, ready, train, validate, ..."""
+        """Record the start of a phase: setup, warmup, ready, train, validate, ..."""
         self._event("phase", name=name)
 
     def param(self, **params: object) -> None:
@@ -235,21 +235,21 @@ class Job(NullJob):
         self._event("metric", name=name, value=float(value), step=int(step))
 
     def wrong(self, what: str) -> None:
-        """Record that this process computes wrong results: its figures are shown, and never compared."""
+        """Record that this process computes wrong results: its figures are shown but never compared."""
         self._event("wrong", what=what)
 
     def step(self, samples: float, epoch: int | None = None, t_ns: int | None = None) -> None:
-        """Record that a step over `samples` samples, not always a whole number, was complete at `t_ns` (else now).
+        """Record that a step over `samples` samples (may be fractional) was complete at `t_ns` (default: now).
 
         Raises:
-            RuntimeError: the job has not called `ready`, so the others of its group would wait for it.
+            RuntimeError: the job has not called `ready`, so its group would wait forever.
         """
         if not self._is_ready:
             raise RuntimeError("job.step() came before job.ready(); call job.ready() once, before the first step")
         self._total += samples
         instant_ns = time.monotonic_ns() if t_ns is None else t_ns
         number = "null" if epoch is None else int(epoch)
-        # Written out by hand: an eighth of the time of json.dumps, at every step.
+        # Formatted by hand, once per step: takes an eighth of the time of json.dumps.
         line = f'{{"event":"step","t_ns":{instant_ns},"samples":{samples},"total":{self._total},"epoch":{number}}}\n'
         os.write(self._events, line.encode())
 
@@ -265,17 +265,17 @@ class Job(NullJob):
     ) -> None:
         """Record a request, from any thread; one that was never answered has 0 for `begun_ns` and `done_ns`.
 
-        Records are written in portions, after 0.5 s at the latest if further requests follow: a job that is killed
-        loses those that it held.
+        Records are buffered and, while requests keep coming, written after 0.5 s at the latest. A killed job loses its
+        buffered records.
 
         Args:
-            intended_ns: the instant at which it was to be sent, from which its latency counts.
-            sent_ns: the instant at which it was sent.
-            begun_ns: the begin of its computation.
-            done_ns: the instant of its answer.
-            first_token_ns: the instant of the first token of its answer; 0 if it has none.
-            tokens: of its answer.
-            batch: size of the batch that it was computed in.
+            intended_ns: the scheduled send time, from which latency is counted.
+            sent_ns: the actual send time.
+            begun_ns: the start of its computation.
+            done_ns: the time of its answer.
+            first_token_ns: the time of the first token of its answer; 0 if it has no tokens.
+            tokens: number of tokens in its answer.
+            batch: size of the batch in which it was computed.
         """
         self._held.append(_pack_request(intended_ns, sent_ns, begun_ns, first_token_ns, done_ns, tokens, batch))
         if len(self._held) >= _MOST_HELD or done_ns - self._written_ns > _HELD_NS:
@@ -288,15 +288,15 @@ class Job(NullJob):
         self._event("epoch", epoch=int(number), seconds=float(seconds), metrics=figures)
 
     def process(self, pid: int) -> None:
-        """Record the process that does the work, if it is a child."""
+        """Record the child process that does the work."""
         self._event("process", pid=int(pid))
 
     def process_ended(self) -> None:
-        """Record that this child has just ended, and with it the work."""
+        """Record that this child process, and with it the work, has just ended."""
         self._event("process_ended")
 
     def output_size(self, stdout: int, stderr: int) -> None:
-        """Record how many bytes of output there are by now."""
+        """Record the current output size in bytes."""
         self._event("written", stdout=int(stdout), stderr=int(stderr))
 
     def _event(self, event: str, **values: object) -> None:
@@ -306,7 +306,7 @@ class Job(NullJob):
     def _write_requests(self) -> None:
         with self._writing:
             held = self._held[:]
-            del self._held[: len(held)]  # and not what another thread has added since
+            del self._held[: len(held)]  # keep what another thread has added since
             if held and self._requests < 0:
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
                 self._requests = os.open(os.path.join(self._folder, REQUESTS_FILE), flags, 0o644)
@@ -332,12 +332,12 @@ class Job(NullJob):
                     self._stop.set()
                     self._go.set()
         except (OSError, ValueError):
-            pass  # the connection is gone either way
+            pass  # the connection is already gone
         if not self._leaving:
             _kill_own_group()
 
     def _let_go(self) -> None:
-        """Close the socket in a forked child (a data loader, say): the connection ends when the job itself does."""
+        """Close the socket in a forked child, such as a data loader, so the connection ends with the job itself."""
         self._leaving = True
         descriptor = self._socket.detach()
         if descriptor >= 0:
@@ -345,7 +345,7 @@ class Job(NullJob):
 
 
 def host_loop_ms(repetitions: int) -> float:
-    """Return how long the host takes for a fixed loop of Python, in ms: the shortest of some repetitions."""
+    """Return the time of a fixed Python loop on the host in ms: the minimum of some repetitions."""
     times_ns = []
     for _ in range(repetitions):
         begin_ns = time.perf_counter_ns()

@@ -2,14 +2,14 @@
 
     python workloads/fork_server.py DESCRIPTOR MODULE
 
-The orchestrator runs it with the interpreter of the jobs and talks to it over a socket, one JSON object a line: it
-imports MODULE, says whether it can fork, and then starts a job for each request. A job is a process of its own that
-differs from one started from nothing in its past only: it has the session, environment, files and arguments of
-the request, and runs its program as `__main__`. Standard library only (Python 3.8 or newer).
+The orchestrator runs it with the interpreter of the jobs and talks to it over a socket, one JSON object per line. The
+server imports MODULE, reports whether it can fork, then starts one job per request. Such a job differs from a freshly
+started process only in its history: it has the session, environment, files and arguments of the request, and runs its
+program as `__main__`. Standard library only (Python 3.8 or newer).
 
-What a fork must not inherit: CUDA, a thread, or the pool that OpenMP makes at the first parallel operation (the child
-would wait for its threads for ever). So nothing but imports happens here, and what has a thread or an open GPU after
-them is refused. Whoever closes the socket ends the server, and with it every job that is left.
+A fork must not inherit CUDA, a thread, or the pool that OpenMP creates at its first parallel operation (the child would
+wait for its threads forever). So nothing but imports happens here, and a process that then has a thread or an open GPU
+is refused. Closing the socket ends the server and every remaining job.
 """
 
 # ruff: noqa: PTH100, PTH120, PTH208, PTH115
@@ -36,16 +36,16 @@ MARK_VARIABLE = b"COLLOCATION_GROUP"
 
 
 class Server:
-    """A loop that forks on request, until the other side of the socket is closed."""
+    """A loop that forks on request, until the peer closes the socket."""
 
     def __init__(self, control: socket.socket, mark_address: int) -> None:
         self._control, self._mark_address = control, mark_address
         self._pids: set[int] = set()
 
     def serve(self) -> dict[str, Any] | None:
-        """Answer requests; return `None` at the end, and in a forked job its request.
+        """Handle requests; return `None` at the end, and in a forked job its request.
 
-        However this ends, the jobs that are left end with it.
+        The remaining jobs are killed however this function exits.
         """
         own_pid = os.getpid()
         try:
@@ -68,18 +68,18 @@ class Server:
                 except OSError:  # the reader is gone
                     break
         finally:
-            if os.getpid() == own_pid:  # and not in a job, which leaves this as well
-                for pid in self._pids:  # not reaped, so the number is still theirs
+            if os.getpid() == own_pid:  # not in a job, which leaves this block too
+                for pid in self._pids:  # not reaped yet, so the PID is still theirs
                     with contextlib.suppress(OSError):
                         os.killpg(pid, signal.SIGKILL)
         return None
 
     def _requests(self) -> Iterator[dict[str, Any]]:
-        with contextlib.suppress(OSError):  # closed with an answer of ours unread
+        with contextlib.suppress(OSError):  # closed with an unread reply of ours
             yield from map(json.loads, self._control.makefile("r", encoding="utf-8"))
 
     def _fork(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Start a job and answer with its PID once it has a session of its own; `None` in the job itself."""
+        """Start a job and reply with its PID once it has its own session; return `None` in the job itself."""
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -102,13 +102,13 @@ class Server:
         return {"pid": pid}
 
     def _become(self, request: dict[str, Any]) -> None:
-        """Take on session, environment, files and folder of the request."""
+        """Apply the session, environment, files and working directory of the request."""
         environ: dict[str, str] = request["environ"]
         os.setsid()
         os.environ.clear()
         os.environ.update(environ)
-        # /proc shows others the environment that a process was started with, and a child of the job that calls setsid
-        # is found only by the mark that it inherits there: so the group's own is written over that of the server.
+        # /proc shows the environment with which a process was started. A child of the job that calls setsid is found
+        # only by the mark it inherits there, so the mark of the group is written over that of the server.
         mark = environ[MARK_VARIABLE.decode()].encode()
         ctypes.memmove(self._mark_address, mark, len(mark))
         for descriptor, path, flags in (
@@ -123,7 +123,7 @@ class Server:
             os.chdir(request["folder"])
         gc.unfreeze()
         if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()  # else every job would draw the same numbers
+            sys.modules["numpy"].random.seed()  # else all jobs would draw the same numbers
 
 
 def send(control: socket.socket, message: dict[str, Any]) -> None:
@@ -133,7 +133,7 @@ def send(control: socket.socket, message: dict[str, Any]) -> None:
 
 def find_obstacle() -> str | None:
     """Return the reason why this process cannot be forked, if there is one."""
-    if (pid := os.fork()) == 0:  # OpenBLAS ends at a fork the threads that it started at its import
+    if (pid := os.fork()) == 0:  # at a fork, OpenBLAS ends the threads that it started at import
         os._exit(0)
     os.waitpid(pid, 0)
     threads = len(os.listdir("/proc/self/task"))
@@ -150,7 +150,7 @@ def find_obstacle() -> str | None:
 
 
 def find_mark() -> int:
-    """Return the address from which the kernel shows the mark in our environment; to be called before it changes."""
+    """Return the address of the mark in the initial environment; call this before the environment changes."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype, getenv.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
     return int(getenv(MARK_VARIABLE))
@@ -171,10 +171,10 @@ def main() -> None:
     if reason:
         return
     gc.collect()
-    gc.freeze()  # what is shared stays shared: the collector would write into every object
+    gc.freeze()  # keep memory shared: the collector would write into every object
     request = Server(control, mark_address).serve()
     if request is None:
-        os._exit(0)  # the other side waits, and the teardown of torch takes 0.1 s
+        os._exit(0)  # the peer waits, and torch's teardown takes 0.1 s
     sys.argv = request["argv"]
     sys.path[0] = os.path.dirname(sys.argv[0])
     sys.path += filter(None, request["environ"].get("PYTHONPATH", "").split(os.pathsep))

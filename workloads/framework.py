@@ -1,10 +1,10 @@
-"""Probe which of its devices a framework, or a server, sees, and whether it computes right on each.
+"""Probe which GPUs a framework or server sees, and whether it computes correctly on each.
 
     python workloads/framework.py --framework jax
     CUDA_VISIBLE_DEVICES=MIG-...,MIG-... python workloads/framework.py --framework torch
 
-As a job or by hand. A framework that is not installed, sees nothing or computes wrong is an answer, and no error of
-this program. The probe is printed, and kept as `probe.json` in the job's output folder.
+Runs as a job or by hand. A framework that is not installed, sees no device or computes wrong results is an outcome, not
+an error of this program. The outcome is printed and written to `probe.json` in the job's output folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-if __name__ == "__main__":  # by its path: workloads/__init__.py
+if __name__ == "__main__":  # when run by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
@@ -42,7 +42,7 @@ FRAMEWORKS: dict[str, Callable[[], Framework]] = {
     "triton_server": serving.TritonServer,
 }
 YES, NO, PARTLY, NOT_INSTALLED = "yes", "no", "in part", "not installed"
-"""Of `works`; `in part`: right on the devices that it sees, which are fewer than it was given."""
+"""Values of `works`; `in part`: correct on the devices that it sees, but it sees fewer than it was given."""
 FILE = "probe.json"
 _MOST_WORDS = 600
 
@@ -54,11 +54,11 @@ class Probe:
     """The outcome of a probe.
 
     Attributes:
-        given: the devices of CUDA_VISIBLE_DEVICES; `None` where it is not set, so that all are there.
-        seen: its devices as the framework describes them.
+        given: the devices of CUDA_VISIBLE_DEVICES; `None` if not set: every device is visible.
+        seen: the devices as the framework describes them.
         works: `YES`, `NO`, `PARTLY` or `NOT_INSTALLED`.
-        why: in words, unless it works.
-        wrong: whether that is a wrong result.
+        why: the reason, unless it works.
+        wrong: whether the reason is a wrong result.
     """
 
     framework: str
@@ -71,23 +71,23 @@ class Probe:
 
     @property
     def facts(self) -> dict[str, object]:
-        """The probe as params of a run."""
+        """The outcome as params of a run."""
         num_given = None if self.given is None else len(self.given)
         facts: dict[str, object] = {}
-        if self.version is not None:  # it could be imported
+        if self.version is not None:  # its import succeeded
             facts = {"framework_version": self.version, "devices_seen": len(self.seen), "seen": self.description}
         facts |= {"devices_given": num_given, "works": self.works, "why": self.why or None}
         return {name: fact for name, fact in facts.items() if fact is not None}
 
     @property
     def description(self) -> str:
-        """The devices for readers: `2 of NVIDIA H100 MIG 1g.10gb, 9728 MiB`."""
+        """The devices as text: `2 of NVIDIA H100 MIG 1g.10gb, 9728 MiB`."""
         counts = Counter(device.description for device in self.seen)
         return "; ".join(f"{count} of {name}" if count > 1 else name for name, count in counts.items()) or "nothing"
 
 
 def main() -> None:
-    """Probe as the command line says."""
+    """Run the probe given on the command line."""
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     args = program.parse(Options)
     with client.attach() as job:
@@ -103,9 +103,9 @@ def main() -> None:
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> Probe:
-    """List devices, compute once, wait for the group, and compute again while the others do."""
+    """List devices, compute once, wait for the group, and compute again while the other jobs compute."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:  # NVIDIA's MIG guide asks for more than 1024 where a process uses several instances
+    if soft < hard:  # NVIDIA's MIG guide asks for more than 1024 if a process uses several instances
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     probe = Probe(args.framework, read_visible_devices())
     task = Task.make(args.rows)
@@ -137,7 +137,7 @@ def read_visible_devices() -> list[str] | None:
 
 
 def _attempt(probe: Probe, action: Callable[[], Framework | None]) -> Framework | None:
-    """Return the outcome of an action; note an error in the probe, in the framework's own words."""
+    """Return the outcome of an action; store the framework's error message in the probe."""
     try:
         return action()
     except NotInstalledError as error:
@@ -150,7 +150,7 @@ def _attempt(probe: Probe, action: Callable[[], Framework | None]) -> Framework 
 
 def _see(probe: Probe, framework: Framework, stderr_size: int | None) -> None:
     probe.seen = list(framework.devices())
-    is_cpu_meant = bool(probe.seen) and not probe.given  # as on a simulated GPU, or by hand on a machine without one
+    is_cpu_meant = bool(probe.seen) and not probe.given  # on a simulated GPU, or by hand on a machine without a GPU
     if not is_cpu_meant and all(device.kind == CPU for device in probe.seen):
         reason = framework.why_no_gpu() or _last_gpu_line(_read_stderr(stderr_size)) or "it does not say why"
         probe.why = _brief(f"it sees no GPU: {reason}")
@@ -175,7 +175,7 @@ def _judge(probe: Probe) -> None:
 
 
 def _measure_stderr() -> int | None:
-    """Return the size of the error output, where it is a file, as that of a job is."""
+    """Return the size of stderr if it is a file, as it is in a job."""
     with suppress(OSError):
         if stat.S_ISREG(os.fstat(2).st_mode):
             return os.fstat(2).st_size

@@ -1,7 +1,7 @@
 """A service with a model of timm or transformers, as a job or by hand: `python workloads/infer.py --help`.
 
-Requests come one after another from clients that wait for their answers, or at a rate from a process that does not. The
-weights are random: how fast a model answers does not depend on what it says. What it says is checked all the same.
+Requests come from clients that wait for their answers (closed loop), or at a rate from a process that does not wait.
+The weights are random, as the speed of a model does not depend on its answers. Answers are checked nevertheless.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if __name__ == "__main__":  # by its path: workloads/__init__.py
+if __name__ == "__main__":  # when run by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from workloads.serving.inference import Inference, Inputs
 
 _MOST_DIGITS = 1000
-_MOST_TOKENS = 1000  # that differ
+_MOST_TOKENS = 1000  # different tokens
 _log = logging.getLogger(__name__)
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, warm up, wait for the group, answer, check."""
+    """Set up, warm up, wait for the group, answer requests, check the answers."""
     with ExitStack() as stack:
-        # Before anything is big: a process is started by a copy of this one.
+        # Before this process is large: starting a process copies it.
         process, arrivals = arrival_process(args, job), None
         if args.serve == "in_process":
             arrivals = stack.enter_context(_open_locally(job, process))
@@ -75,9 +75,9 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
 def _limit_ahead(args: argparse.Namespace, device: torch.device) -> int:
     """Return how many batches may be issued before the oldest of them is answered.
 
-    Several clients keep as many on the device. At a rate it is one: while the next is issued, no answer is noticed. It
-    is one on the CPU, for a decoder, whose tokens the host awaits, and over HTTP, where the inputs of a batch are
-    written to memory that the one before may still read.
+    It equals the number of closed-loop clients. At a rate it is one, as no answer is noticed while the next batch is
+    issued. It is also one on the CPU, for a decoder, whose tokens the host awaits, and over HTTP, where a batch is
+    written to memory that the previous batch may still read.
     """
     runs_ahead = args.arrival == "closed" and args.serve == "in_process" and not args.output_tokens
     return int(args.outstanding) if runs_ahead and device.type == "cuda" else 1
@@ -103,7 +103,7 @@ def _serve(args: argparse.Namespace, job: client.NullJob, arrivals: Arrivals, se
 
 
 def build_model(args: argparse.Namespace, device: torch.device) -> torch.nn.Module:
-    """Return the model, ready to answer; random weights depend on the seed."""
+    """Return the model, ready for inference; its random weights depend on the seed."""
     import torch
 
     if args.library == "timm":
@@ -143,7 +143,7 @@ def _is_of_images(args: argparse.Namespace) -> bool:
 
 
 def make_inputs(args: argparse.Namespace, model: torch.nn.Module, device: torch.device) -> Inputs:
-    """Return the requests: images [.., 3, px, px] in the precision of the model, or token ids [.., tokens]."""
+    """Return the requests: tensors: images [.., 3, px, px] in the precision of the model, or token ids [.., tokens]."""
     import torch
 
     from workloads.serving.inference import NUM_INPUTS, Inputs
@@ -183,7 +183,7 @@ def _digits(args: argparse.Namespace, rows: int) -> torch.Tensor:
 def build_inference(
     args: argparse.Namespace, job: client.NullJob, model: torch.nn.Module, inputs: Inputs, device: torch.device
 ) -> Inference:
-    """Return the computation of answers, with those that it must give. Also runs the canary."""
+    """Return the inference of the model with its reference answers. Also runs the canary."""
     import torch
 
     from workloads.serving import inference

@@ -1,6 +1,6 @@
-"""How fast a device computes, moves data and launches kernels: `python workloads/micro.py --help`.
+"""Measure how fast a device computes, moves data and launches kernels: `python workloads/micro.py --help`.
 
-Runs one operation again and again, as a job or by hand. Standard output is a log: one line an epoch.
+Repeats one operation, as a job or by hand. Standard output is a log: one line per epoch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # by its path: workloads/__init__.py
+if __name__ == "__main__":  # when run by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program

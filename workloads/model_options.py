@@ -1,4 +1,4 @@
-"""The options that several programs with a model have: those of training, and what a device can do."""
+"""The options shared by programs with a model: training options, and checks of what a device supports."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from workloads.options import PLACE, Device, option
 
 DataSource = enum.Enum("DataSource", "disk files synthetic_files synthetic_host synthetic_device", start=0)
-"""`disk` reads the data set as it is published, `files` a folder of image files as timm does; the synthetic ones are
-made-up files of the same kind, and data of the same shape made in the loader or on the device. Of text, `disk` is what
-comes with Python, and `files` a folder of text files."""
+"""`disk` is the published data set, `files` a folder of image files as for timm. The `synthetic` ones are similar
+files, or data of the same shape created in the loader or on the device. For text, `disk` is the text that comes
+with Python, `files` a folder of text files."""
 
 StepMode = enum.Enum("StepMode", "eager compile cuda_graph", start=0)
 Precision = enum.Enum("Precision", "default tf32 fp32 bf16 fp16", start=0)
 
-# A network of the usual size takes hours an epoch on CPUs, so only a chosen CPU trains it.
+# On CPUs, an epoch of a network of the usual size takes hours; so the user must have chosen the CPU.
 GPU_ONLY_PX = 224
 NO_GPU = (
     "no GPU was found; use gpu=cpu to run it on the CPUs anyway, or gpu=simulated_h100_80gb dry_run=true to see its "
@@ -75,7 +75,7 @@ class Training:
         return Path(self.data_root)
 
     def find_folder(self, name: str, folder: str, remedy: str) -> Path:
-        """Return the folder of a data set below `data_root`, or raise `ValueError` with this remedy."""
+        """Return the folder of a data set below `data_root`, or raise `ValueError` with the given remedy."""
         if self.data_root is None:
             raise ValueError(f"{name} is read from disk, but no folder is given; set data.root=FOLDER, or {remedy}")
         path = Path(self.data_root) / folder
@@ -88,7 +88,7 @@ class Training:
 
 
 def refuse_graphs_without_gpu(device: Device) -> None:
-    """Raise ValueError where CUDA graphs cannot be captured."""
+    """Raise `ValueError` if the device cannot capture CUDA graphs."""
     if device.is_simulated or not device.is_gpu:
         place, remedy = device.name, "gpu=simulated_h100_80gb dry_run=true"
         if device.is_simulated:

@@ -1,8 +1,8 @@
-"""A load whose use of a GPU is known: blocks of threads that compute. For `python -m pipeline.gpu selftest`.
+"""Load a GPU with a known number of computing thread blocks. For `python -m pipeline.gpu selftest`.
 
-Reads standard input: a line `BLOCKS THREADS` begins a load, and the next line, `stop`, or the end of the input ends it.
-By hand: start it, type `132 1024`, then `stop`. Writes JSON, a line each: what the device is, then of each load
-`running` as soon as it is under way, and `done` with how many results were wrong.
+Reads standard input: a line `BLOCKS THREADS` begins a load, and the next line, `stop` or the end of input ends it. By
+hand: start it, type `132 1024`, then `stop`. Writes one JSON object per line: the device, then for each load `running`
+as soon as it runs, and `done` with the number of wrong results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if __name__ == "__main__":  # by its path: workloads/__init__.py
+if __name__ == "__main__":  # when run by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import program
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
     import torch
 
 WARP = 32
-"""Threads that a GPU runs together. Triton launches no fewer, and the counters count warps, not threads."""
+"""Threads that a GPU runs together: the minimum that Triton launches, and the unit that counters count."""
 
 _THREADS = tuple(WARP << doubled for doubled in range(6))
 
 _KERNEL_S = 0.05
-"""Duration of a kernel, beside which the microseconds between two kernels do not count."""
+"""Duration of a kernel, long enough to neglect the microseconds between two kernels."""
 
 _ROUNDS_BY, _TRIED_ROUNDS, _MOST_ROUNDS = 16, 2000, 1 << 30
-"""Rounds of a kernel: Triton builds one kernel for all multiples of 16, and others for other numbers."""
+"""Rounds per kernel: Triton compiles one kernel for all multiples of 16, and others for other numbers."""
 
 _AHEAD = 3
-"""Kernels that are issued before the first of them has ended: the device never waits for the host."""
+"""Maximum number of kernels issued ahead, so that the device never waits for the host."""
 
 _WAVES = 64
-"""Blocks one after another in each place of a full device. An SM ends the oldest of its blocks first, as these wait for
-its arithmetic: with one each, places stood empty, and an H200 showed an occupancy of 0.63."""
+"""Blocks per slot of a full device. Blocks compete for an SM's arithmetic, and the oldest ends first: with one block
+per slot, slots became empty, and an H200 showed an occupancy of 0.63."""
 
 _UNROLLED, _FACTOR, _SUMMAND = 32, -1.0, 1.0
-"""As in `rates.operations`: x becomes 1 - x, exactly, after an odd number of steps."""
+"""As in `rates.operations`: x becomes exactly 1 - x after an odd number of steps."""
 
 
 def main() -> None:
-    """Carry out what comes on standard input."""
+    """Execute the commands from standard input."""
     import torch
 
     parser = program.Parser(description="Carry out loads from standard input: BLOCKS THREADS begins one, stop ends it.")
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 class Lines:
-    """The lines of a descriptor; also tells whether there is one."""
+    """The lines of a descriptor, with a check whether a line has come."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._pending, self._has_ended = descriptor, b"", False
@@ -89,7 +89,7 @@ class Lines:
         return line.decode(errors="replace").strip() if newline else None
 
     def is_there(self) -> bool:
-        """Return whether a line has come, or the end."""
+        """Return whether a line, or the end of input, has come."""
         while b"\n" not in self._pending and not self._has_ended and select.select([self._descriptor], [], [], 0)[0]:
             self._read()
         return self._has_ended or b"\n" in self._pending
@@ -101,16 +101,16 @@ class Lines:
 
 
 def occupy(device: torch.device, blocks: int, threads: int, lines: Lines) -> None:
-    """Keep the device busy with kernels of these blocks, one right after the other, until a line comes.
+    """Keep the device busy with consecutive kernels of these blocks until a line comes.
 
-    Looks at the results of the last one then.
+    Then check the results of the last kernel.
     """
     import torch
 
     properties = torch.cuda.get_device_properties(device)
     is_full = blocks * threads >= properties.multi_processor_count * properties.max_threads_per_multi_processor
     out = torch.full((blocks * threads * (_WAVES if is_full else 1),), torch.nan, device=device)
-    _seconds(out, threads, _TRIED_ROUNDS)  # builds it
+    _seconds(out, threads, _TRIED_ROUNDS)  # compiles the kernel
     rounds = _TRIED_ROUNDS * _KERNEL_S / _seconds(out, threads, _TRIED_ROUNDS)
     rounds = _ROUNDS_BY * round(min(max(rounds, _TRIED_ROUNDS), _MOST_ROUNDS) / _ROUNDS_BY)
     under_way: deque[torch.cuda.Event] = deque()

@@ -1,9 +1,9 @@
-"""How a workload states its options: once, as a dataclass, from which everything else follows.
+"""The option declaration of a workload: one dataclass, from which everything else is derived.
 
-The class stands in a file that imports neither torch nor anything else that is slow: the orchestrator loads it to check
-a study before anything starts, and the program, maybe in another interpreter, to read its command line. A field is a
-key of the configuration and a flag of the program (`batch_size` and `--batch-size`), a recorded param, and a row of
-`--help-keys`. docs/your_own_workload.md goes through an example.
+Its file imports neither torch nor any other slow module: the orchestrator loads it to check a study before anything
+starts, and the program, maybe in another interpreter, to read its command line. A field is a key of the configuration,
+a flag of the program (`batch_size` and `--batch-size`), a recorded param, and a row of `--help-keys`.
+docs/your_own_workload.md shows an example.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 PLACE, CONTENT = "place", "content"
-"""Kinds of paths: one says where things lie on a machine, the other decides what is computed."""
+"""Kinds of paths: `PLACE` is a location on the machine, `CONTENT` determines what is computed."""
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Device:
     """The device that options are checked for.
 
     Attributes:
-        was_chosen: the user named it; false where it is what happens to be there.
-        compute_capability: of an NVIDIA GPU, where it is known.
+        was_chosen: whether the user chose it; false if it was detected.
+        compute_capability: of an NVIDIA GPU, if known.
     """
 
     name: str
@@ -44,13 +44,13 @@ def option(
     """Return a field of an option class.
 
     Args:
-        default: its value if not given; without one, the YAML or the user must give it.
+        default: the default value; without one, the YAML or the user must give a value.
         help: its meaning, as Markdown.
-        least: the smallest value that it takes.
-        choices: the values that it takes, where its type is no enumeration.
+        least: the smallest allowed value.
+        choices: the allowed values, if its type is not an enumeration.
         path: `PLACE` or `CONTENT` if it names a file or folder; the program gets it as an absolute path.
-        braces: a word in braces that the program fills in itself, such as `{port}`.
-        is_flag: the program gets it; false if it is for the study alone.
+        braces: a placeholder that the program fills in itself, such as `{port}`.
+        is_flag: whether the program gets it; false if only the study uses it.
     """
     metadata = {
         "help": help,

@@ -1,6 +1,6 @@
-"""The tracking of particles through the magnets of an accelerator: `python workloads/particles.py --help`.
+"""Track particles through the magnets of an accelerator: `python workloads/particles.py --help`.
 
-A simulation that computes and hardly touches memory, as a job or by hand. Standard output is a log: one line an epoch.
+A compute-bound simulation with little memory access, as a job or by hand. Standard output has one line per epoch.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ import argparse
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # by its path: workloads/__init__.py
+if __name__ == "__main__":  # when run by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
 from workloads.rates.options import Particles
 
 PARTICLES = {"cuda": 5_000_000, "cpu": 2_000}
-"""By type of device, as the next two: how many there are, the turns of a call, and the calls of a step."""
+"""By device type, like the next two: number of particles, turns per call, calls per step."""
 TURNS = {"cuda": 100, "cpu": 5}
 CALLS = {"cuda": 4, "cpu": 2}
 _MOST_DIFFERENT = {"fp32": 0.01, "fp64": 1e-7}
-"""From the CPU's fp64 after the first call, relative to the amplitudes."""
+"""Maximum difference from fp64 on the CPU after the first call, relative to the amplitudes."""
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, compare with the CPU, warm up, wait for the group, track."""
+    """Set up, compare with the CPU, warm up, wait for the group, track particles."""
     job.phase("import")
     import torch
 

@@ -1,6 +1,6 @@
-"""The common part of the programs of this folder: their command line, the set-up of torch, and their end.
+"""Shared code of the programs of this folder: command line, torch set-up, exit.
 
-Nothing heavy is imported here: a command line that is wrong is refused at once.
+Nothing slow is imported here: a wrong command line is refused at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import MISSING, Field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
-from . import client  # relative: also as gpu_collocation.workloads, by hand
+from . import client  # relative: also imported as gpu_collocation.workloads, by hand
 from .options import Device
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class UsageError(SystemExit):
-    """The command line cannot be run here; ends the process with status 2, as argparse does."""
+    """The command line cannot run here; the process exits with status 2, as with argparse."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class UsageError(SystemExit):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that ends by `UsageError`."""
+    """An argument parser that raises `UsageError`."""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
@@ -49,10 +49,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(kind: type[Any], argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the values of a command line by the names of an option class; `args.options` is an instance of it.
+    """Return the values of a command line, keyed by the names of an option class; `args.options` is an instance of it.
 
-    An enumerated value is its name, a map a dict, a path a `Path`. A program that can be told to stop also has `seed`,
-    `device` and `epochs`. A wrong command line raises `UsageError`.
+    An enumeration value is given by name, a map is a dict, a path a `Path`. A program that can be stopped also has
+    `seed`, `device` and `epochs`. A wrong command line raises `UsageError`.
     """
     parser = Parser(description=(kind.__doc__ or "").partition("\n")[0])
     hints = get_type_hints(kind)
@@ -78,7 +78,7 @@ def parse(kind: type[Any], argv: Sequence[str] | None = None) -> argparse.Namesp
     is_gpu = values.get("device") != "cpu"
     args.options = kind(**{field.name: values[field.name] for field in options})
     check(args, Device(name="a GPU" if is_gpu else "the CPUs", is_gpu=is_gpu), parser.error)
-    # What a job gets was derived when it was planned.
+    # Derived values of a job were computed when it was planned.
     if hasattr(kind, "derive_values") and client.FOLDER_VARIABLE not in os.environ:
         defaults = {field.name: _default(field) for field in options}
         derived = args.options.derive_values().items()
@@ -90,7 +90,7 @@ def parse(kind: type[Any], argv: Sequence[str] | None = None) -> argparse.Namesp
 
 
 def _describe_flag(field: Field[Any], hint: Any) -> dict[str, Any]:
-    """Return what argparse needs to know of an option: its type, choices and default."""
+    """Return argparse's description of an option: its type, choices and default."""
     default = _default(field)
     is_required = default is MISSING
     settings: dict[str, Any] = {"required": is_required, "default": None if is_required else default}
@@ -112,7 +112,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _strip_none(hint: Any) -> Any:
-    """Return the type of an option that may be `None`, without that."""
+    """Return the type of an optional value without `None`."""
     is_union = get_origin(hint) in (Union, types.UnionType)
     return next(part for part in get_args(hint) if part is not type(None)) if is_union else hint
 
@@ -122,7 +122,7 @@ def _is_enumeration(kind: Any) -> bool:
 
 
 def check(args: argparse.Namespace, device: Device, refuse: Callable[[str], NoReturn]) -> None:
-    """Check the options of a command line for a device; `refuse` gets the message of an error."""
+    """Check the options of a command line for a device; call `refuse` with the message of an error."""
     for field in fields(args.options):
         setting, least = getattr(args.options, field.name), field.metadata.get("least")
         for number in setting if isinstance(setting, list) else [setting]:
@@ -143,7 +143,7 @@ def refuse(message: str) -> NoReturn:
 
 
 def model_argument(text: str) -> tuple[str, Any]:
-    """Read KEY=VALUE; the value is JSON, or text where it is not JSON."""
+    """Read KEY=VALUE; the value is JSON, or else text."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
@@ -160,7 +160,7 @@ def report_wrong(job: NullJob, description: str) -> None:
 
 
 def run_program(kind: type[Any], run: Callable[[argparse.Namespace, NullJob], None]) -> None:
-    """Run a program with the options of a class as the command line says, as a job or by hand."""
+    """Run a program with the options of a class, given on the command line, as a job or by hand."""
     args = parse(kind)
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     with client.attach() as job:
@@ -172,7 +172,7 @@ def run_program(kind: type[Any], run: Callable[[argparse.Namespace, NullJob], No
 
 
 def find_device(args: argparse.Namespace) -> torch.device:
-    """Return the device of `--device`; refuse one that this machine lacks, or that the options cannot run on."""
+    """Return the device of `--device`; refuse one that this machine lacks or that the options do not support."""
     import torch
 
     if args.device != "cpu" and torch.cuda.is_available():
@@ -186,13 +186,13 @@ def find_device(args: argparse.Namespace) -> torch.device:
 
 
 def need_triton(device: torch.device) -> None:
-    """Refuse a GPU whose kernels cannot be built, because Triton is not installed."""
+    """Refuse a GPU if Triton, which builds its kernels, is not installed."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         refuse("the kernels for GPUs need Triton, which comes with torch for GPUs; run pip install triton")
 
 
 def set_arithmetic(args: argparse.Namespace, precision: str, *, autotunes: bool = False) -> None:
-    """Seed all generators of random numbers, and set where TF32 may stand for fp32."""
+    """Seed all random generators, and set whether TF32 may replace fp32."""
     import random
 
     import numpy as np
@@ -209,21 +209,21 @@ def set_arithmetic(args: argparse.Namespace, precision: str, *, autotunes: bool 
 
 
 def choose_autocast(precision: str) -> torch.dtype | None:
-    """Return the type of autocast for a `--precision`; `None` without autocast."""
+    """Return the autocast dtype of a `--precision`; `None` without autocast."""
     import torch
 
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
 
 
 def record_options(args: argparse.Namespace) -> dict[str, object]:
-    """Return the options by name, as a run records them: without maps, paths and absent ones; with the seed."""
+    """Return the options by name, as recorded for a run: without maps, paths and unset values; with the seed."""
     names = [field.name for field in fields(args.options) if not field.metadata.get("path")]
     values = {name: getattr(args, name, None) for name in [*names, "seed"]}
     return {name: value for name, value in values.items() if value is not None and not isinstance(value, dict)}
 
 
 def describe_run(device: torch.device, parameters: Iterable[torch.Tensor] = (), *packages: str) -> dict[str, object]:
-    """Return the facts of a run: versions, device and number of parameters; `None` stands for an absent one."""
+    """Return the facts of a run: versions, device and number of parameters; `None` if absent."""
     import torch
 
     facts: dict[str, object] = {
@@ -234,7 +234,7 @@ def describe_run(device: torch.device, parameters: Iterable[torch.Tensor] = (), 
         "parameters": sum(parameter.numel() for parameter in parameters) or None,
     }
     if device.type == "cuda":
-        # Under an MPS percentage, and on a MIG device, this is what the job has of them.
+        # With an MPS percentage or on a MIG device, this is the job's share.
         facts["multiprocessors"] = torch.cuda.get_device_properties(device).multi_processor_count
         facts["gpu_name"] = torch.cuda.get_device_name(device)
         facts["cuda"] = torch.version.cuda
@@ -244,14 +244,14 @@ def describe_run(device: torch.device, parameters: Iterable[torch.Tensor] = (), 
 
 
 def leave() -> NoReturn:
-    """End without the teardown of interpreter and libraries: 0.45 instead of 0.78 s of seven jobs on an H200."""
+    """Exit without tearing down interpreter and libraries: 0.45 instead of 0.78 s for seven jobs on an H200."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def _cublas_version() -> str | None:
-    """Return the version of the package that PyPI's torch takes cuBLAS from; `None` if it comes from elsewhere."""
+    """Return the version of the cuBLAS package used by PyPI's torch; `None` if cuBLAS comes from elsewhere."""
     for name in ("nvidia-cublas", "nvidia-cublas-cu13", "nvidia-cublas-cu12"):
         with suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)

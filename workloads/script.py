@@ -1,15 +1,15 @@
 """A job that runs any program, unchanged: `python workloads/script.py SCRIPT [ARGS...]`.
 
-A Python file is run by this interpreter, another file that can be executed by itself, and a bare name is that of a
-program beside this interpreter, such as `torchrun`, or on PATH. It is a child process, in the same process group and
-with the same output, working directory and environment (except that it is not attached to the orchestrator itself). It
-is measured from outside: from its start, right after the group's common start, to its exit, whose status becomes ours.
-Told to stop, it gets SIGTERM; the signals that ask us to end, as SIGTERM and SIGUSR1 do, are passed on, so one sent to
-the whole group arrives twice. What it started becomes our child when its parent has ended, wherever it hides. What
-still runs five seconds after the script is ended, and the job has failed.
+A Python file is run by this interpreter and an executable file directly; a bare name is looked up next to this
+interpreter (such as `torchrun`), then on PATH. The script is a child process in the same process group, with the same
+output, working directory and environment, but not attached to the orchestrator. It is measured from outside: from its
+start, right after the common start of the group, to its exit, whose status becomes ours. When the orchestrator says
+stop, the script gets SIGTERM; signals that ask this process to end, such as SIGTERM and SIGUSR1, are passed on, so a
+signal to the whole group arrives twice. Its orphans become our children, in whatever session. Those that outlive the
+script by five seconds are killed, and the job has failed.
 
-Standard library only (Python 3.8 or newer) and few imports, so that this process is nothing beside the script: hence no
-`argparse`. `posix_spawn` starts the script with a signal mask of our choice, and without forking a process of threads.
+Standard library only (Python 3.8 or newer) and few imports (no `argparse`), so that this process costs nothing next to
+the script. `posix_spawn` sets the signal mask and does not fork a multi-threaded process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 
-if __name__ == "__main__":  # by its path: workloads/__init__.py
+if __name__ == "__main__":  # when run by its path: workloads/__init__.py
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 
 from workloads import client
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _LOOK_S = 0.2
-_HELPERS_END_S = 5.0  # such as what sends the last of a run to a tracking service after its owner
+_HELPERS_END_S = 5.0  # for helpers, such as one that sends the last data of a run to a tracking service
 _TERM_S = 0.5
 _SHOWN_BYTES = 200
-_CANNOT_START = 126  # as a shell says it
+_CANNOT_START = 126  # the status that shells use
 _OF_INTERPRETERS = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
 _PR_SET_CHILD_SUBREAPER = 36  # Source: linux/prctl.h
-_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # by its interpreters only: a shell has their default actions
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # only by the interpreter: a shell has their default actions
 _NOT_PASSED_ON = (
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT, signal.SIGCHLD),
     *(signal.SIGURG, signal.SIGWINCH, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT),
     *(signal.SIGSYS, signal.SIGTRAP, *_IGNORED_BY_PYTHON),
 )
-_PASSED_ON = tuple(signal.valid_signals().difference(_NOT_PASSED_ON))  # those that ask a process to end
+_PASSED_ON = tuple(signal.valid_signals().difference(_NOT_PASSED_ON))  # signals that ask a process to end
 
 
 class ScriptError(SystemExit):
@@ -58,7 +58,7 @@ class ScriptError(SystemExit):
 
 
 class LeftRunningError(ScriptError):
-    """The script ended before its work did."""
+    """The script ended before all of its processes did."""
 
 
 def run(job: client.NullJob, argv: list[str]) -> None:
@@ -66,8 +66,8 @@ def run(job: client.NullJob, argv: list[str]) -> None:
 
     Raises:
         FileNotFoundError: there is no such script; raised before the job is ready.
-        ScriptError: the script cannot be started, or ended with another status than 0.
-        LeftRunningError: it ended well, and left processes running.
+        ScriptError: the script cannot be started, or exited with a status other than 0.
+        LeftRunningError: it exited with status 0 but left processes running.
     """
     script, command = argv[0], _command(argv)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -90,7 +90,7 @@ def run(job: client.NullJob, argv: list[str]) -> None:
 
 
 def _command(argv: list[str]) -> list[str]:
-    """Return the whole command line of the script; FileNotFoundError if there is no such program."""
+    """Return the whole command line of the script; raise `FileNotFoundError` if it does not exist."""
     script, *arguments = argv
     if os.path.isfile(script):  # noqa: PTH113
         is_python = script.endswith(".py") or not os.access(script, os.X_OK)
@@ -106,7 +106,7 @@ def _command(argv: list[str]) -> list[str]:
 
 
 def _start(command: list[str]) -> int:
-    """Start the script and pass signals on to it from its first instant; return its PID."""
+    """Start the script and pass signals on to it from its start; return its PID."""
     environ = {name: value for name, value in os.environ.items() if name != client.FOLDER_VARIABLE}
     old = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     try:
@@ -126,7 +126,7 @@ def _start(command: list[str]) -> int:
 
 
 def _cannot_start(program: str, error: OSError) -> ScriptError:
-    """Return the error of a file that the kernel cannot execute, with its cause."""
+    """Return the error, with its cause, for a file that the kernel cannot execute."""
     first = b""
     with contextlib.suppress(OSError), open(program, "rb") as file:  # noqa: PTH123
         first = file.readline(_SHOWN_BYTES).rstrip(b"\n")
@@ -141,13 +141,13 @@ def _cannot_start(program: str, error: OSError) -> ScriptError:
 
 def _end_on_stop(job: client.NullJob) -> None:
     if job.wait_stop():
-        os.kill(os.getpid(), signal.SIGTERM)  # which is passed on
+        os.kill(os.getpid(), signal.SIGTERM)  # forwarded to the script
 
 
 def _wait_for_end(pid: int) -> os.waitid_result:
-    """Wait for the script's end, and reap what it left behind before; from then on no signal is passed on."""
+    """Wait for the script's end, reaping its orphans meanwhile; then stop passing on signals."""
     while True:
-        # Not reaped yet: its PID cannot become another process while signals are passed on to it.
+        # Not reaped yet: its PID cannot be reused while signals are passed on to it.
         end = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert end is not None
         if end.si_pid == pid:
@@ -159,14 +159,14 @@ def _wait_for_end(pid: int) -> os.waitid_result:
 
 
 def _end_survivors() -> list[str]:
-    """End the children that run for longer than helpers do; return their PIDs and names."""
+    """Kill the children that outlive the time for helpers; return their PIDs and names."""
     if _are_gone(_HELPERS_END_S):
         return []
     survivors = _children()
     signum = signal.SIGTERM
     end_s = time.monotonic() + 4 * _TERM_S
     while time.monotonic() < end_s:
-        for pid in _children():  # among them those whose parent has just ended
+        for pid in _children():  # including those whose parent has just ended
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
         if _are_gone(_TERM_S):
@@ -199,9 +199,9 @@ def _children() -> dict[int, str]:
 
 @contextlib.contextmanager
 def _watch_output(job: client.NullJob) -> Iterator[None]:
-    """Record when the output grows, if the job watches it: a line in it is then known to be of that time.
+    """Record when the output grows, if the job watches it: a line is then known to be of that time.
 
-    Nothing stands between the script and its files, so it is not slowed down.
+    The script writes directly to its files, so watching does not slow it down.
     """
     if not job.watches_output:
         yield
@@ -226,7 +226,7 @@ def _watch_output(job: client.NullJob) -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the script that the command line names."""
+    """Run the script given on the command line."""
     if len(sys.argv) < 2:
         sys.stderr.write("usage: script.py SCRIPT [ARGS...]\n")
         raise SystemExit(2)

@@ -1,4 +1,4 @@
-"""Everything that `train_text` imports, in one module: what a fork server loads for it (docs/warm_start.md)."""
+"""Import everything that `train_text` imports; a fork server loads this module (docs/warm_start.md)."""
 
 from workloads.text import models, text_data
 from workloads.training import recipes, run

@@ -1,4 +1,4 @@
-"""Everything that `train_timm` imports, in one module: what a fork server loads for it (docs/warm_start.md)."""
+"""Import everything that `train_timm` imports; a fork server loads this module (docs/warm_start.md)."""
 
 from workloads.images import image_data
 from workloads.images.vision import import_torchvision

@@ -1,7 +1,7 @@
 """Text classification and language modelling with a model of transformers: `python workloads/train_text.py --help`.
 
-Runs as a job or by hand, from random weights or from those of a trained model in a folder. Warm-up runs real steps and
-leaves no trace, so that the losses of a run depend on its seed alone. Standard output is a log: one line an epoch.
+Runs as a job or by hand, with random or trained weights. Warm-up runs real steps and then undoes their effect, so the
+losses of a run depend only on its seed. Standard output is a log: one line per epoch.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-if __name__ == "__main__":  # by its path: workloads/__init__.py
+if __name__ == "__main__":  # when run by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
 from workloads.text.options import TrainText
 
-# Of AdamW, from random weights and from trained ones.
+# Learning rates of AdamW, for random and for trained weights.
 _RATE, _FINE_TUNING_RATE = 1e-4, 5e-5
 
 

@@ -1,1 +1,1 @@
-"""Records, protocols and errors, and what every stage uses; knows no stage."""
+"""Records, protocols, errors and helpers that all stages use; independent of every stage."""

@@ -15,7 +15,7 @@ from pipeline.base.system.words import format_count
 
 
 def number_shards(groups: Sequence[Group], *, by_case: bool) -> tuple[Group, ...]:
-    """Number the shard of each group of a plan."""
+    """Assign its shard number to each group of a plan."""
     if not by_case:
         return tuple(dataclasses.replace(group, unit=group.block) for group in groups)
     cases = _number_cases(groups)

@@ -1,11 +1,11 @@
 """The program dcgmi of the simulated driver: `python -m pipeline.simulation.dcgmi --state-file FILE ...`.
 
-It lists and watches what DCGM's host engine would see of the machine, in the layout of DCGM 4. Its cells are what the
-machine's source of readings says, and not available without one. It starts no program and looks at nothing but the
-state file and what that source names.
+It lists and watches what DCGM's host engine would see of the machine, in the output format of DCGM 4. Values come from
+the machine's source of readings; without one they are not available. It starts no program and reads only the state file
+and what its source uses.
 
-Source of the formats, of the order of rows and of what goes to which stream: the source of dcgmi, DCGM 4.6. Statuses
-are DCGM's return codes, of which a process keeps the last byte.
+Formats, row order and output streams follow the source code of dcgmi, DCGM 4.6. Exit statuses are the last byte of
+DCGM's return codes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pipeline.simulation.machine.readings import Quantity
 from pipeline.simulation.machine.state_file import Gpu, GpuInstance, State, StateFile
 from pipeline.simulation.simulated_program import RefusedError, say
 
-# Names of faults: the host engine does not answer; does not watch a field, as in `dcgmWatchFields:1006`; does not
-# release the profiling counters; does not take them again.
+# Fault names: the host engine does not answer; does not watch a field, as in `dcgmWatchFields:1006`; does not release
+# the profiling counters; does not resume them.
 CONNECT, WATCH = "dcgmConnect", "dcgmWatchFields"
 PAUSE, RESUME = "dcgmProfPause", "dcgmProfResume"
 
@@ -40,18 +40,18 @@ _NO_ENGINE = (
 )
 _REFUSED = "Error setting watches. Result: -6: Feature not supported"
 _UNRECOVERABLE = "The third-party Profiling module returned an unrecoverable error"
-# Messages of success. Source: DCGM user guide, "Concurrent Usage of NVIDIA Profiling Tools".
+# Success messages. Source: DCGM user guide, "Concurrent Usage of NVIDIA Profiling Tools".
 _PROFILING = {
     "profile --pause": "Successfully paused profiling.",
     "profile --resume": "Successfully resumed profiling.",
 }
-# The host engine sees a new instance a second or two after it was made (NVIDIA/DCGM#230).
+# The host engine sees a new instance one or two seconds after its creation (NVIDIA/DCGM#230).
 _SEEN_AFTER_S = 1.0
-# The header comes again after 15 rounds, then after every 14.
+# The header is repeated after 15 rounds, then after every 14.
 _ROUNDS_OF_HEADER = 14
 
 
-# The profiling fields, the columns of dmon, and the quantities; traffic is in bytes a second. Sources:
+# The profiling fields, the columns of dmon, and the quantities; traffic is in bytes per second. Sources:
 # dcgm_fields.cpp, dcgm_fields.h, DCGM 4.6.
 _COLUMNS = {
     1001: ("GRACT", Quantity.GRACT),
@@ -67,7 +67,7 @@ _COLUMNS = {
     1011: ("NVLTX", Quantity.NVLINK_OUT),
     1012: ("NVLRX", Quantity.NVLINK_IN),
 }
-# Those that instances do not have; their cells are blank, and wider.
+# Columns that instances lack; their cells are blank, and wider.
 _OF_GPU = frozenset({1009, 1010, 1011, 1012})
 _MIB = 2**20
 
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run(state_file: StateFile, arguments: Sequence[str]) -> None:
     clients = Clients(state_file)
     try:
-        # The real host engine is a client of the driver all the time; here it lives as long as this program.
+        # The real host engine is a permanent client of the driver; here it is one while this program runs.
         clients.open_session()
     except DriverError as error:
         raise _refusal(_NO_ENGINE, _NO_CONNECTION) from error
@@ -95,7 +95,7 @@ def _refusal(message: str, code: int) -> RefusedError:
 
 
 class _Entity(NamedTuple):
-    """A GPU or GPU instance as the host engine knows it: how its row begins, and NVML's index and id."""
+    """A GPU or GPU instance as the host engine knows it: the begin of its row, and NVML's index and id."""
 
     label: str
     gpu: int
@@ -145,13 +145,13 @@ class _Program:
         rule = f"+{'':-<19}+{'':-<68}+"
         yield from (rule, f"| {'Instance Hierarchy':<86} |", rule.replace("-", "="))
         numbered = [(index, gpu, _list_noticed(index, gpu)) for index, gpu in enumerate(self._driver.state().gpus)]
-        divided = [row for row in numbered if row[2]]  # a GPU without instances is not in it
+        divided = [row for row in numbered if row[2]]  # GPUs without instances are omitted
         for index, gpu, instances in divided:
             yield f"| {f'GPU {index}':<17} | {f'GPU {gpu.uuid} (EntityID: {index})':<66} |"
             for entity, instance in instances:
                 place = f"{index}/{instance.id}"
                 yield f"| {f'-> I {place}':<17} | {f'GPU Instance (EntityID: {entity})':<66} |"
-                # Compute instances are counted like GPU instances, from the same number on.
+                # Compute instances are numbered like GPU instances, from the same number on.
                 first = index * model_of(gpu).compute_slices
                 first += sum(len(other.compute_instances) for before, other in instances if before < entity)
                 numbered_cis = enumerate(instance.compute_instances, start=first)
@@ -175,7 +175,7 @@ class _Program:
         header = f"{_line('#Entity', titles, numbers)}\n{_line('ID', {}, numbers)}"
         say(header)
         for number in numbers:
-            # One field that is refused refuses them all, after the header, and nothing says which it was.
+            # If one field is refused, all are refused, after the header, without naming it.
             self._check(f"{WATCH}:{number}", _REFUSED, _NOT_SUPPORTED)
         done, next_header = 0, _ROUNDS_OF_HEADER + 1
         while True:
@@ -194,7 +194,7 @@ class _Program:
 
     @staticmethod
     def _cell(state: State, number: int, index: int, instance_id: int | None) -> str:
-        """Return a reading as it is printed; an instance that is gone, and paused counters, have none."""
+        """Return a reading in printed form; vanished instances and paused counters have none."""
         reading = None
         with suppress(DriverError):
             if not state.dcgm_is_paused:
@@ -204,7 +204,7 @@ class _Program:
         return f"{reading * _MIB:.0f}" if number in _OF_GPU else f"{reading:.3f}"
 
     def _entities(self, targets: str | None) -> list[_Entity]:
-        """Return the targets, or else every GPU; a GPU before its instances, in the order of NVML's ids."""
+        """Return the targets, by default every GPU; a GPU before its instances, in the order of NVML's ids."""
         known: dict[str, _Entity] = {}
         for index, gpu in enumerate(self._driver.state().gpus):
             known[f"gpu:{index}"] = _Entity(f"GPU {index}", index, None)
@@ -219,11 +219,11 @@ class _Program:
 
 
 def _list_noticed(index: int, gpu: Gpu) -> list[tuple[int, GpuInstance]]:
-    """Return the GPU instances that the host engine has noticed, by NVML's ids, with its own numbers."""
+    """Map NVML's ids of the GPU instances that the host engine has noticed to its own numbers."""
     now_s = time.monotonic()
-    # An instant that is still to come is of a kept machine, from before this computer was started.
+    # A time in the future belongs to a kept machine, from before this computer was started.
     noticed = [instance for instance in queries.sort_as_listed(gpu) if not 0 <= now_s - instance.made_s < _SEEN_AFTER_S]
-    # Source: DCGM's cache manager: each GPU has room for as many numbers as it may have MIG devices.
+    # Source: DCGM's cache manager: each GPU reserves as many numbers as it can have MIG devices.
     numbered = enumerate(noticed, start=index * model_of(gpu).compute_slices)
     return sorted(numbered, key=lambda pair: pair[1].id)
 

@@ -1,7 +1,7 @@
-"""The installation of the simulated driver: its library beneath pynvml, its programs in a folder.
+"""Installation of the simulated driver: its library under pynvml, its programs in a folder.
 
-Nothing here looks for a program on PATH, becomes another user or starts anything: a simulated device cannot reach a
-real driver.
+Nothing here looks for a program on PATH, changes user or starts a process: a simulated device cannot reach a real
+driver.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pipeline.simulation.mps import control_program
 if TYPE_CHECKING:
     from pipeline.simulation.nvml.library import NvmlLibrary
 
-# The folder is named here and not in PYTHONPATH, so that no other package of this name can come before it.
+# Set here, not in PYTHONPATH, so that no other package of this name can come first.
 _START = "import sys; sys.path.insert(0, {project!r}); from {module} import main; sys.exit(main(sys.argv[1:]))"
 _PROGRAMS = {"nvidia-smi": "pipeline.simulation.smi.nvidia_smi", "dcgmi": "pipeline.simulation.dcgmi"}
 
 
 @contextmanager
 def install_driver(state_file: Path) -> Iterator[NvmlLibrary]:
-    """Let pynvml, in this process, speak to the machine of this file. Afterwards pynvml is as it was.
+    """Connect pynvml, in this process, to the machine in this file; undo this on exit.
 
-    Sessions that are still open at the end are closed.
+    Sessions still open at the end are closed.
     """
     from pipeline.simulation.nvml.library import NvmlLibrary
 
@@ -42,9 +42,9 @@ def install_driver(state_file: Path) -> Iterator[NvmlLibrary]:
 
 @contextmanager
 def replace_nvml(library: Any) -> Iterator[None]:
-    """Let pynvml call this library instead of libnvidia-ml; afterwards pynvml is as it was.
+    """Make pynvml call this library instead of libnvidia-ml; undo this on exit.
 
-    pynvml looks for the library by its name alone, and keeps every function that it has looked up: those of another
+    pynvml finds its library by name only and caches every function that it has looked up; cached functions of another
     library must not be called. No documented interface gives it another library.
     """
     import pynvml
@@ -64,7 +64,7 @@ def replace_nvml(library: Any) -> Iterator[None]:
 def write_programs(folder: Path, state_file: Path) -> dict[str, Path]:
     """Write the programs that show and change the machine of this file; return their absolute paths by name.
 
-    They need no environment of their own and ignore the one they get. The folder is made if it is not there.
+    They ignore their environment. The folder is created if it does not exist.
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)

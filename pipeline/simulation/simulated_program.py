@@ -1,4 +1,4 @@
-"""The common part of the simulated programs: their machine, refusals, and a reader that is gone."""
+"""The shared part of the simulated programs: their machine, refusals, and a closed output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.simulation.machine.state_file import StateFile
 
 
 class RefusedError(Exception):
-    """The program ends with a message and an exit status."""
+    """The program refuses to run and ends with a message and an exit status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ def run(
 ) -> int:
     """Run a program with `--state-file FILE` and its own arguments; return its exit status.
 
-    `without_machine` is the status where the file holds no machine; with `is_apart`, a refusal goes to stderr.
+    `without_machine` is the status if the file has no machine; with `is_apart`, refusals go to stderr.
     """
     _, state_file, *program_arguments = arguments
     try:
@@ -39,13 +39,13 @@ def run(
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # Nobody reads any more; Python must not try again when it closes the stream.
+        # The reader is gone; Python must not write again when it closes the stream.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
 
 
 def say(*lines: str) -> None:
-    """Print lines at once: the reader of a loop waits for them."""
+    """Print lines without buffering, as the reader of a loop waits for them."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()

@@ -53,7 +53,7 @@ FAIR = """
             yield WholeDevice([slot] * group.degree, device)
     """
 FAIR_MODE = """
-    FAIR = Mode(name="fair", label="fair slices", word="fair slices", colour="#aa3300", dark_colour="#ee7744")
+    FAIR = SharingMode(name="fair", label="fair slices", word="fair slices", colour="#aa3300", dark_colour="#ee7744")
     MODES = {**MODES, "fair": FAIR}
     """
 
@@ -143,14 +143,14 @@ CENSUS = """
         return figure
     """
 TALLY = """
-    from pipeline.base.domain.command_answer import Answer
+    from pipeline.base.domain.command_answer import CommandAnswer
 
     def add_arguments(parser):
         parser.add_argument("things", nargs="*")
 
     def answer(arguments):
         number = len(arguments.things)
-        return Answer(data={"number": number}, text=f"{number} things")
+        return CommandAnswer(data={"number": number}, text=f"{number} things")
     """
 STUDY = """
     # @package _global_

@@ -1,1 +1,1 @@
-"""The common part of image and text data: batches, torch's loader in an order of ours, folders that are made once."""
+"""Shared code of image and text data: batches, a data loader with our own order, folders that are created once."""

@@ -1,4 +1,4 @@
-"""Batches of training data, made-up ones among them, and random numbers that depend on few small ones."""
+"""Batches of training data, real or synthetic, and random generators seeded from several small numbers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _DEVICE_BATCHES = 4
 Batch = tuple[Tensor, Tensor]
 """Inputs and labels, [batch, ...] each, both on the device."""
 IGNORED = -100
-"""The label of a token that the loss leaves out, as torch's cross-entropy has it."""
+"""The label of a token that the loss ignores, as in torch's cross-entropy."""
 
 
 class Batches(Protocol):
     """Batches of one split, epoch after epoch.
 
-    Order and augmentation of an epoch depend on the seed and the number of the epoch alone, so an epoch can be begun,
-    left and begun again.
+    Order and augmentation depend only on the seed and the epoch number, so an epoch can be started, abandoned and
+    started again.
     """
 
     num_batches: int
@@ -33,15 +33,15 @@ class Batches(Protocol):
         ...
 
     def close(self) -> None:
-        """End what delivers them; no epoch can begin afterwards."""
+        """Stop the processes that load the batches; no epoch can begin afterwards."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingData:
-    """Batches to train with, all full, and those to validate with, if there are any.
+    """Training batches, all full, and validation batches, if there are any.
 
-    Made-up data has no accuracy.
+    Synthetic data has no accuracy.
     """
 
     train: Batches
@@ -55,7 +55,7 @@ class TrainingData:
 
 
 class PooledSamples(Dataset[Batch]):
-    """One sample a label, from a small pool of inputs: the loader's work without a disk."""
+    """One sample per label, from a small pool of inputs: gives the loader its work without reading a disk."""
 
     def __init__(self, pool: Tensor, labels: Tensor) -> None:
         self._pool, self._labels = pool, labels
@@ -69,9 +69,9 @@ class PooledSamples(Dataset[Batch]):
 
 
 class DeviceBatches:
-    """A handful of random batches that lie on the device from the start, in turn: no loader and no copy in a step.
+    """A few random batches that stay on the device and are used in turn: no loader, no copy within a step.
 
-    `make` makes a number of samples; `ValueError` if an epoch has no full batch.
+    `make` creates a given number of samples. Raises `ValueError` if an epoch has no full batch.
     """
 
     def __init__(self, make: Callable[[int], Batch], samples: int, batch_size: int, device: torch.device) -> None:
@@ -90,16 +90,16 @@ class DeviceBatches:
 
 
 def mix_seeds(*parts: int) -> int:
-    """Return one well mixed 64-bit seed from several small numbers."""
+    """Return one well-mixed 64-bit seed from several small numbers."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0])
 
 
 def generator(*parts: int) -> torch.Generator:
-    """Return a generator on the CPU with such a seed."""
+    """Return a CPU generator seeded with `mix_seeds`."""
     return torch.Generator().manual_seed(mix_seeds(*parts))
 
 
 def require_classes(count: int, num_classes: int) -> None:
-    """Refuse with `ValueError` a data set of more classes than the model has."""
+    """Raise `ValueError` if the data set has more classes than the model has."""
     if count > num_classes:
         raise ValueError(f"the data set has {count} classes; --num-classes {num_classes} is too few")

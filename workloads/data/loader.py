@@ -1,4 +1,4 @@
-"""Torch's data loader with an order of our own, and with worker processes that start early and end at once."""
+"""PyTorch's data loader with our own order, and with worker processes that start early and stop at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _JOIN_LIMIT_S = 5.0
 
 
 class EpochOrder(Sampler[int]):
-    """A random order for each epoch; the loader's own would depend on whether its processes ran an epoch before.
+    """A random order per epoch; the loader's own order would depend on whether its workers ran an epoch before.
 
-    With `is_numbered`, a sample is given as `epoch * num_samples + sample`, so that a worker knows both.
+    With `is_numbered`, the index of a sample is `epoch * num_samples + sample`, so workers know both numbers.
     """
 
     def __init__(self, num_samples: int, seed: int, *, is_numbered: bool) -> None:
@@ -34,12 +34,12 @@ class EpochOrder(Sampler[int]):
 
 
 class Loader:
-    """Batches of a data set, epoch after epoch; `ValueError` if there is not one.
+    """Batches of a data set, epoch after epoch; `ValueError` if there is not a single batch.
 
-    For training, full batches in the order of the epoch; else all samples as they come. The workers are forked when the
-    first epoch begins, which is at once for training, so that they read while other things are prepared: what is forked
-    after this process uses the GPU holds on to it as well. They live until `close`. A data set with `__getitems__`
-    returns whole batches; of another one, `collate` makes them.
+    Training gets full batches in the order of the epoch, validation all samples in their stored order. Workers are
+    forked at the first epoch. For training it begins at once: workers read early, and a child forked after this process
+    uses the GPU would keep the GPU open too. They live until `close`. A data set with `__getitems__` returns whole
+    batches; for other data sets, `collate` makes them.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Loader:
             num_workers=workers,
             pin_memory=pin_memory,
             persistent_workers=workers > 0,
-            generator=generator(seed, 4),  # else it would draw from torch's own, which models draw from
+            generator=generator(seed, 4),  # else it would draw from the global generator, which models use
             collate_fn=(lambda batch: batch) if hasattr(dataset, "__getitems__") else collate,
-            # Forked workers share the data; where Python starts them afresh, each would get a copy of a mapped array.
+            # Forked workers share the data; spawned ones would each copy a memory-mapped array.
             multiprocessing_context="fork" if workers > 0 else None,
         )
         self.num_batches = len(self._loader)
@@ -81,26 +81,25 @@ class Loader:
         return self.num_batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the epoch that was named last."""
+        """Yield the batches of the epoch set by `name_epoch`."""
         first_epoch, self._first_epoch = self._first_epoch, None
         return iter(self._loader) if first_epoch is None else first_epoch
 
     def name_epoch(self, number: int) -> None:
-        """Choose the epoch that is iterated next."""
+        """Set the epoch that is iterated next."""
         if self._order is not None and self._order.epoch != number:
             self._order.epoch, self._first_epoch = number, None
 
     def close(self) -> None:
-        """End the workers at once; they hold nothing to keep.
+        """Kill the workers at once; they hold nothing to save.
 
-        Torch's own way asks them and waits up to five seconds for each, and without a limit for locks that a worker
-        may hold.
+        PyTorch's own shutdown waits up to five seconds per worker, and without limit for locks that a worker may hold.
         """
         iterator = getattr(self._loader, "_iterator", None)
         workers = getattr(iterator, "_workers", ())
         if not workers:
             return
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch takes the end of a worker for an error
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch reports the exit of a worker as an error
         for worker in workers:
             worker.kill()
         for worker in workers:

@@ -1,1 +1,1 @@
-"""The probes of `framework.py`: the devices of frameworks and servers, and a product whose answer is known."""
+"""The probes of `framework.py`: the devices of frameworks and servers, and a matrix product with a known result."""

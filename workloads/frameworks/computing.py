@@ -1,6 +1,6 @@
-"""The frameworks that compute: their devices, and a product on each. A framework is imported when its class is made.
+"""The computing frameworks: their devices and a product on each. Each class imports its framework when instantiated.
 
-On a machine without a GPU, and on a simulated one, a framework that can compute on the CPU does.
+Without a GPU, or with a simulated one, a framework uses the CPU if it can.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 from workloads.frameworks.task import Matrix
 
 GPU, CPU = "gpu", "cpu"
-# Frameworks that would take most of the memory of a GPU for themselves, which other jobs of the group need.
+# By default, these frameworks allocate most of the memory of a GPU, which other jobs of the group need.
 _MODEST = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
 class NotInstalledError(Exception):
-    """The framework is not there; the message says what was looked for."""
+    """The framework is not installed; the message names the missing package."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A device as a framework describes it; `None` stands for what it does not tell."""
+    """A device as a framework describes it; `None` if not reported."""
 
     kind: str
     name: str
@@ -36,29 +36,29 @@ class Seen:
 
     @property
     def description(self) -> str:
-        """The device for readers: `NVIDIA H100 MIG 1g.10gb, 9728 MiB`."""
+        """The device as text: `NVIDIA H100 MIG 1g.10gb, 9728 MiB`."""
         return self.name if self.memory_mib is None else f"{self.name}, {self.memory_mib} MiB"
 
 
 class Framework(ABC):
-    """A framework, or a server before one."""
+    """A framework, or a server in front of one."""
 
     version: str
 
     @abstractmethod
     def devices(self) -> Sequence[Seen]:
-        """Return its GPUs, or else the CPU if it computes there, or else nothing."""
+        """Return its GPUs; without a GPU, the CPU if supported, else nothing."""
 
     @abstractmethod
     def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
         """Return the product, computed on the device at this position, and the sum of its elements."""
 
     def why_no_gpu(self) -> str:
-        """Return why it has no GPU, in its own words; empty if it does not tell."""
+        """Return the framework's own reason for having no GPU; empty if it gives none."""
         return ""
 
     def close(self) -> None:  # noqa: B027
-        """End the processes and files that it has begun."""
+        """Stop the processes and remove the files that it has created."""
 
 
 class Computing(Framework):
@@ -80,7 +80,7 @@ class Computing(Framework):
 
 @contextmanager
 def require_module(module: str) -> Iterator[None]:
-    """Turn the absence of a module into `NotInstalledError`; the absence of a part of it stays what it is."""
+    """Raise `NotInstalledError` if the module is missing; if only a part of it is, leave the exception unchanged."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -130,7 +130,7 @@ class Jax(Computing):
         return jax
 
     def devices(self) -> Sequence[Seen]:
-        # Of its first backend, which is that of GPUs where it has one.
+        # The default backend, which is the GPU backend if JAX has one.
         devices = []
         for device in self.its.devices():
             kind = GPU if device.platform in ("gpu", "cuda", "rocm") else CPU
@@ -184,7 +184,7 @@ class Cupy(Computing):
 
 
 class Tensorflow(Computing):
-    """TensorFlow, which says why it has no GPU in its error output only, and of no GPU how much memory it has."""
+    """TensorFlow. Why it has no GPU is in its stderr only; the memory size of a GPU is never reported."""
 
     module = "tensorflow"
 
@@ -195,7 +195,7 @@ class Tensorflow(Computing):
 
     def __init__(self) -> None:
         super().__init__()
-        self.its.config.set_soft_device_placement(False)  # else it computes elsewhere and says nothing
+        self.its.config.set_soft_device_placement(False)  # else it silently computes on another device
 
     def devices(self) -> Sequence[Seen]:
         configuration = self.its.config
@@ -244,7 +244,7 @@ def _mib(number: object) -> int | None:
 
 
 def _text(identifier: object) -> str | None:
-    """Return a UUID that a library gives as bytes, or as an object, as text."""
+    """Return a UUID as text; some libraries give bytes or an object."""
     if isinstance(identifier, bytes):
         return str(uuid.UUID(bytes=identifier)) if len(identifier) == 16 else None
     return None if identifier is None else str(identifier)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from workloads.options import option
 
-# By framework: its distributions of PyPI and of conda-forge, any of which will do; builds of one begin with
-# its name. The last three are servers before PyTorch.
+# For each framework, its distributions on PyPI and conda-forge. Any of them will do; builds of one begin with its name.
+# The last three are servers in front of PyTorch.
 _TORCH = "torch|pytorch"
 _PACKAGES = {
     "torch": (_TORCH,),
@@ -30,7 +30,7 @@ class Framework:
     ends_by_itself = True
     may_lack_packages = True
 
-    # A text and no enumeration, so that a file of environments can be named after it.
+    # A string, not an enumeration, so that an environment file can have its name.
     framework: str = option(choices=tuple(_PACKAGES), help="what is asked for its devices; its name follows")
     rows: int = option(128, least=1, help="rows of the factors of the product that it computes")
     rounds: int = option(10, least=1, help="products on each device while the other jobs of the group compute theirs")
@@ -39,7 +39,7 @@ class Framework:
         return f"framework_{self.framework}"
 
     def packages(self) -> tuple[str, ...]:
-        """Return the distributions that the options need; `A|B` is one of them."""
+        """Return the distributions that the options need; `A|B` means either."""
         return _PACKAGES.get(self.framework, ())
 
     def describe_lack(self, package: str, python: str) -> str:

@@ -1,4 +1,4 @@
-"""The servers: the devices of their workers, and the product, which PyTorch computes, as the answer to a request."""
+"""The servers: the devices of their workers, and a product, computed by PyTorch, as the answer to a request."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from workloads.frameworks.computing import GPU, Framework, Seen, Torch, require_
 from workloads.frameworks.task import Matrix
 
 _LIMIT_S = 120.0
-# It does not report its use, and waits for its own processes on a busy host.
+# Ray then does not send usage statistics, and waits for its own processes on a busy host.
 _RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "300"}
 
 
 class Serving(Framework):
-    """A server that answers with what PyTorch computes."""
+    """A server whose answers PyTorch computes."""
 
     def __init__(self) -> None:
         self.torch = Torch()
@@ -73,7 +73,7 @@ class OverHttp(Serving):
 
 
 class Replica:
-    """A process of Ray Serve, which answers with the devices that it sees or, to two factors, with their product."""
+    """A process of Ray Serve. It answers with its visible devices or, to two matrices, with their product."""
 
     def __init__(self) -> None:
         self.torch = Torch()
@@ -84,7 +84,7 @@ class Replica:
 
 
 class RayServe(Framework):
-    """Ray Serve: a process for each device, which Ray makes visible to that one only."""
+    """Ray Serve: one process per device, to which Ray makes only that device visible."""
 
     def __init__(self) -> None:
         for name, value in _RAY_SETTINGS.items():
@@ -96,7 +96,7 @@ class RayServe(Framework):
         torch = Torch()
         self._why_no_gpu, self.version = torch.why_no_gpu(), f"{self._ray.__version__}, PyTorch {torch.version}"
         num_gpus = sum(device.kind == GPU for device in torch.devices())
-        # The paths of its sockets must be short.
+        # Ray's socket paths must be short.
         self._folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
         self._port = _find_free_port()
         try:
@@ -135,7 +135,7 @@ class RayServe(Framework):
 
 
 class TritonServer(Serving):
-    """NVIDIA's Triton Inference Server, as PyTriton starts it: it asks this process for the answers."""
+    """NVIDIA's Triton Inference Server, started by PyTriton: it gets its answers from this process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ def _find_free_port() -> int:
 
 
 def _post(port: int, path: str, body: object = None) -> Any:
-    """Return the answer to a request; raise `RuntimeError` with the text of a refusal."""
+    """Return the answer to a request; raise `RuntimeError` with the error text of the server."""
     data = b"" if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=data)
     try:

@@ -1,7 +1,7 @@
-"""A product of two matrices and the sum of its elements, whose answers are computed on the CPU in whole numbers.
+"""A matrix product and the sum of its elements, with expected values computed on the CPU in integers.
 
-The numbers are so small that every arithmetic of a GPU (fp32, TF32, even bf16 factors) gives them exactly, in whatever
-order it adds: any difference is an error.
+The numbers are small enough that every GPU arithmetic (fp32, TF32, even bf16 inputs) is exact in any summation order:
+any difference is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LARGEST = 3
 
 @dataclass(frozen=True)
 class Task:
-    """Two square factors, the CPU's product of them, and the sum of its elements."""
+    """Two square matrices, their product as computed on the CPU, and the sum of its elements."""
 
     a: Matrix
     b: Matrix
@@ -37,7 +37,7 @@ class Task:
         return cls(a, b, product, sum(map(sum, product)))
 
     def describe_difference(self, product: Matrix, total: float) -> str:
-        """Describe how an answer differs from the CPU's; empty if it does not."""
+        """Describe how an answer differs from the CPU's result; return an empty string if it does not."""
         if [len(row) for row in product] != [len(row) for row in self.product]:
             return f"the product has {len(product)} rows, and not {len(self.product)} of as many columns"
         pairs = list(zip(chain.from_iterable(product), chain.from_iterable(self.product), strict=True))

@@ -1,6 +1,6 @@
-"""Data sets that are read into arrays, and made-up ones of the same shape, through torch's loader or on the device.
+"""Image data sets read into arrays, or synthetic ones of the same shape, through torch's loader or on the device.
 
-The loader handles bytes; they are scaled, flipped and normalised on the device.
+The loader delivers bytes, which are scaled, flipped and normalised on the device.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SYNTHETIC_POOL = 256
 
 
 def open_disk(options: TrainTimm, seed: int, device: torch.device) -> TrainingData:
-    """Open a data set in the format in which it is published."""
+    """Open a data set in its published format."""
     train, validation = _read(options)
     return TrainingData(
         train=LoaderBatches(train, options, seed, device, is_training=True),
@@ -46,7 +46,7 @@ def open_disk(options: TrainTimm, seed: int, device: torch.device) -> TrainingDa
 
 
 def open_on_host(options: TrainTimm, seed: int, device: torch.device) -> TrainingData:
-    """Make up what the loader of the real data set handles."""
+    """Create synthetic data with which torch's loader does the same work as with the real data set."""
     pool = _noise(_SYNTHETIC_POOL, FACTS[options.dataset].native_px or options.image_px, seed)
     samples = PooledSamples(pool, _make_labels(options, count_samples(options), seed))
     train = LoaderBatches(samples, options, seed, device, is_training=True)
@@ -54,7 +54,7 @@ def open_on_host(options: TrainTimm, seed: int, device: torch.device) -> Trainin
 
 
 def open_on_device(options: TrainTimm, seed: int, device: torch.device) -> TrainingData:
-    """Make up batches that lie on the device."""
+    """Create synthetic batches that stay on the device."""
     facts = FACTS[options.dataset]
     mean, std = torch.tensor(facts.mean).view(1, 3, 1, 1), torch.tensor(facts.std).view(1, 3, 1, 1)
 
@@ -67,7 +67,7 @@ def open_on_device(options: TrainTimm, seed: int, device: torch.device) -> Train
 
 
 def count_samples(options: TrainTimm) -> int:
-    """Return the training samples of an epoch of made-up data."""
+    """Return the number of training samples per epoch of synthetic data."""
     return options.samples or FACTS[options.dataset].train_samples
 
 
@@ -123,7 +123,7 @@ class LoaderBatches(Loader):
 
 
 def _noise(count: int, px: int, seed: int) -> Tensor:
-    """Return bytes [count, 3, px, px] at random, the same for each seed."""
+    """Return random bytes [count, 3, px, px], the same for equal seeds."""
     return torch.randint(256, (count, 3, px, px), dtype=torch.uint8, generator=generator(seed, 0))
 
 
@@ -156,7 +156,7 @@ def _open_image_folders(folder: Path, options: TrainTimm) -> tuple[Dataset[Any],
 
 
 def _scale_to_square(image: Any, px: int) -> Tensor:
-    """Scale an image of PIL to px * px by the nearest pixel; bytes [3, px, px]."""
+    """Scale a PIL image to px * px with nearest-pixel sampling; return bytes [3, px, px]."""
     nearest = 0  # PIL.Image.Resampling.NEAREST
     pixels = np.array(image.convert("RGB").resize((px, px), nearest))
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()

@@ -1,4 +1,4 @@
-"""The data sets of images, and what is known of each without reading it. No torch here."""
+"""The image data sets, and their properties that are known without reading them. No torch here."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Dataset = enum.Enum("Dataset", "digits cifar10 imagenet64 imagenet", start=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The facts of a data set.
+    """The properties of a data set.
 
     Attributes:
-        native_px: the size of its images; `None` where it is not the same for all.
-        mean, std: by channel, of pixels from 0 to 1.
-        flips: a mirrored image is still of its class.
-        folder: of its published files, below `data_root`; `None` if it comes with a package.
+        native_px: the size of its images; `None` if sizes vary.
+        mean, std: per channel, of pixels scaled to 0 to 1.
+        flips: a mirrored image still belongs to its class.
+        folder: of its published files, below `data_root`; `None` if a package contains them.
     """
 
     native_px: int | None
@@ -29,7 +29,7 @@ class Facts:
     folder: str | None
 
 
-# Means and deviations. Source for ImageNet: torchvision's reference weights; for CIFAR-10: of its training images.
+# Means and standard deviations. Sources: ImageNet: torchvision's reference weights; CIFAR-10: its training images.
 _IMAGENET = Facts(
     native_px=None,
     train_samples=1_281_167,

@@ -1,4 +1,4 @@
-"""U-Nets of diffusers, which take noise from images: one call is one of the many steps that make an image."""
+"""U-Nets of diffusers, which remove noise from images: one call is one of the many steps that generate an image."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from workloads.images.vision import import_torchvision
 
-# In the middle of the steps of training, of which there are 1,000; how fast it is does not depend on it.
+# The middle of the 1,000 steps of training; the speed does not depend on it.
 _TIMESTEP = 500
 
 
 class Denoiser(nn.Module):
-    """A U-Net at one step, by the name of a class in diffusers that takes images and a step, as `UNet2DModel`."""
+    """A U-Net at one step, given by a diffusers class that takes images and a step, such as `UNet2DModel`."""
 
     def __init__(self, name: str, image_px: int, arguments: Mapping[str, Any]) -> None:
         super().__init__()

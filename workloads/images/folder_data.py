@@ -1,8 +1,8 @@
 """Folders of image files, decoded and augmented as timm's `train.py` does by default.
 
-The parts are timm's: RandomResizedCrop with bilinear or bicubic interpolation at random, flips, colour jitter of 0.4,
-normalisation on the device by its prefetcher, memory that is not pinned. For validation, images are scaled and cut in
-the middle. Only the random numbers are ours: they depend on seed, epoch and image, not on the worker.
+The components are timm's: RandomResizedCrop with random bilinear or bicubic interpolation, flips, colour jitter of 0.4,
+unpinned memory, and its prefetcher, which normalises on the device. Validation images are scaled and centre-cropped.
+Only the random numbers are ours: they depend on seed, epoch and image, not on the worker.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def open_files(options: TrainTimm, seed: int, device: torch.device) -> TrainingD
 
 
 def open_synthetic(options: TrainTimm, seed: int, device: torch.device) -> TrainingData:
-    """Open a folder of made-up files, made now if it is not there; they train and validate, again and again."""
+    """Open a folder of synthetic files, created if it does not exist; training and validation repeat the files."""
     folder = synthetic_files.find_or_make(options.dataset, options.cache_root)
     return _open(options, seed, device, folder, folder, samples=count_samples(options))
 
 
 class FolderImages(Dataset[tuple[Any, int]]):
-    """The images of a folder, used again until there are enough; each is drawn at random anew in every epoch.
+    """The images of a folder, repeated until there are enough; each repeat is augmented anew in every epoch.
 
-    Its index is `epoch * samples + image`, as of a numbered `EpochOrder`.
+    The index is `epoch * samples + image`, as from a numbered `EpochOrder`.
     """
 
     def __init__(self, folder: Path, transform: Any, samples: int | None, seed: int) -> None:
@@ -63,7 +63,7 @@ class FolderImages(Dataset[tuple[Any, int]]):
 
 
 class FolderBatches(Loader):
-    """Batches through timm's collation and prefetcher."""
+    """Batches built by timm's collation and prefetcher."""
 
     def __init__(
         self, images: FolderImages, options: TrainTimm, seed: int, device: torch.device, *, is_training: bool
@@ -86,8 +86,8 @@ class FolderBatches(Loader):
         self.name_epoch(number)
         for images, labels in self._prefetched:
             if images.is_cuda:
-                # The prefetcher has them from a stream of its own, and a step that runs ahead still needs them when
-                # they are given back.
+                # The prefetcher allocates them on its own stream, and a step that runs ahead still needs them when they
+                # are freed.
                 for tensor in (images, labels):
                     tensor.record_stream(torch.cuda.current_stream())
             yield images.contiguous(memory_format=self._format), labels
@@ -104,7 +104,7 @@ def _open(
         options.image_px, is_training=True, interpolation="random", color_jitter=0.4, use_prefetcher=True
     )
     plain = create_transform(options.image_px, interpolation="bicubic", use_prefetcher=True)
-    # Made-up data keeps the ratio of the two halves.
+    # Synthetic data keeps the ratio of training to validation images.
     ratio = facts.validation_samples / facts.train_samples
     training = FolderImages(train, augment, samples, seed)
     validating = FolderImages(validation, plain, samples and max(1, round(samples * ratio)), seed)

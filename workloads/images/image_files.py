@@ -1,7 +1,7 @@
-"""Image data sets in the formats in which they are published, read into arrays of bytes. No torch here.
+"""Image data sets, read from their published formats into arrays of bytes. No torch here.
 
 Images are `uint8` arrays of shape [images, channel, row, column], labels `int64` arrays that count from 0. Nothing is
-downloaded, and reading a data file never executes what it holds.
+downloaded, and reading a data file never executes code that it contains.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class ImageArrays:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A data set's two halves."""
+    """The training and validation parts of a data set."""
 
     train: ImageArrays
     validation: ImageArrays
 
 
 def read_digits(image_px: int) -> Split:
-    """Return scikit-learn's handwritten digits, grey repeated to three channels, pixels repeated up to `image_px`.
+    """Return scikit-learn's handwritten digits, with grey as three equal channels, pixels repeated up to `image_px`.
 
-    1500 images train and 297 validate; which ones is fixed, whatever the seed of a run.
+    1500 images train and 297 validate, split identically for all seeds.
 
     Source: scikit-learn, `sklearn.datasets.load_digits` (1797 images of 8x8 values from 0 to 16).
     """
@@ -70,7 +70,7 @@ def read_digits(image_px: int) -> Split:
 
 
 def read_cifar10(data_root: Path) -> Split:
-    """Return CIFAR-10 from its Python version, unpacked in `data_root`.
+    """Return CIFAR-10 (Python version), read from its unpacked files in `data_root`.
 
     Source: https://www.cs.toronto.edu/~kriz/cifar.html, "CIFAR-10 python version".
     """
@@ -88,8 +88,8 @@ def read_cifar10(data_root: Path) -> Split:
 def read_imagenet64(data_root: Path, cache_root: str | Path | None) -> Split:
     """Return downsampled ImageNet 64x64 as read-only memory maps, which all processes of a machine share.
 
-    The first caller converts the published files, one at a time; others wait for it. The converted files go to
-    `cache_root`, or the data set's own folder.
+    The first caller converts the published files, one at a time, while other callers wait. The converted files are
+    written to `cache_root`, by default the data set's own folder.
 
     Source: P. Chrabaszcz et al., "A Downsampled Variant of ImageNet", arXiv:1707.08819; files of image-net.org.
     """
@@ -104,7 +104,7 @@ def read_imagenet64(data_root: Path, cache_root: str | Path | None) -> Split:
 
 
 def split_folders(folder: Path) -> tuple[Path, Path]:
-    """Return the folders of a data set's two halves, `train` and `val`, with `CLASS/*` in them."""
+    """Return the folders `train` and `val` of a data set, each with files `CLASS/*`."""
     for name in ("train", "val"):
         if not (folder / name).is_dir():
             raise FileNotFoundError(f"{folder / name} does not exist; {folder} must hold train/CLASS/* and val/CLASS/*")
@@ -137,7 +137,7 @@ def _convert(folder: Path, splits: dict[str, list[Path]]) -> None:
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> None:
-    """Write what stands before the pixels of a .npy file: as long for any number of images, so it can be replaced."""
+    """Write the .npy header, with the same length for any number of images, so that it can be overwritten."""
     np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
 
 
@@ -168,7 +168,7 @@ def _read_batch(path: Path, *, px: int, first_label: int) -> ImageArrays:
 
 
 def _list_admitted() -> dict[tuple[str, str], Any]:
-    """Return all that a pickled array may name; NumPy 2 renamed `numpy.core`, files of both exist."""
+    """Return every name that a pickled array may look up; NumPy 2 renamed `numpy.core`, and files use both names."""
     rebuild = np.empty(0).__reduce__()[0]
     from_buffer = np.empty(1).__reduce_ex__(5)[0]
     admitted: dict[tuple[str, str], Any] = {
@@ -183,7 +183,7 @@ def _list_admitted() -> dict[tuple[str, str], Any]:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler of containers, numbers, text and arrays that refuses to look up anything that could run code."""
+    """An unpickler of containers, numbers, text and arrays; it refuses any name that could run code."""
 
     _names = _list_admitted()
 

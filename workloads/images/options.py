@@ -15,9 +15,9 @@ Recipe = enum.Enum("Recipe", "plain timm", start=0)
 Autotune = enum.Enum("Autotune", "auto in_turn together off", start=0)
 
 TINY_RESNET = {"layers": [1, 1, 1, 1], "channels": [64, 128, 256, 512], "stem_chs": 32, "stem_type": ""}
-# Decoded and cut to any size by the loader.
+# The loader decodes and crops them to any size.
 _IMAGE_FILES = (DataSource.files, DataSource.synthetic_files)
-_MOST_IN_A_BATCH = 32  # of a rehearsal: a step is to end within its window, also on two busy cores
+_MOST_IN_A_BATCH = 32  # limits a rehearsal: a step must end within its window, also on two busy cores
 
 
 @dataclass(kw_only=True)

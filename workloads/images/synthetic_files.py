@@ -1,6 +1,6 @@
-"""Image files that show nothing, of the number of pixels and bytes that a data set's own have. No torch here.
+"""Synthetic image files with as many pixels and bytes as those of a real data set. No torch here.
 
-They are read again and again, so a bounded number is enough to give a loader its work.
+A limited number of files, read repeatedly, is enough to give a loader its work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workloads.images.data_sets import Dataset
 if TYPE_CHECKING:
     from PIL import Image
 
-# To be changed with what is made here: it names the folder.
+# Part of the folder name; change it when the content of the files changes.
 _VERSION = 1
 _BLOT_PX = 8
 _NOISE_PX = 512
@@ -27,12 +27,12 @@ _NOISE_PX = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """The files of one data set.
+    """The properties of the files of one data set.
 
     Attributes:
-        sizes: width and height, in turn.
+        sizes: width and height, used in turn.
         suffix, options: of the file format.
-        noise: standard deviation of what is added to each pixel, which decides the number of bytes.
+        noise: standard deviation of the noise added to each pixel; it determines the file size.
     """
 
     count: int
@@ -59,9 +59,9 @@ KINDS = {
 
 
 def find_or_make(dataset: Dataset, cache_root: str | Path | None) -> Path:
-    """Return a folder `CLASS/*` of made-up files like those of a data set, made now if it is not there.
+    """Return a folder `CLASS/*` of synthetic files like those of a data set, created if it does not exist.
 
-    Without `cache_root` it lies in the user's cache folder.
+    By default it is in the user's cache folder.
     """
     kind = KINDS[dataset]
     root = cache_folder(cache_root, "synthetic-files")
@@ -76,11 +76,11 @@ def _make(folder: Path, kind: Kind) -> None:
 
 
 def _paint(kind: Kind) -> Iterator[Image.Image]:
-    """Yield coloured blots under noise, the same ones on every machine."""
+    """Yield images of coloured blots with noise, identical on every machine."""
     from PIL import Image
 
     random = np.random.default_rng(0)
-    # One field of noise, of which each image gets another part: it would take most of the time otherwise.
+    # One noise field, of which each image uses another part: noise per image would take most of the time.
     field = np.rint(random.normal(0, kind.noise, (2 * _NOISE_PX, 2 * _NOISE_PX, 3))).astype(np.int16)
     for number in range(kind.count):
         width, height = kind.sizes[number % len(kind.sizes)]

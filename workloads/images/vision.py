@@ -1,4 +1,4 @@
-"""The import of torchvision, also beside a build of torch that it was not made for."""
+"""The import of torchvision, even with a build of torch that it was not made for."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _kept: list[Any] = []
 def import_torchvision() -> Any:
     """Return the package torchvision; call this before anything that imports it, such as timm.
 
-    PyPI's torchvision is built against CUDA. Beside a CPU build of torch its operators do not load, and importing it
-    fails because one has no schema. Models and images use none of them: schemas are enough.
+    PyPI's torchvision is built against CUDA. With a CPU build of torch its operators do not load, and its import fails
+    because an operator has no schema. Models and images use none of these operators, so defining schemas is enough.
     """
     try:
         import torchvision
@@ -24,6 +24,6 @@ def import_torchvision() -> Any:
         for name in ("nms", "qnms"):
             schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
             schemas.define(schema)  # type: ignore[no-untyped-call]
-        _kept.append(schemas)  # a library that is collected takes its schemas along
+        _kept.append(schemas)  # schemas disappear when their library object is garbage-collected
         import torchvision
     return torchvision

@@ -1,9 +1,9 @@
-"""Triton's kernels: chains of fused multiply-adds on CUDA cores, and the tracking of particles. For NVIDIA GPUs only.
+"""Triton kernels for NVIDIA GPUs: chains of fused multiply-adds on CUDA cores, and the tracking of particles.
 
-Triton comes with torch for GPUs. Its interpreter (`TRITON_INTERPRET=1`) runs all of them on a CPU but what is packed.
+Triton comes with GPU builds of torch. With `TRITON_INTERPRET=1`, all but packed kernels (inline PTX) run on a CPU.
 """
 
-# Triton reads the annotations of these functions itself: only `tl.constexpr` may stand there.
+# Triton reads the annotations of these functions: only `tl.constexpr` is allowed.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ def multiply_add(
 ):
     """Write x * factor + summand, applied `rounds * unrolled + 1` times to x = (i % 1024) / 1024, to `out[i]`.
 
-    `out` has [programs * block] elements of `dtype`: fp16, fp32 or fp64. If `packed`, two elements of fp16 share a
-    register and an instruction, which makes twice as many a cycle. A round has `unrolled` steps.
+    `out` has [programs * block] elements of `dtype`: fp16, fp32 or fp64. If `packed`, two fp16 elements share a
+    register and an instruction, which doubles the rate. A round has `unrolled` steps.
     """
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     x = ((index % 1024).to(tl.float32) / 1024.0).to(dtype)
     a = tl.full((block,), factor, dtype)
     b = tl.full((block,), summand, dtype)
     if packed:
-        # Each pair in a register of its own: with one that all share, one of the two units that take pairs stays idle,
-        # and an H200 made 66 TFLOP/s, half of its peak. What is added is 0.
+        # Each pair in its own register: with one shared by all, one of the two units for pairs stays idle, and an H200
+        # made 66 TFLOP/s, half of its peak. The added value is 0.
         a += x * 0.0
         b += x * 0.0
     for _round in range(rounds):
@@ -43,11 +43,11 @@ def multiply_add(
 
 @triton.jit
 def track(state, lattice, done, num_particles, turns, cells: tl.constexpr, is_6d: tl.constexpr, block: tl.constexpr):
-    """Track each particle for some turns in place, as `tracking.track` does, and count these for each program.
+    """Track each particle for some turns in place, as `tracking.track` does, and count the turns of each program.
 
-    `state` is [6, num_particles] of fp32 or fp64: x, px, y, py, zeta, delta; `lattice` [4] of the same: strength of a
-    quadrupole, length of a drift, slippage, amplitude of the cavity. The turns are added to `done`, [programs] of
-    int64. A program tracks `block` particles. In 6-D they also move along the bunch.
+    `state` is [6, num_particles] of fp32 or fp64: x, px, y, py, zeta, delta. `lattice` is [4] of the same type:
+    strength of a quadrupole, length of a drift, slippage, amplitude of the cavity. The turns are added to `done`,
+    [programs] of int64. A program tracks `block` particles. In 6-D they also move along the bunch.
     """
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     is_particle = index < num_particles

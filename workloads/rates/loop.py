@@ -1,4 +1,4 @@
-"""The loop of a microbenchmark: one operation again and again, its results looked at after every step."""
+"""The loop of a microbenchmark: repeat one operation and check its results after every step."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _log = logging.getLogger(__name__)
 
 
 class Operation(Protocol):
-    """An operation that is measured. All of it is issued to the device, and nothing waits for it.
+    """A measured operation. All of it is issued to the device without waiting.
 
-    `work` is that of one call, in the unit of the workload.
+    `work` is the work of one call, in the work unit of the workload.
     """
 
     work: float
@@ -30,7 +30,7 @@ class Operation(Protocol):
     def call(self) -> None: ...
 
     def count_wrong(self) -> torch.Tensor:
-        """Return how many of the sampled results are wrong [], and spoil them, so that the next call sees others."""
+        """Return how many sampled results are wrong [], and overwrite them, so the next call checks new ones."""
 
 
 def measure(
@@ -42,9 +42,9 @@ def measure(
     name: str,
     facts: Mapping[str, object],
 ) -> None:
-    """Warm up, wait for the group, and repeat an operation for the epochs of the command line, or until told to stop.
+    """Warm up, wait for the group, repeat an operation for the epochs of the command line or until stopped.
 
-    `name` is for messages, `calls` are those of a step, and facts other than `None` are recorded.
+    `name` is used in messages, `calls` is the number of calls per step, and facts other than `None` are recorded.
     """
     params = {**program.record_options(args), **facts, "calls": calls}
     job.param(**{key: param for key, param in params.items() if param is not None})

@@ -1,7 +1,7 @@
 """The operations of `workloads/micro.py`: arithmetic by format, memory, transfers and launches.
 
-On a GPU, chains of multiply-adds on CUDA cores are Triton's, products on tensor cores those of torch's libraries. On
-CPUs torch does the same with less of it. What is looked at after each step lands where NaN was written before.
+On a GPU, chains of multiply-adds run on CUDA cores by Triton, products on tensor cores by torch's libraries. On CPUs
+torch runs smaller versions. NaN is written to the checked results before each step, so unwritten ones are found.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 from workloads.rates.loop import Operation
 
 _FACTOR, _SUMMAND = -1.0, 1.0
-"""x becomes 1 - x and x again, without rounding: every x is a multiple of 1/1024 below 1, which fp16 holds as well."""
+"""x alternates between x and 1 - x without rounding: every x is a multiple of 1/1024 below 1, exact even in fp16."""
 
 _BLOCK, _UNROLLED, _NUM_WARPS = 1024, 32, 4
 _LOOKED_AT = 4096
 _TOLERANCE = 0.05
-"""Of a product of random numbers, in standard deviations of its elements; fp16 and bf16 round by 0.02 at most."""
+"""Tolerance for a product of random numbers, in standard deviations of its elements; fp16 and bf16 reach 0.02."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much a call does: `multiply_add` elements and rounds, rows of a square product, MiB of an array."""
+    """The size of a call: `multiply_add` elements and rounds, rows of a square product, MiB of an array."""
 
     elements: int
     rounds: int
@@ -37,11 +37,11 @@ SIZES = {
     "cuda": Size(elements=1 << 26, rounds=32, rows=8192, array_mib=512, transfer_mib=128),
     "cpu": Size(elements=1 << 16, rounds=1, rows=192, array_mib=4, transfer_mib=4),
 }
-"""By type of device. Of a GPU they do not depend on its size, so that equal work is compared."""
+"""By device type. Independent of the size of the GPU, so that equal work is compared."""
 
 CALLS = {"fma": 4, "mm": 8, "copy": 20, "triad": 20, "to_device": 4, "to_host": 4, "launch": 2000}
 CALLS_CPU = {"launch": 1000}
-"""Calls a step, such that it takes some milliseconds of a large GPU; by kind of operation."""
+"""Calls per step, by kind of operation; a step takes some milliseconds on a large GPU."""
 
 
 def build(name: str, device: torch.device, size: Size) -> Operation:
@@ -59,18 +59,18 @@ def build(name: str, device: torch.device, size: Size) -> Operation:
 
 
 def find_kind(name: str) -> str:
-    """Return what an operation is, whatever the format of its numbers."""
+    """Return the kind of an operation, without its number format."""
     return {"cuda": "fma", "tensor": "mm"}.get(name.partition("_")[2], name)
 
 
 def count_calls(name: str, device: torch.device) -> int:
-    """Return how many calls a step has."""
+    """Return the number of calls per step."""
     kind = find_kind(name)
     return CALLS[kind] if device.type == "cuda" else CALLS_CPU.get(kind, 2)
 
 
 class MultiplyAdd:
-    """Chains of fused multiply-adds that stay in registers. Work: TFLOP, two a multiply-add."""
+    """Chains of fused multiply-adds that stay in registers. Work: TFLOP, two FLOP per multiply-add."""
 
     def __init__(self, precision: str, device: torch.device, size: Size) -> None:
         self._dtype = {"fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}[precision]
@@ -122,18 +122,18 @@ class MultiplyAdd:
 
 
 class Product:
-    """Square matrix products of random numbers, on tensor cores where there are any. Work: TFLOP."""
+    """Square matrix products of random numbers, on tensor cores if available. Work: TFLOP."""
 
     def __init__(self, precision: str, device: torch.device, rows: int) -> None:
         self._is_fp8 = precision == "fp8"
         dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "fp8": torch.float8_e4m3fn}
         self._left, self._right = (torch.randn(rows, rows, device=device).to(dtype[precision]) for _ in range(2))
-        if self._is_fp8:  # whose scaled product takes the right factor by columns
+        if self._is_fp8:  # the scaled product of fp8 takes the right matrix column by column
             self._right = self._right.t()
         self._one = torch.ones((), device=device)
         self._out = torch.empty(rows, rows, dtype=torch.bfloat16 if self._is_fp8 else dtype[precision], device=device)
         self.work = 2 * rows**3 / 1e12
-        # Elements from all over the product, so that every block of it is likely to be looked at.
+        # Elements from all over the product, so that every block of it is likely to be sampled.
         self._at = slice(None, None, max(1, rows // 64)), slice(None, None, max(1, rows // 64))
         host = self._left[self._at[0]].cpu().double() @ self._right[:, self._at[1]].cpu().double()
         self._must_be, self._scale = host.float().to(device), rows**0.5
@@ -145,7 +145,7 @@ class Product:
         if not self._is_fp8:
             torch.mm(self._left, self._right, out=self._out)
         elif self._out.is_cuda:
-            factors, one = (self._left, self._right), self._one  # its one way to fp8 is private to torch
+            factors, one = (self._left, self._right), self._one  # torch has only a private function for fp8
             torch._scaled_mm(*factors, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, out=self._out)
         else:
             self._out.copy_(self._left.float() @ self._right.float())
@@ -154,16 +154,16 @@ class Product:
         looked_at = self._out[self._at]
         is_right = (looked_at.float() - self._must_be).abs() <= _TOLERANCE * self._scale
         looked_at.fill_(torch.nan)
-        wrong: Tensor = ~is_right  # NaN is not right
+        wrong: Tensor = ~is_right  # NaN counts as wrong
         return wrong.sum()
 
 
 class Stream:
-    """A copy, or a = b + 3 c, of arrays in the memory of the device. Work: GB read and written."""
+    """A copy, or a = b + 3 c, of arrays in device memory. Work: GB read and written."""
 
     def __init__(self, kind: str, device: torch.device, array_mib: int) -> None:
         num = array_mib * 2**20 // 4
-        # Small whole numbers: what comes out is exact.
+        # Small integers, so that results are exact.
         count = 2 if kind == "triad" else 1
         arrays = [torch.randint(1000, (num,), device=device, dtype=torch.float32) for _ in range(count)]
         self._from, self._more = arrays[0], arrays[1] if kind == "triad" else None
@@ -188,7 +188,7 @@ class Stream:
 
 
 class Transfer:
-    """Copies between pinned memory of the host and that of the device. Work: GB."""
+    """Copies between pinned host memory and device memory. Work: GB."""
 
     def __init__(self, kind: str, device: torch.device, array_mib: int) -> None:
         num = array_mib * 2**20 // 4
@@ -209,7 +209,7 @@ class Transfer:
         self._to.copy_(self._from, non_blocking=True)
 
     def count_wrong(self) -> Tensor:
-        # In the order of the stream, so that the host's memory is read only after the copy.
+        # In stream order, so that host memory is read only after the copy.
         looked_at = self._to[-_LOOKED_AT:].to(self._device, non_blocking=True)
         wrong = (looked_at != self._must_be).sum()
         self.begin()
@@ -217,7 +217,7 @@ class Transfer:
 
 
 class Launch:
-    """Kernels that do next to nothing, one after another: what a launch costs. Work: launches."""
+    """Kernels that do almost nothing, one after another: measures the launch cost. Work: launches."""
 
     work = 1.0
 

@@ -12,8 +12,8 @@ Operation = enum.Enum(
     "fp16_cuda fp32_cuda fp64_cuda fp16_tensor bf16_tensor tf32_tensor fp8_tensor copy triad to_device to_host launch",
     start=0,
 )
-"""What a microbenchmark repeats: multiply-adds on CUDA cores, products on tensor cores, copies in the memory of the
-device and between it and the host, launches."""
+"""Microbenchmark operations: multiply-adds on CUDA cores, products on tensor cores, copies within device memory and
+between device and host, launches."""
 TrackingPrecision = enum.Enum("TrackingPrecision", "fp32 fp64", start=0)
 
 # Ada and Hopper; Ampere. Source: NVIDIA, CUDA C++ Programming Guide, arithmetic by compute capability.

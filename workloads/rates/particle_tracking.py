@@ -1,7 +1,7 @@
-"""Particles that are tracked through a ring of magnets, by drifts and kicks: a symplectic map, whose invariants stay.
+"""Particles tracked through a ring of magnets by drifts and kicks: a symplectic map that keeps invariants.
 
-A turn is a number of equal cells, each a focusing and a defocusing quadrupole, thin, with a drift behind each. In 6-D,
-drifts take longer for particles of a higher momentum and a larger slope, and a cavity kicks once a turn; in 4-D all
+A turn has a number of equal cells, each a focusing and a defocusing thin quadrupole, each followed by a drift. In 6-D,
+drifts take longer for particles with a higher momentum or a larger slope, and a cavity kicks once per turn; in 4-D all
 particles have the same momentum. Each sub-step is the exact map of a part of the Hamiltonian.
 """
 
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 CELLS, STRENGTH, DRIFT = 8, 0.6, 1.0
-"""Cells a turn, inverse focal length in 1/m, and length in m: a phase advance of 35 degrees a cell."""
+"""Cells per turn, inverse focal length in 1/m, and length in m: a phase advance of 35 degrees per cell."""
 
 SLIPPAGE, CAVITY = 1.0, 4e-4
-"""Phase along the bunch that a relative momentum costs in a turn, and the kick of the cavity: a tune of 0.003."""
+"""Phase slip per turn for a relative momentum of 1, and the kick of the cavity: a tune of 0.003."""
 
 _AMPLITUDES = (1e-4, 1e-4, 1e-4, 1e-4, 5e-3, 1e-4)
-"""Of x (m), px, y (m), py, zeta (rad) and delta: small, so that the planes hardly know of each other in 6-D."""
+"""Amplitudes of x (m), px, y (m), py, zeta (rad) and delta: small, so that the planes are nearly uncoupled in 6-D."""
 
 _BLOCK, _NUM_WARPS, _LOOKED_AT = 256, 4, 4096
 _Plane = tuple[float, float, float]
@@ -28,7 +28,7 @@ _Plane = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lattice:
-    """The constants of the ring, as the kernel takes them."""
+    """The constants of the ring, in the form that the kernel takes."""
 
     strength: float = STRENGTH
     drift: float = DRIFT
@@ -36,10 +36,10 @@ class Lattice:
     cavity: float = CAVITY
 
     def invariants(self) -> tuple[_Plane, _Plane, _Plane]:
-        """Return a, b, c of each plane, such that a q^2 + 2 b q p + c p^2 stays as it is from turn to turn.
+        """Return a, b, c of each plane, such that a q^2 + 2 b q p + c p^2 is the same after each turn.
 
-        Exactly in 4-D; in 6-D to the small terms that couple the planes. Source: Courant and Snyder, Annals of Physics
-        3 (1958): the Twiss parameters of the linear map.
+        It is exact in 4-D; in 6-D, small terms couple the planes. Source: Courant and Snyder, Annals of Physics 3
+        (1958): the Twiss parameters of the linear map.
         """
         focus, defocus = ((1.0, 0.0, sign * self.strength, 1.0) for sign in (-1, 1))
         drift = (1.0, self.drift, 0.0, 1.0)
@@ -62,7 +62,7 @@ def _invariant(matrix: tuple[float, float, float, float]) -> _Plane:
 
 
 def track(state: Tensor, lattice: Lattice, turns: int, *, is_6d: bool) -> None:
-    """Track particles in place. `state` is [6, particles]: x, px, y, py, zeta, delta; in 4-D the last two stay."""
+    """Track particles in place. `state` is [6, particles]: x, px, y, py, zeta, delta; 4-D keeps the last two."""
     x, px, y, py, zeta, delta = state
     for _ in range(turns):
         drift = lattice.drift / (1 + delta) if is_6d else torch.full_like(delta, lattice.drift)
@@ -80,9 +80,9 @@ def track(state: Tensor, lattice: Lattice, turns: int, *, is_6d: bool) -> None:
 
 
 class Tracking:
-    """Particles that go round the ring, some turns a call. Work: particle turns.
+    """Particles that go round the ring for some turns per call. Work: particle turns.
 
-    A particle is wrong if an invariant of it has changed since the start, or if its kernel did not count every turn.
+    A particle is wrong if one of its invariants has changed since the start, or if its kernel did not count every turn.
     """
 
     def __init__(self, particles: int, turns: int, dtype: torch.dtype, device: torch.device, *, is_6d: bool) -> None:
@@ -118,11 +118,11 @@ class Tracking:
 
     def count_wrong(self) -> Tensor:
         change = (self._invariants(self._state) - self._must_be).abs()
-        changed = ~(change <= self._tolerance * self._scale()).all(dim=0)  # NaN is wrong
+        changed = ~(change <= self._tolerance * self._scale()).all(dim=0)  # NaN counts as wrong
         return changed.sum() + (self._done != self._expected).sum()
 
     def difference(self) -> float:
-        """Return how far a call is from the same in fp64 on the CPU: the largest, over the amplitudes of a particle."""
+        """Return the largest difference of a call from fp64 on the CPU, relative to the amplitudes of the particle."""
         self.begin()
         self.call()
         first = self._state[:, :_LOOKED_AT].cpu().double()
@@ -132,7 +132,7 @@ class Tracking:
         return float(difference.max())
 
     def _scale(self) -> Tensor:
-        """Return what a change of an invariant is measured by [planes, particles]: itself and the mean of all."""
+        """Return the scale of changes of an invariant [planes, particles]: its own value plus the mean of all."""
         return self._must_be + self._must_be.mean(dim=1, keepdim=True)
 
     def _invariants(self, state: Tensor) -> Tensor:

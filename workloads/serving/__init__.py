@@ -1,1 +1,1 @@
-"""How requests come to a model, and how they are answered."""
+"""Arrival of requests at a model, and their answers."""

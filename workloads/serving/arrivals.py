@@ -1,4 +1,4 @@
-"""Where requests come from: clients that wait for their answers (closed loop), or a generator that does not (open)."""
+"""Sources of requests: clients that wait for their answers (closed loop), or a generator that does not (open)."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _GENERATOR = Path(__file__).with_name("generator.py")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivalProcess:
-    """How requests come.
+    """The parameters of an arrival process.
 
     Attributes:
-        kind: `poisson` or `constant`, at a rate, or `closed`, from clients that wait for their answers.
-        seed: of their instants.
-        count: of requests; 0: until they are stopped.
+        kind: `poisson` or `constant` (at a rate), or `closed` (from clients that wait for their answers).
+        seed: of the arrival times.
+        count: number of requests; 0: until stopped.
         outstanding: number of clients.
     """
 
@@ -51,14 +51,14 @@ def arrival_process(args: argparse.Namespace, job: client.NullJob) -> ArrivalPro
 
 
 class Request(NamedTuple):
-    """When a request was to be sent, and when it was; instants of CLOCK_MONOTONIC in nanoseconds."""
+    """The scheduled and the actual send time of a request, in nanoseconds of CLOCK_MONOTONIC."""
 
     intended_ns: int
     sent_ns: int
 
 
 class HttpRequest(NamedTuple):
-    """A request over HTTP: when it came, which of the fixed ones it is, its body, and the function that replies."""
+    """A request over HTTP: its arrival time, its number among the fixed requests, its body, and the reply function."""
 
     intended_ns: int
     sent_ns: int
@@ -71,22 +71,22 @@ AnyRequest = Request | HttpRequest
 
 
 class Answer(NamedTuple):
-    """The tokens of an answer, if it has some: the instant of the first, and how many."""
+    """The tokens of an answer, if it has any: the time of the first, and their number."""
 
     first_token_ns: int = 0
     tokens: int = 0
 
 
 def derive_seed(seed: int, job: client.NullJob) -> int:
-    """Return the seed of the arrivals at a job: different for the jobs of a group and for blocks.
+    """Return the arrival seed of a job: different for each job of a group and for each block.
 
-    It is the same in every mode, so that modes are compared under the same load.
+    It is equal in every sharing mode, so that modes are compared under the same load.
     """
     return (seed * 1000 + job.block) * 1000 + job.index
 
 
 class Arrivals(ABC):
-    """A source of requests, which also takes their answers. A context, which ends what sends them."""
+    """A source of requests, which also receives their answers; as a context, it stops its senders on exit."""
 
     def __enter__(self) -> Self:
         return self
@@ -96,15 +96,15 @@ class Arrivals(ABC):
 
     @abstractmethod
     def begin(self, start_ns: int) -> None:
-        """Let requests come from an instant on."""
+        """Let requests arrive from a given time."""
 
     @abstractmethod
     def take(self, timeout_s: float = 0.0) -> Sequence[AnyRequest]:
-        """Return the requests that have come; if none has, wait for one up to the timeout."""
+        """Return the requests that have arrived; if none has, wait for one up to the timeout."""
 
     @abstractmethod
     def record_answer(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
-        """Take an answer, which was computed in a batch of this size."""
+        """Record an answer, computed in a batch of this size."""
 
     @abstractmethod
     def record_failure(self, request: AnyRequest) -> None:
@@ -112,15 +112,15 @@ class Arrivals(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Let no more requests come; `take` returns those that were sent before."""
+        """Stop new requests; `take` still returns those sent before."""
 
     def may_come(self) -> bool:
-        """Return whether requests that were sent before the stop may still be on their way."""
+        """Return whether requests that were sent before the stop may still arrive."""
         return False
 
 
 class LocalArrivals(Arrivals):
-    """Requests that are known to the job: an answer is there when it is computed, and is recorded then."""
+    """Requests generated within the job: an answer is recorded as soon as it is computed."""
 
     def __init__(self, job: client.NullJob) -> None:
         self._job = job
@@ -135,7 +135,7 @@ class LocalArrivals(Arrivals):
 
 
 class ClosedLoop(LocalArrivals):
-    """Clients that send their next request the instant at which they have the answer to the one before."""
+    """Clients that each send a request as soon as the previous one is answered."""
 
     def __init__(self, job: client.NullJob, process: ArrivalProcess) -> None:
         super().__init__(job)
@@ -164,7 +164,7 @@ class ClosedLoop(LocalArrivals):
 
 
 class OpenLoop(LocalArrivals):
-    """Requests at a rate, from a process of their own (`generator.py`), which runs while the context is entered."""
+    """Requests at a rate, sent by a separate process (`generator.py`) that runs while the context is entered."""
 
     def __init__(self, job: client.NullJob, process: ArrivalProcess) -> None:
         super().__init__(job)
@@ -199,7 +199,7 @@ class OpenLoop(LocalArrivals):
             return self.take()
         if not data and not self._input.closed and (not self._count or self._process.poll()):
             raise RuntimeError(f"the process that sends requests ended with status {self._process.wait()}")
-        if not data and timeout_s > 0:  # it has sent all
+        if not data and timeout_s > 0:  # end of file: all requests are sent
             time.sleep(timeout_s)
         data = self._incomplete + data
         end = len(data) - len(data) % REQUEST.size

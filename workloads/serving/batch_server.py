@@ -1,6 +1,6 @@
-"""A server that answers requests in the order in which they come, in batches if configured, and records each.
+"""A server that answers requests in order of arrival, in batches if configured, and records each.
 
-Knows no torch: a service computes the answers.
+Independent of torch: a service computes the answers.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from workloads.serving.arrivals import Answer, AnyRequest, Arrivals
 
 _LOOK_S = 0.05
 DRAIN_S = 2.0
-"""How long requests are still answered after the stop; the remaining ones are recorded as not answered."""
+"""Time after the stop during which requests are still answered; the rest are recorded as not answered."""
 
 
 class Service(Protocol):
     """The computation of answers."""
 
     def issue(self, batch: Sequence[AnyRequest]) -> Any:
-        """Begin to compute the answers to these requests, together; return a handle for `wait`."""
+        """Start to compute the answers to these requests as one batch; return a handle for `wait`."""
         ...
 
     def wait(self, issued: Any) -> Answer:
-        """Return when these answers are there."""
+        """Block until these answers are complete."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """Which requests are computed together.
+    """The rules by which requests form a batch.
 
     Attributes:
-        max_batch: their largest number.
-        max_delay_ns: with fewer, wait until the oldest has this age.
-        ahead: batches that are issued before the oldest of them is there, so that a device need not wait for its host.
+        max_batch: the maximum number of requests.
+        max_delay_ns: with fewer, wait until the oldest is this old.
+        ahead: batches that are issued before the oldest is complete, so that the device need not wait for the host.
     """
 
     max_batch: int = 1
@@ -47,7 +47,7 @@ class Batching:
 
 
 class BatchServer:
-    """A loop that answers requests, a number of them or until told to stop; their source records them."""
+    """A loop that answers a number of requests, or requests until stopped; their source records them."""
 
     def __init__(self, job: client.NullJob, arrivals: Arrivals, service: Service, batching: Batching) -> None:
         self._job, self._arrivals, self._service, self._batching = job, arrivals, service, batching
@@ -57,12 +57,12 @@ class BatchServer:
         self.last_ns = 0
 
     def serve(self, count: int) -> None:
-        """Answer until this number of requests was answered in all or, with 0, until told to stop."""
+        """Answer requests until this total is reached or, with 0, until stopped."""
         while not self._job.stopping and (count == 0 or self.num_answered < count):
             self._turn()
 
     def drain(self) -> None:
-        """Let no more requests come; answer those that were sent for a while, and record the others."""
+        """Stop new requests; answer those already sent for a while, and record the rest as failed."""
         self._arrivals.stop()
         end_ns = time.monotonic_ns() + int(DRAIN_S * 1e9)
         while new := self._arrivals.take():
@@ -75,7 +75,7 @@ class BatchServer:
             self._arrivals.record_failure(request)
 
     def _turn(self, *, is_last: bool = False) -> None:
-        """Issue what may be issued, else wait for an answer, else for requests."""
+        """Issue a batch if allowed; else wait for an answer, else for requests."""
         self._waiting += self._arrivals.take()
         delay_ns = 0 if is_last else self._delay_ns()
         if self._waiting and delay_ns <= 0 and len(self._issued) < self._batching.ahead:
@@ -88,7 +88,7 @@ class BatchServer:
             self._waiting += self._arrivals.take(min(_LOOK_S, delay_ns / 1e9) if self._waiting else _LOOK_S)
 
     def _delay_ns(self) -> int:
-        """Return how long the waiting requests still wait for others."""
+        """Return how long the waiting requests still wait for a fuller batch."""
         if not self._waiting or len(self._waiting) >= self._batching.max_batch or not self._batching.max_delay_ns:
             return 0
         return self._waiting[0].sent_ns + self._batching.max_delay_ns - time.monotonic_ns()
@@ -97,7 +97,7 @@ class BatchServer:
         batch, begun_ns, issued = self._issued.popleft()
         answer = self._service.wait(issued)
         done_ns = time.monotonic_ns()
-        # What is issued ahead begins when what was issued before it is done.
+        # A batch issued ahead begins when the previous one is complete.
         begun_ns, self.last_ns = max(begun_ns, self.last_ns), done_ns
         for request in batch:
             self._arrivals.record_answer(request, begun_ns, done_ns, answer, len(batch))

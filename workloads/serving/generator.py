@@ -1,10 +1,10 @@
 """A process that sends requests at a given rate and never waits for an answer. Standard library only.
 
-    python generator.py ARRIVAL RATE SEED COUNT        # poisson or constant; requests a second; 0: until it is ended
+    python generator.py ARRIVAL RATE SEED COUNT # poisson or constant; requests per second; 0: until stopped
 
-The start comes over standard input, as 8 bytes: an instant of CLOCK_MONOTONIC in nanoseconds. From there on each
-request leaves at its instant, as a record on standard output: when it was to be sent, and when it was. It ends when
-standard input closes, as it does when its parent dies.
+Standard input brings the start time: 8 bytes, in nanoseconds of CLOCK_MONOTONIC. Each request is a record on standard
+output, written when due: its scheduled and its actual send time. The process ends when standard input closes, as it
+does when its parent dies.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _INPUT, _OUTPUT = 0, 1
 
 
 def arrival_times(arrival: str, rate_per_s: float, seed: int) -> Iterator[int]:
-    """Yield the instants of requests, in nanoseconds since the start, without end.
+    """Yield the times of requests, in nanoseconds since the start, without end.
 
-    A Poisson process, or equal distances; copies of a job, whose seeds differ, do not send at the same instants.
+    Either a Poisson process or equal distances. Copies of a job have different seeds, so their times differ.
     """
     source = random.Random(seed)  # noqa: S311  nothing here is secret
     distance_ns = 1e9 / rate_per_s
@@ -39,24 +39,24 @@ def arrival_times(arrival: str, rate_per_s: float, seed: int) -> Iterator[int]:
 
 
 def sharpen_timer() -> None:
-    """Ask the kernel to wake this process in time: by default, it lets a sleeper oversleep by 50 us."""
+    """Ask the kernel to wake this process on time: by default it wakes a sleeper up to 50 us late."""
     with contextlib.suppress(OSError), open("/proc/self/timerslack_ns", "w") as file:  # noqa: PTH123
         file.write("1")
 
 
 def send(arrival: str, rate_per_s: float, seed: int, count: int) -> None:
-    """Send requests from the start on, until there were `count` of them, or standard input closes."""
+    """Send requests from the start time until `count` are sent or standard input closes."""
     sharpen_timer()
     first = os.read(_INPUT, START.size)
     if len(first) < START.size:
         return
     (start_ns,) = START.unpack(first)
     os.set_blocking(_OUTPUT, False)
-    unread = bytearray()  # records for which the pipe had no room
+    unread = bytearray()  # records that did not fit into the pipe
     for number, after_ns in enumerate(arrival_times(arrival, rate_per_s, seed), start=1):
         intended_ns = start_ns + after_ns
         is_due = False
-        while not is_due:  # however late this one is, the end of input is seen
+        while not is_due:  # even when late, notice the end of input
             if _is_closed(max(0, intended_ns - time.monotonic_ns()) / 1e9):
                 return
             is_due = time.monotonic_ns() >= intended_ns

@@ -2,12 +2,12 @@
 
     python http_client.py SERVER PORT ARRIVAL RATE SEED COUNT OUTSTANDING DRAIN
 
-SERVER is ours, whose answers are `REPLY` records, or other, a server of any make. ARRIVAL is poisson or constant, with
-a RATE, or closed, with OUTSTANDING clients; COUNT is 0 without an end. Standard input brings the number of requests,
-each request after its size, and then the start, an instant of CLOCK_MONOTONIC; all numbers as 8 bytes. A request has a
-connection of its own while it waits. Standard output gets a record of zeros and then one of `client.REQUEST` for each
-request. When standard input closes, no more is sent; a request that is not answered DRAIN seconds later, or when the
-server closes its connection, is recorded as such.
+SERVER is `ours`, whose answers are `REPLY` records, or `other`, any HTTP server. ARRIVAL is poisson or constant, with a
+RATE, or closed, with OUTSTANDING clients; COUNT 0 means without end. Standard input brings the number of requests, then
+each request after its size, then the start time in nanoseconds of CLOCK_MONOTONIC; all numbers have 8 bytes. A waiting
+request has a connection of its own. Standard output gets a record of zeros, then one `client.REQUEST` per request. When
+standard input closes, sending stops; a request that is not answered within DRAIN seconds, or before the server closes
+its connection, is recorded as unanswered.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 REPLY = struct.Struct("<qqii")
-"""When the computation began, when the first token was there, tokens, requests that were computed together."""
+"""Begin of the computation, time of the first token, number of tokens, batch size."""
 READY = bytes(REQUEST.size)
-"""Written before the first record, when everything is there that is to be sent."""
+"""Written before the first record, once all requests have been received."""
 
 _END_OF_HEAD = _END_OF_TRAILER = b"\r\n\r\n"
 _OK = re.compile(rb"HTTP/1\.[01] 200\b")
@@ -49,17 +49,17 @@ _CHUNK = re.compile(rb"([0-9a-f]+)[^\r\n]*\r\n", re.IGNORECASE)
 _EVENTS = re.compile(rb"\r\ncontent-type:[ \t]*text/event-stream\b", re.IGNORECASE)
 _TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
 _REST_S = 0.01
-"""How long a client rests whose request was not answered: a server that refuses at once is not asked without end."""
+"""Pause of a client whose request was not answered, so that a refusing server is not flooded with requests."""
 
 
 class _Connection:
-    """One connection, and the request that it waits for; `is_kept` if the server takes another one over it."""
+    """A connection and the request that waits on it; `is_kept` if the server accepts another request on it."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
-        # Not awaited: one that the server has no room for comes about after a second. Reading shows whether it fails.
+        # Not awaited: if the server has no room, connecting takes about a second. A later read shows whether it fails.
         self.socket.connect_ex(("127.0.0.1", port))
         self.intended_ns = self.sent_ns = 0
         self.unsent = memoryview(b"")
@@ -72,12 +72,12 @@ class _Connection:
         self.push()
 
     def push(self) -> None:
-        """Send as much more of the request as the socket takes."""
-        with contextlib.suppress(OSError):  # not connected yet, full for now, or closed, which reading shows
+        """Send as much of the rest of the request as the socket accepts."""
+        with contextlib.suppress(OSError):  # not connected yet, full, or closed, which a read shows
             self.unsent = self.unsent[self.socket.send(self.unsent) :]
 
     def answer(self) -> bytes | None:
-        """Return the record of the request, if its answer is complete; `OSError` if it will never be."""
+        """Return the record of the request, if its answer is complete; raise `OSError` if it never will be."""
         is_closed = False
         with contextlib.suppress(BlockingIOError):
             data = self.socket.recv(1 << 16)
@@ -99,9 +99,9 @@ class _Connection:
 
 
 class _ForeignConnection(_Connection):
-    """A connection to a server of any make. A streamed answer has its first token when its first part comes.
+    """A connection to any HTTP server. The first token of a streamed answer arrives with its first chunk.
 
-    The number of tokens is the one in the answer, as servers with OpenAI's interface give it.
+    The number of tokens is read from the answer, in the form of OpenAI's API.
     """
 
     def send(self, intended_ns: int, request: bytes) -> None:
@@ -121,7 +121,7 @@ class _ForeignConnection(_Connection):
         return self._pack(0, self._first_ns if is_streamed else 0, int(counts[-1]) if counts else 0, 1)
 
     def _read_head(self) -> bool:
-        """Find out where the answer ends; return whether its head is there."""
+        """Find where the answer ends; return whether its head is complete."""
         head, has_ended, _ = self.received.partition(_END_OF_HEAD)
         if not has_ended:
             return False
@@ -142,7 +142,7 @@ class _ForeignConnection(_Connection):
         return is_closed if self._end is None else len(self.received) >= self._end
 
     def _has_last_chunk(self) -> bool:
-        """Read on to the first incomplete chunk; return whether there is none."""
+        """Read on to the first incomplete chunk; return whether the last chunk is complete."""
         while chunk := _CHUNK.match(self.received, self._chunk_at):
             size = int(chunk[1], 16)
             if size == 0:
@@ -158,7 +158,7 @@ _SERVERS = {"ours": _Connection, "other": _ForeignConnection}
 
 
 class Client:
-    """A client that sends requests when they are due and takes the answers as they come."""
+    """A client that sends requests when due and reads answers as they arrive."""
 
     def __init__(self, server: str, port: int, requests: Sequence[bytes], out: int) -> None:
         self._kind, self._port, self._requests, self._out = _SERVERS[server], port, requests, out
@@ -180,7 +180,7 @@ class Client:
         self._events.modify(fd, select.EPOLLIN | (select.EPOLLOUT if connection.unsent else 0))
 
     def _connect(self) -> _Connection | None:
-        """Return a new connection; `None` if the system has no more."""
+        """Return a new connection; `None` if the system has none left."""
         try:
             connection = self._kind(self._port)
         except OSError:
@@ -189,8 +189,8 @@ class Client:
         return connection
 
     def take(self, timeout_s: float, stdin: Sequence[int]) -> bool:
-        """Wait for answers up to the timeout, and send the rest of requests; return whether input closed."""
-        # `epoll` waits to the millisecond, `select` takes no file beyond the first 1,024: so one waits for the other.
+        """Wait for answers up to the timeout and send the unsent parts of requests; return whether input closed."""
+        # `epoll` waits in whole ms and `select` takes no descriptor above 1,023: so `select` waits on the `epoll`.
         readable, _, _ = select.select([self._events.fileno(), *stdin], [], [], timeout_s)
         for fd, events in self._events.poll(0):
             if fd not in self._busy:
@@ -205,7 +205,7 @@ class Client:
         return any(descriptor in readable for descriptor in stdin)
 
     def _drop(self, fd: int) -> None:
-        """Forget a connection that the server closed while it was free."""
+        """Forget a connection that the server closed while idle."""
         for connection in [connection for connection in self._free if connection.socket.fileno() == fd]:
             self._free.remove(connection)
             self._close(connection)
@@ -242,10 +242,10 @@ class Client:
         os.write(self._out, record)
 
     def run_open(self, due: Iterator[int], count: int) -> None:
-        """Send each request at its instant, whatever is answered, until there were `count`, or input closes."""
+        """Send each request when due, regardless of answers, until `count` are sent or input closes."""
         for number, intended_ns in enumerate(due, start=1):
             is_due = False
-            while not is_due:  # however late this one is, answers are taken, and the end of input is seen
+            while not is_due:  # even when late, read answers and notice the end of input
                 if self.take(max(0, intended_ns - time.monotonic_ns()) / 1e9, [0]):
                     return
                 is_due = time.monotonic_ns() >= intended_ns
@@ -254,9 +254,9 @@ class Client:
                 return
 
     def run_closed(self, outstanding: int, count: int) -> None:
-        """Send each request when an answer is there, so that as many are outstanding but for clients at rest."""
+        """Send a request per answer, so that as many are outstanding as there are clients, except resting ones."""
         most = count or sys.maxsize
-        idle_from_s = deque([0.0] * outstanding)  # of each client that waits for no answer, the earliest first
+        idle_from_s = deque([0.0] * outstanding)  # of each client without a request, the earliest first
         while self.num_over < most:
             num_over, num_failed = self.num_over, self.num_failed
             while idle_from_s and idle_from_s[0] <= time.monotonic() and self.num_sent < most:
@@ -269,7 +269,7 @@ class Client:
             idle_from_s.extend([time.monotonic() + _REST_S] * failed)
 
     def finish(self, drain_s: float) -> None:
-        """Take the answers that still come, up to `drain_s` after the end of input; record the others as failed."""
+        """Read answers for up to `drain_s` after the end of input; record the remaining requests as failed."""
         while self._busy and not self.take(1.0, [0]):
             pass
         end_s = time.monotonic() + drain_s
@@ -292,10 +292,10 @@ def _read(size: int) -> bytes:
 def main(
     server: str, port: str, arrival: str, rate_per_s: str, seed: str, count: str, outstanding: str, drain_s: str
 ) -> None:
-    """Send as the command line says."""
+    """Send requests as configured on the command line."""
     generator.sharpen_timer()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each request that waits has a connection
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each waiting request has a connection
     (number,) = START.unpack(_read(START.size))
     requests = [_read(START.unpack(_read(START.size))[0]) for _ in range(number)]
     client = Client(server, int(port), requests, 1)

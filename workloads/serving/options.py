@@ -22,8 +22,8 @@ Serve = enum.Enum("Serve", "in_process http", start=0)
 ImageSource = enum.Enum("ImageSource", "synthetic digits", start=0)
 
 PORT = "{port}"
-"""Stands in the command of a server for the port that it is to listen on."""
-_MOST_IN_A_BATCH, _MOST_TOKENS, _REQUESTS = 64, 64, 200  # of a rehearsal
+"""Placeholder in a server's command for the port on which it must listen."""
+_MOST_IN_A_BATCH, _MOST_TOKENS, _REQUESTS = 64, 64, 200  # limits of a rehearsal
 
 
 @dataclass(kw_only=True)
@@ -151,7 +151,7 @@ class Infer(Service):
             )
 
     def small(self) -> Infer:
-        """Return what a rehearsal runs instead; it holds too few requests for a percentile."""
+        """Return the smaller options of a rehearsal; it has too few requests for a percentile."""
         settings = {name: getattr(self, name) for name in _KEPT}
         settings |= {"batch_size": min(self.batch_size, _MOST_IN_A_BATCH), "requests": _REQUESTS}
         if self.library is not Library.transformers:
@@ -159,7 +159,7 @@ class Infer(Service):
         return TinyInferText(**settings, sequence_tokens=min(self.sequence_tokens, _MOST_TOKENS))
 
 
-# What a rehearsal of a service keeps.
+# Options that a rehearsal of a service keeps.
 _KEPT = ("arrival", "rate_per_s", "outstanding", "max_batch", "max_delay_ms", "objective_ms")
 
 
@@ -217,7 +217,7 @@ class Server(Service):
     )
 
     def input_files(self) -> Mapping[str, str]:
-        """Return the files of the command line and the file of requests: both belong to the program."""
+        """Return the files of the command line and the file of requests; both count as part of the program."""
         words = [word.rpartition("=")[2] for word in self._split_command() if word.endswith(".py")]
         files = {word: "command" for word in words if Path(word).is_file()}
         return files if self.requests_file is None else files | {self.requests_file: "requests_file"}

@@ -1,4 +1,4 @@
-"""Requests that come over HTTP, from a process that records them: the job serves them by uvicorn, in a thread."""
+"""Requests over HTTP from a process that records them; uvicorn serves them in a thread of the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workloads.serving.request_sender import Sender
 
 
 class HttpLoop(Arrivals):
-    """The server, and the process that sends these bodies to it; both end with the context."""
+    """The server and its client process, which sends these bodies; both end with the context."""
 
     def __init__(self, job: client.NullJob, bodies: Sequence[bytes], process: ArrivalProcess) -> None:
         head = "POST /{} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n"
@@ -29,7 +29,7 @@ class HttpLoop(Arrivals):
         self._has_arrived = threading.Event()
 
     def __enter__(self) -> Self:
-        # With its protocol said: else asyncio does not switch off Nagle's algorithm, and each answer waits 40 ms.
+        # Without an explicit protocol, asyncio leaves Nagle's algorithm on, and each answer takes 40 ms.
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.bind(("127.0.0.1", 0))
         listening.listen(1024)
@@ -50,7 +50,7 @@ class HttpLoop(Arrivals):
         self._sender.begin(start_ns)
 
     def take(self, timeout_s: float = 0.0) -> Sequence[HttpRequest]:
-        """Return the requests that have come; `RuntimeError` if the process that sends them has ended."""
+        """Return the requests that have arrived; raise `RuntimeError` if the client process has ended."""
         if not self._arrived and timeout_s > 0:
             self._has_arrived.wait(timeout_s)
             if not self._arrived:
@@ -63,7 +63,7 @@ class HttpLoop(Arrivals):
         request.reply(REPLY.pack(begun_ns, answer.first_token_ns, answer.tokens, batch))
 
     def record_failure(self, request: AnyRequest) -> None:
-        """Do nothing: the client records that its connection closed."""
+        """Do nothing: the client process records the closed connection."""
 
     def may_come(self) -> bool:
         return self._sender.is_waiting()

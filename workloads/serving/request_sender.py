@@ -1,4 +1,4 @@
-"""The process that sends requests over HTTP (`http_client.py`), and the thread that passes on what it records."""
+"""The process that sends requests over HTTP (`http_client.py`), and the thread that forwards its records."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _log = logging.getLogger(__name__)
 
 
 class Sender:
-    """A process that sends these requests, in turn, to a port of this machine. A context, which ends it.
+    """A process that repeats these requests to a local port; as a context, it ends the process on exit.
 
     Args:
-        job: gets the records.
-        server: `ours` or `other`, as `http_client.py` has it.
+        job: receives the records.
+        server: `ours` or `other`, as in `http_client.py`.
         port: of the server.
-        requests: with their heads.
-        process: how they come.
-        epoch_requests: requests an epoch, if epochs are to be reported.
+        requests: including their HTTP heads.
+        process: the arrival process.
+        epoch_requests: requests per epoch, if epochs are reported.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Sender:
         epoch_requests: int = 0,
     ) -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each request that waits has a connection
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each waiting request has a connection
         self._epoch_requests, self._epoch_began_ns = epoch_requests, 0
         self._job, self._count, self.num_over, self.num_failed = job, process.count, 0, 0
         arrivals = (process.kind, repr(process.rate_per_s), process.seed, process.count, process.outstanding)
@@ -77,12 +77,12 @@ class Sender:
         self._input.flush()
 
     def stop(self) -> None:
-        """Let no more requests come; what was sent is answered within `DRAIN_S`, or recorded as not answered."""
-        with contextlib.suppress(BrokenPipeError):  # it has ended by itself
+        """Stop new requests; those sent are answered within `DRAIN_S`, or recorded as not answered."""
+        with contextlib.suppress(BrokenPipeError):  # the process has already ended
             self._input.close()
 
     def is_over(self, timeout_s: float) -> bool:
-        """Wait for the last of its records up to the timeout; return whether all were passed on."""
+        """Wait for the last record up to the timeout; return whether all records were forwarded."""
         self._recording.join(timeout_s)
         return not self._recording.is_alive()
 
@@ -90,7 +90,7 @@ class Sender:
         return self._process.poll() is None
 
     def check(self) -> None:
-        """Raise `RuntimeError` if it has ended unasked, or if some of a fixed number of requests were not answered."""
+        """Raise `RuntimeError` if the process ended early, or did not get all answers to a fixed number of requests."""
         if self._input.closed or self._recording.is_alive():
             return
         status = self._process.wait()
@@ -100,13 +100,13 @@ class Sender:
             raise RuntimeError(f"{self.num_failed} of {self._count} requests were not answered with status 200")
 
     def join(self) -> None:
-        """Wait until it has ended, and all of its records were passed on."""
+        """Wait until the process has ended and all of its records were forwarded."""
         self._process.wait()
         self._recording.join()
 
     def _record(self) -> None:
         assert self._process.stdout is not None
-        with self._process.stdout as records:  # closed, it ends that process
+        with self._process.stdout as records:  # closing it ends the process
             while len(record := records.read(client.REQUEST.size)) == client.REQUEST.size:
                 intended_ns, sent_ns, begun_ns, first_ns, done_ns, tokens, batch = client.REQUEST.unpack(record)
                 self._job.request(intended_ns, sent_ns, begun_ns, done_ns, first_ns, tokens, batch)

@@ -1,4 +1,4 @@
-"""Texts and their classes, as they are published. No torch here; nothing is downloaded."""
+"""Texts and their classes, in their published form. No torch here; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 Text = tuple[str, int]
-"""A text, and the number of its class."""
+"""A text and its class number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,9 +16,9 @@ class Documents:
     """The texts of a data set.
 
     Attributes:
-        classes: their names, in the order of their numbers.
-        validation: `None` where the data set has no half to validate with.
-        are_long: a text is many samples, not one.
+        classes: their names, in order of class number.
+        validation: `None` if the data set has no validation texts.
+        are_long: a text is split into many samples.
     """
 
     classes: tuple[str, ...]
@@ -28,9 +28,9 @@ class Documents:
 
 
 class LanguageReference:
-    """Python's language reference, whose topics are the classes: all of them, or those with the most text.
+    """Python's language reference with its topics as classes: all of them, or those with the most text.
 
-    The digest changes with the texts; `ValueError` if there are fewer topics.
+    The digest depends on the texts; `ValueError` if there are fewer topics than requested.
     """
 
     def __init__(self, num_topics: int | None) -> None:
@@ -48,9 +48,9 @@ class LanguageReference:
 
 
 class TextFolder:
-    """A folder with a folder of text files for each class, or with two such folders, `train` and `val`.
+    """A folder with one folder of text files per class, or with two such folders, `train` and `val`.
 
-    The digest changes with the files.
+    The digest depends on the files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,11 +75,11 @@ Source = LanguageReference | TextFolder
 
 
 def list_halves(folder: Path) -> list[dict[str, list[Path]]]:
-    """Return the text files of each class of a folder or, where it has them, of its halves `train` and `val`.
+    """Return the text files per class of a folder or, if it has them, of its folders `train` and `val`.
 
     Raises:
         FileNotFoundError: the folder does not exist.
-        ValueError: it holds no two classes, or its halves hold different ones.
+        ValueError: it has fewer than two classes, or `train` and `val` have different ones.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} does not exist; it must hold a folder of text files for each class")
@@ -95,7 +95,7 @@ def list_halves(folder: Path) -> list[dict[str, list[Path]]]:
 
 
 def _list_classes(folder: Path) -> dict[str, list[Path]]:
-    """Return the files of each class; hidden ones, and folders without files, are none."""
+    """Return the files of each class, without hidden files and empty folders."""
     classes = {path.name: path for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] not in "._"}
     files = {
         name: sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))

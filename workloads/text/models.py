@@ -19,8 +19,8 @@ _HEADS = {
     Task.masked_lm: "AutoModelForMaskedLM",
     Task.causal_lm: "AutoModelForCausalLM",
 }
-# transformers makes a mask for each attention that it knows, and for that reads values of the device at every step
-# (are there paddings, are sequences packed?). An attention with a name of its own gets the mask that is handed in.
+# For each attention that it knows, transformers builds a mask, and for that reads device values at every step (is there
+# padding, are sequences packed?). An attention with an unknown name gets the mask that is passed in.
 _SDPA = "sdpa_without_looking"
 
 
@@ -28,9 +28,9 @@ class TextModel(nn.Module):
     """A model of transformers, from token ids to logits.
 
     Attributes:
-        model: with `generate` and the like.
-        text_config: the part of the configuration for text, where others are for images or sound.
-        padding: the id of tokens that no other looks at; `None` where sequences are full, or no token looks ahead.
+        model: including `generate` and similar methods.
+        text_config: the text part of a multimodal configuration.
+        padding: the id of padding tokens, which attention ignores; `None` if sequences are full or attention is causal.
     """
 
     def __init__(self, model: Any, padding: int | None = None) -> None:
@@ -47,14 +47,14 @@ class TextModel(nn.Module):
         return self.config.get_text_config()
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits of ids [batch, tokens]: [batch, classes] to classify, else [batch, tokens, vocabulary]."""
+        """Return logits of ids [batch, tokens]: [batch, classes] of a classifier, else [batch, tokens, vocabulary]."""
         mask = None if self.padding is None else self._mask(ids != self.padding)
         options = {"use_cache": False} if self.config.model_type == "gpt2" else {}
         logits: Tensor = self.model(input_ids=ids, attention_mask=mask, **options).logits
         return logits
 
     def _mask(self, is_text: Tensor) -> Tensor:
-        """Return the mask that the attention adds, [batch, 1, 1, tokens], or where it looks, as version 4 wants it."""
+        """Return the attention mask [batch, 1, tokens, tokens]; before version 5, a text mask [batch, tokens]."""
         if not takes_graphs():
             return is_text.long()
         mask = is_text[:, None, None, :].expand(-1, 1, is_text.shape[1], -1)
@@ -66,10 +66,10 @@ class TextModel(nn.Module):
 def read_config(
     kind: str, arguments: Mapping[str, Any], *, num_classes: int | None = None, weights: Path | None = None
 ) -> Any:
-    """Return transformers' configuration of a model, that of its weights if it has some.
+    """Return transformers' configuration of a model, read from its weights if given.
 
-    `kind` is a `model_type` of transformers, `arguments` differ from its defaults; `ValueError` if there is no such
-    kind, or if the weights are of another model.
+    `kind` is a `model_type` of transformers, `arguments` override its defaults; `ValueError` if there is no such kind,
+    or if the weights belong to another model.
     """
     _prepare()
     from transformers import AutoConfig
@@ -89,14 +89,14 @@ def read_config(
 def build(
     config: Any, task: Task, *, weights: Path | None = None, attention: str = "sdpa", padding: int | None = None
 ) -> TextModel:
-    """Return the model, in fp32 on the CPU, in training mode; random weights depend on torch's seed.
+    """Build a model in fp32 on the CPU, in training mode; random weights depend on torch's seed.
 
     Args:
-        config: of `read_config`.
-        task: of its head.
+        config: from `read_config`.
+        task: determines the head.
         weights: folder of a trained model.
-        attention: `sdpa`, torch's fused attention, or `eager`, product by product.
-        padding: the id of the tokens that fill short sequences up, if there are any.
+        attention: `sdpa`, torch's fused attention, or `eager`, separate matrix products.
+        padding: the id of padding tokens, if there are any.
     """
     import transformers
 
@@ -109,7 +109,7 @@ def build(
     if weights is None:
         model = head.from_config(config, attn_implementation=attention)
     else:
-        # Heads of another number of classes are made anew; everything else is as in the weights' own configuration.
+        # A head with another number of classes is initialised anew; all else is as in the configuration of the weights.
         model = head.from_pretrained(
             str(weights),
             config=config,
@@ -118,12 +118,12 @@ def build(
             ignore_mismatched_sizes=True,
             dtype=torch.float32,
         )
-    # A decoder never sees the padding after the end of a sequence.
+    # A decoder never attends to padding after the end of a sequence.
     return TextModel(model.float().train(), None if task is Task.causal_lm else padding)
 
 
 def load() -> None:
-    """Import all that building a model needs."""
+    """Import everything needed to build a model."""
     _prepare()
     import transformers.models.bert.modeling_bert
     import transformers.models.distilbert.modeling_distilbert
@@ -131,7 +131,7 @@ def load() -> None:
 
 
 def digest_weights(folder: Path | None) -> str | None:
-    """Return a digest of the weights of a trained model; `None` of random ones."""
+    """Return a digest of the weights of a trained model; `None` for random weights."""
     if folder is None:
         return None
     digest = sha256()
@@ -142,14 +142,14 @@ def digest_weights(folder: Path | None) -> str | None:
 
 
 def takes_graphs() -> bool:
-    """Return whether a step can be captured as a CUDA graph: before version 5 transformers reads the device in each."""
+    """Return whether a step can be captured as a CUDA graph; transformers < 5 reads the device in each step."""
     import transformers
 
     return int(transformers.__version__.partition(".")[0]) >= 5
 
 
 def _prepare() -> None:
-    """Keep transformers from asking the net, from a torchvision that does not load, and from drawing progress bars."""
+    """Keep transformers from using the network, importing an incompatible torchvision, and drawing progress bars."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if importlib.util.find_spec("torchvision") is not None:
         from workloads.images.vision import import_torchvision

@@ -19,8 +19,8 @@ Attention = enum.Enum("Attention", "sdpa eager", start=0)
 
 TINY_BERT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
 PYDOC = "pydoc"
-"""The data set that comes with every Python: its language reference. Others are folders of text files."""
-# Source: transformers' configurations: what the kinds call their positions and the width of a layer, and the default.
+"""The data set included in every Python: its language reference. Others are folders of text files."""
+# Source: transformers' configurations: how each kind names its positions and its layer width, and the default.
 _POSITIONS = {
     TextModel.bert: ("max_position_embeddings", 512),
     TextModel.distilbert: ("max_position_embeddings", 512),
@@ -28,13 +28,13 @@ _POSITIONS = {
 }
 _WIDTHS = {TextModel.bert: "hidden_size", TextModel.distilbert: "dim", TextModel.gpt2: "n_embd"}
 _USUAL_WIDTH = 768
-# A sample to classify begins and ends with a token of its own.
+# A classification sample begins and ends with a special token.
 _LEAST_TOKENS = 3
-_MOST_IN_A_BATCH, _MOST_TOKENS = 16, 64  # of a rehearsal: a step is to end within its window
+_MOST_IN_A_BATCH, _MOST_TOKENS = 16, 64  # limits a rehearsal: a step must end within its window
 
 
 def count_positions(model: TextModel, config: Mapping[str, Any]) -> tuple[str, int | None]:
-    """Return what a kind of model calls its positions, and how many it has; `None` if they are no number."""
+    """Return the name and number of positions of a kind of model; `None` if not a number."""
     name, default = _POSITIONS[model]
     positions = config.get(name, default)
     return name, positions if isinstance(positions, int) else None

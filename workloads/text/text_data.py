@@ -30,22 +30,22 @@ from workloads.text.options import PYDOC, Task, TrainText
 from workloads.text.tokens import Rows
 
 SYNTHETIC_SAMPLES = 10_000
-"""Sequences an epoch of made-up data, if not given."""
+"""Default number of sequences per epoch of synthetic data."""
 _SYNTHETIC_POOL = 256
-# Made-up ids, and the mask among them, stay clear of what special tokens usually are.
+# Synthetic ids, including the mask, avoid the usual ids of special tokens.
 _SYNTHETIC_MASK, _SYNTHETIC_FIRST = 3, 4
-# Source: BERT (arXiv 1810.04805): shares of the tokens that are predicted; of these, of those that are masked, and that
-# are replaced by others; the rest is left alone.
+# Source: BERT (arXiv 1810.04805): share of tokens to predict; of these, shares that are masked and replaced by random
+# tokens; the rest is unchanged.
 _PREDICTED, _MASKED, _REPLACED = 0.15, 0.8, 0.1
 
 
 def open_data(
     options: TrainText, seed: int, vocabulary_size: int, device: torch.device
 ) -> tuple[TrainingData, int | None]:
-    """Open the data of a training, which must be closed; also return the id that fills short sequences up, if any.
+    """Open the data of a training, which the caller must close; also return the padding id, or `None`.
 
-    `ValueError` if the data has more classes, less text or fewer samples than needed, or more tokens than the model
-    knows.
+    Raises `ValueError` if the data has too many classes, too little text, too few samples, or token ids that the model
+    does not have.
     """
     if options.source in (DataSource.synthetic_host, DataSource.synthetic_device):
         return _open_synthetic(options, seed, vocabulary_size, device), None
@@ -61,7 +61,7 @@ def open_data(
         source: Source = LanguageReference(options.num_classes if is_classification else None)
     else:
         source = TextFolder(options.require_root() / options.dataset)
-    # To predict the next token, the last one needs one more.
+    # Predicting the next token of the last position needs one more token.
     length = options.sequence_tokens + (options.task is Task.causal_lm)
     texts = tokens.tokenise(source, vocabulary, length, cache, is_stream=not is_classification)
     if is_classification and options.num_classes is not None:
@@ -77,7 +77,7 @@ def open_data(
 
 
 class RowSet(Dataset[Batch]):
-    """Samples that are mapped into memory; a whole batch is one indexing operation."""
+    """Memory-mapped samples; a whole batch is one indexing operation."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -91,7 +91,7 @@ class RowSet(Dataset[Batch]):
 
 
 class TokenBatches(Loader):
-    """Token ids from the host; which of them are predicted is decided on the device."""
+    """Token ids from the host; the device selects which of them are predicted."""
 
     def __init__(
         self,
@@ -116,14 +116,14 @@ class TokenBatches(Loader):
 
 
 class _Masking(NamedTuple):
-    """How many tokens a masked language model knows, and the one that stands for those that it is to predict."""
+    """The number of tokens of a masked language model, and its mask token."""
 
     vocabulary_size: int
     mask: int
 
 
 def _prepare(task: Task, ids: Tensor, labels: Tensor, masking: _Masking | None, random: torch.Generator) -> Batch:
-    """Return inputs and labels for a task, of ids [batch, tokens] and labels [batch]."""
+    """Return inputs and labels for a task, from ids [batch, tokens] and labels [batch]."""
     ids = ids.long()
     if task is Task.causal_lm:
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
@@ -131,7 +131,7 @@ def _prepare(task: Task, ids: Tensor, labels: Tensor, masking: _Masking | None, 
 
 
 def _mask(ids: Tensor, masking: _Masking, random: torch.Generator) -> Batch:
-    """Hide tokens as BERT does: most are masked, some replaced, some left alone; one at least of each sample."""
+    """Hide tokens as BERT does: most are masked, some replaced, some unchanged; at least one per sample."""
     choice, treatment = torch.rand((2, *ids.shape), generator=random, device=ids.device)
     is_predicted = choice < _PREDICTED
     is_predicted[:, 0] |= ~is_predicted.any(1)
@@ -144,7 +144,7 @@ def _mask(ids: Tensor, masking: _Masking, random: torch.Generator) -> Batch:
 def _open_synthetic(options: TrainText, seed: int, vocabulary_size: int, device: torch.device) -> TrainingData:
     masking = _Masking(vocabulary_size, _SYNTHETIC_MASK) if options.task is Task.masked_lm else None
     num_samples = options.samples or SYNTHETIC_SAMPLES
-    # To predict the next token, the last one needs one more.
+    # Predicting the next token of the last position needs one more token.
     length = options.sequence_tokens + (options.task is Task.causal_lm)
 
     def make_ids(count: int) -> Tensor:
@@ -165,7 +165,7 @@ def _open_synthetic(options: TrainText, seed: int, vocabulary_size: int, device:
 
 
 def _take(rows: Rows, count: int | None) -> Rows:
-    """Return a number of samples, the same ones for every seed of a run."""
+    """Return a number of samples, the same ones for all seeds."""
     num_rows = len(rows.ids)
     if count is None or count == num_rows:
         return rows

@@ -1,7 +1,7 @@
-"""Texts as token ids, made once and mapped into memory by all jobs that read them. No torch here.
+"""Texts as token ids, created once and memory-mapped by all jobs that read them. No torch here.
 
-The byte-pair tokeniser of models that start from nothing is trained once on Python's language reference; a trained
-model brings its own.
+For models with random weights, a byte-pair tokeniser is trained once on Python's language reference; a trained model
+has its own tokeniser.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 Ids = npt.NDArray[np.int32]
 Labels = npt.NDArray[np.int64]
 
-# To be changed with what is made here: it belongs to the names of the folders.
+# Part of the folder names; change it when the files created here change.
 _VERSION = 1
 _MOST_TOKENS = 8192
-"""Of our own tokeniser: more would hardly occur twice in what it is trained on."""
+"""Size of our own tokeniser: further tokens would hardly occur twice in its training text."""
 _PADDING, _BEGIN, _END, _MASK = "[PAD]", "[CLS]", "[SEP]", "[MASK]"
 _SPECIAL = (_PADDING, _BEGIN, _END, _MASK)
 _END_OF_TEXT = "<|endoftext|>"
 _EVERY = 5
-"""Every fifth sample validates where the data set has no half to validate with."""
+"""One in five samples is used for validation if the data set has no validation texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """The facts of a tokeniser that a model needs.
+    """The properties of a tokeniser that a model needs.
 
-    The digest is that of the file; of the special tokens, a tokeniser of a decoder has an end only.
+    The digest is that of its file. A decoder's tokeniser has only an end token, no other special tokens.
     """
 
     file: Path
@@ -56,7 +56,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Samples: token ids [samples, tokens], and the class of each, or none."""
+    """Samples: token ids [samples, tokens], and their classes, if any."""
 
     ids: Ids
     labels: Labels | None
@@ -67,9 +67,9 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenisedTexts:
-    """A data set as tokens.
+    """A tokenised data set.
 
-    `is_padded`: some samples are shorter than the others, and filled up.
+    `is_padded`: some samples are shorter than others and padded.
     """
 
     train: Rows
@@ -79,7 +79,7 @@ class TokenisedTexts:
 
 
 def train_vocabulary(model_tokens: int, cache: Path) -> Vocabulary:
-    """Return the tokeniser of models with random weights and `model_tokens`, trained if it is not cached."""
+    """Return the tokeniser, with `model_tokens` tokens, of models with random weights; trained unless cached."""
     text = LanguageReference(None)
     size = min(model_tokens, _MOST_TOKENS)
     name = sha256(json.dumps([_VERSION, text.digest, size]).encode()).hexdigest()[:16]
@@ -87,7 +87,7 @@ def train_vocabulary(model_tokens: int, cache: Path) -> Vocabulary:
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-    """Return the tokeniser of a folder."""
+    """Return the tokeniser in a folder."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise FileNotFoundError(f"{folder} holds no tokenizer.json")
@@ -108,10 +108,10 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 
 def tokenise(source: Source, vocabulary: Vocabulary, length: int, cache: Path, *, is_stream: bool) -> TokenisedTexts:
-    """Return samples of `length` tokens, made now if they are not cached.
+    """Return samples of `length` tokens, created unless cached.
 
-    Of a stream, all texts one after another are cut, without classes. Else each text is a sample, cut or filled up; a
-    long text makes several. `ValueError` if there is too little text.
+    A stream concatenates all texts, cuts them, and has no classes. Otherwise each text is a sample, cut or padded; a
+    long text makes several. Raises `ValueError` if there is too little text.
     """
     kind = "stream" if is_stream else "samples"
     parts = [_VERSION, source.digest, vocabulary.digest, length]
@@ -189,7 +189,7 @@ def _encode(texts: Iterable[Text], tokeniser: Tokenizer) -> Iterator[tuple[list[
 
 
 def _open(file: Path) -> Tokenizer:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the fork of loaders
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the fork of data loaders
     from tokenizers import Tokenizer
 
     tokeniser = Tokenizer.from_file(str(file))

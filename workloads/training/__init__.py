@@ -1,1 +1,1 @@
-"""The common part of training programs: steps, epochs, and the check that results are right."""
+"""Shared code of training programs: steps, epochs, and the check of results."""

@@ -1,14 +1,14 @@
-"""A short check that products and convolutions of this process are right, before it is measured.
+"""A short check, before measuring, that matrix products and convolutions of this process are right.
 
-A GPU that is shared can compute wrong values without an error: under some MPS percentages matrix products in bf16 and
-fp16 come out wrong, or are not written at all (docs/mps.md). So each kind of result is compared with its reference,
-in float64 and with elementwise kernels only, since matrix kernels are under suspicion:
+A shared GPU can compute wrong values without an error: under some MPS percentages, matrix products in bf16 and fp16 are
+wrong or not written at all (docs/mps.md). So each kind of result is compared with a reference, computed in float64 with
+elementwise kernels only, as matrix kernels cannot be trusted:
 
 - A product C = AB by Freivalds' check: Cx = A(Bx) for a random vector x of signs.
-- A convolution in the same way: a random signed sum of its output channels is a convolution with one output channel.
+- A convolution likewise: a random signed sum of its output channels is a convolution with one output channel.
 - Fused attention row by row, for rows from all over the batch. Dropout is left out, as it has no reference.
 
-A checked output lands where NaN was written before, so that unwritten elements are seen too.
+NaN is written to the memory of a checked output beforehand, so that unwritten elements are detected.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from workloads import client, program
 
-# Products [rows, inner, columns], each with plain and transposed factors as in forward and backward passes: those of
-# single vectors, classifiers and attention layers, and a large square. Which ones fail depends on the share of the
-# multiprocessors; on an H100 every faulty percentage fails some (docs/mps.md).
+# Products [rows, inner, columns], each with plain and transposed matrices as in forward and backward passes: the shapes
+# of single vectors, classifiers and attention layers, and a large square. Which ones fail depends on the share of
+# multiprocessors; on an H100, each faulty percentage makes at least one fail (docs/mps.md).
 PRODUCTS = (
     (1, 4096, 4096),
     (64, 256, 2048),
@@ -37,18 +37,18 @@ PRODUCTS = (
     (2048, 768, 2304),
     (2048, 2048, 2048),
 )
-# How far a check may be off, in units of the error that rounding alone would make. Rounding came to 0.3 at most for
-# products on an H100 and to 1.3 for the steps of models on CPUs; one bf16 element of a row of 2048 that is wrong by its
-# own size makes about 6.
+# The tolerance of a check, in units of the expected rounding error. Rounding reached 0.3 at most for products on an
+# H100 and 1.3 for the steps of models on CPUs; one bf16 element that is off by its own size, in a row of 2048, reaches
+# about 6.
 _TOLERANCE = 4.0
 _CHUNK_ELEMENTS = 1 << 22
-_ROW_ELEMENTS = 1 << 20  # of the keys and values that the rows of an attention are checked against
+_ROW_ELEMENTS = 1 << 20  # of the keys and values used to check the rows of an attention
 _NUM_IMAGES = 2
 _ATEN = torch.ops.aten
 
 
 def check(job: client.NullJob, device: torch.device, dtype: torch.dtype | None, compute: Callable[[], object]) -> None:
-    """Report wrong results of a job: of its own computation and, on a GPU, of delicate products in `dtype` (fp32)."""
+    """Report wrong results of a job: of its own computation and, on a GPU, of fragile products in `dtype` (fp32)."""
     products, step = Canary(), Canary()
     if device.type == "cuda":
         products.check_products(device, dtype or torch.float32)
@@ -63,12 +63,12 @@ def check(job: client.NullJob, device: torch.device, dtype: torch.dtype | None, 
 
 @dataclass(slots=True)
 class Canary:
-    """Checks of results, and their outcome.
+    """Result checks and their outcome.
 
     Attributes:
-        limit_s: after this time nothing more is checked.
+        limit_s: time after which checking stops.
         wrong: descriptions of wrong results.
-        num_left_out: results for which there was no time.
+        num_left_out: results not checked for lack of time.
     """
 
     limit_s: float = 1.0
@@ -80,7 +80,7 @@ class Canary:
     _seen: set[object] = field(default_factory=set)
 
     def check_products(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Compute the products of `PRODUCTS` in a precision, and check them."""
+        """Compute the products of `PRODUCTS` in a given precision and check them."""
         generator = torch.Generator(device).manual_seed(self.seed)
         for rows, inner, columns in PRODUCTS:
             a, a_flipped = (_random(shape, device, dtype, generator) for shape in ((rows, inner), (inner, rows)))
@@ -92,14 +92,14 @@ class Canary:
     def watch(self) -> Iterator[None]:
         """Check each product, convolution and attention that is computed in this context once for each shape.
 
-        Products of backward passes too; the other gradients are not checked: the losses of the first steps depend on
-        them.
+        Products of backward passes are included. Other gradients are not checked directly: the losses of the first
+        steps depend on them.
         """
         with _Watch(self):
             yield
 
     def run(self, operator: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
-        """Compute an operator of `aten` and return its result, checked if it has a check and its kind is new."""
+        """Compute an operator of `aten` and return its result; check it if there is a check and its kind is new."""
         check = _CHECKS.get(operator)
         kind = (operator, *(_kind(argument) for argument in arguments))
         if check is None or kind in self._seen:
@@ -125,7 +125,7 @@ class Canary:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that hands operators to a canary, below autograd and autocast, where types and shapes are real."""
+    """A dispatch mode that passes operators to a canary, below autograd and autocast: types and shapes are final."""
 
     def __init__(self, canary: Canary) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -136,7 +136,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _fill_next(like: Tensor) -> None:
-    """Write NaN where the allocator puts the next tensor of this size."""
+    """Write NaN to the memory that the allocator will return for the next tensor of this size."""
     torch.empty_like(like).fill_(float("nan"))
 
 
@@ -151,7 +151,7 @@ def _check_addmm(c: Tensor, bias: Tensor, a: Tensor, b: Tensor, *, beta: float =
 
 
 def _check_bmm(c: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> float:
-    """Make Freivalds' check of c = ab + bias, [batch, rows, columns]; only the first products of a large batch."""
+    """Check c = ab + bias, [batch, rows, columns], by Freivalds; only the first products of a large batch."""
     if not _is_written(c):
         return float("inf")
     batch = max(1, _CHUNK_ELEMENTS // c[0].numel())
@@ -179,7 +179,7 @@ def _check_convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> float:
-    """Compare a signed sum of the output channels of the first and last images with a convolution made of sums."""
+    """Compare a signed sum of output channels, of the first and last images, with one convolution of summed weights."""
     if not _is_written(out):
         return float("inf")
     if transposed or out.ndim != 4:
@@ -191,7 +191,7 @@ def _check_convolution(
     got = (got_all * signs[:, None, None]).sum(1)
     if bias is not None:
         got = got - (bias.double() * signs).sum()
-    # Output channel o sees the input channels of its group only.
+    # Output channel o reads only the input channels of its group.
     mixed = (weight.double() * signs[:, None, None, None]).view(groups, -1, *weight.shape[1:]).sum(1).flatten(0, 1)
     expected, energy = torch.zeros_like(got), torch.zeros_like(got)
     height, width = out.shape[2:]
@@ -207,7 +207,7 @@ def _check_convolution(
 
 
 def _check_attention(operator: Any) -> Callable[..., float]:
-    """Return the check of a kernel of attention, whose arguments have the same names, in another order."""
+    """Return the check of an attention kernel; these have equal argument names, in different orders."""
 
     def check(out: Tensor, *arguments: Any, **options: Any) -> float:
         named = _bind_arguments(operator, arguments, options)
@@ -230,7 +230,7 @@ def _attention_error(
     chosen = torch.linspace(0, batch * heads * num_rows - 1, count, device=out.device).long()
     at, row = (chosen // (heads * num_rows), chosen // num_rows % heads), chosen % num_rows
     q = query[(*at, row)].double()
-    # Several heads of the query, side by side, may look at one of the keys and of the values.
+    # Several adjacent query heads may share one head of keys and values.
     k, v = (shared[at[0], at[1] * shared.shape[1] // heads].double() for shared in (key, value))
     scale = width**-0.5 if scale is None else scale
     scores = (q[:, None] * k).sum(2) * scale
@@ -241,7 +241,7 @@ def _attention_error(
         scores = scores.masked_fill(torch.arange(num_keys, device=out.device) > row[:, None], float("-inf"))
     shares = scores.softmax(1)
     expected, got = (shares[:, :, None] * v).sum(1), out[(*at, row)].double()
-    # What is rounded: the scores, which are summed in fp32; the shares and the output, to the type of the factors.
+    # Rounding errors: the scores, summed in fp32; the shares and the output, rounded to the type of the inputs.
     rounding = _rounding(query, allows_tf32=torch.backends.cuda.matmul.allow_tf32)
     in_fp32 = rounding if query.dtype == torch.float32 else _rounding(q, allows_tf32=False)
     in_scores = in_fp32 * q.norm(dim=1) * k.norm(dim=2).amax(1) * scale
@@ -251,7 +251,7 @@ def _attention_error(
 
 
 def _bind_arguments(operator: Any, arguments: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a call by name, the omitted ones too."""
+    """Return all arguments of a call by name, with the defaults of omitted ones."""
     declared = operator._schema.arguments
     defaults = {argument.name: argument.default_value for argument in declared}
     return defaults | dict(zip(defaults, arguments, strict=False)) | options
@@ -260,7 +260,7 @@ def _bind_arguments(operator: Any, arguments: Sequence[Any], options: dict[str, 
 def _drop_dropout(
     operator: Any, arguments: Sequence[Any], options: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]] | None:
-    """Return the arguments of an attention without its dropout; `None` if it has none."""
+    """Return the arguments of an attention with dropout removed; `None` if it has no dropout."""
     if operator not in _ATTENTIONS or not _bind_arguments(operator, arguments, options)["dropout_p"]:
         return None
     names = [argument.name for argument in operator._schema.arguments]
@@ -269,7 +269,7 @@ def _drop_dropout(
 
 
 def _output(outputs: Any) -> Tensor:
-    """Return the tensor that is checked: of an attention the first of several."""
+    """Return the tensor to check: an attention returns several, of which it is the first."""
     output: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
     return output
 
@@ -311,29 +311,29 @@ def _norm(matrix: Tensor) -> Tensor:
 
 
 def _is_written(result: Tensor) -> bool:
-    """Tell whether every element is a number. Infinity is one in fp16, where a scaled gradient may overflow."""
+    """Return whether every element is a number. In fp16 infinity counts as one: scaled gradients may overflow."""
     bad = result.isnan() if result.dtype == torch.float16 else ~result.isfinite()
     return not bool(bad.any())
 
 
 def _rounding(factor: Tensor, *, allows_tf32: bool) -> float:
-    """Return the relative error of rounding to the type of a factor; fp32 is rounded to TF32 on a GPU that may."""
+    """Return the relative rounding error of a matrix's type; that of TF32 for fp32 on a GPU that may use TF32."""
     if factor.dtype == torch.bfloat16:
         return 2.0**-9
     if factor.dtype == torch.float16:
         return 2.0**-11
-    # Without TF32 the sums over thousands of terms lose more than the rounding of one.
+    # Without TF32, sums over thousands of terms lose more than the rounding of one term.
     return 2.0**-11 if factor.is_cuda and allows_tf32 else 2.0**-19
 
 
 def _is_beyond_numbers(operator: Any, arguments: Sequence[Any]) -> bool:
-    """Tell whether factors or sums of their products may be infinite: training diverged, the GPU may be right."""
+    """Return whether inputs or sums of products may be infinite: then training diverged, and the GPU may be right."""
     if operator in _ATTENTIONS:
         return not all(bool(tensor.isfinite().all()) for tensor in arguments[:3])
     is_convolution = _CHECKS[operator] is _check_convolution
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
     a, b = tensors[:2] if is_convolution else tensors[-2:]
-    # A sum of products is at most the product of the lengths of its factors (Cauchy-Schwarz).
+    # A sum of products is at most the product of the norms of its vectors (Cauchy-Schwarz).
     if is_convolution:
         lengths = math.sqrt(b[0].numel()) * float(a.abs().max()), _longest(b.flatten(1), -1)
     else:
@@ -346,7 +346,7 @@ def _longest(tensor: Tensor, dim: int) -> float:
 
 
 def _largest(difference: Tensor, unit: Tensor) -> float:
-    """Return the largest difference in units of the explained one; infinite ones, as in fp16, prove nothing."""
+    """Return the largest difference in units of the expected error; infinite ones, as in fp16, prove nothing."""
     ratio = difference.abs() / unit.clamp_min(torch.finfo(torch.float64).tiny)
     return float(ratio[unit.isfinite()].max()) if bool(unit.isfinite().any()) else 0.0
 

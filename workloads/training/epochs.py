@@ -1,4 +1,4 @@
-"""Epochs of training: steps, times, losses and accuracies, reported to the orchestrator and to a log."""
+"""Epochs of training: steps, times, losses and accuracies, sent to the orchestrator and written to a log."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class NonFiniteLossError(ArithmeticError):
 
 
 class Trainer:
-    """A training of a number of epochs, or with 0 until told to stop.
+    """A training over a number of epochs, or with 0 until stopped.
 
-    With `validates`, the accuracy is measured after each epoch of a fixed number, else once, after the stop. Made-up
-    data is looked at in the first case only, for the time that it takes.
+    With `validates` and a fixed number of epochs, accuracy is measured after each epoch, otherwise once, after the
+    stop. Synthetic data is validated only in the first case, because of the time it takes.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Trainer:
         self._first_losses_sent = False
 
     def train(self) -> None:
-        """Train to the end; `NonFiniteLossError` if the mean loss of an epoch, or of the part of one, is not finite."""
+        """Train to the end; `NonFiniteLossError` if the mean loss of an epoch, even a partial one, is not finite."""
         done = 0
         while not self._job.stopping and (self._epochs == 0 or done < self._epochs):
             started_ns = time.monotonic_ns()
@@ -93,13 +93,13 @@ class Trainer:
         _log.info("epoch %d: %.3f s, %s", number, seconds, text)
 
     def _validate(self, batches: Batches) -> float:
-        """Return the share of labels whose most likely class is right, by the model as it is, not compiled."""
+        """Return the share of labels predicted correctly by the original, uncompiled model."""
         model = self._training.model.eval()
         right, total = torch.zeros((2,), dtype=torch.int64, device=self._training.device)
         with torch.no_grad():
             for inputs, labels in batches.epoch(0):
                 predicted = self._training.forward(model, inputs).argmax(-1)
-                right += (predicted == labels).sum()  # which is none that is ignored
+                right += (predicted == labels).sum()  # never true for ignored labels
                 total += (labels != IGNORED).sum()
         model.train()
         return float(right.item()) / float(total.item())

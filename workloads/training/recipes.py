@@ -1,4 +1,4 @@
-"""Recipes: with what loss, optimiser and learning rate a model is trained, and whether the host reads each loss."""
+"""Recipes: loss, optimiser and learning rate of a training, and whether the host reads each loss."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from workloads.images.vision import import_torchvision
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From logits [batch, ..., classes] and labels [batch, ...] to a scalar."""
+"""Maps logits [batch, ..., classes] and labels [batch, ...] to a scalar."""
 
 _MOMENTUM = 0.9
 _PLAIN_RATE = 0.1
 # Source: the defaults of timm's train.py: --opt sgd --momentum 0.9 --weight-decay 2e-5 --smoothing 0.1 --lr-base 0.1
-# --lr-base-size 256 --sched cosine --epochs 300. Its optimiser takes Nesterov's step and spares biases and norms the
-# decay.
+# --lr-base-size 256 --sched cosine --epochs 300. Its optimiser uses Nesterov momentum, and no weight decay for biases
+# and norms.
 _WEIGHT_DECAY = 2e-5
 _SMOOTHING = 0.1
 _RATE_PER_IMAGE = 0.1 / 256
@@ -29,11 +29,11 @@ _ADAMW_DECAY = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a model learns.
+    """The settings with which a model learns.
 
     Attributes:
         learning_rate: of the first epoch.
-        falls_over: epochs over which the learning rate falls to nothing, along a cosine; `None`: it stays.
+        falls_over: epochs over which the learning rate falls to 0 along a cosine; `None`: constant.
         reads_loss: the host reads each loss before it issues the next step, and so waits for the device.
     """
 
@@ -68,7 +68,7 @@ def make_plain(model: nn.Module, learning_rate: float | None) -> Recipe:
 def make_adamw(model: nn.Module, learning_rate: float, *, is_captured: bool) -> Recipe:
     """Return cross-entropy of each label, and AdamW at one learning rate; the host never waits within a step.
 
-    Of a step that is captured as a CUDA graph, the optimiser counts its steps on the device.
+    For a step captured as a CUDA graph, the optimiser counts its steps on the device.
     """
     return Recipe(
         loss=lambda logits, labels: nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten()),
@@ -86,10 +86,10 @@ def make_timm(
 
     Args:
         model: on its device.
-        learning_rate: of the first epoch; in proportion to the batch size if not given.
-        batch_size: images a step.
-        num_epochs: 0 if unknown; the learning rate then falls over timm's own number.
-        rate_on: the device of the learning rate, as a tensor that a captured graph reads anew at every replay.
+        learning_rate: of the first epoch; default: proportional to the batch size.
+        batch_size: images per step.
+        num_epochs: 0 if unknown; the learning rate then falls over timm's default number.
+        rate_on: the device of the learning rate, a tensor that a captured graph reads at every replay.
     """
     import_torchvision()
     from timm.loss import LabelSmoothingCrossEntropy
@@ -101,7 +101,7 @@ def make_timm(
         lr=rate if rate_on is None else torch.tensor(rate, device=rate_on),
         momentum=_MOMENTUM,
         nesterov=True,
-        fused=None if rate_on is None else True,  # the others read the tensor on the host
+        fused=None if rate_on is None else True,  # the other implementations read the tensor on the host
     )
     return Recipe(
         loss=LabelSmoothingCrossEntropy(_SMOOTHING),

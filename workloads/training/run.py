@@ -1,4 +1,4 @@
-"""One run of a training program: warm-up, the check that its results are right, the barrier, the epochs."""
+"""One run of a training program: warm-up, check of results, barrier, epochs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def train(
     *,
     tunes_in_turn: bool = False,
 ) -> None:
-    """Warm up, wait for the group, train as the command line says, with the flags that all training programs have.
+    """Warm up, wait for the group, and train, with the command-line flags common to all training programs.
 
-    Facts other than `None` are recorded. With `tunes_in_turn`, the jobs of a group make their first steps in turn.
+    Facts other than `None` are recorded. With `tunes_in_turn`, the jobs of a group run their first steps one at a time.
     """
     params = {**facts, "learning_rate": training.recipe.learning_rate}
     job.param(**{name: param for name, param in params.items() if param is not None})
@@ -45,7 +45,7 @@ def train(
 
 
 def make_training(args: argparse.Namespace, model: nn.Module, recipe: Recipe, device: torch.device) -> Training:
-    """Return the training of a model in the precision of the command line."""
+    """Return the training of a model in the precision given on the command line."""
     return Training(
         model=model,
         recipe=recipe,
@@ -58,10 +58,10 @@ def make_training(args: argparse.Namespace, model: nn.Module, recipe: Recipe, de
 def _warm_up(
     args: argparse.Namespace, job: client.NullJob, training: Training, batches: Batches, *, tunes_in_turn: bool
 ) -> Step:
-    """Return the step, warm: its kernels chosen, compiled or captured, and nothing learned. Also runs the canary."""
+    """Return the step with kernels chosen, compiled or captured, and the model unchanged. Also runs the canary."""
     first = next(batches.epoch(1))
     with steps.undo(training):
-        # cuDNN tries every algorithm of a layer in the first step, forward and backward.
+        # In the first step, cuDNN tries every algorithm of each layer, forward and backward.
         with job.take_turn() if tunes_in_turn else nullcontext():
             if args.step_mode == "cuda_graph":
                 step = steps.capture_step(training, *first)

@@ -1,6 +1,6 @@
-"""Training steps: how one is issued (eager, compiled, as a CUDA graph), when it was complete, and what it lost.
+"""Training steps: how a step is issued (eager, compiled, CUDA graph), its completion time, and its loss.
 
-The host never reads a value of the device within a step, and runs two steps ahead of the device at most.
+Within a step, the host never reads a value of the device. It runs at most two steps ahead of the device.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 _STEPS_AHEAD = 2
 _FIRST_LOSSES = 10
-# Source: PyTorch's notes on CUDA graphs: libraries must have initialised before the capture; they run three steps.
+# Source: PyTorch's notes on CUDA graphs: libraries must have initialised before the capture; they run three.
 _STEPS_BEFORE_CAPTURE = 3
 
 
 class StepClock:
-    """A report of samples, epoch and CLOCK_MONOTONIC nanoseconds of each step as the device completes it.
+    """A clock that reports samples, epoch and CLOCK_MONOTONIC nanoseconds of each step as the device completes it.
 
-    A step that runs ahead has an event that is waited for two steps later, by a blocking wait that leaves the core to
-    others. Any other is complete when it is reported.
+    A step that runs ahead records an event. Two steps later the host waits for it, in a blocking wait that frees the
+    CPU core. Any other step is complete when it is reported.
     """
 
     def __init__(self, report: Callable[[float, int, int], None], *, runs_ahead: bool) -> None:
@@ -39,7 +39,7 @@ class StepClock:
         self.last_ns = time.monotonic_ns()
 
     def note_issued(self, samples: float, epoch: int) -> None:
-        """Note a step that was issued just now; report the one issued two steps before it."""
+        """Record a step issued just now; report the one issued two steps earlier."""
         if not self._runs_ahead:
             self._complete(samples, epoch)
             return
@@ -61,7 +61,7 @@ class StepClock:
 
 
 class LossRecord:
-    """The sum of losses on the device, and the first ten of them."""
+    """The sum of losses on the device, and the first ten losses."""
 
     def __init__(self, device: torch.device) -> None:
         self._sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -78,7 +78,7 @@ class LossRecord:
             self._num_first += 1
 
     def take_mean(self) -> float | None:
-        """Return the mean since the last call, or `None` of no steps; waits for the device."""
+        """Return the mean since the last call, or `None` without steps; waits for the device."""
         if self._count == 0:
             return None
         mean = self._sum.item() / self._count
@@ -87,7 +87,7 @@ class LossRecord:
         return mean
 
     def first(self) -> list[float]:
-        """Return the losses of the first steps, ten at most; waits for the device."""
+        """Return the losses of the first steps, up to ten; waits for the device."""
         return [float(loss) for loss in self._first[: self._num_first].tolist()]
 
 
@@ -102,13 +102,13 @@ class Training:
     autocast: torch.dtype | None
 
     def forward(self, model: Forward, inputs: Tensor) -> Tensor:
-        """Return logits [batch, ..., classes] in the precision of the training."""
+        """Return logits [batch, ..., classes], computed in the precision of the training."""
         with torch.autocast(self.device.type, self.autocast or torch.bfloat16, enabled=self.autocast is not None):
             return model(inputs)
 
 
 def make_eager_step(training: Training, forward: Forward | None = None) -> Step:
-    """Return a step that issues its operators one by one, or with another forward pass of the same model."""
+    """Return a step that issues its operators one by one, optionally with another forward pass of the same model."""
     model, scaler = training.model if forward is None else forward, training.scaler
     optimizer, loss_of = training.recipe.optimizer, training.recipe.loss
 
@@ -124,14 +124,14 @@ def make_eager_step(training: Training, forward: Forward | None = None) -> Step:
 
 
 def make_compiled_step(training: Training) -> Step:
-    """Return a step whose model is compiled at its first call."""
+    """Return a step that compiles the model at its first call."""
     return make_eager_step(training, torch.compile(training.model))
 
 
 def capture_step(training: Training, inputs: Tensor, labels: Tensor) -> Step:
     """Capture forward, backward and optimiser as one CUDA graph; return a step that replays it.
 
-    Trains a few steps on the batch given. Every later batch must have its shape. The loss returned is overwritten by
+    Trains a few steps on the given batch. Every later batch must have its shape. The loss returned is overwritten by
     the next step.
     """
     inputs_buffer, labels_buffer = inputs.clone(), labels.clone()
@@ -142,7 +142,7 @@ def capture_step(training: Training, inputs: Tensor, labels: Tensor) -> Step:
         for _ in range(_STEPS_BEFORE_CAPTURE):
             step(inputs_buffer, labels_buffer)
     torch.cuda.current_stream().wait_stream(side)
-    # The gradients must be made inside the capture: those made before it would be added to at every replay.
+    # The gradients must be created within the capture: otherwise every replay would add to the earlier ones.
     training.recipe.optimizer.zero_grad(set_to_none=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -159,11 +159,11 @@ def capture_step(training: Training, inputs: Tensor, labels: Tensor) -> Step:
 
 @contextmanager
 def undo(training: Training) -> Iterator[None]:
-    """Put back weights, optimiser, scaler and random numbers on leaving, for a warm-up that leaves no trace.
+    """Restore weights, optimiser, scaler and random generators on leaving, so that a warm-up has no effect.
 
-    The optimiser must be fresh. Tensors keep their places, because a captured graph works on them where they lie:
-    what the optimiser keeps is set to zero, from which the first step of SGD (without dampening) and of Adam is the
-    same as from none. The weights wait on the host: a second copy of a large model would be its peak of memory.
+    The optimiser must be new. Tensors keep their addresses, which a captured graph uses; so the optimiser's state is
+    set to zero, from which the first step of SGD (without dampening) and of Adam is the same as without state. The
+    weights are saved on the host, as a second copy of a large model would raise peak GPU memory.
     """
     weights = {name: tensor.to("cpu", copy=True) for name, tensor in training.model.state_dict().items()}
     scaler = training.scaler.state_dict()

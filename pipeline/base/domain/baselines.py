@@ -1,4 +1,4 @@
-"""Baselines: the runs that a job or a group is compared with, in the live table as in the report."""
+"""Baselines: the runs with which a job or a group is compared, in the live table and in the report."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Generic, TypeVar
 R = TypeVar("R")
 J = TypeVar("J")
 Jobs = tuple[str, ...]
-"""The workload digests of a group's jobs, in their order."""
+"""The workload digests of a group's jobs, in order."""
 
 
 @dataclass(slots=True)
 class Baselines(Generic[R, J]):
-    """Groups that ran one job after another, in one block, on one GPU and with the same settings; by their jobs."""
+    """Serial groups of one block, GPU and combination of settings, by their jobs."""
 
     _own: dict[str, list[J]] = field(default_factory=lambda: defaultdict(list))
     _mixes: dict[Jobs, tuple[R, Sequence[J]]] = field(default_factory=dict)
 
     def add(self, group: R, digests: Jobs, jobs: Sequence[J]) -> None:
-        """Take in a group with its jobs."""
+        """Add a group with its jobs."""
         if len(digests) == 1:
             self._own[digests[0]] += jobs
         else:
             self._mixes[digests] = (group, jobs)
 
     def find_runs_alone(self, digest: str, together: Jobs) -> list[J]:
-        """Find a job's runs alone, else its turns in the mix that it ran together with, else those in any mix."""
+        """Find a job's runs alone, else its turns in the serial group of the same mix, else those in any mix."""
         if digest in self._own:
             return self._own[digest]
         same = self._same(together)
@@ -41,7 +41,7 @@ class Baselines(Generic[R, J]):
         return [job for digest_of_job, job in turns if digest_of_job == digest]
 
     def find_serial_group(self, together: Jobs) -> R | None:
-        """Find the group of the same jobs one after another, in this order if that ran; `None` if none did."""
+        """Find the serial group of the same jobs, preferably in this order; `None` if there is none."""
         same = self._same(together)
         return None if same is None else self._mixes[same][0]
 

@@ -1,4 +1,4 @@
-"""The answer of a command: data for programs, a text for people, an exit status."""
+"""The answer of a command: data for programs, text for people, and an exit status."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandAnswer:
-    """For programs, for people, and as an exit status."""
+    """An answer as data, as text and as an exit status."""
 
     data: dict[str, Any]
     text: str

@@ -1,4 +1,4 @@
-"""The programs of a driver, real or simulated, and the words that make their caller an administrator."""
+"""The programs of a real or simulated driver, and the command prefix that runs them as administrator."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _PACKAGES = {"nvidia-cuda-mps-control": "package nvidia-compute-utils on Debian 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """The programs that change the settings of one device, and put them back.
+    """The programs that change and restore the settings of one device.
 
     Attributes:
-        purpose: for what they are needed, as errors say it.
-        simulated: of a simulated device, by name: it must never reach the programs of another. `None` for a real one.
-        configured: paths that the configuration gives, by name; the others are looked for on PATH.
-        admin: put before a command that changes settings; `None` if only a journal can tell.
+        purpose: what they are needed for, as used in errors.
+        simulated: programs of a simulated device, by name; it must never use others. `None` for a real device.
+        configured: paths from the configuration, by name; other programs are found on PATH.
+        admin: prefix of a command that changes settings; `None` if only a journal has it.
     """
 
     purpose: str = "undoing what a study left"
@@ -37,7 +37,7 @@ class Programs:
         )
 
     def find(self, name: str) -> str:
-        """Return the absolute path of a program, as sudo has another PATH; SharingError if it cannot be run."""
+        """Return the absolute path of a program, as sudo has another PATH; `SharingError` if it is not executable."""
         program = self.path(name)
         if program is None:
             package = f" ({_PACKAGES[name]})" if name in _PACKAGES else ""
@@ -52,7 +52,7 @@ class Programs:
 
 
 def find_group_programs(group: Group, configured: Mapping[str, str | None] | None = None) -> Programs:
-    """Return the programs for a group; nobody becomes an administrator for a simulated GPU."""
+    """Return the programs for a group; a simulated GPU never needs administrator rights."""
     device = group.device
     return Programs(
         purpose=f"scenario={group.scenario} on {device.name}",
@@ -63,12 +63,12 @@ def find_group_programs(group: Group, configured: Mapping[str, str | None] | Non
 
 
 def find_device_programs(device: Device) -> Programs:
-    """Return the programs that undo the steps in the journal of a device."""
+    """Return the programs that undo the steps recorded in the journal of a device."""
     return Programs(simulated=_list_simulated(device), admin=() if device.is_simulated else None)
 
 
 def refuse_absent_admin(admin: Sequence[str], key: str, example: str) -> None:
-    """Raise ConfigError if no program is there to be put before commands that need an administrator."""
+    """Raise `ConfigError` if the program that gives administrator rights does not exist."""
     if admin and shutil.which(admin[0]) is None:
         raise ConfigError(f"{key}: there is no program {admin[0]!r} that can be run; give its words as in {example}")
 

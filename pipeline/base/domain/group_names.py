@@ -1,9 +1,9 @@
 """Names of the groups of a study: in its plan, on the terminal, in MLflow and in a report.
 
-A name begins with the sharing mode and the jobs, and goes on with the options that tell the group from others of the
-study: `naive-2x-tiny-batch_size=16`. The options of the mode and the flags of a script are always among them, if they
-are given. Where options of jobs make a name too long to read, the values that most programs of that name share go
-without saying. Names are for people: no digest depends on one, so a study to which values are added stays the same.
+A name is the sharing mode and the jobs, then the options that distinguish the group from others of the study:
+`naive-2x-tiny-batch_size=16`. Given options of the mode and flags of a script are always included. If options of jobs
+make a name too long, the values shared by most programs of that name are omitted. Names are for people: no digest
+depends on one, so a study remains the same when values are added to it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.base.domain.work_units import GIVEN_RATE
 
 FLAG = "flags."
-"""How the params begin which say what a script was given by `workload.flags`."""
+"""Prefix of the params that record the `workload.flags` of a script."""
 ARGUMENTS = "args"
-# What is not a property of the program: settings of the whole study, paths, what the job reported of itself.
+# Not properties of the program: settings of the whole study, paths, what the job reported about itself.
 _NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root", GIVEN_RATE})
 _PREFIXES = ("job.", "place.")
 ENVIRONMENT = "environment_digest"
-"""The param that tells environments apart. No name of a group says it, as digits say nothing to a reader."""
+"""The param that distinguishes environments. It is not part of names, as digits mean nothing to a reader."""
 _PROFILER = "profiler"
 _WHOLE = re.compile(r"^(-?\d+)\.0$")
-"""A fraction of ours that is none, such as a rate of 50.0; flags of scripts are said as they were given."""
-_MANY = 70  # characters of options
-_LONGEST = 120  # of a name: a database keeps 250 characters of it, a folder 255
+"""A needless decimal of our own numbers, as in a rate of 50.0; script flags are shown as given."""
+_MANY = 70  # maximum characters of options
+_LONGEST = 120  # maximum characters of a name: a database allows 250, a folder 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """The facts that name a job: its size in a mix or else its workload, and the params of its run."""
+    """The facts that name a job: its size in a mix or its workload, and the params of its run."""
 
     size: str | None
     workload: str
@@ -46,7 +46,7 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFacts:
-    """The facts that name a group; two groups are the same if these are."""
+    """The facts that name a group; groups with equal facts are the same."""
 
     scenario: str
     jobs: tuple[JobFacts, ...]
@@ -55,7 +55,7 @@ class GroupFacts:
 
 
 def list_program_params(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the params of a job's run that say what its program computes."""
+    """Return the params of a job's run that determine what its program computes."""
     return {
         key: _WHOLE.sub(r"\1", value) if value.endswith(".0") and not key.startswith(FLAG) else value
         for key, value in params.items()
@@ -64,7 +64,7 @@ def list_program_params(params: Mapping[str, str]) -> dict[str, str]:
 
 
 def spell_flags(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the params, with flags and arguments of a script as the program calls them: `--lr`."""
+    """Return the params with a script's flags and arguments spelled as in the program: `--lr`."""
     flags = {key: value for key, value in params.items() if key != ARGUMENTS and not key.startswith(FLAG)}
     flags |= _parse_flags(params.get(ARGUMENTS, ""))
     named = {key[len(FLAG) :]: value for key, value in params.items() if key.startswith(FLAG)}
@@ -72,7 +72,7 @@ def spell_flags(params: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parse_flags(args: str) -> dict[str, str]:
-    """Read flags with their values: all words up to the next flag, as only the program knows which are values."""
+    """Parse flags with values: all words up to the next flag count as values, since only the program knows better."""
     flags: dict[str, list[str]] = defaultdict(list)
     key = ARGUMENTS
     try:
@@ -89,7 +89,7 @@ def _parse_flags(args: str) -> dict[str, str]:
 
 
 def find_differing_keys(programs: Iterable[Mapping[str, str]]) -> list[str]:
-    """Return the keys whose values are not the same in all maps, sorted."""
+    """Return the sorted keys whose values differ between the maps."""
     sets = list(programs)
     return [
         key
@@ -99,7 +99,7 @@ def find_differing_keys(programs: Iterable[Mapping[str, str]]) -> list[str]:
 
 
 def name_groups(groups: Sequence[GroupFacts]) -> list[str]:
-    """Return the name of each group of a study; no two different groups share one."""
+    """Return the name of each group of a study; different groups have different names."""
     jobs = _describe_programs([job for group in groups for job in group.jobs])
     options, settings = _find_varying_options(groups), _find_varying_settings(groups)
     plain_names = [
@@ -132,7 +132,7 @@ def _compose_name(
     distinct = dict(mode_of(group.scenario).naming(group.options.items())).keys() | options
     options_in_name = {key: value for key, value in group.options.items() if key in distinct and key != _PROFILER}
     parts += [_format_option(key, value) for key, value in options_in_name.items() if value not in ("auto", (), [])]
-    # What loads the device beside the jobs is said of every group that has it.
+    # Co-runners are part of the name of every group that has them.
     parts += [
         _format_option(key, value)
         for key in dict.fromkeys([*settings, CO_RUNNERS])
@@ -153,7 +153,7 @@ def _list_programs(group: GroupFacts) -> frozenset[str]:
 
 
 def _describe_programs(jobs: Sequence[JobFacts]) -> dict[tuple[str, str], list[str]]:
-    """Map name and digest of each program to the options that tell it from others of that name, and its flags."""
+    """Map name and digest of each program to its flags and the options that distinguish it from others of that name."""
     alike: dict[str, dict[str, JobFacts]] = defaultdict(dict)
     for job in jobs:
         alike[_name_job(job)].setdefault(job.digest, job)
@@ -169,9 +169,9 @@ def _describe_programs(jobs: Sequence[JobFacts]) -> dict[tuple[str, str], list[s
 
 
 def _describe_jobs(jobs: Sequence[JobFacts]) -> dict[str, list[str]]:
-    """Map digests to the options of jobs of one workload; if these are many, without the values that most share."""
+    """Map digests to the options of jobs of one workload; if there are many, without the values shared by most."""
     facts = {job.digest: spell_flags(list_program_params(job.params)) for job in jobs}
-    # A size has a name of its own, which stands for its flags as well.
+    # The name of a size also stands for its flags.
     flags = [f"--{key[len(FLAG) :]}" for job in jobs if not job.size for key in job.params if key.startswith(FLAG)]
     keys = [key for key in dict.fromkeys([*flags, *find_differing_keys(facts.values())]) if key != ENVIRONMENT]
     chosen = {digest: {key: params[key] for key in keys if key in params} for digest, params in facts.items()}
@@ -198,7 +198,7 @@ def _find_varying_options(groups: Sequence[GroupFacts]) -> dict[str, set[str]]:
         )
         if _PROFILER in group.options:
             profilers[group.scenario].add(_format_setting(group.options[_PROFILER]))
-    # Its name is always said, so that only two ways of using one need more.
+    # A profiler's name is always included; its options are needed only if they vary.
     always_named = {scenario: {_PROFILER} if len(profilers[scenario]) > 1 else set[str]() for scenario in by_scenario}
     return {scenario: always_named[scenario].union(find_differing_keys(sets)) for scenario, sets in by_scenario.items()}
 

@@ -1,6 +1,6 @@
-"""The state of a machine, as far as it decides how fast a GPU is: only rows of one state are compared.
+"""The state of a machine that determines how fast its GPU is: only rows of equal state are compared.
 
-One rule for the live table, MLflow, `resume`, the overview of units and the report.
+This is the single rule for the live table, MLflow, `resume`, the shard overview and the report.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ FACTS = {
     "graphics_clock_setting_mhz": ("graphics clock setting", " MHz"),
     "memory_clock_setting_mhz": ("memory clock setting", " MHz"),
 }
-"""By the name of the tag, what it is called, and its unit."""
+"""For each tag, the name of its fact in texts, and its unit."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MachineState:
-    """The facts that are known of a state, in the order of `FACTS`: what a driver does not tell is absent."""
+    """The known facts of a state, in the order of `FACTS`: what a driver does not report is missing."""
 
     facts: tuple[tuple[str, str], ...]
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, str | None]) -> MachineState:
-        """Take the state from facts by name, as the tags of a run have them; others are passed over."""
+        """Create a state from facts by name, such as the tags of a run; other facts are ignored."""
         return cls(tuple((name, value) for name in FACTS if (value := facts.get(name))))
 
     @classmethod
     def read(cls, device: Device) -> MachineState:
-        """Take the state of this machine with a device, whose details were just read."""
+        """Read the state of this machine with a device whose details were just read."""
         return cls.from_facts({**dict(device.details), "gpu_uuid": device.uuid, "boot_id": host_info.boot_id()})
 
     def is_same(self, other: MachineState) -> bool:
-        """Tell whether nothing differs; a fact that one of them lacks is no difference."""
+        """Return whether nothing differs; a fact missing on one side is not a difference."""
         return not self._differing(other)
 
     def _differing(self, other: MachineState) -> list[tuple[str, str, str]]:
@@ -49,11 +49,11 @@ class MachineState:
         return [(name, value, known[name]) for name, value in self.facts if known.get(name, value) != value]
 
     def difference(self, other: MachineState) -> str:
-        """Name what differs: `driver and power limit`; empty if nothing does."""
+        """Name the differences: `driver and power limit`; empty if there are none."""
         return " and ".join(FACTS[name][0] for name, *_ in self._differing(other))
 
     def changes(self, since: MachineState) -> str:
-        """Describe what has changed: `driver 590.48.01, was 580.159.04`; empty if nothing has."""
+        """Describe the changes: `driver 590.48.01, was 580.159.04`; empty if there are none."""
         return "; ".join(
             "the machine was restarted"
             if name == "boot_id"
@@ -62,15 +62,14 @@ class MachineState:
         )
 
     def with_facts_of(self, other: MachineState) -> MachineState:
-        """Add what another state of the same machine tells beside."""
+        """Add the facts of another state of the same machine."""
         return MachineState.from_facts(dict(other.facts) | dict(self.facts))
 
 
 def merge_same(states: Iterable[MachineState]) -> dict[MachineState, MachineState]:
-    """Map each state to the one that it is, which has the facts of all that are the same.
+    """Map each state to the merged state that combines the facts of all equal ones.
 
-    States that know more come first, so that one that knows little joins another, and the order of the rows decides
-    nothing.
+    States with more facts come first, so that a state with few facts joins one of them, whatever the order of rows.
     """
     merged: list[MachineState] = []
     place: dict[MachineState, int] = {}

@@ -1,4 +1,4 @@
-"""The marks of a row: why it is invalid, and what is noted beside its figures."""
+"""The marks of a row: why it is invalid, and notes on its figures."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _SEPARATOR = "; "
 
 
 class Marks(NamedTuple):
-    """The marks of one row, in words; empty if there is none.
+    """The marks of one row, as text; empty if there are none.
 
     Attributes:
-        invalid: why its figures measure something else, as when a job stood still: it leads nothing, is no baseline and
-            is in no verdict.
-        note: what a reader must know of its figures, such as a power cap: it stands beside them and excludes nothing,
-            because to exclude on the outcome biases what is left.
+        invalid: why its figures are not comparable, as when a job stalled: the row is never a leader, a baseline or
+            part of a verdict.
+        note: what a reader must know about its figures, such as a power cap: it is shown but excludes nothing, because
+            excluding by outcome biases the rest.
     """
 
     invalid: str = ""
@@ -25,7 +25,7 @@ class Marks(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Both, as one text, which tells where the note begins."""
+        """Both marks as one text that shows where the note begins."""
         return f"invalid: {self.invalid}" + (f"; note: {self.note}" if self.note else "") if self.invalid else self.note
 
 
@@ -35,7 +35,7 @@ NO_MARKS = Marks()
 def read_marks(tags: Mapping[str, str]) -> Marks:
     """Read the marks of a row from its tags.
 
-    Rows of earlier versions have a tag of their own for jobs that stood still, which is repeated in the notes.
+    Rows of earlier versions have an extra tag for stalled jobs, whose text is also in the notes.
     """
     invalid = tags.get(Tag.INVALID) or tags.get(Tag.STALLED, "")
     repeated = invalid.split(_SEPARATOR)
@@ -43,5 +43,5 @@ def read_marks(tags: Mapping[str, str]) -> Marks:
 
 
 def join(parts: Iterable[str]) -> str:
-    """Join the parts of a mark that say something."""
+    """Join the non-empty parts of a mark."""
     return _SEPARATOR.join(filter(None, parts))

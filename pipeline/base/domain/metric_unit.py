@@ -10,7 +10,7 @@ SCALES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _TURNS = frozenset({"steps", "its", "iters", "iterations", "batches"})
-"""Words for the same: one turn of the loop of a program."""
+"""Synonyms for one iteration of a program's loop."""
 
 _RATE = re.compile(r"(?P<prefix>[kMGT])?_?(?:per_(?P<time>s|min|h))?")
 _TIME = re.compile(r"(?P<time>ns|us|ms|s|min|h)_per_(?P<noun>[A-Za-z]\w*)", re.ASCII)
@@ -19,12 +19,12 @@ FORMS = "write k, M, G, T, per_min, per_h, or a time such as s_per_step or ms_pe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricUnit:
-    """The unit of a number that stands for a rate.
+    """The unit of a number that expresses a rate.
 
     Attributes:
-        scale: of units a second that it counts, or of seconds.
-        is_time: whether it is the time that one takes.
-        work: the unit of work that it is the time of, a plural; empty if it does not say.
+        scale: units per second, or seconds, per unit of the number.
+        is_time: whether it is the time per work unit.
+        work: the work unit of that time, in plural; empty if unspecified.
     """
 
     scale: float = 1.0
@@ -32,19 +32,19 @@ class MetricUnit:
     work: str = ""
 
     def rate(self, value: float) -> float:
-        """Return the rate per second that a value stands for; infinite for a time of 0."""
+        """Return the rate per second for a value; infinite for a time of 0."""
         scaled = value * self.scale
         if not self.is_time:
             return scaled
         return 1 / scaled if scaled else float("inf")
 
     def counts(self, unit: str) -> bool:
-        """Return whether a rate of it is one of this unit of work."""
+        """Return whether it expresses a rate of this work unit."""
         return not self.work or unit == self.work or {unit, self.work} <= _TURNS
 
 
 def parse(text: str) -> MetricUnit:
-    """Return the unit that a text such as `k`, `per_min` or `ms_per_step` names; ValueError if it names none."""
+    """Parse a unit such as `k`, `per_min` or `ms_per_step`; raise `ValueError` if it is unknown."""
     text = text.replace("/", "_per_")
     if (time := _TIME.fullmatch(text)) is not None:
         return MetricUnit(scale=SECONDS[time["time"]], is_time=True, work=_plural(time["noun"]))

@@ -1,7 +1,7 @@
 """MIG profiles of each GPU model: the table `mig_profiles.json` as typed records.
 
-What the public sources do not tell is `None`. Only `capacity_mib`, the memory that a simulated GPU or instance gets, is
-estimated where it is unknown: by the nominal size, of which an instance has the share of its memory slices.
+Values missing in the public sources are `None`. Only `capacity_mib`, the memory of a simulated GPU or instance, is then
+estimated: from the nominal size, in proportion to the memory slices of an instance.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _TABLE = Path(__file__).with_name("mig_profiles.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CiProfile:
-    """A way to divide a GPU instance.
+    """A compute instance profile of a GPU instance.
 
     Attributes:
-        id: what nvidia-smi prints and takes; here equal to NVML's enumeration.
-        name_prefix: what precedes the GPU instance's name, as `1c.`; empty for the full width.
-        max_instances: how many fit into one empty GPU instance.
+        id: the id used by nvidia-smi; equal to NVML's enumeration.
+        name_prefix: prefix of the GPU instance's name, such as `1c.`; empty for the full width.
+        max_instances: maximum number in one GPU instance.
     """
 
     id: int
@@ -36,18 +36,18 @@ class CiProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiProfile:
-    """A kind of GPU instance.
+    """A GPU instance profile.
 
     Attributes:
-        id: what nvidia-smi prints and takes, and what NVML calls the profile id.
+        id: the id used by nvidia-smi, called profile id by NVML.
         enum: the argument of NVML's profile queries.
-        name: as `3g.40gb`.
+        name: such as `3g.40gb`.
         memory_slices: width on the placement axis.
         memory_mib: usable memory of an instance.
-        max_instances: how many fit on an empty GPU.
-        starts: where an instance may begin on the placement axis, ascending.
+        max_instances: maximum number on one GPU.
+        starts: possible placement ids, ascending.
         attributes: `me`, `me.all`, `no-me`, `gfx`.
-        ci_profiles: how an instance can be divided; the last one takes its full width.
+        ci_profiles: its compute instance profiles; the last one has the full width.
     """
 
     id: int
@@ -71,15 +71,15 @@ class GiProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """One model of GPU.
+    """One GPU model.
 
     Attributes:
-        name: what users call it, as `h100_80gb`.
-        product: what the driver calls it.
+        name: the name for users, such as `h100_80gb`.
+        product: the driver's name.
         architecture: `Ampere`, `Hopper` or `Blackwell`.
         memory_slices: width of the placement axis.
-        mode_needs_reset: whether the driver resets the GPU to switch MIG mode, which no client may then hold.
-        profiles: in the order in which nvidia-smi lists them; none if their placements are not known.
+        mode_needs_reset: whether switching MIG mode resets the GPU, which must then have no clients.
+        profiles: in nvidia-smi's order; empty if their placements are unknown.
     """
 
     name: str
@@ -98,25 +98,25 @@ class Model:
         return {profile.id: profile for profile in self.profiles}[profile_id]
 
     def find_profile(self, text: str) -> GiProfile | None:
-        """Return the profile that a user of nvidia-smi names: `19`, `1g.10gb` or `MIG 1g.10gb`; `None` for none."""
+        """Find a profile as named in nvidia-smi: `19`, `1g.10gb` or `MIG 1g.10gb`; `None` if unknown."""
         name = text.strip().removeprefix("MIG ").strip()
         return next((profile for profile in self.profiles if name in (profile.name, str(profile.id))), None)
 
 
 @cache
 def models() -> dict[str, Model]:
-    """Return every model whose placements are known, by its name."""
+    """Return every model with known placements, by name."""
     return {model.name: model for model, _ in _rows() if model.profiles}
 
 
 @cache
 def find(name: str) -> Model:
-    """Return the model with this name; `simulated_` may precede it.
+    """Return the model with this name, which may have the prefix `simulated_`.
 
-    Names are what users say, as `h100_80gb`, the table's own `H100-80GB-SXM`, and what the driver calls a GPU.
+    The name may be that for users, as `h100_80gb`, the table's own `H100-80GB-SXM`, or the driver's.
 
     Raises:
-        ConfigError: no model has this name, or its placements are not known.
+        ConfigError: no model has this name, or its placements are unknown.
     """
     plain_name = _plain(name.removeprefix("simulated_"))
     choice = f"choose among {', '.join(models())}"
@@ -130,10 +130,10 @@ def find(name: str) -> Model:
 
 @cache
 def ci_profiles(compute_slices: int) -> tuple[CiProfile, ...]:
-    """Return how a GPU instance with so many compute slices can be divided, full width last; none if unknown.
+    """Return the compute instance profiles by compute slices of the GPU instance, full width last; empty if unknown.
 
-    NVML tells it of an instance that exists only, but it is the same on every model of the table. The multiprocessors
-    are not, and are `None` here.
+    NVML reports them only for an existing instance, but they are equal on every model of the table. The multiprocessors
+    differ, and are `None` here.
     """
     profiles = (profile for model in models().values() for profile in model.profiles)
     alike = next((profile for profile in profiles if profile.compute_slices == compute_slices), None)
@@ -141,7 +141,7 @@ def ci_profiles(compute_slices: int) -> tuple[CiProfile, ...]:
 
 
 def find_model_name(text: str) -> str:
-    """Return the name of the model that a name, an alias or a driver's name means; the text if none is known."""
+    """Return the model name for a name, an alias or a driver's name; the text itself if it is unknown."""
     called = _plain(text.removeprefix("simulated_"))
     return next((model.name for model, names in _rows() if called in names), text)
 
@@ -162,7 +162,7 @@ def _model(key: str, row: dict[str, Any]) -> Model:
     major, minor = row["compute_capability"].split(".")
     capacity_mib = row["memory_mib_total"] or row["memory_gb"] * 1024
     return Model(
-        # The alias is what people call the variant that they mean, as h100_80gb for the one with SXM.
+        # The alias is the common name of the usual variant, such as h100_80gb for the one with SXM.
         name=next(iter(row["aliases"]), _plain(key)),
         product=row["product"][0],
         **{key: row[key] for key in ("architecture", "compute_slices", "memory_slices")},
@@ -192,7 +192,7 @@ def _profile(gpu: dict[str, Any], gpu_capacity_mib: int, row: dict[str, Any]) ->
                 id=division["smi_profile_id"],
                 name_prefix=division["name_prefix"],
                 compute_slices=division["compute_slices"],
-                # The table has one figure a width, but 1g.10gb and 1g.20gb of an H100 differ: the full width has all.
+                # One figure per width, but 1g.10gb and 1g.20gb of an H100 differ; the full width has all.
                 num_multiprocessors=row["sm"] if division["is_default"] else division["sm"],
                 max_instances=division["max_instances"],
             )

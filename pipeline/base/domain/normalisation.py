@@ -1,6 +1,6 @@
-"""The figures of jobs that ran together, normalised by what each did alone, and which values count as independent.
+"""Figures of jobs that ran together, normalised by their baselines, and the selection of independent values.
 
-For the table that a study ends with, and for its report.
+Used for the table at the end of a study and for its report.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class ComparedJob(NamedTuple):
     """The figures of one job, by name.
 
     Attributes:
-        unit: of its work.
-        is_given: whether the user chose its rate, so that it tells nothing of how fast the job can be.
-        together: with the other jobs of its group.
-        alone: of its baseline; empty if there is none.
+        unit: its work unit.
+        is_given: whether the user chose its rate, which then does not show the job's speed.
+        together: figures together with the other jobs of its group.
+        alone: figures of its baseline; empty if there is none.
     """
 
     unit: str
@@ -35,17 +35,17 @@ class ComparedJob(NamedTuple):
 
 
 def rate_name(window: WindowKind, unit: str) -> str:
-    """Name the figure that jobs are compared by: seconds for a fixed amount of work, else work per second."""
+    """Name the figure that compares jobs: seconds for a fixed amount of work, else work per second."""
     return "makespan_s" if window is WindowKind.WORK else work_units.rate_of(unit)
 
 
 def compared_names(unit: str) -> tuple[str, ...]:
-    """Name every figure of a job of which comparisons may need a baseline."""
+    """Name all figures of a job whose comparisons may need a baseline."""
     return (work_units.rate_of(unit), "makespan_s", *_OF_LATENCY.values())
 
 
 def average_figures(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Average the figures that all of several runs have."""
+    """Average the figures that all runs have."""
     known = set.intersection(*(set(run) for run in runs)) if runs else set()
     return {name: statistics.fmean(run[name] for run in runs) for name in known}
 
@@ -59,25 +59,24 @@ def normalise(
     serial_s: float | None = None,
     makespan_s: float | None = None,
 ) -> dict[str, float]:
-    """Compute speed-up over serial, the worst slowdown and Jain's fairness; absent where a rate is unknown.
+    """Compute speed-up over serial, the largest slowdown and Jain's fairness; missing if a rate is unknown.
 
-    Of jobs at a given rate there are the slowdowns of their latencies instead. Beside such jobs, the others have a
-    slowdown; a speed-up and a fairness are those of all jobs of a group, or of none.
+    For jobs with a given rate, slowdowns of latency replace these. Other jobs in the same group have a slowdown;
+    speed-up and fairness exist only for all jobs of a group.
 
     Args:
-        window: what was measured.
+        window: the measured window.
         jobs: those of the group.
-        is_sequential: whether they ran one after another after all.
-        has_neighbours: whether others took their share of the device: then there is no speed-up, nor fairness.
-        serial_s: of a fixed amount of work: total time of the same jobs really executed one after another; the sum of
-            their times alone if that was not measured.
-        makespan_s: of a fixed amount of work: total time of the jobs together.
+        is_sequential: whether the jobs in fact ran one after another.
+        has_neighbours: whether co-runners used a share of the device: then there is neither speed-up nor fairness.
+        serial_s: for fixed work: the measured time of the jobs one after another, else the sum of their times alone.
+        makespan_s: for fixed work: total time of the jobs together.
     """
     figures = _compare_latencies(jobs)
     unpaced = [job for job in jobs if not job.is_given]
     rates = [(_rate(window, job.unit, job.together), _rate(window, job.unit, job.alone)) for job in unpaced]
     known = [(together, alone) for together, alone in rates if together and alone]
-    # Without a fixed amount of work, jobs in turn each have the device for a window of their own: no common rate.
+    # Without fixed work, each serial job has its own window: there is no common rate.
     is_rate = window is not WindowKind.WORK
     if not known or len(known) < len(unpaced) or (is_rate and is_sequential and len(jobs) > 1):
         return figures
@@ -112,14 +111,14 @@ def _compare_latencies(jobs: Sequence[ComparedJob]) -> dict[str, float]:
 
 
 def select_independent(by_block: Mapping[int, float], gpus: Mapping[int, str]) -> list[float]:
-    """Return independent values: of one GPU each block, of several GPUs the median of each.
+    """Return independent values: for one GPU each block's, for several GPUs the median per GPU.
 
-    Blocks of several GPUs are no draws of one distribution: an interval over all of them is too narrow.
+    Blocks of several GPUs do not have one distribution: an interval over all of them is too narrow.
     `tests/unit/report/test_report_statistics.py` shows by how much.
 
     Args:
-        by_block: a value of each block, in the order of blocks.
-        gpus: on which GPU each block ran; of one that is not named, the same.
+        by_block: a value per block, in the order of blocks.
+        gpus: the GPU of each block; unnamed ones count as one.
     """
     of_each: dict[str, list[float]] = defaultdict(list)
     for block, value in by_block.items():

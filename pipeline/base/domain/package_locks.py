@@ -1,4 +1,4 @@
-"""Locks of environments: which packages they have, and in which two of them differ."""
+"""Locks of environments: their packages, and the differences between two locks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _PYTHON = "# python: "
 
 
 def compare_locks(before: Iterable[str], now: Iterable[str]) -> str:
-    """Return the packages that differ between two locks, in a line; empty if none does."""
+    """Return the packages that differ between two locks, as one line; empty if none differ."""
     return compare_packages(parse_lock(before), parse_lock(now))
 
 
 def compare_packages(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """Return the packages that differ between two maps by their names, in a line; empty if none does."""
+    """Return the packages that differ between two maps by name, as one line; empty if none differ."""
     changes = []
     for name in sorted(old.keys() | new.keys()):
         if name not in new:
@@ -29,9 +29,9 @@ def compare_packages(old: Mapping[str, str], new: Mapping[str, str]) -> str:
 
 
 def parse_lock(lock: Iterable[str]) -> dict[str, str]:
-    """Return the packages of a lock, and Python, by name, each as `name==version`, `name @ place` or a conda file."""
+    """Return Python and the packages of a lock by name, each as `name==version`, `name @ place` or a conda file."""
     packages = {}
-    # What pip installed into an environment of conda stands in comments there.
+    # In the lock of a conda environment, packages installed by pip are in comments.
     for line in filter(None, (raw_line.strip().removeprefix("# pip ") for raw_line in lock)):
         if line.startswith(_PYTHON):
             packages["python"] = f"Python {line.removeprefix(_PYTHON)}"

@@ -1,4 +1,4 @@
-"""Placeholders in the arguments of a program, as in `--out={output_dir}`: what differs between the jobs of a group."""
+"""Placeholders in the arguments of a program, such as `--out={output_dir}`, for values that differ between jobs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterable, Mapping
 from pipeline.base.system.errors import ConfigError
 
 KNOWN = ("output_dir", "job", "degree")
-"""Folder for the files of a job; its index in the group, from 0; number of jobs that run at the same time."""
+"""Output folder of the job; its index in the group, from 0; number of jobs that run at the same time."""
 
-# In doubled braces it is the text itself. `${NAME}` is a variable of a shell, `{"a": 1}` and `{epoch:02d}` are others'.
+# In doubled braces, the text itself. `${NAME}` belongs to a shell, `{"a": 1}` and `{epoch:02d}` to other programs.
 _BRACED = re.compile(r"(?<!\$)\{(?P<name>[A-Za-z_]\w*)\}")
 _PLACEHOLDER = re.compile(rf"\{{\{{(?P<text>[A-Za-z_]\w*)\}}\}}|{_BRACED.pattern}")
 
 
 def refuse_unknown(workload: str, arguments: Iterable[str]) -> None:
-    """Refuse a placeholder that does not exist, by a ConfigError."""
+    """Raise `ConfigError` for an unknown placeholder."""
     for argument in arguments:
         for match in _PLACEHOLDER.finditer(argument):
             name = match["name"]
@@ -29,12 +29,12 @@ def refuse_unknown(workload: str, arguments: Iterable[str]) -> None:
 
 
 def escape(argument: str) -> str:
-    """Escape the placeholders of an argument, so that `fill` returns this very text."""
+    """Escape the placeholders of an argument, so that `fill` returns the original text."""
     return _BRACED.sub(r"{{\g<name>}}", argument)
 
 
 def fill(argument: str, values: Mapping[str, object]) -> str:
-    """Fill the placeholders of an argument with values."""
+    """Fill the placeholders of an argument with their values."""
     return _PLACEHOLDER.sub(lambda match: _fill_one(match, values), argument)
 
 

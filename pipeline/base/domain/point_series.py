@@ -1,4 +1,4 @@
-"""A series of any length in bounded memory: what jobs report of themselves, of which nobody looks at every point."""
+"""A series of any length in bounded memory, for figures that jobs report and that need no full resolution."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from array import array
 from collections.abc import Iterable, Iterator
 
 MOST_POINTS = 10_000
-"""Kept of a series. MLflow gets fewer (`tracking.series_points`); all of them are in the files that a job wrote."""
+"""Maximum points kept. MLflow gets fewer (`tracking.series_points`); the files written by a job have all of them."""
 
 Point = tuple[int, int, float]
-"""Step, instant in ns, value."""
+"""Step, time in ns, value."""
 
 
 class PointSeries:
-    """The points of a series in the order in which they came: all of them, or every k-th with the last.
+    """The points of a series in order of arrival: all of them, or every k-th and the last.
 
     Args:
         points: the first ones.
-        most: that are kept. Beyond it every second is dropped, and so are as many of those that follow.
+        most: maximum number kept. Beyond it, every second point is dropped, and later points likewise.
     """
 
     __slots__ = ("_last", "_most", "_num", "_steps", "_stride", "_t_ns", "_values")
@@ -47,12 +47,12 @@ class PointSeries:
 
     @property
     def num_points(self) -> int:
-        """Number of the points that came, whether or not they are kept."""
+        """Number of points received, kept or not."""
         return self._num
 
     @property
     def newest(self) -> Point:
-        """The point that came last; IndexError if none did."""
+        """The point received last; `IndexError` if there is none."""
         return self._last or (self._steps[-1], self._t_ns[-1], self._values[-1])
 
     def __len__(self) -> int:

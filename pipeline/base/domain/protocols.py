@@ -1,4 +1,4 @@
-"""The only extension points. Each says "give me a context manager"; one stack a group owns the order of undoing."""
+"""The only extension points. Each provides a context manager; one exit stack per group determines the undo order."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pipeline.base.domain.samples import FieldTable, Sample
 
 
 class Slots(Protocol):
-    """The places that a sharing mode made, one a job."""
+    """The slots that a sharing mode created, one per job."""
 
     @property
     def slots(self) -> Sequence[Slot]:
         """In the order of the jobs."""
 
     def verify(self, pids: Mapping[int, int]) -> None:
-        """Check that every job is where the plan says: they are ready, and hold a CUDA context.
+        """Check that every job is where the plan places it; the jobs are ready and hold a CUDA context.
 
         Raises:
             SharingError: a job is elsewhere.
@@ -30,7 +30,7 @@ class Sharing(Protocol):
     """A sharing mode of the device: naive, MPS, MIG, ..."""
 
     def check(self, group: Group) -> object:
-        """Check what can be checked without touching anything; return what `prepare` needs of it as `Group.layout`.
+        """Check what can be checked without changing anything; the result is passed to `prepare` as `Group.layout`.
 
         A mode that starts no MPS server refuses `gpu.exclusive_process` (`prepare/device/compute_mode.py`).
 
@@ -45,30 +45,30 @@ class Sharing(Protocol):
         """Return the commands by which `prepare` changes settings of the device, and restores them.
 
         Raises:
-            SharingError: a program that they need is not there.
+            SharingError: a required program is missing.
         """
 
     def prepare(self, device: Device, group: Group, scratch: Path) -> AbstractContextManager[Slots]:
-        """Set the device up for the group; on exit, put back what was found.
+        """Set the device up for the group; restore its previous state on exit.
 
-        `scratch` is the group's short-lived folder, with a path short enough for sockets and pipes. Slots of a mode
-        without MPS carry the variables of `without_mps` (`prepare/device/refusals.py`), or jobs would find the
+        `scratch` is the group's temporary folder, with a path short enough for sockets and pipes. Slots of a mode
+        without MPS have the variables of `without_mps` (`prepare/device/refusals.py`), otherwise jobs would use the
         machine's own MPS server.
 
         Raises:
-            SharingError: the device cannot be shared like this; it is as it was.
+            SharingError: the device cannot be shared like this; it is unchanged.
         """
 
 
 class Sink(Protocol):
-    """The store of what listeners read. Thread-safe; costs microseconds; uploads nothing."""
+    """The destination of listeners' samples. Thread-safe; takes microseconds; uploads nothing."""
 
     def put(self, sample: Sample) -> None:
-        """Keep one."""
+        """Store one sample."""
 
 
 class Watch(Protocol):
-    """The device and the processes of the jobs that a listener observes, as they come to life."""
+    """The device and job processes that a listener observes, as they start."""
 
     @property
     def device(self) -> Device:
@@ -76,14 +76,14 @@ class Watch(Protocol):
 
     @property
     def slots(self) -> Sequence[Slot]:
-        """One slot a job."""
+        """One slot per job."""
 
     def pids(self) -> Mapping[int, int]:
-        """Return the helper programs that run for it, so that their cost is accounted for."""
+        """Return the PIDs of its helper programs, so that their cost is counted."""
 
 
 class Live(Watch, Protocol):
-    """A running group, for those who show it."""
+    """A running group, for exporters."""
 
     @property
     def folder(self) -> Path:
@@ -91,7 +91,7 @@ class Live(Watch, Protocol):
 
     @property
     def samples(self) -> Sequence[Sample]:
-        """All so far, in the order of their arrival; it grows while it is read."""
+        """All samples so far, in order of arrival; grows while it is read."""
 
     @property
     def tables(self) -> Sequence[FieldTable]:
@@ -99,14 +99,14 @@ class Live(Watch, Protocol):
 
 
 class Listener(Protocol):
-    """A sampler. Built with its interval and its own options."""
+    """A sampler. Constructed with its interval and its own options."""
 
     @property
     def table(self) -> FieldTable:
-        """Every quantity that its samples can hold."""
+        """Every quantity that its samples may contain."""
 
     def pids(self) -> Sequence[int]:
-        """Return the helper programs that run for it, so that their cost is accounted for."""
+        """Return the PIDs of its helper programs, so that their cost is counted."""
 
     def observe(self, watch: Watch, sink: Sink) -> AbstractContextManager[None]:
         """Sample until the context ends.
@@ -114,41 +114,41 @@ class Listener(Protocol):
         Entering returns after the first sample is stored; leaving stops, joins and flushes.
 
         Raises:
-            ListenerError: the source is missing or gives no sample in time; on exit, it died on the way.
+            ListenerError: the source is missing or gives no sample in time; on exit, the source failed meanwhile.
         """
 
 
 ShowGroup = Callable[[Group, Live], AbstractContextManager[None]]
-"""Shows a group for the time that the context is open."""
+"""Shows a group while the context is open."""
 
 
 class Exporter(Protocol):
-    """An exporter, which shows a running study to other programs. Built with its own options, which it checks."""
+    """An exporter of a running study to other programs. Constructed with its own options, which it checks."""
 
     def serve(self) -> AbstractContextManager[ShowGroup]:
-        """Be there for whoever asks, from before the study touches anything until after its end.
+        """Serve requests from before the study changes anything until after its end.
 
         Raises:
-            ConfigError: it cannot be, as when its port is taken.
+            ConfigError: it cannot, for example because its port is in use.
         """
 
 
 class Env(Protocol):
     """The source of a job's interpreter.
 
-    A kind that builds one from a file calls that key `file`, and one that takes an environment that is there `prefix`:
-    so `workload.env_file` and `workload.env_prefix` reach it, and a reproduction builds from a lock.
+    A kind that builds one from a file names that key `file`; one that uses an existing environment names it `prefix`.
+    So `workload.env_file` and `workload.env_prefix` set it, and a reproduction builds from a lock.
     """
 
     def preview(self) -> Interpreter:
         """Return the interpreter as far as it is known without building anything.
 
         Raises:
-            ConfigError: what was asked for cannot be built, as can be seen already.
+            ConfigError: the request cannot be built, as far as is known without building.
         """
 
     def resolve(self) -> Interpreter:
-        """Return the interpreter, ready to run. May be slow, needs no GPU.
+        """Return the interpreter, ready to run. May be slow; needs no GPU.
 
         Raises:
             ConfigError: the environment cannot be built.
@@ -156,38 +156,38 @@ class Env(Protocol):
 
 
 class Profiler(Protocol):
-    """A program in front of each job's command, such as a profiler. Built with its own options."""
+    """A program in front of each job's command, such as a profiler. Constructed with its own options."""
 
     @property
     def name(self) -> str:
-        """The name that users choose it by."""
+        """The name by which users select it."""
 
     def check(self, group: Group) -> None:
-        """Check that it is there, and can be used for the group.
+        """Check that it exists and can be used for the group.
 
         Raises:
-            ConfigError: it is not, or cannot; says where it was looked for.
+            ConfigError: it does not exist, with the places searched, or cannot be used.
         """
 
     def privileged(self, group: Group) -> Commands:
         """Return the commands by which `prepare` changes settings of the device, and restores them.
 
         Raises:
-            SharingError: a program that they need is not there.
+            SharingError: a required program is missing.
         """
 
     def prepare(self, group: Group) -> AbstractContextManager[None]:
-        """Make what it needs of the device free for the group; before the device is shared, and until after that.
+        """Free what it needs of the device, from before the device is shared until after that.
 
         Raises:
-            SharingError: it is not free; on exit, it is not put back.
+            SharingError: it is in use; on exit, it is not restored.
         """
 
     def notes(self, device: Device) -> tuple[str, ...]:
-        """Return notes for the user on figures that are measured under it."""
+        """Return notes for the user on figures that are measured with it."""
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
-        """Return the words before the command of the job that keeps its files in this folder."""
+        """Return the command prefix for the job with this folder."""
 
     def report(self, folder: Path) -> Path | None:
         """Return the report in a job's folder; `None` if there is none."""

@@ -1,7 +1,7 @@
-"""The records that travel through the pipeline. Data only: nothing here acts, probes or imports anything heavy.
+"""The records passed through the pipeline. Data only: nothing here acts, probes or imports slow modules.
 
 Clocks: every `*_ns` is CLOCK_MONOTONIC in nanoseconds (one clock for all processes of a machine) unless its name
-says `wall`; wall-clock times are labels, never subtracted from each other.
+contains `wall`; wall-clock times are labels, never subtracted from each other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NO_PROFILER = Spec(target="pipeline.launch.profilers.none.NoProfiler")
 
 
 class Result(enum.StrEnum):
-    """The end of a group or a job. Every planned group ends in exactly one of these."""
+    """The outcome of a group or a job. Every planned group has exactly one."""
 
     OK = "ok"
     OOM = "oom"
@@ -32,25 +32,25 @@ class Result(enum.StrEnum):
 
     @property
     def is_finding(self) -> bool:
-        """A result that answers the study, so that `resume` does not run the group again.
+        """An outcome that answers the study, so that `resume` does not run the group again.
 
-        A skipped one it runs as soon as the plan can.
+        A skipped group runs again as soon as the plan allows it.
         """
         return self in (Result.OK, Result.OOM, Result.WRONG_RESULTS, Result.SKIPPED)
 
     @property
     def mlflow_status(self) -> str:
-        """A skipped group did not fail: nothing ran."""
+        """The status of the MLflow run; a skipped group did not fail, as nothing ran."""
         if self is Result.INTERRUPTED:
             return "KILLED"
         return "FINISHED" if self in (Result.OK, Result.SKIPPED) else "FAILED"
 
 
 class WindowKind(enum.StrEnum):
-    """When jobs end, and what of their time is measured.
+    """The rule for when jobs end and which part of their time is measured.
 
-    `steady`: jobs run until they are told to stop. `work`: jobs end by themselves after their epochs. `logged`: jobs
-    end by themselves, and are measured while all of them log how fast they are.
+    `steady`: jobs run until told to stop. `work`: jobs end by themselves after their epochs. `logged`: jobs end by
+    themselves, and are measured while all of them log rates.
     """
 
     STEADY = "steady"
@@ -59,7 +59,7 @@ class WindowKind(enum.StrEnum):
 
 
 class Required(enum.StrEnum):
-    """The cases in which a listener that cannot start is an error."""
+    """When a listener that cannot start is an error."""
 
     YES = "true"
     NO = "false"
@@ -75,7 +75,7 @@ class Resume(enum.StrEnum):
 
 
 EnvTool = enum.Enum("EnvTool", "rattler conda mamba micromamba", start=0)
-"""What builds a conda environment: py-rattler, or a program of that name."""
+"""Builder of a conda environment: py-rattler, or a program of that name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +102,9 @@ class ProfilerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """The commands that change settings of a device, each as its words, in the order in which they are run.
+    """The commands that change settings of the device, each as a list of words, in execution order.
 
-    What is known only on the way, such as the id of an instance, is a word in angle brackets.
+    A value known only during execution, such as the id of an instance, is a word in angle brackets.
     """
 
     do: tuple[tuple[str, ...], ...] = ()
@@ -116,9 +116,9 @@ class Commands:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """When throughput is measured (docs/method.md, "Windows and baselines"). What does not apply to its kind is 0.
+    """The window of throughput measurement (docs/method.md, "Windows and baselines"). Fields of other kinds are 0.
 
-    Jobs that end by themselves have no epochs that anybody could tell them.
+    Jobs that end by themselves cannot be given a number of epochs.
     """
 
     kind: WindowKind
@@ -128,7 +128,7 @@ class Window:
 
     @property
     def text(self) -> str:
-        """As users read it, with all that tells two windows apart: `steady, 20 s after 2 s`, `work, 5 epochs`."""
+        """Text for users that distinguishes any two windows: `steady, 20 s after 2 s`, `work, 5 epochs`."""
         if self.kind is WindowKind.STEADY:
             return f"{self.kind.value}, {self.seconds:.12g} s after {self.settle_s:.12g} s"
         if self.kind is WindowKind.LOGGED:
@@ -152,8 +152,8 @@ class Job:
     """One process of a group.
 
     Attributes:
-        size: the mix letter it was asked for with, if any.
-        is_neighbour: it starts before the jobs that are measured and is told to stop when they have ended.
+        size: its letter in a mix, if any.
+        is_neighbour: it is a co-runner: it starts before the measured jobs and is stopped when they have ended.
     """
 
     index: int
@@ -170,16 +170,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A device for jobs: one NVIDIA GPU or a MIG device of one, real or simulated, or the CPUs of this machine.
+    """A device for jobs: an NVIDIA GPU or MIG device, real or simulated, or the CPUs of this machine.
 
     Attributes:
         kind: `nvidia`, `simulated` or `cpu`.
         uuid: the GPU's UUID, or that of the MIG device (`MIG-...`), or `CPU-<host name>`.
         index: of the GPU.
         memory_mib: of the device; `None` for the CPU.
-        details: what else identifies it, for provenance (driver, CUDA version, ...).
-        programs: absolute path by name of the programs that a simulated GPU has; no other may be run for it.
-        parent: of a MIG device, the UUID of its GPU, and below the ids of its GPU and compute instance.
+        details: further identification for provenance (driver, CUDA version, ...).
+        programs: absolute paths, by name, of the only programs that may run for a simulated GPU.
+        parent: of a MIG device, the UUID of its GPU; the next two are the ids of its GPU and compute instance.
     """
 
     kind: str
@@ -196,7 +196,7 @@ class Device:
 
     @property
     def gpu_uuid(self) -> str:
-        """The UUID of the whole GPU, which sensors and administrators know."""
+        """The UUID of the whole GPU, for sensors and administrators."""
         return self.parent or self.uuid
 
     @property
@@ -210,12 +210,12 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSettings:
-    """The settings of the device that a user allows and asks for (docs/configuration.md).
+    """The user's permissions and settings for the device (docs/configuration.md).
 
     `exclusive_process` is never set for a group whose jobs run one after another.
 
     Attributes:
-        beside: other GPUs of the host that work for the study at the same time.
+        beside: number of other GPUs of the host that work for the study at the same time.
     """
 
     admin: tuple[str, ...] | None
@@ -228,13 +228,13 @@ class GpuSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """The place of one job: the devices it sees, and what listeners sample for it.
+    """The slot of one job: the devices it sees, and what listeners sample for it.
 
     Attributes:
-        visible_devices: value for CUDA_VISIBLE_DEVICES, by UUID, with commas between several; empty on the CPU.
+        visible_devices: value of CUDA_VISIBLE_DEVICES: UUIDs separated by commas; empty on the CPU.
         environ: further variables for the job.
-        gi_id, ci_id: GPU instance and compute instance on a MIG device, else `None`, also of a job with several.
-        facts: what else tells this place from others, for the record.
+        gi_id, ci_id: GPU instance and compute instance of a MIG device; `None` without MIG or with several devices.
+        facts: further facts of this placement, for the record.
     """
 
     visible_devices: str
@@ -246,7 +246,7 @@ class Slot:
 
     @classmethod
     def of_device(cls, device: Device) -> Slot:
-        """Return the slot of all of a GPU or of a MIG device."""
+        """Return the slot of a whole GPU or MIG device."""
         return cls(visible_devices=device.uuid, gpu_uuid=device.gpu_uuid, gi_id=device.gi_id, ci_id=device.ci_id)
 
     @property
@@ -256,22 +256,22 @@ class Slot:
 
     @property
     def placement(self) -> dict[str, str]:
-        """The placement of its job, as the record and the report have it; without what is absent."""
+        """The placement of its job, as stored and reported; without missing values."""
         facts = {"device": self.visible_devices, "gi_id": self.gi_id, "ci_id": self.ci_id} | dict(self.facts)
         return {key: str(value) for key, value in facts.items() if value not in (None, "")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
-    """The Python a job runs with, and exactly what is installed there.
+    """The Python interpreter of a job and its exact packages.
 
     Attributes:
         environ: further variables for the job.
-        lock: lines of a text from which the same environment can be built again (docs/environments.md).
-        lock_digest: of the packages, wherever they came from; provisional as long as `to_build` says something.
-        to_build: what must be built before a job can run, in words; `None` for an environment that is ready.
-        requested: packages that its file asks for, while it is still to be built; the lock has them afterwards.
-        why_not_built: why it could not be built, where that is an answer of the study and no error.
+        lock: lines of a text from which the same environment can be rebuilt (docs/environments.md).
+        lock_digest: of the packages, whatever their source; provisional while `to_build` is set.
+        to_build: what must be built before a job can run, as text; `None` if the environment is ready.
+        requested: packages that its file requests, until it is built; afterwards the lock has them.
+        why_not_built: why it could not be built, if that is an outcome of the study, not an error.
     """
 
     python: Path
@@ -284,32 +284,32 @@ class Interpreter:
 
 
 DEVICE = "device"
-"""The setting that says on which model of GPU a group runs."""
+"""The setting with the GPU model on which a group runs."""
 OTHER_GPUS = "GPUs beside"
-"""The setting that says how many other GPUs of the host worked; empty if none did."""
+"""The setting with the number of other busy GPUs of the host; empty if there are none."""
 CO_RUNNERS = "neighbours"
-"""The setting that says what runs beside the measured jobs; empty if nothing does."""
+"""The setting with the co-runners; empty if there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Jobs that run together once, neighbours last. The unit of execution, of an MLflow parent run and of `resume`.
+    """Jobs that run together once, co-runners last. The unit of execution, of an MLflow parent run and of `resume`.
 
     Attributes:
         number: position in the plan, from 1.
-        block: the repeat, from 1; each block holds every group of the study once.
-        unit: what of the study one worker runs, from 1.
-        case: where a unit is one case of a block: which, from 1 and the same in every block. 0 where it is the block.
+        block: the repeat, from 1; each block has every group of the study once.
+        unit: number of its shard, from 1.
+        case: if a shard is one case of a block, the number of the case, from 1 and equal in every block; else 0.
         sequential: run the jobs one after another (the serial baseline of a mix).
-        key: of workloads, scenario, options and settings: the same for this group in every block.
+        key: digest of workloads, sharing mode, options and settings: equal for this group in every block.
         digest: of the key and the block.
-        any_gpu_digest: of the same without the GPU model.
-        program_digest: of the same without the packages.
+        any_gpu_digest: the same without the GPU model.
+        program_digest: the same without the packages.
         skip_reason: why this group is recorded as `skipped` instead of run.
-        config_text: gives the composed configuration as YAML, for the record; made only when it is asked for.
+        config_text: returns the composed configuration as YAML, for the record; created on demand.
         settings_digest: of the settings and the packages.
-        is_load_noted: jobs that waited for CPUs that other programs used have a note, and the row stays valid.
-        layout: what `Sharing.check` worked out for the group when it was planned; no other code reads it.
+        is_load_noted: jobs that waited for CPUs used by other programs get a note, and the row stays valid.
+        layout: result of `Sharing.check` at planning; no other code reads it.
     """
 
     number: int
@@ -347,17 +347,17 @@ class Group:
 
     @property
     def degree(self) -> int:
-        """The number of jobs, neighbours included."""
+        """The number of jobs, including co-runners."""
         return len(self.jobs)
 
     @property
     def shared_settings(self) -> dict[str, str]:
-        """The settings that its baseline, which has no neighbours, must share."""
+        """The settings that its baseline, which has no co-runners, must share."""
         return {key: value for key, value in self.settings.items() if key != CO_RUNNERS}
 
     @property
     def measured(self) -> tuple[Job, ...]:
-        """The jobs that are no neighbours."""
+        """The jobs that are not co-runners."""
         return tuple(job for job in self.jobs if not job.is_neighbour) if self.has_neighbours else self.jobs
 
     @property
@@ -366,17 +366,17 @@ class Group:
 
     @property
     def is_of_different_programs(self) -> bool:
-        """A group of different programs that end by themselves, each with a result of its own."""
+        """True for different programs that end by themselves, each with its own outcome."""
         return len({job.workload.digest for job in self.jobs}) > 1 and all(
             job.workload.ends_by_itself for job in self.jobs
         )
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings, in words, that groups of one study share, whatever they run and in whatever mode.
+        """The settings, as text, that groups of one study share, whatever their jobs and sharing mode.
 
-        With the jobs, the scenario and the options, this is what tells groups apart. Every group has every name, so
-        that any two can be compared.
+        Together with jobs, sharing mode and options, they distinguish groups. Every group has every setting, so that
+        any two can be compared.
         """
         simulated = self.device.is_simulated
         return {
@@ -386,13 +386,13 @@ class Group:
             "pinned CPUs": str(self.pin_cpus).lower(),
             OTHER_GPUS: str(self.gpu.beside or ""),
             CO_RUNNERS: self._neighbours_in_words,
-            # On a simulated GPU, what is declared decides which groups run out of memory.
+            # On a simulated GPU, the declared memory decides which groups run out of memory.
             "memory of a job": f"{self.gpu.job_memory_mib} MiB" if simulated else "",
         }
 
     @property
     def _neighbours_in_words(self) -> str:
-        """`6x tiny`; a few digits follow the name of a program that no measured job runs."""
+        """`6x tiny`; programs that no measured job runs are followed by a few digits of their digest."""
         if not self.has_neighbours:
             return ""
         measured = {_identify_program(job.workload) for job in self.measured}
@@ -407,9 +407,9 @@ class Group:
 
     @property
     def options(self) -> dict[str, object]:
-        """The given options of the sharing mode, beside its name, and of what starts the jobs.
+        """The given options of the sharing mode, apart from its name, and of what starts the jobs.
 
-        Where a class or a program lies is none of it; what it is told to do is.
+        The location of a class or program is excluded; its arguments are included.
         """
         options = {key: value for key, value in self.sharing.options if value is not None and not is_program(key)}
         if self.gpu.exclusive_process:
@@ -421,18 +421,18 @@ class Group:
 
 
 def _identify_program(workload: Workload) -> tuple[object, ...]:
-    """Return what a program computes, whatever its number of epochs."""
+    """Return what identifies a program's computation, regardless of its number of epochs."""
     return (workload.name, *(param for param in workload.params if param[0] != "epochs"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A whole study, or one unit of it: every group in the order in which it will run, and what to know before.
+    """A whole study or one shard of it: all groups in their order, and facts about them.
 
     Attributes:
         digest: of all groups of the whole study.
-        any_gpu_digest: of the same without the GPU models: plans of one study on several models share it.
-        unit_sizes: how many groups each unit of the whole study has.
+        any_gpu_digest: the same without the GPU models: plans of one study on several models share it.
+        unit_sizes: the number of groups of each shard of the whole study.
     """
 
     experiment: str
@@ -446,5 +446,5 @@ class Plan:
 
     @property
     def num_planned(self) -> int:
-        """The groups of the whole study."""
+        """The number of groups of the whole study."""
         return sum(self.unit_sizes)

@@ -7,38 +7,38 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal, get_args
 
 MIN_INTERVAL_MS = 200
-"""Between two readings of a listener: sensors do not change faster, and reading them costs what the jobs need."""
+"""Minimum interval of a listener: sensors do not change faster, and reading them takes resources from the jobs."""
 
 THROTTLED = "throttled_ratio"
-"""Figure of a device: the share of the window in which power or heat held its clocks down."""
+"""Figure of a device: the share of the window in which power or temperature limited its clocks."""
 
 Panel = Literal["activity", "memory"]
-"""Panels of the report's figure over time: shares between 0 and 1, and MiB."""
+"""Panels of the figure over time in the report: shares between 0 and 1, and MiB."""
 
 
 class Summary(enum.StrEnum):
-    """The figure that the samples of a quantity become in the row of their group or job."""
+    """The figure of a group or job that is computed from the samples of a quantity."""
 
     MEAN = "mean"
-    """Of the samples inside the measured windows."""
+    """Of the samples within the measured windows."""
     MAX = "max"
-    """Of the samples inside the measured windows."""
+    """Of the samples within the measured windows."""
     PEAK = "peak"
-    """The highest of the whole life of the group: memory peaks while models are built and kernels are tuned, too."""
+    """The maximum over the group's whole life, as memory peaks also while models are built and kernels are tuned."""
     RATE = "rate"
-    """Of a mean since the sample before: that from the first to the last sample inside the measured windows."""
+    """The mean of samples that are means since the previous one: from the first to the last in the measured windows."""
     GROWTH = "growth"
-    """How much a counter grew in the measured windows."""
+    """The growth of a counter within the measured windows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """The drawing of a quantity: in the timeline, and in the report's figure over time.
+    """How a quantity is drawn: in the timeline, and in the figure over time in the report.
 
     Attributes:
-        panel: of the report's figure; timeline only without.
+        panel: of the report's figure; if missing, only the timeline has it.
         title: in that panel.
-        unless: name of the quantity that says the same more finely: where it was read, the report does not draw this.
+        unless: name of a finer quantity; if that was read, the report does not draw this one.
     """
 
     panel: Panel | None = None
@@ -52,20 +52,20 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One quantity of a listener, and what becomes of its samples wherever they are shown.
+    """One quantity of a listener, and how its samples are summarised and shown.
 
     Attributes:
-        source_id: how the source names it (NVML function, column of nvidia-smi, psutil attribute, DCGM field id).
+        source_id: its name in the source (NVML function, column of nvidia-smi, psutil attribute, DCGM field id).
         name: our name, which ends in its unit (`power_w`, `memory_used_mib`).
-        unit: the unit in words.
+        unit: the unit as text.
         scale: factor from the source's unit to ours.
-        summary: what the row has of it; nothing without.
-        figure: its name in the row, if not that with the summary before its unit (`power_mean_w`), or, of a rate or
-            growth, that itself.
-        title: of that figure in the report's tables, which leave out one without.
-        column: head of that figure in the table that a study ends with, which leaves out one without.
-        chart: how it is drawn; not at all without.
-        is_live: whether the live view shows it of a job, as its memory.
+        summary: how the row summarises it; if missing, the row does not have it.
+        figure: its name in the row; default: the name with the summary before its unit (`power_mean_w`) or, for a rate
+            or growth, the name itself.
+        title: of that figure in the report's tables; if missing, they omit it.
+        column: head of that figure in the final table of a study; if missing, the table omits it.
+        chart: how it is drawn; not at all if missing.
+        is_live: whether the live view shows it for a job, such as its memory.
     """
 
     source_id: str
@@ -83,13 +83,13 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldTable:
-    """Every quantity of one listener.
+    """All quantities of one listener.
 
     Attributes:
         source: name of the listener.
-        rank: of two listeners that give the same figure or series, the one of the higher rank is shown.
-        of_machine: whether its samples without a job are of the machine, not of the device.
-        interval_ms: between two samples, as it was asked for; 0 if it is not known.
+        rank: if two listeners give the same figure or series, the one with the higher rank is shown.
+        of_machine: whether samples without a job belong to the machine, not to the device.
+        interval_ms: the configured sampling interval; 0 if unknown.
     """
 
     source: str
@@ -101,11 +101,11 @@ class FieldTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One reading of a source at one instant. Quantities that could not be read are absent, never 0.
+    """One reading of a source. Quantities that could not be read are missing, never 0.
 
     Attributes:
         source: name of the listener.
-        t_ns: monotonic instant of the reading.
+        t_ns: monotonic time of the reading.
         values: field name to value, in the field's unit.
         job: index of the job it belongs to, or `None` for the device or the machine.
         gi_id: GPU instance that was read, or `None` for the whole device.

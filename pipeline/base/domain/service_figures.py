@@ -1,4 +1,4 @@
-"""Names of the figures of jobs that answer requests, and of groups of them."""
+"""Names of the figures of services, and of groups of them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 
 MEAN, P99 = "latency_mean_ms", "latency_p99_ms"
 LATENCIES = (MEAN, "latency_p50_ms", "latency_p95_ms", P99, "latency_p999_ms")
-"""Of one job, from the instant at which a request was meant to be sent."""
+"""Latencies of one job, counted from the scheduled send time of a request."""
 GOODPUT, SUSTAINED = "goodput_requests_per_s", "rate_sustained_ratio"
-"""Requests/s that were answered within the objective; answers over arrivals."""
+"""Goodput in requests/s, and its ratio to the offered load."""
 
 OBJECTIVE_MET = "objective_met_ratio"
-"""1 of a job whose percentile, which was asked for, is within the objective, else 0."""
+"""For a job with an objective at a percentile: 1 if its latency meets it, else 0."""
 PERCENTILES = (("50", 50.0, 1), ("95", 95.0, 1), ("99", 99.0, 1000), ("999", 99.9, 10_000))
-"""Name, per cent and the least number of requests behind each."""
+"""Name, percentage and minimum number of requests of each percentile."""
 RATE, OBJECTIVE, OBJECTIVE_PERCENTILE = "rate_per_s", "objective_ms", "objective_percentile"
-"""Params of a job: the rate that was given, the latency that is good, and of how many per cent it is asked."""
+"""Params of a job: its given rate, the objective's latency, and the objective's percentile."""
 
 GOODPUT_TOTAL, SUSTAINED_WORST = "goodput_total_requests_per_s", "rate_sustained_worst_ratio"
 OBJECTIVE_MET_WORST = "objective_met_worst_ratio"
@@ -27,13 +27,13 @@ def name_worst(latency: str) -> str:
 
 
 def min_requests(percentile: float) -> int:
-    """Return the least number of requests behind a percentile."""
+    """Return the minimum number of requests for a percentile."""
     return next(least for _, percent, least in PERCENTILES if percent == percentile)
 
 
 def summarise_group(jobs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Summarise the figures of the services of a group; what one of them lacks, the group lacks."""
-    # Of a service that is saturated, the latency is not known: some of its requests were never answered.
+    """Summarise the figures of the services of a group; a figure that one service lacks is missing for the group."""
+    # The latency of a saturated service is unknown: some of its requests were never answered.
     services = [job for job in jobs if MEAN in job or SUSTAINED in job]
 
     def known(name: str) -> list[float]:

@@ -1,7 +1,7 @@
-"""Sharing modes: their names in plans and reports, and how they are drawn.
+"""Sharing modes: their names in plans and reports, and their style in figures.
 
-A mode that is not in the table needs no entry: it is called by its name in the configuration, every option that is
-given tells its groups apart, and it is drawn in a colour that no other mode of the study has.
+A mode outside the table needs no entry: its name in the configuration is used, all given options distinguish its
+groups, and it gets a colour that no other mode of the study has.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 PROFILE, PERCENTAGE, PARTITION = "mig_profile", "mps_active_thread_percentage", "mps_multiprocessors"
-"""What the place of a job says of a MIG device, under a limit of MPS, and in a static partition of MPS."""
+"""Facts of a placement: MIG device, active thread percentage, MPS static partition."""
 
 PlannedAs = Literal["mig", "mps", "naive"]
-"""How a plan says that a GPU is shared."""
+"""How a plan names the sharing of a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharingMode:
-    """One way of sharing a device.
+    """One sharing mode.
 
     Attributes:
         name: in the configuration.
-        label: of its kind in figures and tables, whatever the options of a group are.
-        word: how the label of a group begins; what the group got or was asked for follows.
-        colour, dark_colour: of its bars and lines, on light and on dark ground.
-        marker: of its lines, as matplotlib has it.
+        label: name of the mode in figures and tables, regardless of a group's options.
+        word: begin of a group's label, before what the group got or requested.
+        colour, dark_colour: of its bars and lines, on a light and on a dark background.
+        marker: of its lines, as in matplotlib.
         placement_fact: fact of a placement that the label needs (`PROFILE`, `PERCENTAGE`, `PARTITION`), or none
-        counts_instances: whether the label says how many instances there are.
-        default_text: what the label says where neither places nor options do.
-        label_option: an option of which the label says the value alone; empty for none.
-        unnamed_options: options that tell no groups apart: the label says it already.
-        planned_as: how a plan says that a GPU is shared; `None` for a mode of which no plan is made.
+        counts_instances: whether the label has the number of instances.
+        default_text: text of the label if neither placements nor options give one.
+        label_option: an option whose value alone the label contains; empty for none.
+        unnamed_options: options that the label already covers, so that they do not distinguish groups.
+        planned_as: how a plan names the sharing of a GPU; `None` for a mode that is not planned.
     """
 
     name: str
@@ -51,22 +51,21 @@ class SharingMode:
 
     @property
     def order(self) -> tuple[int, str]:
-        """Its place in legends and tables: in the order of the table, those that are not in it last."""
+        """Its position in legends and tables: as in the table, other modes last."""
         names = list(MODES)
         return (names.index(self.name) if self.name in MODES else len(names), self.name)
 
     def naming(self, options: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
-        """Select the options that tell groups apart: neither places of programs, nor what the label says."""
+        """Select the options that distinguish groups: neither paths of programs nor what the label covers."""
         return [(key, value) for key, value in options if key not in self.unnamed_options and not is_program(key)]
 
 
 def is_program(option: str) -> bool:
-    """Tell whether an option names the place of a program, which is no fact of a group."""
+    """Return whether an option is the path of a program, which is not a fact of a group."""
     return option == "program" or option.endswith("_program")
 
 
-# Paul Tol's "high-contrast" scheme and, for the rarer modes, the lighter colours of his "medium-contrast" and the teal
-# of "muted".
+# Paul Tol's "high-contrast" scheme; for rarer modes, lighter "medium-contrast" colours and the teal of "muted".
 SERIAL = SharingMode("serial", "serial", "serial", "#cfcfcb", "#6c6c70", planned_as="naive")
 NAIVE = SharingMode("naive", "naive", "naive", "#ddaa33", "#e3b341", planned_as="naive")
 TIMESLICE = SharingMode("timeslice", "time slice", "time slice", "#eecc66", "#f0d688", "<", label_option="timeslice")
@@ -121,18 +120,18 @@ MODES: Mapping[str, SharingMode] = {
 """By name in the configuration; in the order of legends and tables."""
 
 SPARE_COLOURS = (("#997700", "#c9a227"), ("#228833", "#5dc26e"), ("#aa3377", "#d671ad"))
-"""Light and dark, for modes that are not in the table."""
+"""Light and dark colours for modes that are not in the table."""
 
 _SPARE_MARKERS = ("P", "X", "*")
 
 
 def mode_of(name: str) -> SharingMode:
-    """Return the mode with that name in the configuration, whether the table has it or not."""
+    """Return the mode with this name in the configuration, even if the table does not have it."""
     return modes_of([name])[name]
 
 
 def modes_of(names: Iterable[str]) -> dict[str, SharingMode]:
-    """Return every mode of the table and every one named; the latter get spare colours."""
+    """Return all modes of the table and all given ones; the latter get spare colours."""
     unknown = sorted(set(names) - MODES.keys())
     spare = list(zip(SPARE_COLOURS, _SPARE_MARKERS, strict=True))
     modes = dict(MODES)

@@ -1,4 +1,4 @@
-"""Skipped groups: one that began later than its skipped run replaces that."""
+"""Skipped groups: a group that began later replaces its skipped run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Run = TypeVar("_Run")
 
 
 def drop_superseded(newest_first: Iterable[_Run], read: Callable[[_Run], tuple[Hashable, str | None]]) -> list[_Run]:
-    """Drop skipped runs whose group began later; `read` gives group and result of a run."""
+    """Drop skipped runs whose group began later; `read` returns group and outcome of a run."""
     runs: list[_Run] = []
     begun = set[Hashable]()
     for run in newest_first:

@@ -9,11 +9,11 @@ from enum import StrEnum
 
 PREFIX = "collocation."
 GROUP, JOB, REPORT = "group", "job", "report"
-"""What a run is of: the values of `Tag.ROLE`."""
+"""What a run represents: the values of `Tag.ROLE`."""
 
 
 class Tag(StrEnum):
-    """A tag. Facts of the study's provenance are further ones, see `fact_tag`."""
+    """A tag. Facts of the study's provenance have further tags, see `fact_tag`."""
 
     ROLE = f"{PREFIX}role"
     STUDY = f"{PREFIX}study"
@@ -23,8 +23,8 @@ class Tag(StrEnum):
     NEIGHBOUR = f"{PREFIX}neighbour"
     BLOCK = f"{PREFIX}block"
     PLAN_UNIT = f"{PREFIX}plan_unit"
-    TAKEN_OVER = f"{PREFIX}taken_over_by"  # JSON: the facts of each plan, later than its own, that has the result too
-    CASE = f"{PREFIX}case"  # where a unit of the plan is a case of a block
+    TAKEN_OVER = f"{PREFIX}taken_over_by"  # JSON: the facts of each later plan that reuses the result
+    CASE = f"{PREFIX}case"  # if a shard of the plan is one case of a block
     SCENARIO = f"{PREFIX}scenario"
     PROFILER = f"{PREFIX}profiler"
     DEVICE = f"{PREFIX}device"
@@ -41,15 +41,15 @@ class Tag(StrEnum):
     WORKLOAD_DIGEST = f"{PREFIX}workload_digest"
     RESULT = f"{PREFIX}result"
     REASON = f"{PREFIX}reason"
-    INVALID = f"{PREFIX}invalid"  # why a row leads nothing; `base/domain/marks.py` reads it
-    FLAG = f"{PREFIX}flag"  # what is noted beside the figures of a row
-    STALLED = f"{PREFIX}stalled"  # of earlier versions: the part of the flag that made a row no baseline
-    FIRST_LOSSES = f"{PREFIX}first_losses"  # JSON, like `RATES`: of each job, by its index
+    INVALID = f"{PREFIX}invalid"  # why a row is excluded from comparisons; read by `base/domain/marks.py`
+    FLAG = f"{PREFIX}flag"  # notes on the figures of a row
+    STALLED = f"{PREFIX}stalled"  # from earlier versions: the part of the flag that excluded a row as a baseline
+    FIRST_LOSSES = f"{PREFIX}first_losses"  # JSON, like `RATES`: per job, by index
     FIRST_OUTPUTS = f"{PREFIX}first_outputs"  # likewise
     RATES = f"{PREFIX}rates"
     FIGURES = f"{PREFIX}figures"
     SHARED_FILES = f"{PREFIX}shared_files"
-    ABSENT_FIGURES = f"{PREFIX}absent_figures"  # why, of those that a listener read, but not for the whole window
+    ABSENT_FIGURES = f"{PREFIX}absent_figures"  # why figures read in only a part of the window are missing
     LEFT_OUT = f"{PREFIX}left_out"
     DAMAGED = f"{PREFIX}damaged_events"
     NOT_FINITE = f"{PREFIX}not_finite"
@@ -61,7 +61,7 @@ class Tag(StrEnum):
     WINDOW_START_NS = f"{PREFIX}window_start_ns"
     WINDOW_END_NS = f"{PREFIX}window_end_ns"
 
-    # MLflow's own.
+    # MLflow's own tags.
     PARENT_RUN = "mlflow.parentRunId"
     RUN_NAME = "mlflow.runName"
     SOURCE = "mlflow.source.name"
@@ -76,27 +76,27 @@ def fact_tag(name: str) -> str:
 
 
 def listener_tag(name: str) -> str:
-    """Return the tag that says why a listener is absent."""
+    """Return the tag with the reason why a listener is missing."""
     return f"{PREFIX}listener.{name}"
 
 
 def read_facts(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return our own tags of a run, by their names without the prefix."""
+    """Return our tags of a run, by their names without the prefix."""
     return {key.removeprefix(PREFIX): value for key, value in tags.items() if key.startswith(PREFIX)}
 
 
 def list_facts_by_plan(facts: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the facts of a run in each plan that has it: in its own, then in those that took it over, oldest first."""
+    """Return the facts of a run in each plan that has it: its own, then those that reuse it, oldest first."""
     return [dict(facts), *({**facts, **later} for later in list_later_plans(facts))]
 
 
 def list_later_plans(facts: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return what differs for a run in each plan that took it over, oldest first."""
+    """Return the differing facts of a run in each plan that reuses it, oldest first."""
     return list(json.loads(facts.get(Tag.TAKEN_OVER.removeprefix(PREFIX), "[]")))
 
 
 _NOT_SHOWN = "mlflow."
-"""How names of tags begin that MLflow's pages do not show."""
+"""Prefix of tags that MLflow's pages do not show."""
 _OF_PROGRAMS = frozenset(
     {
         *(Tag.SPOOL_ID, Tag.DIGEST, Tag.KEY, Tag.PROGRAM_DIGEST, Tag.WORKLOAD_DIGEST, Tag.SETTINGS, Tag.PLANNED),
@@ -104,17 +104,17 @@ _OF_PROGRAMS = frozenset(
         *map(fact_tag, ("plan", "plan_any_gpu")),
     }
 )
-"""Digests and JSON, which only programs read. On the page of a run, tags stand before its metrics."""
+"""Digests and JSON, which only programs read: on a run's page, tags would appear before its metrics."""
 _DIGEST_OF_ENVIRONMENT = re.compile(re.escape(PREFIX) + r"environment_\w+_digest")
 
 
 def stored_name(tag: str) -> str:
-    """Return the name by which the store has a tag: that of one for programs is not shown by MLflow."""
+    """Return the stored name of a tag: MLflow does not show tags for programs."""
     is_of_programs = tag in _OF_PROGRAMS or _DIGEST_OF_ENVIRONMENT.fullmatch(tag) is not None
     return f"{_NOT_SHOWN}{tag}" if is_of_programs else str(tag)
 
 
 def restore_names(tags: dict[str, str]) -> None:
-    """Give the tags of a run from a store the names that `Tag` has; earlier versions stored all by these."""
+    """Convert stored tag names to those of `Tag`; earlier versions stored all tags under these."""
     for name in [name for name in tags if name.startswith(f"{_NOT_SHOWN}{PREFIX}")]:
         tags[name.removeprefix(_NOT_SHOWN)] = tags.pop(name)

@@ -1,6 +1,6 @@
-"""Names of the figures that count work, made of the unit of the workload, such as `samples` or `requests`.
+"""Names of figures that count work, derived from the work unit of the workload, such as `samples` or `requests`.
 
-A workload may take any word as its unit; here alone a name is made of it, or a unit read from such a name.
+A workload may use any word as its work unit; only this module converts between units and figure names.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 SAMPLES = "samples"
-"""The unit of a workload that names none."""
+"""The work unit of a workload that names none."""
 PARAM, GIVEN_RATE = "unit", "given_rate"
-"""Params of a job's run: its unit, and that the user chose its rate."""
+"""Params of a job's run: its work unit, and whether the user chose its rate."""
 
 PATTERN = r"[A-Za-z]\w*"
 _TOTAL = re.compile(rf"throughput_total_({PATTERN})_per_s", re.ASCII)
@@ -24,38 +24,38 @@ def rate_of(unit: str) -> str:
 
 
 def total_of(unit: str) -> str:
-    """Name the total rate of the jobs of a group, which have this unit in common."""
+    """Name the total rate of the jobs of a group that share this work unit."""
     return f"throughput_total_{unit}_per_s"
 
 
 def number_of(unit: str) -> str:
-    """Name the amount of work that one job did."""
+    """Name the amount of work done by one job."""
     return f"num_{unit}"
 
 
 def energy_of(unit: str) -> str:
-    """Name the energy of the whole device per unit of work."""
+    """Name the energy of the whole device per work unit."""
     return f"energy_per_{_drop_plural(unit)}_j"
 
 
 def energy_above_idle_of(unit: str) -> str:
-    """Name that energy without what the idle device takes."""
+    """Name the energy per work unit above that of the idle device."""
     return f"energy_above_idle_per_{_drop_plural(unit)}_j"
 
 
 def find_units(metrics: Iterable[str]) -> tuple[str, ...]:
-    """Return the units in which a group with these figures has a total."""
+    """Return the work units in which a group with these figures has a total."""
     return tuple(match[1] for name in metrics if (match := _TOTAL.fullmatch(name)))
 
 
 def find_common_units(jobs: Sequence[Iterable[str]]) -> tuple[str, ...]:
-    """Return the units in which every job, of these figures, has a rate."""
+    """Return the work units in which all jobs with these figures have a rate."""
     by_job = [[match[1] for name in metrics if (match := _RATE.fullmatch(name))] for metrics in jobs]
     return tuple(unit for unit in by_job[0] if all(unit in units for units in by_job)) if by_job else ()
 
 
 def list_second_units(unit: str, params: Mapping[str, str]) -> Iterator[tuple[str, float]]:
-    """Yield further units and their number per unit: `tokens_per_sequence=128` among the params of a job."""
+    """Yield further units and their number per work unit, from a job's params: `tokens_per_sequence=128`."""
     ending = f"_per_{_drop_plural(unit)}"
     for name, value in params.items():
         other = name.removesuffix(ending)
@@ -79,7 +79,7 @@ def joules_per(unit: str) -> str:
 
 
 def format_rate(rate: float) -> str:
-    """Format a rate for people: 1841.7, 0.00516, 8.499e+10."""
+    """Format a rate as text: 1841.7, 0.00516, 8.499e+10."""
     if rate < 10:
         return f"{rate:.3g}"
     return f"{rate:.1f}" if rate < 1e8 else f"{rate:.4g}"

@@ -1,4 +1,4 @@
-"""A program as every copy of it is started, and what its work is counted by."""
+"""A program as every copy of it is started, with its work unit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pipeline.base.system.factory import Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateSource:
-    """The source of the rate of a program that does not report its steps; at most one of these is given.
+    """The rate source of a program that does not report its steps; at most one is given.
 
     Attributes:
-        samples: what a whole run does, in the unit of the workload.
-        metric: what it logs them as, through MLflow or in TensorBoard files.
+        samples: the work of a whole run, in work units.
+        metric: name of the metric logged through MLflow or in TensorBoard files.
         pattern: a regular expression for lines of its output, with one group.
-        metric_unit: what the number is in, as far as the program does not say.
-        decimal_mark: `.` or `,` of numbers in its output; `None` if they say it themselves.
+        metric_unit: unit of the number, as far as the program does not give it.
+        decimal_mark: `.` or `,` for numbers in its output; `None` if they are unambiguous.
     """
 
     samples: int | None = None
@@ -34,7 +34,7 @@ class RateSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The latency objective of a service: so many per cent of its requests answered in time."""
+    """The latency objective of a service: a percentage of its requests answered in time."""
 
     latency_ms: float
     percentile: float | None = None
@@ -42,7 +42,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A file that a program consists of: `name` from the program's own folder, of ours from the project's."""
+    """A file of a program: `name` is relative to the program's folder or, for our files, to the project's."""
 
     name: str
     path: str
@@ -55,18 +55,18 @@ class Workload:
 
     Attributes:
         script: absolute path of the program.
-        argv: all arguments of the interpreter, the program's path among them.
-        ends_by_itself: a program that cannot be told to stop, so that only the `work` window fits it.
-        preload: module that imports what the program does, for a warm start.
-        digest: of everything that decides what the program computes, the packages of its environment among it.
-        program_digest: of the same without the packages.
+        argv: all arguments of the interpreter, including the program's path.
+        ends_by_itself: the program cannot be told to stop, so that only the `work` window is possible.
+        preload: module with the imports of the program, for a warm start.
+        digest: of everything that determines what the program computes, including the packages of its environment.
+        program_digest: the same without the packages.
         sources: the files of the program, and of the runner that starts it.
-        is_in_own_folder: each job starts in its output folder, and not where the user called from.
-        unit: what its work is counted in.
-        objective: of its latency, if it answers requests and one was given.
-        is_rate_given: it is a service that answers as many requests as the user chose to send.
-        lacks: what its environment lacks, in words, where that is an answer of the study and no error.
-        module_path: folders that hold modules of it, which its environment need not know.
+        is_in_own_folder: each job starts in its output folder, not in the user's working directory.
+        unit: its work unit.
+        objective: the latency objective, if it is a service and has one.
+        is_rate_given: whether it is a service with a rate chosen by the user.
+        lacks: what its environment lacks, as text, if that is an outcome of the study, not an error.
+        module_path: folders with its modules, which need not be installed in its environment.
     """
 
     name: str

@@ -1,19 +1,18 @@
-"""MLflow beyond its documented interface: nothing outside of this package knows its modules, tables, files and pages.
+"""MLflow's undocumented internals: only this package knows its modules, tables, files and pages.
 
-Why `MlflowClient` does not do, and what is lost without each:
+Why `MlflowClient` is not enough, and what is lost without each:
 
-- Modules (`database_tables.py`): it imports those of a database when it is first used, and puts files of the
-  experiment Default into the working directory. Without: the first group waits for the import, and those files are
-  there.
-- Tables (`database_tables.py`): it upgrades a database that lacks tables by opening it, reads some tags of 10,000 runs
-  in 37 s instead of 2, and moves no artifacts. Without: a store of another version is not recognised before it is
-  opened, `status` takes longer, `relocate` may leave paths behind.
-- Files (`file_store.py`): it refuses all runs of a script for one torn line, which a killed job leaves. What a script
-  logs through another version may be incomplete.
+- Modules (`database_tables.py`): it imports database modules at first use, and puts files of the experiment Default
+  into the working directory. Without: the first group waits for the import, and those files appear.
+- Tables (`database_tables.py`): it upgrades an old database by opening it, takes 37 s instead of 2 to read some tags of
+  10,000 runs, and cannot move artifacts. Without: a store of another version is only detected by opening it, `status`
+  is slower, `relocate` may leave old paths.
+- Files (`file_store.py`): it refuses all runs of a script for one truncated line, which a killed job leaves. Without:
+  what a script logs through another version may be incomplete.
 - Pages (`pages.py`): columns of a study have no documented interface. Without: the UI shows its own.
 
-All of it was tried with the versions in `TRIED`. With others the project goes without what it can, and
-`warn_if_untried` says in one line what a user loses.
+All of it was tested with the versions in `TRIED`. With other versions, the project does without where possible, and
+`warn_if_untried` reports in one line what a user loses.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from contextlib import suppress
 from importlib import metadata
 
 TRIED = ((3, 17), (3, 18))
-"""The versions of MLflow that all of this was tried with: from the first, below the second."""
+"""The tested versions of MLflow: from the first, below the second."""
 
 _LOST = (
     "its UI lacks the study's columns, status is slower, stores of other versions are not refused, "
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def version() -> str:
-    """Return the version of MLflow that is installed; empty if none is."""
+    """Return the version of the installed MLflow; empty if there is none."""
     for name in ("mlflow", "mlflow-skinny"):
         with suppress(metadata.PackageNotFoundError):
             return metadata.version(name)
@@ -44,14 +43,14 @@ def version() -> str:
 
 
 def is_tried() -> bool:
-    """Return whether the MLflow that is installed is one of those in `TRIED`."""
+    """Return whether the installed MLflow is one of the versions in `TRIED`."""
     numbers = re.match(r"(\d+)\.(\d+)", version())
     return numbers is not None and TRIED[0] <= (int(numbers[1]), int(numbers[2])) < TRIED[1]
 
 
 @functools.cache
 def warn_if_untried() -> None:
-    """Say once what a user loses with an MLflow that is not one of those in `TRIED`."""
+    """Report once what a user loses with an MLflow version that is not in `TRIED`."""
     if not is_tried():
         low, high = (".".join(map(str, bound)) for bound in TRIED)
         remedy = f"pip install 'mlflow>={low},<{high}' to have all"

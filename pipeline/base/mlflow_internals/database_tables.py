@@ -1,4 +1,4 @@
-"""MLflow's modules for databases, and its tables."""
+"""MLflow's database modules and tables."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pipeline.base.mlflow_internals import is_tried
 
 _SQL_STORE = "mlflow.store.tracking.sqlalchemy_store"
 LOGGER_OF_DATABASES = "mlflow.store.db.utils"
-"""What it logs with a traceback, it raises as well."""
+"""Loggers whose errors with traceback are also raised."""
 
 
 def import_all(*, with_database: bool) -> None:
-    """Import MLflow, and what it opens databases with."""
+    """Import MLflow with its database modules."""
     import_module(_SQL_STORE if with_database and is_tried() else "mlflow")
 
 
 def make_database(file: Path, artifacts_uri: str) -> None:
-    """Make a sqlite file with MLflow's tables and its experiment Default."""
+    """Create a sqlite file with MLflow's tables and its experiment Default."""
     if is_tried():
         import_module(_SQL_STORE).SqlAlchemyStore(f"sqlite:///{file}", artifacts_uri).engine.dispose()
     else:
@@ -34,7 +34,7 @@ def make_database(file: Path, artifacts_uri: str) -> None:
 
 TABLES = frozenset({"experiments", "runs"})
 REVISION = re.compile(r"[0-9a-f]{12,13}")
-"""The form of the revisions of MLflow's schema, which alembic keeps in the database."""
+"""The form of revisions of MLflow's schema, which alembic stores in the database."""
 
 PATH_COLUMNS = (
     ("experiments", "artifact_location"),
@@ -46,7 +46,7 @@ PATH_COLUMNS = (
     ("workspaces", "default_artifact_root"),
     ("workspaces", "trace_archival_location"),
 )
-"""Where absolute artifact paths are. What a store lacks is passed over."""
+"""Columns with absolute artifact paths. Those that a store lacks are skipped."""
 
 _GROUPS = """
     FROM experiments JOIN runs USING (experiment_id) JOIN tags AS role USING (run_uuid)
@@ -56,7 +56,7 @@ _GROUPS = """
 
 
 class StoredRun(NamedTuple):
-    """A run with some of its tags. Unit of times: ms since the epoch."""
+    """A run with some of its tags. Times are in ms since the epoch."""
 
     name: str
     status: str
@@ -66,7 +66,7 @@ class StoredRun(NamedTuple):
 
 
 def list_revisions() -> tuple[str | None, frozenset[str]] | None:
-    """Return the newest revision of the installed MLflow's schema and all that it knows; `None` if it is untried."""
+    """Return the newest and all known schema revisions of the installed MLflow; `None` if the version is untested."""
     if not is_tried():
         return None
     from alembic.script import ScriptDirectory
@@ -79,7 +79,7 @@ def read_experiment(database: Path, name: str, timeout_s: float) -> tuple[str, s
     """Return the lifecycle stage and the artifact location of an experiment; `None` if there is none.
 
     Raises:
-        sqlite3.Error: the database cannot be read.
+        sqlite3.Error: the database is not readable.
     """
     statement = "SELECT lifecycle_stage, artifact_location FROM experiments WHERE name = ?"
     with closing(sqlite3.connect(database, timeout=timeout_s)) as connection:
@@ -88,7 +88,7 @@ def read_experiment(database: Path, name: str, timeout_s: float) -> tuple[str, s
 
 
 def read_groups(database: Path, experiment: str, keys: Collection[str]) -> list[StoredRun]:
-    """Return the runs of groups, oldest first, with these tags; none if the database or MLflow does not allow it."""
+    """Return the runs of groups, oldest first, with these tags; none if the database or MLflow prevents it."""
     if not is_tried():
         return []
     values = {"experiment": experiment, "role_key": Tag.ROLE.value, "role": GROUP}
@@ -97,7 +97,7 @@ def read_groups(database: Path, experiment: str, keys: Collection[str]) -> list[
     order = "ORDER BY start_time, run_uuid"
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as store:
-            store.execute("BEGIN")  # both answers are of one state
+            store.execute("BEGIN")  # both queries see one state
             runs = store.execute(f"SELECT run_uuid, runs.name, status, start_time, end_time {_GROUPS} {order}", values)
             rows = runs.fetchall()
             pairs = store.execute(
@@ -114,12 +114,12 @@ def read_groups(database: Path, experiment: str, keys: Collection[str]) -> list[
 
 
 def read_artifact_locations(connection: sqlite3.Connection) -> list[str]:
-    """Return where the experiments of a database keep their artifacts."""
+    """Return the artifact locations of the experiments in a database."""
     return [row[0] for row in connection.execute("SELECT artifact_location FROM experiments") if row[0]]
 
 
 def move_paths(connection: sqlite3.Connection, old: Path, new: Path) -> dict[str, int]:
-    """Let artifact paths below one folder lie below another; the number of rows by `table.column`."""
+    """Move artifact paths from below one folder to below another; return the number of rows by `table.column`."""
     counts: dict[str, int] = {}
     for table, column in PATH_COLUMNS:
         if column not in {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}:

@@ -1,7 +1,7 @@
 """The file store of a job's own `mlflow.*` calls, read as plain files.
 
-MLflow's own reader (3.17) refuses a whole store for one torn line, which a killed job leaves, and reads step 0 for
-every metric that names a data set. Layout: <experiment>/<run>/{meta.yaml,metrics/,params/,tags/,artifacts/}.
+MLflow's own reader (3.17) refuses a whole store for one truncated line, which a killed job leaves, and reads step 0 for
+every metric with a data set. Layout: <experiment>/<run>/{meta.yaml,metrics/,params/,tags/,artifacts/}.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pipeline.base.domain.point_series import MOST_POINTS, PointSeries
 from pipeline.base.system import regular_files
 
 TORN = ".artifact.uploading."
-"""In the name of a file that a killed client left half of among the artifacts."""
+"""In the name of an incomplete artifact file left by a killed client."""
 _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRun:
-    """One run that a script made.
+    """One run created by a script.
 
     Attributes:
-        prefix: what its names and artifacts get in front in the job's run; empty for the first run.
+        prefix: of its names and artifacts in the job's run; empty for the first run.
         metrics: name to points `(step, wall-clock ms, value)`.
-        metric_files: the file of each of them.
-        artifacts: folders with what they hold, each with the folder that it becomes (empty: the run's own).
+        metric_files: the file of each metric.
+        artifacts: folders with artifacts, each with its target folder (empty: the run's own).
     """
 
     prefix: str
@@ -42,7 +42,7 @@ class ScriptRun:
 
 
 def read_script_runs(store: Path, most_points: int = MOST_POINTS) -> list[ScriptRun]:
-    """Return every run of a file store, oldest first, with at most so many points of a metric."""
+    """Return every run of a file store, oldest first, with a maximum number of points per metric."""
     folders = []
     for meta_file in store.glob("[!.]*/*/meta.yaml"):
         meta = _meta(meta_file)
@@ -78,14 +78,14 @@ def _meta(path: Path) -> dict[str, Any] | None:
 
 
 def _texts(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield key and content of each file below a folder; a slash in a key makes a folder there."""
+    """Yield key and content of each file below a folder; a slash in a key is a subfolder."""
     for path in regular_files.list_files(folder).files:
         with suppress(OSError):
             yield path.relative_to(folder).as_posix(), regular_files.read_text(path)
 
 
 def _points(path: Path, most: int) -> PointSeries:
-    """Read the whole lines `ms value [step [data set, its digest]]` of a metric; a line without its end is torn."""
+    """Read the complete lines `ms value [step [data set, its digest]]` of a metric; an unterminated line is skipped."""
     points = PointSeries(most=most)
     with suppress(OSError):
         for block in regular_files.read_line_blocks(path, _BLOCK_BYTES):
@@ -94,7 +94,7 @@ def _points(path: Path, most: int) -> PointSeries:
                 if len(parts) in (2, 3, 5):
                     with suppress(ValueError):
                         step, t_ms = int(parts[2]) if len(parts) > 2 else 0, int(parts[0])
-                        if max(abs(step), abs(t_ms)) < 2**63:  # what a database takes
+                        if max(abs(step), abs(t_ms)) < 2**63:  # the range of a database
                             points.append(step, t_ms, float(parts[1]))
     return points
 

@@ -1,7 +1,7 @@
-"""The page of MLflow that a study links to: the columns of its table of runs, and its charts.
+"""The MLflow page of a study: the columns of its table of runs, and its charts.
 
-MLflow keeps a view that somebody shares as a tag of the experiment, and the link names it. It is the JSON of the
-page's state. Source: `experiment-page/models/ExperimentPageUIState` of MLflow's UI, 3.17.
+MLflow stores a shared view as a tag of the experiment, which the link names. The tag contains the JSON of the page's
+state. Source: `experiment-page/models/ExperimentPageUIState` of MLflow's UI, 3.17.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _VIEW = "collocation"
 VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
 
 _FIGURES = ("speedup_vs_serial_ratio", "slowdown_worst_ratio", "memory_peak_mib")
-_MOST_CHARACTERS = 5000  # of the value of a tag on servers of older versions; 20,000 in 3.17
+_MOST_CHARACTERS = 5000  # limit of a tag's value on servers of older versions; 20,000 in 3.17
 _GROUPS, _OTHERS = "Groups", ("Model metrics", "system/host", "system/nvml", "System metrics")
 
 
 @functools.cache
 def view_as_json(counted: frozenset[str]) -> str:
-    """Return the state of the page, as the tag has it, for workloads that count their work in these units.
+    """Return the state of the page, as stored in the tag, for workloads with these work units.
 
-    As many of them as a tag of MLflow has room for, in the order of the alphabet.
+    Units are included in alphabetical order, as many as fit into a tag.
     """
     in_order = sorted(counted)
     state = _view(in_order)
@@ -37,7 +37,7 @@ def _view(in_order: Sequence[str]) -> str:
     figures = [*map(work_units.total_of, in_order), *_FIGURES, *map(work_units.energy_of, in_order)]
     axes = {"xaxis": {"type": "PARAM", "key": "degree"}, "yaxis": {"type": "METRIC", "key": "speedup_vs_serial_ratio"}}
     charts = [_card("SCATTER", "by_degree") | axes, *(_card("BAR", name) | {"metricKey": name} for name in figures)]
-    # Widths of the columns in pixels, in their order. The first and the last are always there.
+    # Column widths in pixels, in order. The first and the last column are always present.
     widths = {
         "attributes.`Run Name`": 190,
         f"tags.`{Tag.DEVICE}`": 190,
@@ -52,7 +52,7 @@ def _view(in_order: Sequence[str]) -> str:
     }
     return json.dumps(
         {
-            # Jobs stand below their groups only where runs are sorted by time; the page of a group links to them.
+            # Jobs appear below their groups only if runs are sorted by time; the page of a group links to them.
             "searchFilter": f"tags.`{Tag.ROLE}` = '{GROUP}'",
             "orderByKey": f"tags.`{Tag.RUN_NAME}`",
             "orderByAsc": True,
@@ -63,13 +63,13 @@ def _view(in_order: Sequence[str]) -> str:
             "hideEmptyCharts": True,
             "compareRunCharts": charts,
             "compareRunSections": [_section(_GROUPS, is_open=True), *(_section(name) for name in _OTHERS)],
-            "isAccordionReordered": True,  # else the sections stand in the order of the alphabet
+            "isAccordionReordered": True,  # else sections are in alphabetical order
         }
     )
 
 
 def units_in_view(state: str) -> frozenset[str]:
-    """Return the units that a state shows; none of a state that this module did not make."""
+    """Return the work units shown in a state; none if this module did not create it."""
     try:
         charts = json.loads(state)["compareRunCharts"]
         return frozenset(work_units.find_units(str(chart.get("metricKey")) for chart in charts))
@@ -86,11 +86,11 @@ def _section(name: str, *, is_open: bool = False) -> dict[str, object]:
 
 
 def link_experiment(server: str, experiment_id: str) -> str:
-    """Return the address of an experiment's runs, in our view; by itself, MLflow 3 opens an empty GenAI view."""
+    """Return the URL of an experiment's runs in our view; the plain URL opens an empty GenAI view in MLflow 3."""
     view = f"&viewStateShareKey={_VIEW}" if is_tried() else ""
     return f"{server}/#/experiments/{experiment_id}/runs?workflowType=machine_learning{view}"
 
 
 def link_run(server: str, experiment_id: str, run_id: str) -> str:
-    """Return the address of a run. What follows the question mark keeps MLflow 3 from the pages of its GenAI view."""
+    """Return the URL of a run. The query string keeps MLflow 3 from opening its GenAI view."""
     return f"{server}/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"

@@ -1,1 +1,1 @@
-"""The machine that the pipeline runs on: programs, files, locks, signals, processes, secrets in texts."""
+"""The operating system layer: programs, files, locks, signals, processes, secrets in texts."""

@@ -1,6 +1,6 @@
 """The control group of this process: how many of its processes the kernel has killed for lack of memory.
 
-Jobs are in it, or in one below it, unless a program of theirs moves them.
+It contains the jobs, also in groups below it, unless their programs move them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _OOM_KILLS = "oom_kill"
 
 
 def count_oom_kills() -> int | None:
-    """Count what the kernel's out-of-memory killer has killed of the control group; `None` where that cannot be read.
+    """Count the kills by the kernel's out-of-memory killer in the control group; `None` if not readable.
 
-    Source: `memory.events` of version 2, whose counts include those of the groups below, and `memory.oom_control` of
-    version 1 (kernel 4.13); of a process in the root group of version 2, which has none, that of the whole machine.
+    Source: `memory.events` of version 2, which includes groups below, and `memory.oom_control` of version 1 (kernel
+    4.13). The root group of version 2 has neither; then the count is that of the whole machine.
     """
     for file in _list_files():
         with suppress(OSError, ValueError):
@@ -28,7 +28,7 @@ def count_oom_kills() -> int | None:
 
 
 def _list_files() -> list[Path]:
-    """List the files that may hold the count, the most precise first."""
+    """List the files that may have the count, the most specific first."""
     try:
         # Source: cgroups(7), proc_pid_mountinfo(5).
         groups = [line.split(":", 2) for line in (_PROC / "self/cgroup").read_text("utf-8").splitlines()]
@@ -52,7 +52,7 @@ def _list_files() -> list[Path]:
 
 
 def _locate_group(mount: list[str], path: str) -> Path:
-    """Locate the folder of a group below a mount, which may show a part of the hierarchy only."""
+    """Return the folder of a group below a mount, which may show only a part of the hierarchy."""
     root, point = mount[3], mount[4]
     shown = path.removeprefix(root if path.startswith(root) else path)
     return Path(point) / shown.lstrip("/")

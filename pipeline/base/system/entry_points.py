@@ -1,8 +1,8 @@
-"""The programs that a user calls, and how they are spelled where a message or a record names one.
+"""The programs for users, and their spelling in messages and records.
 
-In the folder of a clone they are `python run.py` and `python -m pipeline.NAME`, elsewhere `python CLONE/run.py` and
-`python CLONE/collocate.py NAME`, which finds the modules by itself; below the command `collocate`, which announces
-itself in the environment, they are `collocate run` and `collocate NAME`. Workers and tracking processes inherit that.
+In the folder of a clone they are `python run.py` and `python -m pipeline.NAME`; elsewhere `python CLONE/run.py` and
+`python CLONE/collocate.py NAME`, which finds the modules itself. The command `collocate` sets a variable in the
+environment, which workers and tracking processes inherit; then they are `collocate run` and `collocate NAME`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 
 COMMAND = "collocate"
 VARIABLE = "COLLOCATION_COMMAND"
-"""What the command sets in its environment; jobs do not inherit it."""
+"""The variable set by the command; jobs do not inherit it."""
 RUN = "run"
 PROGRAMS = {
     RUN: "measure jobs side by side",
@@ -31,8 +31,8 @@ PROGRAMS = {
     "timeline": "write a study as a trace for Perfetto",
     "schema": "print a JSON schema of experiment files, for editors",
 }
-"""The programs by name, with what each does."""
-_MODULES = {"schema": "pipeline.plan.json_schema"}  # the others are named as their modules are
+"""The programs by name, with descriptions."""
+_MODULES = {"schema": "pipeline.plan.json_schema"}  # others have the name of their module
 
 
 def module_of(name: str) -> str:
@@ -41,7 +41,7 @@ def module_of(name: str) -> str:
 
 
 def spell(name: str, *words: str) -> str:
-    """Return a command line that starts one of `PROGRAMS` with these arguments, as this user types it."""
+    """Return the command line that starts one of `PROGRAMS` with these arguments, as this user would type it."""
     if is_by_command():
         start = [_command(), name]
     elif _is_in_clone():
@@ -52,7 +52,7 @@ def spell(name: str, *words: str) -> str:
 
 
 def spell_again(start: Sequence[str], *words: str) -> str:
-    """Return a command line with the start of a recorded one, as `divide` gives it; from here if that was a clone."""
+    """Return a command line with the recorded start, from `divide`; if that was a clone, with the current start."""
     return shlex.join([*start, *words]) if len(start) > 1 and not is_by_command() else spell(RUN, *words)
 
 
@@ -62,9 +62,9 @@ def is_by_command() -> bool:
 
 
 def divide(command_line: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide the recorded command line of a study into the words that start its program, and the others.
+    """Divide a study's recorded command line into the words that start its program and the other words.
 
-    A record has `collocate run ...`, or the path of `run.py` without its interpreter.
+    A record has `collocate run ...`, or the path of `run.py` without an interpreter.
     """
     words = list(command_line)
     start = 2 if len(words) > 1 and Path(words[0]).name == COMMAND and words[1] == RUN else 1
@@ -72,7 +72,7 @@ def divide(command_line: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _is_in_clone() -> bool:
-    """Tell whether the working directory is the project's folder, where its names are the first that Python finds."""
+    """Return whether the working directory is the project's folder, in which Python finds our modules first."""
     try:
         return Path.cwd() == PROJECT_DIR
     except OSError:  # it was removed
@@ -80,16 +80,16 @@ def _is_in_clone() -> bool:
 
 
 def _python() -> str:
-    """Return the interpreter as a user types it: `python` where that is this one."""
+    """Return the interpreter as a user would type it: `python` if that is the current one."""
     path = shutil.which("python")
-    # By folder: the interpreters of two environments may be links to one file.
+    # Compare folders: the interpreters of two environments may link to one file.
     is_this = path is not None and Path(path).parent.resolve() == Path(sys.executable).parent.resolve()
     return "python" if is_this else sys.executable
 
 
 @cache
 def _command() -> str:
-    """Return the command by its name where that leads to this environment's, or else its path."""
+    """Return the command by name if that runs this environment's command, else its path."""
     installed, on_path = Path(sys.executable).with_name(COMMAND), shutil.which(COMMAND)
     is_known = on_path is not None and Path(on_path).resolve() == installed.resolve()  # pipx and uv put links on PATH
     return COMMAND if is_known or not installed.is_file() else str(installed)

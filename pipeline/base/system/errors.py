@@ -1,31 +1,31 @@
-"""The exceptions of the project. Each message says what was attempted, what was seen and what to do."""
+"""The exceptions of the project. Each message has the attempt, the observation and the remedy."""
 
 from collections.abc import Callable
 
 
 class CollocationError(Exception):
-    """Base of every error that this project raises on purpose. Its message holds no secrets."""
+    """Base of every error that this project raises on purpose. Its message contains no secrets."""
 
     def __init__(self, message: str) -> None:
-        from pipeline.base.system.secrets import mask_text  # 10 ms, of which a process that refuses nothing has no need
+        from pipeline.base.system.secrets import mask_text  # takes 10 ms, needed only for errors
 
         super().__init__(mask_text(message))
 
 
 class ConfigError(CollocationError, ValueError):
-    """The configuration cannot be run. Raised before anything was touched."""
+    """The configuration cannot be run. Raised before anything is changed."""
 
 
 class GpuBusyError(CollocationError):
-    """Somebody else uses the device: another orchestrator, or processes that are not ours."""
+    """The device is in use: by another orchestrator, or by processes that are not ours."""
 
 
 class InUseError(GpuBusyError):
-    """Somebody else uses the device now, and it will be free when they are done.
+    """The device is in use, and will be free later.
 
     Attributes:
-        holder: the device and who uses it, in words.
-        is_over: looks whether they are done.
+        holder: the device and its user, as text.
+        is_over: checks whether the device is free.
     """
 
     def __init__(self, message: str, whom: str, is_over: Callable[[], bool]) -> None:
@@ -34,7 +34,7 @@ class InUseError(GpuBusyError):
 
 
 class SharingError(CollocationError):
-    """The GPU could not be shared as planned, or a job is not where the plan says."""
+    """The GPU could not be shared as planned, or a job is not where the plan places it."""
 
 
 class LaunchError(CollocationError):
@@ -42,7 +42,7 @@ class LaunchError(CollocationError):
 
 
 class ListenerError(CollocationError):
-    """A listener is missing, or stopped delivering samples."""
+    """A listener is missing or stopped delivering samples."""
 
 
 class TrackingError(CollocationError):
@@ -50,15 +50,15 @@ class TrackingError(CollocationError):
 
 
 class StoreError(TrackingError):
-    """The database of a store cannot be used as it is. Raised before anything was touched."""
+    """The database of a store cannot be used as it is. Raised before anything is changed."""
 
 
 class CommandError(CollocationError):
     """A helper program failed.
 
     Attributes:
-        status: its exit status; `None` when it could not be started or was stopped at its time limit.
-        stderr: what it printed as errors.
+        status: its exit status; `None` if it could not be started or exceeded its time limit.
+        stderr: what it printed on stderr.
     """
 
     def __init__(self, argv: list[str], status: int | None, stderr: str) -> None:
@@ -68,8 +68,8 @@ class CommandError(CollocationError):
 
 
 def exit_status(error: CollocationError) -> int:
-    """Return the exit status of a command: 2 if it was refused before touching anything, 1 if something failed.
+    """Return the exit status of an error: 2 if the command was refused before changing anything, else 1.
 
-    What was asked for cannot be used, a store cannot be read, or somebody else uses the GPU: then nothing was touched.
+    Refused means: the request is invalid, a store is not readable, or the GPU is in use.
     """
     return 2 if isinstance(error, ConfigError | GpuBusyError | TrackingError) else 1

@@ -1,4 +1,4 @@
-"""From a `_target_` to an object: the plan names classes as `Spec`s, the executor builds them."""
+"""Objects from `_target_` keys: a plan names classes as `Spec`s, the executor instantiates them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pipeline.base.system.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """A class to build later: its dotted path and keyword arguments."""
+    """A class to instantiate later: its dotted path and keyword arguments."""
 
     target: str
     options: tuple[tuple[str, object], ...] = ()
 
 
 def make_spec(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
-    """Return the class in a config's `_target_`, with the other keys as arguments; ConfigError without one."""
+    """Return the class in a config's `_target_`, with the other keys as arguments; `ConfigError` without `_target_`."""
     values = dict(config) if isinstance(config, Mapping) else dict(vars(config))
     if (target := values.pop("_target_", None)) is None:
         raise ConfigError(
@@ -30,7 +30,7 @@ def make_spec(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
 
 
 def build_object(spec: Spec, **arguments: object) -> Any:
-    """Build the object that the spec names; ConfigError if there is no such class, or it takes other arguments."""
+    """Instantiate a spec; raise `ConfigError` if the class does not exist or does not accept the arguments."""
     factory = find(spec.target, f"_target_={spec.target}")
     try:
         return factory(**arguments, **dict(spec.options))
@@ -39,7 +39,7 @@ def build_object(spec: Spec, **arguments: object) -> Any:
 
 
 def find(name: str, key: str) -> Any:
-    """Import what has this dotted name; ConfigError, with the key that gives it, if that fails."""
+    """Import a dotted name; if that fails, raise `ConfigError` with the key that contains it."""
     module_name, _, class_name = name.rpartition(".")
     try:
         return getattr(importlib.import_module(module_name), class_name)
@@ -56,7 +56,7 @@ def find(name: str, key: str) -> Any:
             else ("; put the folder that holds it on PYTHONPATH")
         )
         raise ConfigError(f"{key}: there is no such class ({error}){outside}") from error
-    except Exception as error:  # what a module raises while it is imported may be anything
+    except Exception as error:  # importing a module may raise any exception
         raise ConfigError(f"{key}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""A git repository as it is. Reads only: runs no hook, no filter of a diff and no index update."""
+"""The state of a git repository. Read-only: runs no hooks, diff filters or index updates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError
 
 _LIMIT_S = 20.0
-# What somebody else's settings could have run, and what would write into the repository.
+# Options against programs in other people's settings, and against writes to the repository.
 _SETTINGS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks")
 
 
@@ -31,15 +31,15 @@ class Repository:
 
 
 def find_root(path: Path) -> Path | None:
-    """Return the top folder of the working tree that a path lies in; `None` if it lies in none. Runs nothing."""
+    """Return the top folder of the working tree around a path; `None` if there is none. Runs no program."""
     return next((folder for folder in (path, *path.parents) if (folder / ".git").exists()), None)
 
 
 def read(path: Path) -> Repository | None:
-    """Return the repository that a file or folder lies in.
+    """Return the repository around a file or folder.
 
-    `None` if it lies in none, or git does not tell: it is not installed, there is no commit yet, or the repository
-    belongs to somebody whom git does not trust.
+    `None` if there is none or git gives no answer: it is not installed, there is no commit yet, or the owner of the
+    repository is not trusted by git.
     """
     root = find_root(path)
     if root is None:
@@ -56,16 +56,16 @@ def read_difference(repository: Repository) -> str:
     """Return the changes of tracked files since the commit, for `git apply`; binary files are only named.
 
     Raises:
-        CommandError: git did not answer.
+        CommandError: git failed.
     """
     return _git(repository.root, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short", "HEAD")
 
 
 def list_untracked(repository: Repository, files: Sequence[Path]) -> list[Path]:
-    """Return the files among these that git does not track, ignored ones included.
+    """Return which of these files git does not track, including ignored ones.
 
     Raises:
-        CommandError: git did not answer.
+        CommandError: git failed.
     """
     inside = [str(file) for file in files if file.is_relative_to(repository.root)]
     if not inside:
@@ -75,7 +75,7 @@ def list_untracked(repository: Repository, files: Sequence[Path]) -> list[Path]:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    # A hook of git that starts a study has variables which name its own repository.
+    # A git hook that starts a study sets variables that name its own repository.
     environ = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     argv = ["git", *_SETTINGS, "-C", str(root), *arguments]
     return helper_program.run(argv, timeout_s=_LIMIT_S, environ=environ).stdout

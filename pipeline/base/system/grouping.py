@@ -1,4 +1,4 @@
-"""Grouping by a key, of things in any order."""
+"""Grouping by a key, in any order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _Member = TypeVar("_Member")
 
 
 def group_by(members: Iterable[_Member], key_of: Callable[[_Member], _Key]) -> dict[_Key, list[_Member]]:
-    """Return the members of each key, keys and members in the order in which they come."""
+    """Return the members per key; keys and members keep their order of appearance."""
     groups: dict[_Key, list[_Member]] = defaultdict(list)
     for member in members:
         groups[key_of(member)].append(member)

@@ -1,4 +1,4 @@
-"""The one place where a helper program is run to its end. Never a shell; nobody waits beyond its time limit."""
+"""The only place that runs helper programs to their end. Never through a shell, always with a time limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import IO
 from pipeline.base.system import interrupts
 from pipeline.base.system.errors import CommandError
 
-# A killed process can stay for as long as the kernel keeps it in a driver call; nobody waits for that.
+# The kernel can keep a killed process in a driver call for long; nothing waits for that.
 _REAP_LIMIT_S = 5.0
 
 
@@ -23,7 +23,7 @@ _REAP_LIMIT_S = 5.0
 class Completed:
     """A program that ran to its end.
 
-    A negative `status` is the signal that ended it; of what it printed, bytes that are not UTF-8 are replaced.
+    A negative `status` is the signal that ended it; in its output, bytes that are not UTF-8 are replaced.
     """
 
     argv: tuple[str, ...]
@@ -33,7 +33,7 @@ class Completed:
 
     @property
     def printed_line(self) -> str:
-        """All that it printed, in one line."""
+        """All of its output in one line."""
         lines = f"{self.stdout}\n{self.stderr}".splitlines()
         return " / ".join(line.strip() for line in lines if line.strip())
 
@@ -49,22 +49,22 @@ def run(
 ) -> Completed:
     """Run a program in a session of its own and return what it printed.
 
-    Only the program itself is waited for: a daemon that it leaves behind keeps running and keeps nothing open here.
+    Waits only for the program itself: a daemon left behind keeps running, and keeps nothing open here.
 
     Args:
         argv: program and arguments.
-        timeout_s: after this long the program and its process group are killed; what may not be killed runs on.
-        environ: its whole environment; that of this process if not given.
-        stdin: text that it reads; nothing if not given.
-        check: whether an exit status other than 0 is an error.
-        keep_open: descriptors that it inherits, such as a lock that is to be held until it ends.
+        timeout_s: after this time the process group is killed, except processes we may not kill.
+        environ: its whole environment; default: that of this process.
+        stdin: text that it reads; default: none.
+        check: whether a non-zero exit status is an error.
+        keep_open: descriptors that it inherits, such as a lock to be held until it ends.
 
     Raises:
-        CommandError: it could not be started or reached its time limit (status `None`), or failed (with `check`).
+        CommandError: it could not be started or exceeded its time limit (status `None`), or failed (with `check`).
     """
     with ExitStack() as files:
-        # Files instead of pipes: a daemon that inherits a pipe would keep its reading end waiting after the program
-        # itself has ended, and a full pipe would stop the program.
+        # Files instead of pipes: a daemon that inherits a pipe would keep the reader waiting after the program has
+        # ended, and a full pipe would block the program.
         process = None
         try:
             source = files.enter_context(tempfile.TemporaryFile()) if stdin is not None else None
@@ -72,7 +72,7 @@ def run(
             if source is not None and stdin is not None:
                 source.write(stdin.encode())
                 source.seek(0)
-            with interrupts.hold_interrupts():  # one that comes while the process is made waits until it is known
+            with interrupts.hold_interrupts():  # interrupts wait until the new process is known
                 process = subprocess.Popen(
                     list(argv),
                     stdin=subprocess.DEVNULL if source is None else source,
@@ -94,14 +94,14 @@ def run(
             raise
         completed = Completed(argv=tuple(argv), status=status, stdout=_text(stdout), stderr=_text(stderr))
     if check and status != 0:
-        # Several of NVIDIA's tools report their errors on stdout.
+        # Several NVIDIA tools print errors on stdout.
         raise CommandError(list(argv), status, completed.stderr.strip() or completed.stdout)
     return completed
 
 
 def wait_for_end(process: subprocess.Popen[bytes], timeout_s: float) -> int:
-    """Return the exit status as soon as a process ends; `Popen.wait` polls. TimeoutExpired at the limit."""
-    if (status := process.poll()) is not None:  # one that was waited for has no descriptor any more
+    """Return the exit status as soon as a process ends, while `Popen.wait` polls. Raises `TimeoutExpired`."""
+    if (status := process.poll()) is not None:  # a reaped process has no pidfd
         return status
     descriptor = os.pidfd_open(process.pid)
     try:

@@ -1,4 +1,4 @@
-"""This machine and who uses it: its CPUs and memory, its boot, the user, its processes as /proc shows them (Linux)."""
+"""This machine and its users: CPUs and memory, boot, user name, processes from /proc (Linux)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 MACHINE_ID_FILES = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _MACHINE_ID = re.compile("[0-9a-f]{32}")
 CPU_PREFIX = "CPU-"
-"""How the UUID of a device begins that is no GPU."""
+"""Prefix of the UUID of a device that is not a GPU."""
 _SYSTEM = Path("/sys/devices/system")
 
 
@@ -24,12 +24,12 @@ class ProcessReading(NamedTuple):
     """One reading of /proc/PID/stat.
 
     Attributes:
-        start_ticks: since boot; tells two processes of the same PID apart.
-        thread_ticks: CPU time of all its threads, those that ended included, in clock ticks.
-        children_ticks: the same of its exited children that it waited for, and of theirs.
-        rss_pages: resident memory; the kernel's own approximation, a few pages a thread.
-        cpu: number of the CPU that it last ran on.
-        read_bytes, write_bytes: storage traffic, including waited-for children; `None` if not read, or not permitted.
+        start_ticks: since boot; distinguishes two processes with the same PID.
+        thread_ticks: CPU time of all its threads, including ended ones, in clock ticks.
+        children_ticks: CPU time of its reaped children and, recursively, of theirs.
+        rss_pages: resident memory; the kernel's approximation, off by a few pages per thread.
+        cpu: number of the CPU on which it last ran.
+        read_bytes, write_bytes: storage traffic, including reaped children; `None` if not read or not permitted.
     """
 
     pid: int
@@ -52,7 +52,7 @@ def read_process(pid: int) -> ProcessReading | None:
         text = read_file(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    # The second column is the program's name in parentheses, which may hold blanks and parentheses itself.
+    # The second column is the program's name in parentheses, which may contain blanks and parentheses.
     columns = text[text.rindex(b")") + 2 :].split()
     return ProcessReading(
         pid=pid,
@@ -69,7 +69,7 @@ def read_process(pid: int) -> ProcessReading | None:
 
 
 def read_file(path: str) -> bytes:
-    """Read a file of /proc, in two thirds of the time of `open` (9 us against 13 us)."""
+    """Read a file of /proc in two thirds of the time of `open` (9 us instead of 13 us)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return b"".join(iter(lambda: os.read(descriptor, 65536), b""))
@@ -78,7 +78,7 @@ def read_file(path: str) -> bytes:
 
 
 class CpuTicks(NamedTuple):
-    """CPU time since the boot of some CPUs, in clock ticks; that of a hypervisor's other machines is busy."""
+    """CPU time of some CPUs since boot, in clock ticks; time stolen by a hypervisor counts as busy."""
 
     busy: int
     idle: int
@@ -92,7 +92,7 @@ class CpuTicks(NamedTuple):
 
 
 def read_cpu_ticks(cpus: Collection[int] = ()) -> tuple[CpuTicks, CpuTicks]:
-    """Read the CPU time of all CPUs, and that of some, by their numbers. Source of the columns: proc_stat(5)."""
+    """Read the CPU time of all CPUs, and of some given by number. Source of the columns: proc_stat(5)."""
     text = read_file("/proc/stat")
     names = {f"cpu{number}".encode() for number in cpus}
     all_ticks, some_ticks = CpuTicks(0, 0), CpuTicks(0, 0)
@@ -100,7 +100,7 @@ def read_cpu_ticks(cpus: Collection[int] = ()) -> tuple[CpuTicks, CpuTicks]:
         if not line.startswith(b"cpu"):
             break
         name, *columns = line.split()
-        # user nice system idle iowait irq softirq steal; guest time is within user and nice
+        # user nice system idle iowait irq softirq steal; guest time is included in user and nice
         ticks = [int(column) for column in columns[:8]]
         idle = ticks[3] + ticks[4]
         if name == b"cpu":
@@ -111,10 +111,10 @@ def read_cpu_ticks(cpus: Collection[int] = ()) -> tuple[CpuTicks, CpuTicks]:
 
 
 class CpuUse(NamedTuple):
-    """The use, until an instant, of the CPUs that this process may use.
+    """The use, up to a given time, of the CPUs available to this process.
 
     Attributes:
-        t_ns: monotonic instant.
+        t_ns: monotonic time.
         ticks: of these CPUs.
         process_s: CPU time of this process and its descendants, in seconds.
     """
@@ -131,24 +131,24 @@ class CpuUse(NamedTuple):
 
 
 def read_cpu_use() -> CpuUse:
-    """Read what this process and all others have used of its CPUs."""
+    """Read the use of this process's CPUs, by itself and by all processes."""
     import psutil
 
     own_s, this = 0.0, psutil.Process()
     for process in (this, *this.children(recursive=True)):
         with suppress(psutil.Error):
-            own_s += sum(process.cpu_times()[:4])  # its own, and of children that it waited for: user and system
+            own_s += sum(process.cpu_times()[:4])  # user and system time of itself and of reaped children
     _, ticks = read_cpu_ticks(os.sched_getaffinity(0))
     return CpuUse(time.monotonic_ns(), ticks, own_s)
 
 
 def describe_load() -> str:
-    """Say how many programs want a CPU: `load 14 on 2 CPUs`."""
+    """Describe how many programs compete for CPUs: `load 14 on 2 CPUs`."""
     return f"load {os.getloadavg()[0]:.2g} on {len(os.sched_getaffinity(0))} CPUs"
 
 
 def user_name() -> str:
-    """Return the name of the user, or the number where the system has no name, as in many containers."""
+    """Return the user's name, or number if the system has no name, as in many containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -156,7 +156,7 @@ def user_name() -> str:
 
 
 def boot_id() -> str:
-    """Return the id of this boot of the machine; empty where the system has none."""
+    """Return the id of this boot; empty if the system has none."""
     try:
         return BOOT_ID_FILE.read_text(encoding="ascii").strip()
     except OSError:
@@ -164,22 +164,22 @@ def boot_id() -> str:
 
 
 def machine_id() -> str:
-    """Return what systemd or D-Bus named this machine when it was installed; empty where nothing did.
+    """Return the machine id assigned by systemd or D-Bus at installation; empty if there is none.
 
-    In a container it is that of the image, if that has one: many have an empty file, or none.
+    In a container it is that of the image, in which it is often empty or missing.
     """
     for file in MACHINE_ID_FILES:
         with suppress(OSError, UnicodeDecodeError):
             text = file.read_text(encoding="ascii").strip()
-            if _MACHINE_ID.fullmatch(text) and set(text) != {"0"}:  # else not set: `uninitialized`, zeros
+            if _MACHINE_ID.fullmatch(text) and set(text) != {"0"}:  # `uninitialized` or zeros: not set
                 return text
     return ""
 
 
 def describe_machine() -> dict[str, str]:
-    """Describe CPU model, sockets, NUMA nodes, memory and operating system; what is unknown is absent.
+    """Describe CPU model, sockets, NUMA nodes, memory and operating system; unknown values are missing.
 
-    In a virtual machine or a container, that is what it shows of the host.
+    In a virtual machine or container, this is what it shows of the host.
     """
     sockets = {path.read_text() for path in _SYSTEM.glob("cpu/cpu[0-9]*/topology/physical_package_id")}
     facts = {

@@ -1,7 +1,7 @@
-"""Every signal that asks a process to end, as one exception that never breaks a step in the middle.
+"""Signals that ask a process to end, converted to one exception that never interrupts a step halfway.
 
-The first signal raises `Interrupted` in the main thread, at once or, inside `held()`, when the held part is done.
-Every later signal is ignored: the first one has already started the cleanup, and each step of a cleanup has a deadline.
+The first signal raises `Interrupted` in the main thread: at once or, inside `hold_interrupts()`, at its end. Later
+signals are ignored: the cleanup has already started, and each of its steps has a deadline.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 _FAULTS = frozenset(
     (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGSYS, signal.SIGTRAP)
 )
-_PYTHON_IGNORES = frozenset((signal.SIGPIPE, signal.SIGXFSZ))  # it makes an OSError of each
+_PYTHON_IGNORES = frozenset((signal.SIGPIPE, signal.SIGXFSZ))  # Python raises OSError instead
 _ENDS_NOTHING = frozenset(
     (
         *(signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH),
@@ -29,9 +29,9 @@ _ENDS_NOTHING = frozenset(
     )
 )
 SIGNALS = frozenset(signal.valid_signals() - _FAULTS - _PYTHON_IGNORES - _ENDS_NOTHING - {signal.SIGKILL})
-"""Those whose default action ends a process, and after which it can still end in order; the real-time ones as well.
+"""Signals whose default action ends a process that could still end in order; includes real-time signals.
 
-Slurm, preemption and limits of CPU time send SIGUSR1, SIGUSR2, SIGXCPU and others. Source: signal(7).
+Slurm, preemption and CPU time limits send SIGUSR1, SIGUSR2, SIGXCPU and others. Source: signal(7).
 """
 _AGAIN_S = 0.02
 _depth = 0
@@ -40,7 +40,7 @@ _raised = False
 
 
 class Interrupted(BaseException):
-    """The user or the system asked this process to end."""
+    """A signal from the user or the system asked this process to end."""
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
@@ -53,7 +53,7 @@ class Interrupted(BaseException):
 
 
 def name_signal(signum: int) -> str:
-    """Name a signal as signal(7) does; most of the real-time ones have no name of their own: `SIGRTMIN+3`."""
+    """Return a signal's name as in signal(7); most real-time signals are relative: `SIGRTMIN+3`."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -63,16 +63,15 @@ def name_signal(signum: int) -> str:
 def install() -> None:
     """Handle the signals in this process from now on. Only programs call this, never an import.
 
-    A signal that the starter of this process had ignored ends nothing: that is how `nohup` works. One that somebody
-    handles already, as a profiler does, stays theirs. Where nobody catches `Interrupted`, the process ends with its
-    exit status and without a traceback.
+    A signal that the parent ignored remains ignored, as `nohup` requires. A signal with a handler, for example of a
+    profiler, keeps it. An uncaught `Interrupted` ends the process with its exit status and without a traceback.
 
-    Programs that this process starts have the default action of each of them, and none blocked: a handler does not
-    outlive `exec`, but an ignored signal does, so what was ignored gets a handler that does nothing.
+    Programs started by this process have the default action for each signal, and none blocked: a handler does not
+    survive `exec`, but ignoring does, so ignored signals get a handler that does nothing.
     """
     sys.excepthook = _leave
     sys.unraisablehook = _raise_again
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by the starter, nobody would know how children ended
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the parent ignored it, the exit status of children would be lost
     for signum in SIGNALS:
         handler = signal.getsignal(signum)
         if handler is signal.SIG_IGN:
@@ -80,14 +79,14 @@ def install() -> None:
             signal.siginterrupt(signum, False)
         elif handler in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(signum, _receive)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # last: what was blocked, and has come, comes now
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # last: signals that were blocked are delivered now
 
 
 @contextmanager
 def inherit_ignored() -> Iterator[None]:
-    """Let programs that are started in the body ignore what the starter of this process had ignored.
+    """Let programs started in the body ignore the signals that the parent of this process ignored.
 
-    But for SIGTERM, by which they are ended.
+    Except SIGTERM, which ends them.
     """
     ignored = [signum for signum in SIGNALS - {signal.SIGTERM} if signal.getsignal(signum) is _disregard]
     for signum in ignored:
@@ -101,14 +100,14 @@ def inherit_ignored() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """Ignore the signals, in a process that serves another one and ends when that does."""
+    """Ignore the signals, in a process that serves another one and ends with it."""
     for signum in SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
 
 
 @contextmanager
 def hold_interrupts() -> Iterator[None]:
-    """Delay `Interrupted` until the body is done; in the main thread, as no other gets signals."""
+    """Delay `Interrupted` until the end of the body; only in the main thread, as only it handles signals."""
     global _depth
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -124,9 +123,9 @@ def hold_interrupts() -> Iterator[None]:
 
 @contextmanager
 def allow() -> Iterator[None]:
-    """Raise `Interrupted` at once inside the body, within a held part: for work that may take long and loses nothing.
+    """Raise `Interrupted` at once in the body, within a held part: for long work that may be interrupted.
 
-    A signal that came in the held part is raised on entering. After the first, no further one is raised.
+    A signal received earlier in the held part is raised on entering. Only the first signal is raised.
     """
     global _depth
     if threading.current_thread() is not threading.main_thread():
@@ -141,12 +140,12 @@ def allow() -> Iterator[None]:
 
 
 def has_ended_work() -> bool:
-    """Return whether `Interrupted` was raised in this process: what is left is cleanup, and must not take long."""
+    """Return whether `Interrupted` was raised in this process: only cleanup is left, which must not take long."""
     return _raised
 
 
 def find_interruption(error: BaseException | None) -> Interrupted | None:
-    """Return the interruption behind an error: itself, or what a library was handling when it failed."""
+    """Find the interruption behind an error: itself, or the one that a library was handling."""
     while error is not None and not isinstance(error, Interrupted):
         error = error.__cause__ or error.__context__
     return error
@@ -160,13 +159,13 @@ def _leave(kind: type[BaseException], failure: BaseException, trace: TracebackTy
         sys.stdout.flush()
     sys.stderr.write(f"{error}\n")
     sys.stderr.flush()
-    os._exit(error.exit_status)  # Python itself would say 1
+    os._exit(error.exit_status)  # Python itself would return 1
 
 
 def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Deal with what was raised where nobody can catch it, as in a destructor: an interruption comes once more.
+    """Handle an exception that nobody can catch, as in a destructor: an interruption is raised again.
 
-    An error that a destructor raises while an interruption is dealt with comes from that one, but did not swallow it.
+    An error raised by a destructor during an interruption has it as context, but has not swallowed it.
     """
     global _depth, _raised
     if (interruption := find_interruption(unraisable.exc_value)) is None or interruption is find_interruption(
@@ -174,7 +173,7 @@ def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
     ):
         sys.__unraisablehook__(unraisable)
         return
-    _depth += 1  # nor would anybody catch it here
+    _depth += 1  # nobody would catch it here either
     _raised = False
     with suppress(RuntimeError):  # this process is about to end anyway
         threading.Thread(target=_signal_until_raised, daemon=True).start()
@@ -209,9 +208,9 @@ def _raise_if_received() -> None:
 
 
 class UndoStack(ExitStack):
-    """An `ExitStack` for things that must be undone: entering and leaving are held, and the first error wins.
+    """An `ExitStack` for undo functions: entering and leaving are held, and the first error is raised.
 
-    A plain `ExitStack` reports the error of a cleanup and hides the one that made the cleanup necessary.
+    A plain `ExitStack` raises the error of a cleanup and hides the one that caused the cleanup.
     """
 
     def enter_context(self, cm: AbstractContextManager[T, bool | None]) -> T:

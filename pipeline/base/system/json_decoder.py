@@ -1,6 +1,6 @@
-"""Dataclasses from JSON: each value is checked against the type of its field, and an error names its place.
+"""Dataclasses from JSON: each value is checked against the type of its field; errors have its path.
 
-Of the standard library alone, as the programs of a simulated machine start without other packages.
+Standard library only, as the programs of a simulated machine start without other packages.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _NAMES = {str: "a text", bool: "true or false", int: "a whole number", float: "a
 
 
 class JsonValueError(ValueError):
-    """A value that is not of its field's type.
+    """A value that does not have its field's type.
 
     Attributes:
-        path: of the value, as `gpus[0].start`; empty for the whole.
-        problem: what is wrong with it, beginning with a space or a colon.
+        path: of the value, such as `gpus[0].start`; empty for the whole.
+        problem: what is wrong with it, starting with a space or a colon.
     """
 
     def __init__(self, problem: str, path: str = "") -> None:
@@ -37,21 +37,21 @@ class JsonValueError(ValueError):
         self.path, self.problem = path, problem
 
     def below(self, key: str | int) -> JsonValueError:
-        """Return the error of what has its value under this key."""
+        """Return the error with this key in front of its path."""
         step = f"[{key}]" if isinstance(key, int) else key
         return JsonValueError(self.problem, f"{step}{'.' if self.path[:1] not in ('', '[') else ''}{self.path}")
 
 
 def decode(kind: type[T], raw: object, *, are_figures_checked: bool = False) -> T:
-    """Make a value of a type out of what JSON or YAML gave: dataclasses, lists, maps, choices, texts and numbers.
+    """Convert parsed JSON or YAML to a type: dataclasses, lists, maps, choices, texts and numbers.
 
     Args:
-        kind: the type. Fields of a dataclass with a default may be absent; unknown keys are refused.
-        raw: as `json.loads` gives it.
+        kind: the type. Dataclass fields with a default may be missing; unknown keys are refused.
+        raw: the result of `json.loads`.
         are_figures_checked: also refuse empty texts, and figures that are negative or not finite.
 
     Raises:
-        JsonValueError: a key is missing or unknown, or a value is not of its type.
+        JsonValueError: a key is missing or unknown, or a value has a wrong type.
     """
     try:
         value: T = _decoder(typing.cast(Any, kind), are_figures_checked)(raw)
@@ -61,7 +61,7 @@ def decode(kind: type[T], raw: object, *, are_figures_checked: bool = False) -> 
 
 
 def encode(value: Any) -> Any:
-    """Return a value as `json.dumps` takes it, with dataclasses as objects and tuples as lists."""
+    """Convert a value for `json.dumps`, with dataclasses as objects and tuples as lists."""
     if dataclasses.is_dataclass(value):
         return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -81,7 +81,7 @@ def _decoder(kind: Any, are_figures_checked: bool) -> _Decoder:
     if kind is Any or kind is object:
         return factory.freeze if kind is object else lambda raw: raw
     inners = [_decoder(argument, are_figures_checked) for argument in arguments if argument is not ...]
-    if origin in (types.UnionType, typing.Union):  # the latter of a Literal
+    if origin in (types.UnionType, typing.Union):  # the latter for a Literal
         return functools.partial(_optional, inners[0])
     if origin in (tuple, list):
         is_of_each = origin is tuple and len(arguments) == len(inners)
@@ -157,7 +157,7 @@ def _plain(kind: Any, are_figures_checked: bool, raw: Any) -> Any:
     is_right = type(raw) is kind or (kind is float and type(raw) is int)
     if not is_right or (are_figures_checked and raw == "" and kind is str):
         raise JsonValueError(f" must be {_NAMES[kind]}, not {_abbreviate(raw)}")
-    if are_figures_checked and kind in (int, float) and not 0 <= raw <= sys.float_info.max:  # nor is NaN
+    if are_figures_checked and kind in (int, float) and not 0 <= raw <= sys.float_info.max:  # also refuses NaN
         raise JsonValueError(f" must be finite and not negative, not {_abbreviate(raw)}")
     try:
         return float(raw) if kind is float else raw
@@ -168,6 +168,6 @@ def _plain(kind: Any, are_figures_checked: bool, raw: Any) -> Any:
 def _abbreviate(raw: object) -> str:
     try:
         text = json.dumps(raw)
-    except (TypeError, ValueError, RecursionError):  # a date, a number of thousands of digits, what holds itself
+    except (TypeError, ValueError, RecursionError):  # a date, a number of thousands of digits, a cycle
         text = f"a value of type {type(raw).__name__}"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

@@ -8,10 +8,10 @@ from typing import Any
 
 
 def parse(text: str) -> Any:
-    """Return the value that `KEY=text` gives.
+    """Return the value of `KEY=text`.
 
     Raises:
-        ValueError: Hydra cannot read it, or it is several values.
+        ValueError: Hydra cannot parse it, or it is several values.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -26,9 +26,9 @@ def parse(text: str) -> Any:
 
 
 def format_override(value: Any, *, is_double: bool = False) -> str:
-    """Format a value so that the grammar reads it back: lists, maps, texts, numbers, booleans and `None`.
+    """Format a value so that the grammar parses it: lists, maps, texts, numbers, booleans and `None`.
 
-    A text stands in single quotes, or in double ones (`is_double`).
+    Texts are in single quotes, or in double ones (`is_double`).
     """
     from hydra.core.override_parser.types import Quote, QuotedString
 
@@ -39,7 +39,7 @@ def format_override(value: Any, *, is_double: bool = False) -> str:
     if isinstance(value, str):
         return str(QuotedString(value, Quote.double if is_double else Quote.single).with_quotes())
     if isinstance(value, Mapping):
-        keys = (re.sub(r"([\\()\[\]{}:=,\s])", r"\\\1", str(key)) for key in value)  # which take no quotes
+        keys = (re.sub(r"([\\()\[\]{}:=,\s])", r"\\\1", str(key)) for key in value)  # keys cannot be quoted
         pairs = zip(keys, map(format_override, value.values()), strict=True)
         return f"{{{','.join(f'{key}: {inner}' for key, inner in pairs)}}}"
     if isinstance(value, Sequence):

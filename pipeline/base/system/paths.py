@@ -1,4 +1,4 @@
-"""Paths: the project's own folder, and files that a user names."""
+"""Paths: the project's own folder, and files given by users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_PATH_BYTES = 4095
 
 
 def config_folders(arguments: Sequence[str] | None = None) -> list[Path]:
-    """Return the folders of choices: the project's own, and those of `--config-dir`, by default in this process."""
+    """Return the configuration folders: the project's own, and those of `--config-dir`, by default this process's."""
     words = list(itertools.takewhile(lambda word: word != "--", sys.argv[1:] if arguments is None else arguments))
     folders = [after for word, after in itertools.pairwise(words) if word in ("--config-dir", "-cd")]
     folders += [word.partition("=")[2] for word in words if word.startswith(("--config-dir=", "-cd="))]
@@ -24,15 +24,15 @@ def config_folders(arguments: Sequence[str] | None = None) -> list[Path]:
 
 
 def list_choices(group: str) -> list[str]:
-    """Return the choices of a group of the configuration, sorted; none of what is no group."""
+    """Return the sorted choices of a configuration group; empty if it is not a group."""
     return sorted({path.stem for folder in config_folders() for path in (folder / group).glob("*.yaml")})
 
 
 def expand_path(key: str, text: str) -> Path:
-    """Return the path that a key of the configuration gives, with `~` replaced.
+    """Return the path given by a configuration key, with `~` expanded.
 
     Raises:
-        ConfigError: there is no such user, or no file can have such a name.
+        ConfigError: the user of `~` does not exist, or a file cannot have this name.
     """
     try:
         path = Path(text).expanduser()
@@ -45,7 +45,7 @@ def expand_path(key: str, text: str) -> Path:
 
 
 def is_file(path: Path) -> bool:
-    """Tell whether there is a regular file; `Path.is_file` may raise for a name that is too long."""
+    """Return whether a regular file exists; `Path.is_file` may raise an error for a name that is too long."""
     try:
         return path.is_file()
     except OSError:
@@ -53,13 +53,13 @@ def is_file(path: Path) -> bool:
 
 
 def find_file(key: str, text: str, *more_folders: Path, is_ours: bool = False) -> Path:
-    """Return a file that a key gives: from the working directory, the project's own folder or others, in this order.
+    """Find a file given by a key: in the working directory, the project's own folder, then other folders.
 
     Args:
-        key: names it in errors.
+        key: used in errors.
         text: its path.
-        more_folders: where else it may be.
-        is_ours: the file belongs to a workload, so that the working directory comes last.
+        more_folders: further folders.
+        is_ours: the file belongs to a workload, so the working directory is searched last.
 
     Raises:
         ConfigError: it is in none of them.

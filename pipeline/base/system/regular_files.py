@@ -1,4 +1,4 @@
-"""Files that a job may have made, or replaced: read without following links, and without waiting for a pipe."""
+"""Files that a job may have created or replaced: read without following links or blocking on a pipe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class FolderContent:
-    """The content of a folder: regular files, the deepest last, and what is neither file nor folder."""
+    """The content of a folder: regular files, the deepest last, and entries that are neither file nor folder."""
 
     files: tuple[Path, ...]
     special_files: tuple[Path, ...]
@@ -22,9 +22,9 @@ def open_regular_file(path: Path) -> int:
     """Open a regular file for reading and return its descriptor.
 
     Raises:
-        OSError: it cannot be read, or is a link, a pipe or the like.
+        OSError: it is not readable, or is a link, a pipe or similar.
     """
-    # Without waiting: to open a pipe would otherwise take until somebody writes to it.
+    # Non-blocking: opening a pipe would otherwise wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -33,26 +33,26 @@ def open_regular_file(path: Path) -> int:
 
 
 def measure_size(path: Path) -> int:
-    """Return the bytes of a regular file that can be read; OSError as of `open_regular_file`."""
+    """Return the size of a readable regular file; raises `OSError` as `open_regular_file` does."""
     with os.fdopen(open_regular_file(path), "rb") as file:
         return os.fstat(file.fileno()).st_size
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a regular file; OSError as of `open_regular_file`."""
+    """Read a regular file; raises `OSError` as `open_regular_file` does."""
     with os.fdopen(open_regular_file(path), "rb") as file:
         return file.read()
 
 
 def read_text(path: Path) -> str:
-    """Read a regular file as text; what is no UTF-8 is replaced."""
+    """Read a regular file as text; bytes that are not UTF-8 are replaced."""
     return read_bytes(path).decode(errors="replace")
 
 
 def read_line_blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
-    """Yield a regular file in portions of whole lines, of about so many bytes; the last one may be torn.
+    """Yield a regular file in blocks of whole lines, each of about this many bytes; the last line may be truncated.
 
-    Of a longer line, that many bytes are a portion of their own, without an end. OSError as of `open_regular_file`.
+    Of a longer line, only this many bytes come, without its end. Raises `OSError` as `open_regular_file` does.
     """
     with os.fdopen(open_regular_file(path), "rb") as file:
         rest = b""
@@ -72,7 +72,7 @@ def read_line_blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
 
 
 def list_files(folder: Path, without: Collection[Path] = ()) -> FolderContent:
-    """List everything below a folder but some paths; links and what cannot be read are not followed."""
+    """List everything below a folder except some paths; links and unreadable folders are not followed."""
     files: list[Path] = []
     others: list[Path] = []
     folders = [] if folder.is_symlink() else [folder]
@@ -88,5 +88,5 @@ def list_files(folder: Path, without: Collection[Path] = ()) -> FolderContent:
                     else:
                         (files if entry.is_file(follow_symlinks=False) else others).append(path)
         except OSError:
-            continue  # gone, or not ours to read
+            continue  # gone, or not readable
     return FolderContent(tuple(sorted(files, key=lambda path: (len(path.parts), path))), tuple(sorted(others)))

@@ -1,6 +1,6 @@
-"""Judge what is a secret: by its name (`HF_TOKEN`, `--api-key`, not `max_tokens`), or by what a value looks like.
+"""Detection of secrets by name (`HF_TOKEN`, `--api-key`, but not `max_tokens`) or by the form of the value.
 
-A name is judged by its whole words: what is hidden although it is no secret must be given again to reproduce a run.
+Whole words of a name are compared: anything hidden needlessly must be given again to reproduce a run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import lru_cache
 class Secrecy(enum.IntEnum):
     """The certainty that a name is that of a secret.
 
-    `AMBIGUOUS` names, as `token` and `key`, are those of other things too: in prose and in source code, what stands
-    beside one of them is hidden only if it looks like a secret. Values of `LIKELY` and `AMBIGUOUS` names that can be no
-    secret, such as small numbers and paths, stay visible.
+    `AMBIGUOUS` names, such as `token` and `key`, have other meanings too: in prose and source code, their value is
+    hidden only if it looks like a secret. For `LIKELY` and `AMBIGUOUS` names, values that cannot be secrets, such as
+    small numbers and paths, stay visible.
     """
 
     NONE = 0
@@ -29,17 +29,17 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def word_set(words: str) -> frozenset[str]:
-    """Give the words of a list."""
+    """Return the set of words in a list."""
     return frozenset(words.split())
 
 
-# Whose tokens, keys and passwords are written without a gap: SSHPASS, HFTOKEN, AWSKEY.
+# Owners whose tokens, keys and passwords are written as one word: SSHPASS, HFTOKEN, AWSKEY.
 _GLUED = (
     "admin|anthropic|api|app|aws|azure|bot|client|db|deploy|docker|elastic|ftp|gcp|gh|git|github|gitlab|google|hf|http"
     "|huggingface|kafka|kaggle|key|ldap|login|mail|mongo|mysql|openai|oracle|pg|postgres|proxy|rabbit|redis|registry"
     "|service|session|smtp|sql|ssh|user|vnc|wandb|web"
 )
-# Secrets wherever such a word stands, alone or glued to others: DB_PASSWORD, PGPASSWORD, clientSecret, SECRET_KEY_BASE.
+# Words that mean a secret, alone or as part of a word: DB_PASSWORD, PGPASSWORD, clientSecret, SECRET_KEY_BASE.
 _CERTAIN = re.compile(
     r".*(?:password|passwd|passphrase|passwort|kennwort).*"
     r"|.*(?:secrets?|apikeys?)|passcodes?|jwt|psk|authorization|j?sessionid|phpsessid"
@@ -48,9 +48,9 @@ _CERTAIN = re.compile(
     rf"|(?:{_GLUED}|access|account|auth|encryption|license|master|private|priv|sas|signing|storage)keys?"
     rf"|(?:{_GLUED}|keystore|my|root|store|sudo|truststore)(?:pass|pw)"
 )
-# As clear, but often the path of a file: GOOGLE_APPLICATION_CREDENTIALS.
+# Just as clear, but often the path of a file: GOOGLE_APPLICATION_CREDENTIALS.
 _LIKELY = re.compile(r".*credentials?|creds?")
-# Two words that are as clear: API_KEY_PROD, ACCESS_TOKEN_READ.
+# Pairs of words that are just as clear: API_KEY_PROD, ACCESS_TOKEN_READ.
 _PAIRS = frozenset(
     {
         *((word, "key") for word in word_set("access api auth encryption private secret signing subscription")),
@@ -58,18 +58,18 @@ _PAIRS = frozenset(
         ("auth", "header"),
     }
 )
-# A name that ends so says something about a secret: SSH_KEY_FILE, password_length, token_type.
+# Endings of names that describe a secret: SSH_KEY_FILE, password_length, token_type.
 _ABOUT = word_set(
     "age arn count dim dir directory dirs enabled endpoint env expires expiry field file filename files folder"
     " format len length limit manager max min mode name names num path paths policy prompt rate required rotation"
     " size store timeout ttl type types url variable version"
 )
-# One that begins so asks or counts: has_password, num_secrets.
+# Beginnings of names that are predicates or counts: has_password, num_secrets.
 _ASKED = word_set("has is max min n no num")
-# Words behind the one that counts: TOKEN_2, HF_TOKEN_READ, PASSWORD_B64.
+# Words after the decisive one: TOKEN_2, HF_TOKEN_READ, PASSWORD_B64.
 _DROPPED = word_set("b base default dev hex json new old org pem plain prod raw read ro rw staging str write")
 _EXTENSIONS = word_set("c cfg conf cpp cu h html ini ipynb jl js json log md py sh so sql toml ts txt xml yaml yml")
-# Of these, a name has several kinds; the word before tells: `pad_token` is a word of a text, `sort_key` a column.
+# These words have several meanings, given by the word before: `pad_token` is a text token, `sort_key` a column.
 _NO_TOKEN = word_set(
     "add added any assistant audio bad batch begin begins boa boi bos by class cls code context cross decoder"
     " dist draft dummy encoder end eoi eos eot eov extra fake filler first forced gist global ignore image img in"
@@ -101,7 +101,7 @@ _OF_ACCOUNTS = word_set(
 
 @lru_cache(maxsize=4096)
 def secrecy_of(name: str) -> Secrecy:
-    """Judge a name: a key with its parents (`workload.environ.HF_TOKEN`), a flag, a variable, a header."""
+    """Rate a name: a key with its parents (`workload.environ.HF_TOKEN`), a flag, a variable, a header."""
     parents, _, last = name.strip("-").rpartition(".")
     if last.lower() in _EXTENSIONS:
         return Secrecy.NONE
@@ -151,9 +151,9 @@ def _judge_unless(before: str, ordinary: frozenset[str]) -> Secrecy:
 
 
 HIDDEN = "<hidden>"
-"""Stands in a record where a secret was."""
+"""Replaces a secret in a record."""
 
-# What stands for a value: a variable, a field that is filled in later.
+# Placeholders: a variable, or a field that is filled in later.
 _REFERENCE = re.compile(
     r"\$\{[^}]*\}|\$[A-Z_][A-Z0-9_]*\b|\$\([^)]*\)?|\{\{.*?\}\}|\{[A-Za-z_][\w.\[\]'\"()]*\}|%[A-Z_]+%|%\(\w+\)s|\.{3}"
 )
@@ -172,7 +172,7 @@ _PLAIN_WORD = re.compile(r"[A-Za-z_./:<>|\[\](){}-]*\d{0,4}[\])}>]?|[\w.]+\(.*|[
 
 
 def is_harmless(value: str, secrecy: Secrecy) -> bool:
-    """Tell whether a value can be no secret, whatever its name: empty, `true`, a variable; unless certain, a path."""
+    """Return whether a value cannot be a secret: empty, `true`, a variable; unless the name is certain, also a path."""
     if value.lower() in _NO_VALUES:
         return True
     rest = _SCHEME.sub("", _REFERENCE.sub("", value), count=1)
@@ -184,7 +184,7 @@ def is_harmless(value: str, secrecy: Secrecy) -> bool:
 
 
 def is_path(value: str) -> bool:
-    """Tell whether a value is the path of a file, and no key in base64 that begins with a slash."""
+    """Return whether a value is a file path, not a base64 key that begins with a slash."""
     if not _PATH.fullmatch(value):
         return False
     return not any(
@@ -193,16 +193,16 @@ def is_path(value: str) -> bool:
 
 
 def looks_secret(value: str) -> bool:
-    """Tell whether a word looks like a secret rather than like a word of a language or of a program."""
+    """Return whether a word looks like a secret rather than like a word of a language or program."""
     value = _REFERENCE.sub("", value)
     return len(value) >= 6 and not re.search(r"\s", value) and not _PLAIN_WORD.fullmatch(value)
 
 
 def is_reference(value: str) -> bool:
-    """Tell whether a value only stands for one: `$HF_TOKEN`, `${USER}:${TOKEN}`."""
+    """Return whether a value only refers to another: `$HF_TOKEN`, `${USER}:${TOKEN}`."""
     return not re.search(r"[A-Za-z0-9]", _REFERENCE.sub("", value))
 
 
 def hide(value: str) -> str:
-    """Give what stands in the place of a secret: as many lines as it has."""
+    """Return the replacement of a secret, with the same number of lines."""
     return HIDDEN + "\n" * value.count("\n")

@@ -1,7 +1,7 @@
-"""Secrets that are known by their place or their form: logins in addresses, private keys, `ghp_...`, a JWT.
+"""Secrets recognised by place or form: logins in URLs, private keys, `ghp_...`, a JWT.
 
-The rules for tokens are those of detect-secrets. Those of its rules that guess, by entropy or by a name, are left out:
-they would hide digests, file names and words of a program.
+The token rules are those of detect-secrets, except those that guess by entropy or name, which would hide digests, file
+names and words of a program.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 
 from pipeline.base.system.secrecy import HIDDEN, Secrecy, hide, is_harmless, is_reference, looks_secret, secrecy_of
 
-# Each with what a text must hold to have one. What stands `before` stays.
-# The `git` of `ssh://git@host` is no secret, and without it nobody gets in. A password may hold `@`; and `/`, if what
-# stands before it is no port.
+# Each with a text that must be present. The group `before` is kept. The `git` of `ssh://git@host` is not a secret, and
+# is needed for access. A password may contain `@`, and also `/` unless the text before it is a port.
 _PLACES = (
     (
         "PRIVATE KEY",
@@ -44,7 +43,7 @@ _PLACES = (
     ("earer ", re.compile(r"(?<=\b[Bb]earer )(?=\S*\d)[\w.~+/-]{8,}=*")),
 )
 _CONDA_TOKEN = re.compile(r"(https?://[^\s\"'`]{1,200}?/t/)([^/\s\"'`]+)(?=/)")
-# A name and its value, in notations in which nothing else stands between them.
+# A name and its value, in notations without any other text between them.
 _ELEMENT = re.compile(r"(?P<before><(?P<name>[A-Za-z_][\w.-]*)>)(?P<value>[^<>\n]+)(?=</)")
 _ENCODED = re.compile(r"(?P<before>%(?:3F|26)(?P<name>[\w.-]+?)%3D)(?P<value>(?:(?!%26|%23)[^\s&\"'])+)", re.I)
 _SET = re.compile(
@@ -58,7 +57,7 @@ _NETRC = re.compile(r"(?P<before>\blogin[ \t]+\S+[ \t]+(?P<name>password)[ \t]+)
 
 
 def mask_places(text: str) -> str:
-    """Replace the secrets that are told by the place in which they stand."""
+    """Replace the secrets recognised by their place."""
     for needle, place in _PLACES:
         if needle in text:
             text = place.sub(_hide_place, text)
@@ -100,16 +99,16 @@ _DETECTORS = {
     "telegram_token": "TelegramBotTokenDetector",
     "twilio": "TwilioKeyDetector",
 }
-"""The detectors of detect-secrets that are used, by their module."""
+"""The detectors of detect-secrets that are used, by module."""
 
-# What a text must hold for any of them to find something: importing them takes 0.1 s, and most texts have none of it.
+# Texts, one of which must be present for any match: importing the detectors takes 0.1 s, and most texts have none.
 _MAY_HOLD = re.compile(
     r"A3T|ABIA|ACCA|AKIA|ASIA|(?i:aws)|AccountKey=|gh[opsur]_|gl[a-z]{2,5}-|GR1348941|eyJ|[0-9a-z]{32}-us\d"
     r"|T3BlbkFJ|pypi-Ag|SG\.|(?i:xox[a-z]-|hooks\.slack\.com)|sq0csp-|k_live_|\d{8}:|AC[a-z0-9]{32}|SK[a-z0-9]{32}"
 )
 
-# Forms that detect-secrets 1.5 does not know yet; each begins with a mark that its issuer keeps for it.
-# Sources: huggingface.co/docs/hub/security-tokens; github.blog/changelog/2022-10-18-introducing-fine-grained-personal-
+# Forms that detect-secrets 1.5 does not support; each begins with a prefix reserved by its issuer. Sources:
+# huggingface.co/docs/hub/security-tokens; github.blog/changelog/2022-10-18-introducing-fine-grained-personal-
 # access-tokens; platform.openai.com/docs/api-reference/authentication; docs.anthropic.com/en/api/overview;
 # docs.nvidia.com/ngc/gpu-cloud/ngc-user-guide; cloud.google.com/docs/authentication/api-keys;
 # developer.hashicorp.com/vault/docs/concepts/tokens; docs.npmjs.com/about-access-tokens;
@@ -130,7 +129,7 @@ _FURTHER = re.compile(
 
 
 def replace_tokens(text: str, replacement: str) -> str:
-    """Replace each part of a text that has the form of a token or a key, with what follows it without a gap."""
+    """Replace each part of a text that has the form of a token or key, up to the next separator."""
     text = _FURTHER.sub(replacement, text)
     if not _MAY_HOLD.search(text):
         return text

@@ -1,7 +1,7 @@
-"""Texts without the secrets in them: command lines, addresses, headers, JSON, YAML, error output, source code.
+"""Removal of secrets from texts: command lines, URLs, headers, JSON, YAML, error output, source code.
 
-A secret is found by the name beside it (`secrecy`), by its place or by its form
-(`secret_patterns`). Only the secret is replaced, and the number of lines stays, so that the rest means what it did.
+A secret is found by the name next to it (`secrecy`), by its place or by its form (`secret_patterns`). Only the secret
+is replaced, and the number of lines stays the same, so that the rest keeps its meaning.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pipeline.base.system.secret_patterns import mask_places, replace_tokens
 
 
 class Style(enum.Enum):
-    """Kind of a text: it decides what may be a value.
+    """The kind of a text, which determines what may be a value.
 
-    In the `CODE` of a program a value is a literal in quotes. A `COMMENT`, and a text within code, is mostly prose:
-    what follows a name there must look like a secret.
+    In `CODE`, a value is a quoted literal. A `COMMENT`, or a text within code, is mostly prose: a value after a name
+    must look like a secret.
     """
 
     PLAIN = enum.auto()
@@ -28,11 +28,11 @@ class Style(enum.Enum):
     COMMENT = enum.auto()
 
 
-# What the name of every secret holds: looked for first, because most words of a text are no names of secrets.
+# A part of every secret's name: searched first, because most words of a text are not names of secrets.
 _NOUN = re.compile(r"secret|pass|pwd|pw\b|token|key|cred|auth|sig|pats?\b|sas\b|cookie|jwt|psk|bearer|kennwort|sess")
 _TO_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _MOST_OF_NAME = 128
-# A name and what stands between it and its value: a flag is followed by a space or, in a list, by a comma.
+# A name and the text before its value: after a flag this is a space or, in a list, a comma.
 _NAMED = re.compile(
     r"(?P<dashes>-{1,2})?(?P<name>[A-Za-z_][\w.-]{0,127})(?P<close>(?:\\*[\"'`](?:[ \t]*\])?)?)"
     r"(?P<between>[ \t]*(?:=>|:=|<-|[=!]?={1,3}|:(?![/:]))[ \t]*"
@@ -51,7 +51,7 @@ _LINE_BEGINS = re.compile(r"(?:^|\n|\\n)[ \t+-]*$")
 _LINE_ENDS = re.compile(r"[\"'`]?(?:\n|$)")
 _LIST = re.compile(r"\[[^\]\n]*\]")
 _BRACKETED = re.compile(r"\[[^\]\n]*\]|\{[^}\n]*\}")
-# What a shell takes for the same word as the text in quotes before it.
+# Text that a shell appends to the same word after a closing quote.
 _REST_OF_WORD = re.compile(r"\\*[\"'`](?=[\w$%!#~^*+/\"'-])(?:\"[^\"\n]*\"|'[^'\n]*'|\\.|[^\s\"'\\,;)\]}])+")
 _IS_HIDDEN = re.compile(rf"[\\\"'`]*{HIDDEN}")
 _NEXT_PAIR = re.compile(r"[&;,|]+(?=[\w.-]+[ \t]*[=:])")
@@ -72,7 +72,7 @@ _CHANGED = re.compile(r"^diff --git \"?a/(?P<name>.*?)\"? \"?b/")
 
 
 def mask_text(text: str, known: Iterable[str] = (), style: Style = Style.PLAIN) -> str:
-    """Replace the secrets in a text, and what is `known` to be one, by `HIDDEN`; without any, the text as it was."""
+    """Replace the secrets in a text, including `known` ones, by `HIDDEN`; a text without secrets stays the same."""
     for secret in sorted(known, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     text = _mask_named(_mask_defaults(mask_places(text)), style)
@@ -82,13 +82,13 @@ def mask_text(text: str, known: Iterable[str] = (), style: Style = Style.PLAIN) 
 
 
 def mask_source(text: str, name: str) -> str:
-    """Replace the secrets in a program, which is of the language that the name of its file or its first line says."""
+    """Replace the secrets in a program, whose language is found by file name or first line."""
     is_python = PurePath(name).suffix in _PYTHON or _PYTHON_PROGRAM.match(text) is not None
     return mask_text(text, style=Style.CODE if is_python else Style.PLAIN)
 
 
 def mask_diff(text: str) -> str:
-    """Replace the secrets in a diff of git; its lines and their marks stay, so that it is still one."""
+    """Replace the secrets in a git diff, which keeps its lines and their marks and thus remains valid."""
     return "".join(map(_mask_file, _FILE.split(text)))
 
 
@@ -129,11 +129,11 @@ def _mask_named(text: str, style: Style) -> str:
 
 
 def _start_of_name(text: str, position: int, done: int) -> int:
-    """Find where the name begins that holds a position, with its dashes; not before what is `done`."""
+    """Return where the name around a position begins, including dashes; not before `done`."""
     start, least = position, max(done, position - _MOST_OF_NAME)
     while start > least and (text[start - 1].isalnum() or text[start - 1] in "_.-"):
         start -= 1
-    if 0 < start < position and text[start - 1] == "\\":  # of `\n` in a text within a text
+    if 0 < start < position and text[start - 1] == "\\":  # part of `\n` in a text within a text
         start += 1
     while text[start] == "." or text.startswith("---", start):
         start += 1
@@ -143,7 +143,7 @@ def _start_of_name(text: str, position: int, done: int) -> int:
 def _secrecy_in(text: str, match: re.Match[str]) -> Secrecy:
     secrecy = secrecy_of(match["name"])
     if secrecy is Secrecy.NONE and text[max(0, match.start() - 1)] in "?&" and _OF_QUERY.fullmatch(match["name"]):
-        return Secrecy.LIKELY  # of a signed address
+        return Secrecy.LIKELY  # of a signed URL
     return secrecy
 
 
@@ -158,7 +158,7 @@ class _Value:
         self._before = text[max(0, match.start() - 2) : match.start()]
 
     def span(self) -> tuple[int, int] | None:
-        """Find where it stands; `None` if there is none, or it can be no secret."""
+        """Return the position of the value; `None` if there is none or it cannot be a secret."""
         start = self._match.end()
         if _IS_HIDDEN.match(self._text, start):
             return None
@@ -181,7 +181,7 @@ class _Value:
         return None if end <= start or self._is_visible(self._text[start:end]) else (start, end)
 
     def _block(self, start: int) -> tuple[int, int] | None:
-        """Find the lines of YAML below a name that are its value: a text of several lines, or a list."""
+        """Return the YAML lines below a name that are its value: a multi-line text or a list."""
         begin = _end(_BLOCK_OPENS, self._text, start)
         line = self._text[self._text.rfind("\n", 0, self._match.start()) + 1 : self._match.start()]
         indent = len(line) - len(line.lstrip(" "))
@@ -215,7 +215,7 @@ class _Value:
         return self._secrecy is Secrecy.AMBIGUOUS and not is_assigned and not looks_secret(value)
 
     def _is_meant(self, value: str) -> bool:
-        """Tell whether prose gives this value to the name, and does not speak of it: `password: required`."""
+        """Return whether prose gives a value to the name, rather than mentions it: `password: required`."""
         if looks_secret(value) or (re.search(r"\d", value) and re.search(r"[A-Za-z]", value)):
             return True
         if self._secrecy is Secrecy.AMBIGUOUS or value.isupper():
@@ -227,7 +227,7 @@ class _Value:
         return self._secrecy is Secrecy.CERTAIN and (bool(self._match["dashes"]) or is_alone)
 
     def _end_of_word(self, quoted: tuple[int, int]) -> int:
-        """Find the end of what a shell would take for one word; a quote that is followed by a separator ends it."""
+        """Return the end of a shell word; a quote followed by a separator ends it."""
         end = quoted[1]
         goes_on = self._style is Style.PLAIN and self._between != ","
         return _end(_REST_OF_WORD, self._text, end) if goes_on else end
@@ -279,14 +279,14 @@ def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
 
 
 def _literal(text: str, start: int) -> tuple[int, int] | None:
-    """Find what is in quotes at a place; up to the end of the line if they are not closed."""
+    """Return the quoted text at a position; up to the end of the line if the quote is not closed."""
     opening = _QUOTE.match(text, start)
     if opening is None:
         return None
     quote, begin = opening["quote"], opening.end()
     if len(quote.lstrip("\\")) == 3:
         end = text.find(quote, begin)
-    elif quote.startswith("\\"):  # in a text within a text, the quotes themselves are escaped
+    elif quote.startswith("\\"):  # in a text within a text, the quotes are escaped
         end = text.find(quote, begin, _end(_LINE, text, begin))
     else:
         inner = _end(_INNER[quote], text, begin)

@@ -1,6 +1,6 @@
-"""Masks for secrets: every text of a user is masked here on its way to a record or a terminal.
+"""Masking of secrets: every user text is masked here before it is recorded or printed.
 
-Programs get their arguments and variables as they were given; what is recorded has `HIDDEN` in the place of a secret.
+Programs get their arguments and variables unchanged; records have `HIDDEN` in place of a secret.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NAME = r"[A-Za-z_][\w.\-]*"
 _GIVEN = re.compile(rf"(?P<before>[+~-]*(?P<name>{_NAME})=)(?P<value>.+)", re.DOTALL)
 _FLAG = re.compile(rf"--?(?P<name>{_NAME})")
 _HEADER = re.compile(rf"(?P<name>{_NAME}):|[Bb]earer")
-# Options of programs whose names tell nothing. `mysql` takes its password without a space.
+# Options whose names do not show that they are secret. `mysql` takes its password without a space.
 _OPTIONS = {
     **dict.fromkeys(("sshpass", "mysql", "mysqldump", "mysqladmin", "mongo", "mongosh", "mongodump"), ("-p",)),
     **dict.fromkeys(("sqlcmd", "mosquitto_pub", "mosquitto_sub"), ("-P",)),
@@ -31,18 +31,18 @@ _OPTIONS = {
 _SETTERS = frozenset({"setenv", "setx", "set", "ENV", "ARG"})  # NAME VALUE
 _LOGINS = (
     re.compile(r"(?<=://)(?!git@)[^/@\s]+@"),
-    re.compile(r"(?P<kept>https?://[^\s\"']*?)/t/[^/\s]+(?=/)"),  # a folder called `t` holds no token
+    re.compile(r"(?P<kept>https?://[^\s\"']*?)/t/[^/\s]+(?=/)"),  # a folder named `t` is not a token
 )
-_LEAST_KNOWN = 6  # characters: a shorter secret would hide parts of other words
+_LEAST_KNOWN = 6  # minimum characters: a shorter secret would hide parts of other words
 
 
 def mask(value: Any, name: str = "") -> Any:
-    """Replace the secrets in a value of the configuration, which goes by `name`, and in all that it holds."""
+    """Replace the secrets in a configuration value with the key `name`, and in everything it contains."""
     return _mask(value, secrecy_of(name))
 
 
 def mask_words(words: Sequence[str], *, has_headers: bool = True) -> list[str]:
-    """Replace the secrets among the words of a command line; `NAME:` is followed by a value if it `has_headers`."""
+    """Replace the secrets in the words of a command line; with `has_headers`, a value follows `NAME:`."""
     masked = list[str]()
     secrecy, is_first, options, before = Secrecy.NONE, False, tuple[str, ...](), ""
     for word in words:
@@ -78,7 +78,7 @@ def _secrecy_of_next(word: str, before: str, options: Sequence[str], *, has_head
 
 
 def collect_secrets(words: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """Collect the secrets that a program is given, by which its own output is masked, whatever stands beside them."""
+    """Collect the secrets given to a program, so that they can be masked anywhere in its output."""
     known = {value for name, value in environ.items() if mask(value, name) != value}
     for word, masked in zip(words, mask_words(words), strict=True):
         if masked == HIDDEN:
@@ -89,13 +89,13 @@ def collect_secrets(words: Sequence[str], environ: Mapping[str, str]) -> frozens
 
 
 def strip_logins(text: str) -> str:
-    """Leave user names, passwords and conda's tokens out of the addresses in a text, which can be used without them."""
+    """Remove user names, passwords and conda tokens from the URLs in a text, which then remain usable."""
     login, token = _LOGINS
     return token.sub(r"\g<kept>", login.sub("", text))
 
 
 def find_hidden_keys(value: Any, place: str = "") -> Iterator[str]:
-    """Yield where a recorded configuration lacks what was hidden: keys as on the command line; a list as a whole."""
+    """Yield the keys of hidden values in a recorded configuration, as on the command line; a list counts as a whole."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from find_hidden_keys(part, f"{place}.{key}" if place else str(key))
@@ -116,11 +116,11 @@ def _mask(value: Any, secrecy: Secrecy) -> Any:
 
 
 def _mask_map(values: Mapping[Any, Any], secrecy: Secrecy) -> dict[Any, Any]:
-    """Replace the secrets in a map; in one that goes by the name of secrets, all of its values are."""
+    """Replace the secrets in a map; in a map whose name means secrets, replace all values."""
     inherited = secrecy if secrecy is not Secrecy.AMBIGUOUS else Secrecy.NONE
     masked = {key: _mask(value, max(inherited, secrecy_of(str(key)))) for key, value in values.items()}
     name = values.get("name", values.get("key"))
-    if isinstance(name, str) and "value" in values:  # as Kubernetes and forms of the web write a name and its value
+    if isinstance(name, str) and "value" in values:  # Kubernetes and web forms write a name and its value this way
         pair = {"name", "key"} & values.keys()
         masked |= {key: _mask(values[key], Secrecy.NONE) for key in pair}
         masked["value"] = _mask(values["value"], max(inherited, secrecy_of(name)))
@@ -140,7 +140,7 @@ def _mask_list(values: Sequence[Any], secrecy: Secrecy) -> Any:
 
 
 def _mask_given(text: str, name: str) -> str:
-    """Replace the secrets in what a word gives to a name, as an override does; without any, it is as it was typed."""
+    """Replace the secrets in the value of a word such as an override; a word without secrets stays the same."""
     secrecy = secrecy_of(name)
     if secrecy is not Secrecy.NONE:
         return text if is_harmless(text, secrecy) else HIDDEN
@@ -158,13 +158,13 @@ def _mask_given(text: str, name: str) -> str:
 
 
 def _mask_line(text: str) -> str:
-    """Replace the secrets in a text; in a command line, the quotes of a shell decide where a word ends."""
+    """Replace the secrets in a text; in a command line, shell quotes determine where a word ends."""
     if not re.search(r"\s", text):
         return mask_text(text)
     masked_text = mask_text(text)
     try:
         words = shlex.split(masked_text)
-    except ValueError:  # where a value in it ends is not known
+    except ValueError:  # the end of a value is unknown
         return HIDDEN if masked_text != text else text
-    masked = mask_words(words, has_headers=False)  # it may be YAML as well
+    masked = mask_words(words, has_headers=False)  # it may also be YAML
     return masked_text if masked == words else shlex.join(masked)

@@ -1,4 +1,4 @@
-"""Job arrays in Slurm's queue. A task is named as Slurm does: `12_3`."""
+"""Job arrays in Slurm's queue. A task is named as in Slurm: `12_3`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def read_states(jobs: Collection[str], *options: str) -> dict[str, str]:
     """Return state and reason of each task of these arrays in the queue: `RUNNING`, `PENDING Priority`.
 
     Raises:
-        CommandError: there is no Slurm, or it does not answer.
+        CommandError: Slurm is not installed or does not answer.
     """
     argv = ["squeue", "--all", "--array", "--noheader", *options, f"--jobs={_join(jobs)}", "--format=%F %K %T %r"]
-    # What a user has set to see less of the queue would make tasks absent that are there.
+    # User settings that restrict the output would make tasks seem missing.
     environ = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
     done = helper_program.run(argv, timeout_s=_LIMIT_S, environ=environ, check=False)
-    if "Invalid job id" in done.stderr:  # a job that Slurm has forgotten
+    if "Invalid job id" in done.stderr:  # Slurm no longer knows the job
         return {}
     if done.status != 0:
         raise CommandError(argv, done.status, done.stderr)
@@ -48,12 +48,12 @@ def read_states(jobs: Collection[str], *options: str) -> dict[str, str]:
 
 
 def list_end_states(jobs: Collection[str]) -> Mapping[str, str]:
-    """Return how each task of these arrays ended: `TIMEOUT`, `FAILED NonZeroExitCode`; not of one that is forgotten.
+    """Return how each task of these arrays ended: `TIMEOUT`, `FAILED NonZeroExitCode`; without tasks unknown to Slurm.
 
-    Slurm's queue remembers it for some minutes, its accounting, where there is one, for long.
+    The queue keeps ended tasks for some minutes, the accounting, if there is one, for long.
 
     Raises:
-        CommandError: there is no Slurm, or it does not answer.
+        CommandError: Slurm is not installed or does not answer.
     """
     remembered = {task: state for task, state in read_states(jobs, "--states=all").items() if _is_end(state)}
     return _list_accounted(jobs) | remembered
@@ -63,7 +63,7 @@ def _list_accounted(jobs: Collection[str]) -> dict[str, str]:
     argv = ["sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State", f"--jobs={_join(jobs)}"]
     try:
         done = helper_program.run(argv, timeout_s=_LIMIT_S, check=False)
-    except CommandError:  # it is not installed, or does not answer: an overview says less
+    except CommandError:  # accounting is not installed or does not answer: the overview has fewer details
         return {}
     known = (line.partition("|") for line in done.stdout.splitlines())
     return {task: state for task, _, state in known if _is_end(state)}
@@ -78,10 +78,10 @@ def _is_end(state: str) -> bool:
 
 
 def read_cluster_states(cluster_name: str, jobs: Collection[str]) -> Mapping[str, str]:
-    """Return the same as `states`, from the Slurm of one cluster.
+    """Return the same as `read_states`, from the Slurm of one cluster.
 
     Raises:
-        CommandError: there is no Slurm, it does not answer, or it is that of another cluster.
+        CommandError: Slurm is not installed, does not answer, or belongs to another cluster.
     """
     if (name := read_cluster()) != cluster_name:
         raise CommandError(list(_ASK_CONFIG), 0, f"this is cluster {name}, and not {cluster_name}")
@@ -92,7 +92,7 @@ def read_cluster() -> str:
     """Return the name of the cluster of this Slurm.
 
     Raises:
-        CommandError: there is no Slurm, or it does not say.
+        CommandError: Slurm is not installed or does not answer.
     """
     text = helper_program.run(_ASK_CONFIG, timeout_s=_LIMIT_S).stdout
     if (match := _CLUSTER.search(text)) is None:

@@ -1,4 +1,4 @@
-"""The start of a program: standard streams that cannot fail it, and signals that end it in order.
+"""The start of a program: standard streams that cannot make it fail, and signals that end it in order.
 
 Only programs call this, in their first lines, never an import.
 """
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 _WARNINGS = "PYTHONWARNINGS"
 _IGNORED_BY_PYTHON = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
-_WITHOUT_READER = frozenset((errno.EPIPE, errno.EIO))  # a pipe or a terminal that was closed at its other end
+_WITHOUT_READER = frozenset((errno.EPIPE, errno.EIO))  # a pipe or terminal whose other end is closed
 
 job_variables: dict[str, str] = {}
-"""Variables of our environment that are meant for the programs that we measure, and that we go without."""
+"""Environment variables meant for the measured programs, which we do not follow ourselves."""
 
 
 def begin() -> None:
-    """Begin a program that its user can end by a signal at any time; end it where there is no working directory."""
+    """Start a program that a signal can end at any time; exit if there is no working directory."""
     open_streams()
     drop_warning_errors()
     cpu_limit.reserve_time()
@@ -44,11 +44,11 @@ def begin() -> None:
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """Run a program whose output is its result: if that cannot be written, its exit status is at least 1."""
+    """Run a program whose output is its result: if that cannot be written, the exit status is at least 1."""
     begin()
     try:
         status = main()
-    except SystemExit as end:  # of argparse
+    except SystemExit as end:  # from argparse
         if not isinstance(end.code, int | None):
             raise
         status = end.code or 0
@@ -56,15 +56,15 @@ def run(main: Callable[[], int]) -> NoReturn:
 
 
 def open_streams() -> None:
-    """Give this process three standard streams, and have output that cannot be written lost without an error.
+    """Open three standard streams, and discard without an error what cannot be written to them.
 
-    A descriptor that the starter had closed would go to the next file that is opened, and what is printed with it.
+    Otherwise a descriptor that the parent closed would be reused for the next opened file, into which output would go.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # which takes the lowest number that is free
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest free number
     if sys.stdin is None:
         sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = open_stream(1, sys.stdout, is_by_line=os.isatty(1))
@@ -72,7 +72,7 @@ def open_streams() -> None:
 
 
 def open_stream(descriptor: int, before: TextIO | None = None, *, is_by_line: bool = False) -> TextIO:
-    """Make a text stream of a descriptor, in the encoding of the one before; it escapes what that has no sign for."""
+    """Open a descriptor as a text stream in the encoding of the previous one; unsupported characters are escaped."""
     return io.TextIOWrapper(
         io.BufferedWriter(_Output(descriptor, "wb", closefd=False)),
         encoding="utf-8" if before is None else before.encoding,
@@ -83,7 +83,7 @@ def open_stream(descriptor: int, before: TextIO | None = None, *, is_by_line: bo
 
 
 def drop_warning_errors() -> None:
-    """Have no warning of a library raised as an error here: PYTHONWARNINGS=error is meant for the user's programs."""
+    """Prevent that library warnings raise errors here: PYTHONWARNINGS=error is meant for the user's programs."""
     if _WARNINGS in os.environ:
         job_variables[_WARNINGS] = os.environ.pop(_WARNINGS)
     if any(action == "error" for action, *_ in warnings.filters):
@@ -93,7 +93,7 @@ def drop_warning_errors() -> None:
 
 
 def check_output(status: int) -> int:
-    """Return an exit status, or 1 instead of 0 if output was lost that somebody could have read."""
+    """Return an exit status, changed from 0 to 1 if output was lost that had a reader."""
     with suppress(ValueError):  # it is closed
         sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
@@ -101,7 +101,7 @@ def check_output(status: int) -> int:
 
 
 def accept_lost_output() -> None:
-    """Have output that was lost so far count as written: what it showed is kept elsewhere."""
+    """Count output lost so far as written, because its content is stored elsewhere."""
     with suppress(ValueError):  # it is closed
         sys.stdout.flush()
     if isinstance(raw := getattr(getattr(sys.stdout, "buffer", None), "raw", None), _Output):
@@ -112,13 +112,13 @@ class _Output(io.FileIO):
     """A standard stream that outlives its reader.
 
     Attributes:
-        is_incomplete: whether output was lost that somebody could have read, as on a full disk.
+        is_incomplete: whether output was lost that had a reader, as on a full disk.
     """
 
     is_incomplete = False
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write, or lose what cannot be written."""
+        """Write a text; discard what cannot be written."""
         while True:
             try:
                 written = super().write(data)
@@ -127,10 +127,10 @@ class _Output(io.FileIO):
                 return memoryview(data).nbytes
             if written is not None:
                 return written
-            select.select([], [self], [])  # another program has made it one that does not block
+            select.select([], [self], [])  # another program has made it non-blocking
 
     def _lose(self, error: OSError) -> None:
-        if error.errno in _WITHOUT_READER:  # what this process starts writes to nobody, too
+        if error.errno in _WITHOUT_READER:  # child processes get the null device too
             nobody = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nobody, self.fileno())
             os.close(nobody)

@@ -1,4 +1,4 @@
-"""Caches that last as long as a study: a worker runs one after another, and each looks at the machine anew."""
+"""Caches that live as long as a study: a worker runs several studies, each of which must read the machine anew."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _clear: list[Callable[[], None]] = []
 
 
 def cache_for_study(function: F) -> F:
-    """Keep what a function returns until the next study begins in this process."""
+    """Cache the results of a function until the next study begins in this process."""
     wrapped = functools.cache(function)
     _clear.append(wrapped.cache_clear)
     return wrapped  # type: ignore[return-value]
 
 
 def clear() -> None:
-    """Forget all that is kept."""
+    """Clear all caches."""
     for clear_one in _clear:
         clear_one()

@@ -7,17 +7,17 @@ from pathlib import Path
 
 DEFAULT = Path("mlruns")
 EXPERIMENT = "collocation"
-"""`tracking.experiment`, unless a study has another."""
+"""Default of `tracking.experiment`."""
 _IGNORE = "# Written by gpu-collocation when it made this folder; remove it to commit what is here.\n*\n"
 
 
 def make(root: Path) -> None:
-    """Make the folder, if it is not there, with a `.gitignore` that keeps it out of a repository around it.
+    """Create the folder, if missing, with a `.gitignore` that excludes it from a surrounding repository.
 
-    A folder that was there may hold what its owner commits, and gets none.
+    An existing folder gets none, as it may hold files that its owner commits.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     root.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -26,5 +26,5 @@ def make(root: Path) -> None:
         if not root.is_dir():
             raise
         return
-    with suppress(OSError):  # a full disk says so to whoever needs room
+    with suppress(OSError):  # a full disk is reported where space is needed
         (root / ".gitignore").write_text(_IGNORE, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A command line of the user's own: what stands after `--`, and an entry of `mix`. Hydra gets it as overrides."""
+"""The user's own command line, after `--` or in an entry of `mix`. Hydra gets it as overrides."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ OF_LAUNCHERS = (
     "plan_file",
     "dry_run",
 )
-"""Keys, with all below them, that a launcher decides for its workers: they say where a study runs, not what it is."""
+"""Keys, including those below, that a launcher sets for its workers: where a study runs, not what it measures."""
 
 OF_THE_STUDY = frozenset({"baseline", "degree", "dry_run", "mix", "neighbours", "repeats", "scenario"})
-"""Keys of ours that programs of others hardly have."""
+"""Our keys, which the programs of users hardly use."""
 
 _SEPARATOR = "--"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:-]+")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-# Options of Python that need no value, those that run what follows, and those that take a value.
+# Python options without a value, options that run what follows, and options with a value.
 _FLAGS = "bBdEhiIOPqsSuvVx"
 _OPTION_OF_PYTHON = re.compile(rf"-(?:[{_FLAGS}]+|[{_FLAGS}]*[cmWX].*)", re.DOTALL)
 _WITH_PROGRAM = re.compile(rf"-[{_FLAGS}]*([cm])(.*)", re.DOTALL)
@@ -43,43 +43,43 @@ _LACKING = {
 }
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _FLAG = re.compile(r"\+*([\w@./]+\.flags\.[^=]+)=")
-# What is said by the command line after `--`, and so cannot be said before it as well.
+# Keys set by the command line after `--`, so they cannot be set before it too.
 _SAID = frozenset({"workload", "workload.script", "workload.args", "mix"})
 
 
 def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide arguments into ours and, from `--` on, the user's own command line."""
+    """Split arguments into ours and the user's own command line, which begins with `--`."""
     words = list(arguments)
     place = words.index(_SEPARATOR) if _SEPARATOR in words else len(words)
     return words[:place], words[place:]
 
 
 def key_of(word: str) -> str:
-    """Return the key that an argument sets; the argument if it is no override."""
+    """Return the key that an argument sets; the argument itself if it is not an override."""
     return word.partition("=")[0].lstrip("+~")
 
 
 def place_of(key: str) -> str:
-    """Return where in the configuration a key puts something: `sizes.S` for `workload@sizes.S`."""
+    """Return the configuration path that a key sets: `sizes.S` for `workload@sizes.S`."""
     return key.lstrip("+~").rpartition("@")[2]
 
 
 def sets(word: str, keys: Collection[str]) -> bool:
-    """Tell whether an argument is an override of one of these keys, or of one below it."""
+    """Return whether an argument overrides one of these keys or a key below one."""
     return "=" in word and any(key_of(word) == key or key_of(word).startswith(f"{key}.") for key in keys)
 
 
 def drop_keys(arguments: Sequence[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
-    """Drop overrides of these keys and of those below them; return our arguments and the user's command line."""
+    """Drop overrides of these keys and of keys below them; return our arguments and the user's command line."""
     options, command_line = divide(arguments)
     return [word for word in options if not sets(word, keys)], command_line
 
 
 def make_overrides(arguments: Sequence[str]) -> list[str]:
-    """Replace a command line of the user's own by overrides.
+    """Replace a user's own command line by overrides.
 
     Raises:
-        ConfigError: there is none after `--`, it is said twice what runs, a flag is given twice, or a word is no UTF-8.
+        ConfigError: nothing follows `--`, the program is given twice, a flag is given twice, or a word is not UTF-8.
     """
     for word in arguments:
         if word != word.encode("utf-8", "replace").decode():
@@ -105,12 +105,12 @@ def make_overrides(arguments: Sequence[str]) -> list[str]:
 
 
 def parse_program(words: Sequence[str], what: str) -> tuple[str, list[str]]:
-    """Return program and arguments of a command line; for `python train.py --epochs 3`, the script and its own.
+    """Return program and arguments of a command line; for `python train.py --epochs 3`, the script and its arguments.
 
-    A command line that begins with an option of Python, as `-m package.train`, is one of the interpreter.
+    A command line that begins with a Python option, such as `-m package.train`, belongs to the interpreter.
 
     Raises:
-        ConfigError: it names no program, or an interpreter by its path. `what` says in words where it stands.
+        ConfigError: it names no program, or an interpreter by path. `what` is its location, as text.
     """
     if not words or not words[0].strip():
         raise ConfigError(f"{what} is empty: give a command line, such as train.py --epochs 3")
@@ -135,7 +135,7 @@ def parse_program(words: Sequence[str], what: str) -> tuple[str, list[str]]:
     if not runs.strip():
         missing, example = _LACKING[option]
         raise ConfigError(f"{what}, {shlex.join(words)}, names no {missing}: give one, such as {program} {example}")
-    # Options of the interpreter are left to it: `python` is that of the job's environment.
+    # Options stay with the interpreter: `python` is that of the job's environment.
     return ("python", args) if args[0].startswith("-") else (args[0], args[1:])
 
 
@@ -152,12 +152,12 @@ def _parse_python(args: Sequence[str]) -> tuple[str, str]:
 
 
 def list_source_files(script: str, args: Iterable[str]) -> list[str]:
-    """Return the Python files that a command line names: the script, or what a launcher such as torchrun starts."""
+    """Return the Python files in a command line: the script, or the one that a launcher such as torchrun starts."""
     return [word.rpartition("=")[2] for word in (script, *args) if word.endswith(".py")]
 
 
 def list_modules(script: str, args: Sequence[str]) -> list[str]:
-    """Return the modules that a command line runs, as `python -m package.train`, `torchrun -m package.train`."""
+    """Return the modules that a command line runs: `python -m package.train`, `torchrun -m package.train`."""
     if script == "python":
         option, program = _parse_python(args)
         return [program] if option == "m" and program else []
@@ -165,7 +165,7 @@ def list_modules(script: str, args: Sequence[str]) -> list[str]:
 
 
 def name_program(script: str, args: Sequence[str]) -> str:
-    """Name a program after its file or module: `train` for `train.py` and `torchrun train.py`."""
+    """Return a program's name, from its file or module: `train` for `train.py` and `torchrun train.py`."""
     files = list_source_files(script, args)
     if not files and script == "python" and (named := list_modules(script, args)):
         return named[0].rpartition(".")[2]
@@ -173,7 +173,7 @@ def name_program(script: str, args: Sequence[str]) -> str:
 
 
 def make_override(key: str, value: object) -> str:
-    """Return an override in Hydra's grammar that gives a key exactly this value; null for `None`."""
+    """Return an override in Hydra's grammar that sets a key to exactly this value; null for `None`."""
     if value is None:
         return f"{key}=null"
     return f"{key}={value if _PLAIN.fullmatch(str(value)) else _quote(str(value))}"
@@ -184,5 +184,5 @@ def _quote(word: str) -> str:
 
 
 def escape_interpolations(text: str) -> str:
-    """Escape interpolations in a text for OmegaConf; backslashes before one count there."""
+    """Escape interpolations in a text for OmegaConf, in which backslashes before them count."""
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)

@@ -1,4 +1,4 @@
-"""Words for the user: counts, durations, aligned tables, one line on stderr."""
+"""Text for users: counts, durations, aligned tables, a progress line on stderr."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def format_list(values: Iterable[object]) -> str:
 
 
 def list_first(names: Sequence[str], most: int) -> str:
-    """List the first of some names: `a, b and 3 more`."""
+    """List the first names: `a, b and 3 more`."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def format_duration(seconds: float) -> str:
-    """Format a length of time for people: `42 s`, `7 min`, `3 h 05 min`."""
+    """Format a duration for users: `42 s`, `7 min`, `3 h 05 min`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -32,7 +32,7 @@ def format_duration(seconds: float) -> str:
 
 
 def align_table(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Align a text table: the columns numbered in `left` to the left, the others to the right."""
+    """Align a text table: the columns in `left` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
         "  ".join(
@@ -50,7 +50,7 @@ def say(text: str) -> None:
 
 
 def escape_to_utf8(text: str) -> str:
-    """Return a text that can be stored: escapes stand for the bytes of a name that are not UTF-8."""
+    """Return a text that can be stored: bytes of a name that are not UTF-8 are escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

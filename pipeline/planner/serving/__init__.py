@@ -1,1 +1,1 @@
-"""Serving plans: the fewest GPUs for given rates and latency objectives, proved, and by MIG-serving's algorithms."""
+"""Serving plans: the fewest GPUs for given rates and latency objectives, by a proved method or MIG-serving's."""

@@ -1,8 +1,8 @@
-"""Promising configurations of one GPU, as MIG-serving proposes them (Tan et al., arXiv 2109.11067).
+"""Promising configurations of one GPU, as proposed by MIG-serving (Tan et al., arXiv 2109.11067).
 
-A configuration is scored by what it gives services, each weighted by how much that one still lacks:
-`sum of lack * min(utility, lack)`. What goes beyond what is lacking counts nothing, else a small service would get a
-whole GPU. Candidates mix at most two services; more where the two would get too much, which is the last mile.
+The score of a configuration is `sum of lack * min(utility, lack)` over its services, where the lack of a service is its
+unmet share of the rate. Throughput beyond the lack does not count, otherwise a small service would get a whole GPU.
+Candidates mix at most two services, or more if two would get too much, as for the last GPUs.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Pairs are made of the services that gain most; all pairs of a thousand services would take too long.
+# Pairs combine only the services with the highest gain; all pairs of a thousand services would take too long.
 _PAIRED = 40
 _PROPOSED = 30
 FREE = ServiceIndex(-1)
-"""In place of a service: nobody."""
+"""Marks a slot without a service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A partition by position, and the service in each of its slots; `FREE` where a slot stays free."""
+    """A partition, by position, and the service in each of its slots; `FREE` for an empty slot."""
 
     partition: int
     services: tuple[ServiceIndex, ...]
@@ -37,7 +37,7 @@ class Candidates:
     """Promising configurations for a problem.
 
     Attributes:
-        utility: `[service, kind]`, the share of its rate that a service gets there; 0 where it has no configuration.
+        utility: `[service, kind]`, the share of its rate that a service gets on a kind; 0 without a configuration.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -59,7 +59,7 @@ class Candidates:
         self._most = problem.limits.services_per_gpu or max(map(len, self.slots), default=1)
 
     def find_best(self, lack: NDArray[np.float64], gpus_left: Sequence[float], count: int = 1) -> list[Configuration]:
-        """Return configurations of the highest scores for `lack` `[service]` on the `gpus_left` `[model]`."""
+        """Return the configurations with the highest scores for `lack` `[service]` on `gpus_left` `[model]`."""
         gain = lack[:, None] * self.utility.clip(max=lack[:, None])
         scored = {
             configuration: self.score(configuration, lack) for configuration in self._propose(gain, lack, gpus_left)
@@ -68,12 +68,12 @@ class Candidates:
         return [configuration for configuration, score in ranked[:count] if score > 0]
 
     def propose_by_price(self, price: NDArray[np.float64], gpus_left: Sequence[float]) -> list[Configuration]:
-        """Return configurations that are worth most where the rate of each service has a price, `[service]`."""
+        """Return the configurations of highest worth, given a price for the rate of each service, `[service]`."""
         worth = price[:, None] * self.utility
         return list(self._propose(worth, None, gpus_left))
 
     def shares_of(self, configuration: Configuration) -> dict[ServiceIndex, float]:
-        """Return the share of its rate that each of its services gets."""
+        """Return the share of its rate that each service gets from a configuration."""
         shares: dict[ServiceIndex, float] = {}
         for kind, service in zip(self.slots[configuration.partition], configuration.services, strict=True):
             if service >= 0:
@@ -81,14 +81,14 @@ class Candidates:
         return shares
 
     def score(self, configuration: Configuration, lack: NDArray[np.float64]) -> float:
-        """Return what a configuration is worth where services lack so much."""
+        """Return the score of a configuration, given the lack of each service."""
         return sum(
             float(lack[service]) * min(share, float(lack[service]))
             for service, share in self.shares_of(configuration).items()
         )
 
     def fill(self, configuration: Configuration) -> FilledGpu:
-        """Return the configuration as a GPU of a solution."""
+        """Convert a configuration to a GPU of a solution."""
         options = self.problem.options
         return FilledGpu(
             self.problem.partitions[configuration.partition],
@@ -99,7 +99,7 @@ class Candidates:
         )
 
     def is_allowed(self, services: frozenset[ServiceIndex]) -> bool:
-        """Return whether these may share a GPU."""
+        """Return whether these services may share a GPU."""
         return len(services) <= self._most and all(
             self._may_share is None or self._may_share[a, b] for a in services for b in services if a < b
         )
@@ -145,7 +145,7 @@ class Candidates:
         return service if gain[service, kind] > 0 else FREE
 
     def _mix(self, gain: NDArray[np.float64], lack: NDArray[np.float64] | None, partition: int) -> Configuration:
-        """Give each slot to the service that gains most from it, the larger slots first."""
+        """Assign each slot to the service that gains most from it, larger slots first."""
         import numpy as np
 
         gains, allowed = gain.copy(), np.ones(len(gain), dtype=bool)
@@ -174,7 +174,7 @@ class Candidates:
 
 
 def _allowed_pairs(problem: Problem) -> NDArray[np.bool_] | None:
-    """Return `[service, service]`: which may share a GPU; `None` if all may."""
+    """Return which services may share a GPU, `[service, service]`; `None` if all may."""
     import numpy as np
 
     if not problem.limits.apart:

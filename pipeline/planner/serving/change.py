@@ -1,7 +1,7 @@
-"""Among plans with a given number of GPUs the one that changes least from today's, and of these the fewest slices.
+"""Find, among plans with a given number of GPUs, the one with fewest changes from today's, then fewest slices.
 
-An instance stays if its service, place and configuration do; what does not stay is removed, and what is new is created.
-Where limits say who may share a GPU, a plan's GPUs are matched with today's, and nothing is proved of the changes.
+An instance stays if its service, position and configuration stay; others are removed or created. If limits restrict who
+may share a GPU, the GPUs of a plan are matched with today's, and the number of changes is not proved.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import FilledGpu, judge
 from pipeline.planner.serving.targets import Target
 
-# Parts of the time that is left: for how much must change, and for placing that.
+# Shares of the remaining time: for counting the changes, and for placing them.
 _COUNTING, _PLACING = 0.4, 0.6
-# For the fewest slices: of what is left, and at most.
+# For the fewest slices: share of the remaining time, and the maximum.
 _SLIMMING, _MOST_SLICING_S = 0.1, 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A deployment, and how much it differs from today's, in instances.
+    """A deployment and its difference from today's, in instances.
 
     Attributes:
-        gpus: those of the deployment, in its order.
-        at_least: of created and removed, any plan with so few GPUs has at least so many; `None` if nothing is proved.
-        has_fewest_slices: whether it is proved that no plan with so few GPUs and changes has fewer slices.
+        gpus: the GPUs of the deployment, in its order.
+        at_least: the fewest instances that any plan with so few GPUs creates or removes; `None` if nothing is proved.
+        has_fewest_slices: whether no plan with so few GPUs and changes has fewer slices, proved.
     """
 
     deployment: Deployment
@@ -45,18 +45,18 @@ class Change:
 
     @property
     def is_least(self) -> bool:
-        """True if it is proved that no plan with so few GPUs changes less."""
+        """True if proved that no plan with so few GPUs changes less."""
         return self.at_least is not None and self.num_created + self.num_removed <= self.at_least
 
 
 def find_least_change(problem: Problem, gpus: Sequence[FilledGpu], today: Deployment, *, time_limit_s: float) -> Change:
-    """Serve everybody on no more GPUs than these, and change as little as can be found within the time limit."""
+    """Serve all services on at most as many GPUs, with the fewest changes found within the time limit."""
     end = time.monotonic() + time_limit_s
     layouts = of_targets.list_layouts(problem)
     current = [of_targets.find_kept_options(problem, gpu) for gpu in today.gpus]
 
     def num_changes(targets: Sequence[Target]) -> int:
-        """Count instances created less those kept: changes differ from that by today's instances."""
+        """Count created minus kept instances, which is the number of changes minus that of today's instances."""
         return sum(len(target.taken) for target in targets) - 2 * of_targets.count_kept(targets, current)
 
     def remaining_s() -> float:

@@ -1,12 +1,11 @@
 """The fewest changes from today's GPUs, by integer programmes.
 
-Three, as the one that says all takes too long for a hundred GPUs. The first leaves places aside: how many instances of
-today's go on, and what is created beside them. No plan changes less. The second finds places for these, and if each
-that goes on can stay where it is, the plan is proved. If not, the third takes everything together.
+A single complete programme takes too long for a hundred GPUs, so there are three. The first ignores positions: how many
+of today's instances continue, and which are created. No plan changes less. The second finds positions for these; if
+every instance that continues can stay in place, the plan is proved. If not, the third solves the complete problem.
 
-Of today's GPUs, those that are alike are taken together: how many go into which layout, and how many keep which of
-their instances. Beside them, how many other GPUs of each partition, and how many new instances of each service and
-kind.
+Equal GPUs of today are grouped: variables count how many get which layout and keep which instances. Further variables
+count the additional GPUs of each partition, and the new instances of each service and kind.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pipeline.planner.serving.targets import CurrentGpu, Layout, Slot, Target
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """GPUs of today that are alike: their positions, and the columns of their layouts and of what they keep."""
+    """Equal GPUs of today: their positions, and the columns of their layouts and of the instances they keep."""
 
     members: list[int]
     today: CurrentGpu
@@ -34,12 +33,12 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """The instances of a plan, wherever they are.
+    """The instances of a plan, regardless of position.
 
     Attributes:
-        kept: how many of today's, by option.
-        created: how many, by (service, kind).
-        changes: instances created less those kept: no plan has less, as far as that is proved.
+        kept: number of today's instances that continue, by option.
+        created: number of new instances, by (service, kind).
+        changes: proved minimum of created minus kept instances; `None` if not proved.
     """
 
     reused: list[tuple[Option, int]]
@@ -50,7 +49,7 @@ class Instances:
 def count_fewest_changes(
     problem: Problem, num_gpus: int, current: Sequence[CurrentGpu], time_limit_s: float
 ) -> Instances | None:
-    """Find the fewest changes if an instance may stay wherever it is; `None` if there was not enough time."""
+    """Find the fewest changes, regardless of positions; `None` if time ran out."""
     running = [option for today in current for option in today.options.values()]
     options = {id(option): option for option in running}
     counts = Counter(map(id, running))
@@ -70,7 +69,7 @@ def count_fewest_changes(
 
 
 class PlacementProgramme:
-    """The programme that places instances on today's GPUs and others, if given of instances chosen before."""
+    """The programme that places instances, if given the `chosen` ones, on today's GPUs and others."""
 
     def __init__(
         self,
@@ -82,7 +81,7 @@ class PlacementProgramme:
     ) -> None:
         self._problem, self._layouts = problem, layouts
         self._programme = Programme(problem, num_gpus)
-        # So little that it only decides between plans of as many changes: a GPU of today's rather than another one.
+        # A tie-break only: between plans with equally many changes, it prefers a GPU of today.
         cost = 0.5 / (num_gpus + 1)
         self._new = [
             self._programme.add_gpu(partition.model, partition.counts, cost) for partition in problem.partitions
@@ -94,13 +93,13 @@ class PlacementProgramme:
                 options = sorted((slot[0], slot[1] or 0, id(option)) for slot, option in today.options.items())
                 alike[today.model, tuple(options)].append(number)
         self._groups = [self._add_group(members, current[members[0]]) for members in alike.values()]
-        # What goes on, but not where it is.
+        # Instances that continue, but at another position.
         self._moved = [] if chosen is None else [self._add_moved(*choice) for choice in chosen.reused]
         for pair, count in {} if chosen is None else chosen.created.items():
             self._programme.add_row({self._created[pair]: 1}, low=count, high=count)
 
     def solve(self, time_limit_s: float) -> tuple[list[Target] | None, bool]:
-        """Find GPUs that serve everybody with the fewest changes, or `None`, and whether that is proved."""
+        """Find GPUs that serve all services with the fewest changes, or `None`, and whether this is proved."""
         counts = self._programme.solve(time_limit_s)
         if counts.columns is None:
             return None, False
@@ -109,14 +108,14 @@ class PlacementProgramme:
         for target in targets:
             for option in target.taken.values():
                 shares[option.service] += self._problem.share(option)
-        # What the solver takes for rounding may be too little for a service.
+        # The solver's tolerance may leave a service just below its rate.
         return (targets, counts.status == "optimal") if all(map(is_enough, shares)) else (None, False)
 
     def find_lightest(
         self, weights: Sequence[float], num_changes: int, time_limit_s: float
     ) -> tuple[list[Target] | None, bool]:
-        """Find GPUs as `solve` does, of the least weight, with so many instances created, less those kept, at most."""
-        cost = self._programme.cost  # of which that of GPUs that are not today's stays: it is less than a slice
+        """Find GPUs as `solve` does, with the least weight and at most `num_changes` created minus kept instances."""
+        cost = self._programme.cost  # keeps the cost of additional GPUs, which is less than a slice
         changes: dict[int, float] = {}
         for (_, kind), column in self._created.items():
             cost[column], changes[column] = weights[kind], 1
@@ -127,7 +126,7 @@ class PlacementProgramme:
         return self.solve(time_limit_s)
 
     def _add_group(self, members: list[int], today: CurrentGpu) -> _Group:
-        """Add GPUs that are alike: each has one layout, and what stays has a slot of its own in it."""
+        """Add equal GPUs: each gets one layout, in which a kept instance has a slot of its own."""
         layouts = {
             number: self._programme.add_gpu(layout.model, layout.counts)
             for number, layout in enumerate(self._layouts)
@@ -141,7 +140,7 @@ class PlacementProgramme:
         return _Group(members, today, layouts, keeps)
 
     def _add_moved(self, option: Option, count: int) -> tuple[Option, int]:
-        """Add instances of today's that go on elsewhere; with those that stay they are as many as are chosen."""
+        """Add today's instances that continue elsewhere; with those in place they must be as many as chosen."""
         column = self._programme.add_instance(option, cost=1)
         stays = [c for group in self._groups for slot, c in group.keeps.items() if group.today.options[slot] is option]
         self._programme.add_row(dict.fromkeys([column, *stays], 1), low=count, high=count)

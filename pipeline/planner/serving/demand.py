@@ -1,4 +1,4 @@
-"""The demand: services with rates and latency objectives, and limits on who shares a GPU; from YAML."""
+"""The demand, read from YAML: services with rates and latency objectives, and limits on who shares a GPU."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LEAST_PER_S = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits that a plan must keep.
+    """The limits that a plan must respect.
 
     Attributes:
-        services_per_gpu: how many different services may share a GPU.
-        gpus: how many GPUs of a model there are, by name; of a model that is not named, as many as are needed.
+        services_per_gpu: maximum number of different services on a GPU.
+        gpus: maximum number of GPUs per model name; other models are unlimited.
         apart: groups of services, no two of which may share a GPU.
     """
 
@@ -31,13 +31,13 @@ class Limits:
 
     @property
     def concern_sharing(self) -> bool:
-        """True if any of them says who may share a GPU."""
+        """True if any limit restricts who may share a GPU."""
         return self.services_per_gpu is not None or bool(self.apart)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Services, each with a rate in requests/s and an objective, and the limits."""
+    """Services, each with a rate in requests/s and an objective, and limits."""
 
     services: tuple[Service, ...]
     limits: Limits = Limits()
@@ -51,11 +51,11 @@ class _File:
 
 
 def read(path: Path) -> Demand:
-    """Read the services of a file.
+    """Read the services from a file.
 
     Raises:
-        ConfigError: it cannot be read, a key is missing, unknown or of another type, a rate or objective is 0, a
-            service is there twice, or a limit names a service that is not there.
+        ConfigError: the file is not readable; a key is missing, unknown or of another type; a rate or objective is 0; a
+            service is repeated; or a limit names an unknown service.
     """
     raw = input_files.read_mapping(path, "services")
     shared = raw.get("latency_share")
@@ -70,7 +70,7 @@ def read(path: Path) -> Demand:
 
 
 def check(services: tuple[Service, ...], where: str) -> None:
-    """Refuse services that cannot be planned for; ConfigError names which and why."""
+    """Check whether services can be planned for; otherwise raise `ConfigError` with their names and the reasons."""
     if not services:
         raise ConfigError(f"{where}: services is empty: there is nothing to plan")
     for number, service in enumerate(services):

@@ -1,6 +1,6 @@
-"""The fewest GPUs, by an integer programme: how many of each partition, how many instances of each service and kind.
+"""The fewest GPUs, by an integer programme that counts GPUs per partition, and instances per service and kind.
 
-These counts say all there is to say, unless limits say who may share a GPU (`sharing_limits`). HiGHS proves the bound.
+These counts are sufficient unless limits restrict who may share a GPU (`sharing_limits`). HiGHS proves the bound.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pipeline.planner.serving.integer_programme import Counts, Programme
 from pipeline.planner.serving.problem import KindIndex, Option, Problem, ServiceIndex
 from pipeline.planner.serving.solution import FilledGpu, Solution, Status, ceil, judge, prune, raise_short
 
-# Part of the time limit for the whole programme; the rest is for a solution near that of the linear one.
+# Share of the time limit for the whole programme; the rest is for a solution near that of the relaxed one.
 _PROVING = 0.5
-# What the solver takes for a whole number.
+# Tolerance within which the solver accepts a number as whole.
 _WHOLE = 1e-6
 
 
 def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
-    """Find the fewest GPUs that serve everybody, as far as that can be proved within the time limit.
+    """Find the fewest GPUs that serve all services, proved if possible within the time limit.
 
-    Limits on who may share a GPU are left aside: `bound` holds with them too, but the GPUs may break them.
+    Limits on who may share a GPU are ignored: `bound` holds with them too, but the solution may violate them.
     """
     begin = time.monotonic()
     if problem.unmet:
@@ -46,10 +46,10 @@ def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
 def minimise_slices(
     problem: Problem, most_gpus: int, weights: Sequence[float], *, time_limit_s: float
 ) -> tuple[list[FilledGpu], bool]:
-    """Serve everybody on at most so many GPUs by instances of the least weight; limits on sharing are left aside.
+    """Serve all services on at most as many GPUs by instances of least weight; sharing limits are ignored.
 
     Returns:
-        The GPUs, none if none were found in time, and whether no plan weighs less.
+        The GPUs, empty if none were found in time, and whether the least weight is proved.
     """
     end = time.monotonic() + time_limit_s
     programme = _build(problem, gpu_cost=0, weights=weights)
@@ -59,7 +59,7 @@ def minimise_slices(
 
 
 def find_unservable(problem: Problem, *, time_limit_s: float = 60.0) -> tuple[ServiceIndex, ...]:
-    """Return the fewest services without which the others can be served; none if that was not found out."""
+    """Return the fewest services without which the others can be served; empty if not found."""
     programme = _build(problem, gpu_cost=0)
     columns = [programme.add_column(1, most=1) for _ in problem.services]
     for row, column in zip(programme.rates, columns, strict=True):
@@ -78,7 +78,7 @@ def _build(problem: Problem, gpu_cost: float = 1, weights: Sequence[float] | Non
 
 
 def _serve(problem: Problem, programme: Programme, counts: Counts, end: float) -> list[FilledGpu]:
-    """Fill the GPUs of a solution; solve again if it is short of a rate by what the solver takes for rounding."""
+    """Fill the GPUs of a solution; solve again if the solver's tolerance left a service below its rate."""
     rates = [1.0] * len(problem.services)
     while counts.columns is not None:
         gpus = _fill(problem, counts.columns)
@@ -103,9 +103,9 @@ def _fill(problem: Problem, columns: Sequence[int]) -> list[FilledGpu]:
 
 
 def _solve_near_relaxation(problem: Problem, programme: Programme, time_limit_s: float) -> Counts:
-    """Solve within one of the linear programme's instances, which is much easier where there are many services.
+    """Solve within one instance of the relaxed solution, which is much easier for many services.
 
-    Of a thousand services, the linear programme leaves about one instance each in parts: only these are decided. The
+    For a thousand services, the linear programme leaves about one fractional instance each; only these are decided. The
     bound is that of the linear programme, which holds for all solutions.
     """
     import numpy as np

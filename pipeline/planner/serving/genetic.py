@@ -1,7 +1,7 @@
-"""The genetic algorithm of MIG-serving: a chromosome is a set of GPUs, a gene the configuration of one.
+"""The genetic algorithm of MIG-serving: a chromosome is a set of GPUs, a gene is the configuration of one GPU.
 
-Mutation swaps services between slots of one kind on two GPUs: no throughput changes, but who is erased with whom does.
-Crossover erases some GPUs and completes the others anew. The best are kept.
+Mutation swaps services between equal slots of two GPUs: throughputs stay the same, but the services erased together
+change. Crossover erases some GPUs and completes the rest anew. The best are kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def search(
     rounds: float = math.inf,
     cost: Cost = len,
 ) -> list[Configuration]:
-    """Return the best GPUs that were found, no worse than those to begin with; arguments as of `tree.search`."""
+    """Return the best GPUs found, never worse than the first ones; arguments as in `tree.search`."""
     end = time.monotonic() + time_limit_s
     chance = random.Random(seed)  # noqa: S311
     completions = Completions(candidates, chance)
@@ -42,7 +42,7 @@ def search(
         if cost(mutated) < cost(parent):
             population = _keep_best([mutated, *population], cost)
         child = _erase(mutated, chance)
-        # Half of them are completed greedily: at the last mile that is better than chance.
+        # Half of them are completed greedily, which is better than chance for the last GPUs.
         completed = (
             completions.complete(child) if chance.random() < 0.5 else greedy.complete(candidates, child, chance, 2)
         )
@@ -52,7 +52,7 @@ def search(
 
 
 def _keep_best(deployments: Sequence[list[Configuration]], cost: Cost) -> list[list[Configuration]]:
-    """Keep the best; of equal ones the newest, which come first, so that the population drifts."""
+    """Keep the best ones; ties go to the newest, which come first, so that the population drifts."""
     return sorted(deployments, key=cost)[:_POPULATION]
 
 
@@ -69,7 +69,7 @@ def _mutate(candidates: Candidates, parent: Sequence[Configuration], chance: ran
 def _swap(
     candidates: Candidates, one: Configuration, other: Configuration, chance: random.Random
 ) -> tuple[Configuration, Configuration] | None:
-    """Exchange the services of two slots of one kind; `None` if there are none, or they may not."""
+    """Exchange the services of two slots of one kind; `None` if there are none or sharing limits forbid it."""
     kinds = [candidates.slots[configuration.partition] for configuration in (one, other)]
     pairs = [(i, j) for i, kind in enumerate(kinds[0]) for j, same in enumerate(kinds[1]) if kind == same]
     if not pairs:

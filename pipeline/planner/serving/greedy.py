@@ -1,4 +1,4 @@
-"""The greedy algorithm of MIG-serving: GPU after GPU, the configuration of the highest score."""
+"""The greedy algorithm of MIG-serving: add the configuration with the highest score, one GPU at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def lack_of(candidates: Candidates, gpus: Sequence[Configuration]) -> NDArray[np.float64]:
-    """Return `[service]`: the share of its rate that each lacks beside these GPUs; 0 if they suffice."""
+    """Return the lack `[service]`: the share of its rate that each is missing on these GPUs; 0 if they suffice."""
     import numpy as np
 
     lack = np.ones(len(candidates.problem.services))
@@ -25,7 +25,7 @@ def lack_of(candidates: Candidates, gpus: Sequence[Configuration]) -> NDArray[np
 
 
 def take(candidates: Candidates, configuration: Configuration, lack: NDArray[np.float64]) -> None:
-    """Subtract what a configuration gives from what services lack, in place."""
+    """Subtract what a configuration serves from the lack, in place."""
     for service, share in candidates.shares_of(configuration).items():
         lack[service] -= share
         if is_enough(1 - lack[service]):
@@ -33,7 +33,7 @@ def take(candidates: Candidates, configuration: Configuration, lack: NDArray[np.
 
 
 def count_gpus_left(candidates: Candidates, gpus: Sequence[Configuration]) -> list[float]:
-    """Return `[model]`: how many GPUs there are beside those in use; infinite without a limit."""
+    """Return the number of unused GPUs `[model]`; infinite without a limit."""
     models, partitions = candidates.problem.models, candidates.problem.partitions
     used = [0] * len(models)
     for configuration in gpus:
@@ -46,10 +46,10 @@ def count_gpus_left(candidates: Candidates, gpus: Sequence[Configuration]) -> li
 def complete(
     candidates: Candidates, gpus: Sequence[Configuration], chance: random.Random | None = None, among: int = 1
 ) -> list[Configuration] | None:
-    """Add GPUs until nobody lacks anything: the best at each step, or by chance one of the best.
+    """Add GPUs until no service lacks anything: the best at each step, or a random one of the best.
 
     Returns:
-        All GPUs; `None` if the limits on their number do not allow them.
+        All GPUs; `None` if the limits on their number prevent it.
     """
     chosen_gpus = list(gpus)
     lack, num_left = lack_of(candidates, chosen_gpus), count_gpus_left(candidates, chosen_gpus)

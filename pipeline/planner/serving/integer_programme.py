@@ -1,6 +1,6 @@
-"""Integer programmes over GPUs, which offer slots, and instances, which take slots and serve; solved by HiGHS.
+"""Integer programmes over GPUs, which offer slots, and instances, which occupy slots and serve; solved by HiGHS.
 
-GPUs of a model are alike and instances do not influence each other, so a column counts how many there are of one sort.
+GPUs of a model are alike and instances do not influence each other, so each column counts those of one sort.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from pipeline.planner.serving.problem import Option, Problem
 from pipeline.planner.serving.solution import Status, ceil
 
-# Of `scipy.optimize.milp`.
+# Status codes of `scipy.optimize.milp`.
 _OPTIMAL, _INFEASIBLE = 0, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A solution: a whole number for each column, or `None`, and the least that the cost can be."""
+    """A solution: a whole number per column, or `None`, and a lower bound of the cost."""
 
     columns: list[int] | None
     bound: int | None
@@ -29,12 +29,12 @@ class Counts:
 
 
 class Programme:
-    """The integer programme that serves every service at the least cost, with no more GPUs than allowed.
+    """The integer programme that serves all services at least cost, within the limits on GPUs.
 
     Attributes:
         cost: of each column.
         rates: for each service, the share of its rate that each column serves.
-        most_gpus: limit on the number of all GPUs.
+        most_gpus: limit on the total number of GPUs.
     """
 
     def __init__(self, problem: Problem, most_gpus: float = math.inf) -> None:
@@ -55,7 +55,7 @@ class Programme:
         return len(self.cost) - 1
 
     def add_gpu(self, model: int, slots: Mapping[Any, int], cost: float = 0) -> int:
-        """Add GPUs of a model that offer slots, so many of each kind."""
+        """Add GPUs of a model that offer the given number of slots of each kind."""
         column = self.add_column(cost)
         self._gpus[model][column] = 1
         for kind, count in slots.items():
@@ -63,22 +63,22 @@ class Programme:
         return column
 
     def add_instance(self, option: Option, cost: float = 0, most: float = math.inf, slot: Hashable = None) -> int:
-        """Add instances of a configuration, which take slots of its kind, or of another if given."""
+        """Add instances of a configuration, which occupy slots of its kind, or of another given kind."""
         column = self.add_column(cost, most)
         self.rates[option.service][column] = self._share(option)
         self._slots[option.kind if slot is None else slot][column] = 1
         return column
 
     def add_row(self, row: Mapping[int, float], low: float = -math.inf, high: float = math.inf) -> None:
-        """Keep a weighted sum of columns between two limits."""
+        """Constrain a weighted sum of columns to between two limits."""
         self._rows.append((row, low, high))
 
     def build_constraints(self, rates: Sequence[float] | None = None) -> tuple[Any, Any, Any]:
-        """Return a sparse matrix `[row, column]` and the limits of its rows, of which the first are the services.
+        """Return a sparse matrix `[row, column]` and the limits of its rows; the first rows are the services.
 
         Args:
-            rates: the share of its rate that each service needs; all of it if not given. A column counts no more than
-                that, which makes the bound a better one.
+            rates: the share of its rate that each service needs, by default all. A column counts at most that much,
+                which tightens the bound.
         """
         import numpy as np
         from scipy.sparse import csr_array
@@ -88,7 +88,7 @@ class Programme:
             ({column: min(share, least) for column, share in row.items()}, least, math.inf)
             for row, least in zip(self.rates, needed, strict=True)
         ]
-        # In the order of the instances: HiGHS takes a third longer with large programmes in that of the GPUs.
+        # Ordered by instance: in the order of GPUs, HiGHS takes a third longer for large programmes.
         rows += [(row, -math.inf, 0) for row in sorted(self._slots.values(), key=max)]
         limited = zip(self._gpus, self._limits, strict=True)
         rows += [(row, -math.inf, limit) for row, limit in limited if limit is not None]
@@ -102,7 +102,7 @@ class Programme:
         return matrix, np.array([low for _, low, _ in rows]), np.array([high for _, _, high in rows])
 
     def solve(self, time_limit_s: float, rates: Sequence[float] | None = None, bounds: Any = None) -> Counts:
-        """Find whole numbers of the least cost; the bound is for costs that are whole numbers too."""
+        """Find whole numbers of least cost; the bound assumes that costs are whole numbers too."""
         import numpy as np
 
         optimum = self.optimise(time_limit_s, rates, bounds, integrality=np.ones(len(self.cost)))
@@ -116,7 +116,7 @@ class Programme:
     def optimise(
         self, time_limit_s: float, rates: Sequence[float] | None = None, bounds: Any = None, integrality: Any = None
     ) -> Any:
-        """Return what `scipy.optimize.milp` does; the linear programme without `integrality`."""
+        """Run `scipy.optimize.milp`; without `integrality` it solves the linear programme."""
         from scipy import optimize
 
         return optimize.milp(

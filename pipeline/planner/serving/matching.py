@@ -1,4 +1,4 @@
-"""The GPUs of a solution matched with today's, so that most of what is there stays. Quick, and not proved."""
+"""Matching of a solution's GPUs with today's, so that most instances stay. Fast, without a proof."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.planner.serving.targets import CurrentGpu, Layout, Target, count_k
 
 
 def match_gpus(gpus: Sequence[FilledGpu], current: Sequence[CurrentGpu], layouts: Sequence[Layout]) -> list[Target]:
-    """Match each GPU with the one of today's, and the layout, where most stays; today's first, in their order."""
+    """Match each GPU with the current GPU, and layout, that keep most; today's GPUs come first, in their order."""
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 

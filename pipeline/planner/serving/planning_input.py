@@ -1,4 +1,4 @@
-"""The command line of commands that plan services: demand, profiles, GPU models and margin."""
+"""The command line of planners of services: demand, profiles, GPU models and margin."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pipeline.planner.serving import demand, problem
 from pipeline.planner.serving.problem import INTERVAL, NONE, Model, Problem
 from pipeline.prepare.mig import profiles
 
-# A plan for a thousand services is to be there within a minute, and reading and writing take some of it.
+# A plan for a thousand services should take at most a minute, including reading and writing.
 TIME_LIMIT_S = 40.0
 
 
 def add_arguments(parser: argparse.ArgumentParser, time_limit_s: float = TIME_LIMIT_S) -> None:
-    """Add demand, profile, GPUs, margin, seed and time limit."""
+    """Add the options for demand, profile, GPUs, margin, seed and time limit."""
     parser.add_argument("services", type=Path, help="what is to be served, in YAML")
     parser.add_argument(
         "--profile", type=Path, action="append", required=True, metavar="FILE", help="may be given again, a file a GPU"
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser, time_limit_s: float = TIME_LI
 
 
 def read(arguments: argparse.Namespace) -> tuple[Problem, Profile]:
-    """Return the problem of a command line, and its profile; ConfigError if it cannot be used."""
+    """Return the problem of a command line, and its profile; raise `ConfigError` if it is invalid."""
     margin = check_margin(arguments.margin)
     if not 0 < arguments.time_limit_s < math.inf:
         raise ConfigError(f"--time-limit-s {arguments.time_limit_s:g}: must be above 0 and finite")
@@ -57,7 +57,7 @@ def read(arguments: argparse.Namespace) -> tuple[Problem, Profile]:
 
 
 def check_margin(margin: str) -> str:
-    """Return a margin that `problem.build` understands; ConfigError for another."""
+    """Return a margin that `problem.build` supports; raise `ConfigError` for others."""
     if margin in (INTERVAL, NONE):
         return margin
     try:

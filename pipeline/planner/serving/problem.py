@@ -1,8 +1,8 @@
-"""A demand and a profile as an integer problem: which GPUs, how they can be divided, and what each service gets where.
+"""A demand and a profile as an integer problem: GPUs, their partitions, and the rates of services on instances.
 
-A *kind* is what a service can be put on: an instance profile of a GPU model, or an undivided GPU of it. Of the
-configurations of a service on a kind (processes, batch size, share) only the one with the highest throughput counts
-among those whose latency is below the objective, as instances do not influence each other.
+A *kind* is where a service can run: an instance profile of a GPU model, or an undivided GPU of that model. Among the
+configurations of a service on a kind (processes, batch size, share) that meet the latency objective, only the one with
+the highest throughput counts, as instances do not influence each other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KindIndex = NewType("KindIndex", int)
 Pair = tuple[ServiceIndex, KindIndex]
 """A service on a kind."""
 WHOLE = ""
-"""In place of an instance profile: the undivided GPU."""
+"""Used as the instance profile of an undivided GPU."""
 INTERVAL = "interval"
 NONE = "none"
 
@@ -40,9 +40,9 @@ class Model:
     """A GPU model to plan with.
 
     Attributes:
-        name: as in profiles.
-        mig: how it can be divided; `None` if it cannot.
-        limit: how many there are; `None` for as many as are needed.
+        name: as in profile tables.
+        mig: its MIG table; `None` without MIG.
+        limit: maximum number; `None` without limit.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """An instance profile or undivided GPU of a model, given by its position among the models.
+    """An instance profile or undivided GPU of a model, which is given by position.
 
     Attributes:
         mig_profile: of the instance; `None` for the undivided GPU.
         slices: compute and memory slices.
-        memory_mib: what those on it may use together; infinite where it is not known.
+        memory_mib: total for all processes on it; infinite if unknown.
     """
 
     model: int
@@ -72,7 +72,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """A way to divide a GPU to which no instance can be added: how often each kind, by its position among the kinds."""
+    """A maximal partition of a GPU: the number of instances of each kind, by the kind's position."""
 
     model: int
     counts: Mapping[KindIndex, int]
@@ -88,8 +88,8 @@ class Option:
     """A configuration of a service on a kind.
 
     Attributes:
-        throughput_per_s: what is planned with: that of the row, less the margin.
-        latency_ms: what was held against the objective.
+        throughput_per_s: the throughput used for planning: that of the row minus the margin.
+        latency_ms: the latency compared with the objective.
     """
 
     service: ServiceIndex
@@ -101,10 +101,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmet:
-    """A service that nothing serves, and what its best configuration would meet.
+    """A service that no configuration serves, and what its best configuration would achieve.
 
     Attributes:
-        row: of the lowest latency that was measured where the memory suffices; `None` if it suffices nowhere.
+        row: with the lowest measured latency among those with enough memory; `None` if there are none.
     """
 
     service: Service
@@ -116,7 +116,7 @@ class Unmet:
 
     @property
     def objective_above_ms(self) -> float | None:
-        """The lowest latency objective that its best configuration misses: any above this would be met."""
+        """The latency above which its best configuration would meet any objective."""
         return None if self.latency_ms is None else self.latency_ms / self.service.latency_share
 
 
@@ -125,9 +125,9 @@ class Problem:
     """The problem of serving a demand.
 
     Attributes:
-        options: for each service, the best configuration on each kind where it has one.
-        admitted: for each service, every configuration that may be used.
-        unmet: services without any; if there are some, no plan exists.
+        options: for each service, the best configuration on each possible kind.
+        admitted: for each service, every allowed configuration.
+        unmet: services without a configuration; if there are any, no plan exists.
     """
 
     services: tuple[Service, ...]
@@ -141,15 +141,15 @@ class Problem:
 
     @property
     def pairs(self) -> list[Pair]:
-        """Each service on each kind where it has a configuration."""
+        """Each service with each kind on which it has a configuration."""
         return [(ServiceIndex(number), kind) for number, options in enumerate(self.options) for kind in options]
 
     def kinds_of(self, model: int) -> dict[str, KindIndex]:
-        """Return the kinds of a model by their profiles."""
+        """Map the profiles of a model to its kinds."""
         return {kind.profile: KindIndex(number) for number, kind in enumerate(self.kinds) if kind.model == model}
 
     def starts(self, partition: Partition) -> list[int | None]:
-        """Return the first memory slice of each slot on an empty GPU; `None` on an undivided one."""
+        """Return the placement id of each slot on an empty GPU; `None` on an undivided one."""
         model, profiles = self.models[partition.model], [self.kinds[kind].mig_profile for kind in partition.slots]
         known = [profile for profile in profiles if profile is not None]
         if model.mig is None or not known:
@@ -157,11 +157,11 @@ class Problem:
         return [placed.start for placed in layouts.plan_layout(model.mig, known).instances]
 
     def share(self, option: Option) -> float:
-        """Return what MIG-serving calls utility: throughput over the rate of the service."""
+        """Return throughput over the rate of the service, called utility by MIG-serving."""
         return option.throughput_per_s / self.services[option.service].rate_per_s
 
     def with_partitions(self, chosen: Sequence[Partition]) -> Problem:
-        """Return the same problem with some of its partitions alone."""
+        """Return the same problem restricted to some of its partitions."""
         kinds = {kind for partition in chosen for kind in partition.counts}
         return replace(
             self,
@@ -177,14 +177,14 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
 
     Args:
         demand: services and limits.
-        profile: rows of the models that are given, and of no other.
-        models: that may be used, each once.
-        margin: `none` plans with the measured throughput, `interval` with the low end of its interval, a share between
-            0 and 1 with so much less.
+        profile: rows of the given models only.
+        models: the available models, each once.
+        margin: `none` plans with the measured throughput, `interval` with the lower end of its interval, a number from
+            0 to 1 with that share less.
 
     Raises:
-        ConfigError: the profile has a row of another model or of an instance that the model does not have, a service
-            has no row, or a GPU cannot be divided and only instances were profiled.
+        ConfigError: the profile has a row of another model or of an unknown instance, a service has no row, or a GPU
+            without MIG has only rows of instances.
     """
     rows = _rows_by_workload(profile, models)
     names = {service.name for service in demand.services}
@@ -228,7 +228,7 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
 
 
 def governing_latency_ms(row: Row) -> float | None:
-    """Return the 99th percentile where it was measured, else the mean."""
+    """Return the 99th percentile if measured, else the mean."""
     return row.latency_mean_ms if row.latency_p99_ms is None else row.latency_p99_ms
 
 
@@ -257,7 +257,7 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
 
 
 def _kinds(rows: Sequence[Row], profile: Profile, models: Sequence[Model]) -> tuple[Kind, ...]:
-    """Return those that have rows, the larger instances last; a GPU that cannot be divided is one as a whole."""
+    """Return the kinds with rows, larger instances last; a GPU without MIG is one kind."""
     sizes = [None if model.mig is None else (model.mig.compute_slices, model.mig.memory_slices) for model in models]
     largest = max(filter(None, sizes), default=(1, 1))
     kinds = []
@@ -319,7 +319,7 @@ def _admit(number: int, service: Service, rows: Sequence[tuple[KindIndex, Row]],
 
 
 def _check_figures(service: Service, rows: Sequence[tuple[KindIndex, Row]], margin: str) -> None:
-    """Refuse a service whose rows lack what a plan rests on."""
+    """Raise an error for a service whose rows lack figures that planning needs."""
     if all(governing_latency_ms(row) is None for _, row in rows):
         raise ConfigError(f"service {service.name}: none of its rows has a latency to hold against its objective")
     if not any(apply_margin(row, margin) for _, row in rows):
@@ -330,7 +330,7 @@ def _check_figures(service: Service, rows: Sequence[tuple[KindIndex, Row]], marg
 
 
 def apply_margin(row: Row, margin: str) -> float | None:
-    """Return the throughput to plan with, under a margin; `None` if the row does not say."""
+    """Return the throughput minus the margin; `None` if the row lacks the figures for it."""
     if margin == INTERVAL:
         return row.throughput_low_per_s
     return row.throughput_per_s if margin == NONE else row.throughput_per_s * (1 - float(margin))

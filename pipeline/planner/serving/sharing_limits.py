@@ -1,7 +1,7 @@
-"""The fewest GPUs where limits say who may share one: an integer programme over configurations of whole GPUs.
+"""The fewest GPUs under limits on who may share one: an integer programme over configurations of whole GPUs.
 
-Few services have few configurations, and all of them make the plan a proved one. Of many services only those count that
-a linear programme asks for, one after another; its plan is held against the bound of the problem without such limits.
+For few services, all configurations are enumerated and the plan is proved. For many, a linear programme generates the
+configurations it needs, and the plan is compared with the bound of the problem without such limits.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pipeline.planner.serving.problem import Option, Pair, Problem, ServiceIndex
 from pipeline.planner.serving.solution import FilledGpu, Solution, judge, prune, raise_short
 
 _MOST_CONFIGURATIONS = 20_000
-"""As many are solved at once."""
-# Part of the time limit for generating configurations; the rest is for choosing among them.
+"""Maximum number of configurations in one programme."""
+# Share of the time limit for generating configurations; the rest is for choosing among them.
 _GENERATING = 0.5
 _NO_WORTH = 1e-6
 
 
 def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
-    """Find the fewest GPUs that serve everybody within all limits, as far as that is proved within the time limit."""
+    """Find the fewest GPUs that serve all services within all limits, proved if possible within the time limit."""
     begin = time.monotonic()
     free = exact.solve(problem, time_limit_s=time_limit_s / 2)
     if not free.gpus:
@@ -52,17 +52,17 @@ def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
 def minimise_slices(
     problem: Problem, gpus: Sequence[FilledGpu], weights: Sequence[float], *, time_limit_s: float
 ) -> tuple[list[FilledGpu], bool]:
-    """Serve everybody within all limits on no more GPUs than these by instances of the least weight.
+    """Serve all services within all limits on at most as many GPUs, by instances of least weight.
 
     Returns:
-        The GPUs, none if none were found in time, and whether no plan weighs less.
+        The GPUs, empty if none were found in time, and whether the least weight is proved.
     """
     end = time.monotonic() + time_limit_s
     candidates = Candidates(problem)
     configurations = list(islice(_enumerate(candidates), _MOST_CONFIGURATIONS + 1))
     is_complete = len(configurations) <= _MOST_CONFIGURATIONS
     if not is_complete:
-        groups = dict.fromkeys(gpu.services for gpu in gpus)  # too many: only mixes of the plan
+        groups = dict.fromkeys(gpu.services for gpu in gpus)  # too many: use only the mixes of the plan
         mixes = chain.from_iterable(_enumerate_mixes(candidates, sorted(group)) for group in groups)
         configurations = list(islice(mixes, _MOST_CONFIGURATIONS))
     programme = Programme(problem, most_gpus=len(gpus))
@@ -91,7 +91,7 @@ def _repeat(configurations: Sequence[Configuration], counts: Sequence[int]) -> I
 
 
 def _drop_unneeded(gpu: FilledGpu, num_left: dict[Pair, int]) -> FilledGpu:
-    """Keep the instances of a GPU that are still needed, and count these as no longer needed."""
+    """Keep the instances of a GPU that are still needed, and reduce the needs by them."""
     options: list[Option | None] = []
     for option in gpu.options:
         is_needed = option is not None and num_left[option.service, option.kind] > 0
@@ -102,7 +102,7 @@ def _drop_unneeded(gpu: FilledGpu, num_left: dict[Pair, int]) -> FilledGpu:
 
 
 def _enumerate(candidates: Candidates) -> Iterator[Configuration]:
-    """Yield each configuration that is allowed; a slot is free only if nobody of its GPU can use it."""
+    """Yield each allowed configuration; a slot is free only if none of the GPU's services can use it."""
     services = [ServiceIndex(number) for number in range(len(candidates.problem.services))]
     most = max(map(len, candidates.slots), default=0)
     for size in range(1, most + 1):
@@ -126,7 +126,7 @@ def _enumerate_mixes(candidates: Candidates, group: Collection[ServiceIndex]) ->
 
 
 def _generate(candidates: Candidates, end: float) -> list[Configuration]:
-    """Add configurations that lower the cost of the linear programme until none does or time is up."""
+    """Add configurations that lower the cost of the linear programme until none does or time runs out."""
     import numpy as np
 
     num_left = greedy.count_gpus_left(candidates, [])
@@ -156,7 +156,7 @@ def _generate(candidates: Candidates, end: float) -> list[Configuration]:
 
 
 def _price_services(candidates: Candidates, configurations: Sequence[Configuration]) -> Any:
-    """Return `[service]`: how many GPUs its rate costs in the linear programme; `None` if that has no solution."""
+    """Return how many GPUs the rate of each service costs in the linear programme; `None` without a solution."""
     import numpy as np
     from scipy.optimize import linprog
 

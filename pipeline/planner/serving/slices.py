@@ -1,7 +1,7 @@
-"""Among plans with equally many GPUs the one whose instances have the fewest slices: what is left over stays free.
+"""Among plans with equally many GPUs, the one with the fewest slices: the unused rest stays free.
 
-Compute slices count, and among plans with equally many of them memory slices. An undivided GPU has all slices of its
-model; one that MIG cannot divide counts as the model with the most.
+Compute slices are compared first, then memory slices. An undivided GPU counts all slices of its model; a GPU without
+MIG counts as the model with the most slices.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pipeline.planner.serving.solution import FilledGpu, Solution, judge
 
 
 def count_slices(problem: Problem, gpus: Sequence[FilledGpu]) -> tuple[int, int]:
-    """Return the compute slices and the memory slices of all instances."""
+    """Return the total compute and memory slices of all instances."""
     used = [problem.kinds[option.kind].slices for gpu in gpus for option in gpu.options if option is not None]
     return sum(compute for compute, _ in used), sum(memory for _, memory in used)
 
 
 def weigh_kinds(problem: Problem, num_gpus: int) -> list[float]:
-    """Return weights of the kinds, whose sums compare as compute slices, then memory slices, of so many GPUs."""
+    """Return weights of kinds: their sums over this many GPUs rank by compute slices, then by memory slices."""
     heaviest = 1 + num_gpus * max(kind.slices[1] for kind in problem.kinds)
     return [float(heaviest * compute + memory) for compute, memory in (kind.slices for kind in problem.kinds)]
 
 
 def minimise_slices(problem: Problem, solution: Solution, *, time_limit_s: float) -> Solution:
-    """Return the solution with the fewest slices that is found in time, on no more GPUs; its bound stays."""
+    """Return the solution with the fewest slices found in time, on no more GPUs; its bound does not change."""
     if not solution.gpus:
         return solution
     begin = time.monotonic()

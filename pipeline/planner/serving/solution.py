@@ -1,4 +1,4 @@
-"""The solution of a planner: GPUs with configurations in their slots, and what is proved of their number."""
+"""The solution of a planner: GPUs with configurations in their slots, and what is proved about their number."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Literal
 from pipeline.planner.serving.problem import Option, Partition, Problem, ServiceIndex
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
-# Relative; sums of throughputs that should be equal to a rate differ by rounding.
+# Relative tolerance: sums of throughputs that should equal a rate differ by rounding.
 _ROUNDING = 1e-9
-# Added to the rate of a service that got less than it by what the solver takes for rounding, 1e-6 of it.
+# Added to the rate of a service left short by the solver's tolerance, which is 1e-6 of the rate.
 _MORE = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class FilledGpu:
-    """A GPU: a partition, and who is in each of its slots; `None` for a slot that stays free."""
+    """A GPU: its partition, and the option in each slot; `None` for an empty slot."""
 
     partition: Partition
     options: tuple[Option | None, ...]
@@ -30,14 +30,14 @@ class FilledGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """GPUs that serve everybody.
+    """GPUs that serve all services.
 
     Attributes:
-        gpus: empty where there is no plan.
-        bound: no plan has fewer GPUs; `None` where nothing is known.
-        status: `unknown` if neither a plan was found within the time limit nor that there is none.
-        seconds: that it took; of the monotonic clock.
-        has_fewest_slices: whether it is proved that no plan on so few GPUs has fewer slices.
+        gpus: empty if there is no plan.
+        bound: no plan has fewer GPUs; `None` if unknown.
+        status: `unknown` if neither a plan nor a proof that none exists was found in time.
+        seconds: the time it took.
+        has_fewest_slices: whether no plan on so few GPUs has fewer slices, proved.
     """
 
     gpus: tuple[FilledGpu, ...]
@@ -52,20 +52,20 @@ class Solution:
 
     @property
     def gap(self) -> float | None:
-        """The distance of the plan from the bound, as a share of its GPUs."""
+        """The distance of the plan from the bound, relative to its number of GPUs."""
         if self.bound is None or not self.gpus:
             return None
         return (len(self.gpus) - self.bound) / len(self.gpus)
 
 
 def judge(gpus: Sequence[FilledGpu], bound: int | None, seconds: float = 0.0) -> Solution:
-    """Return a plan as a solution: optimal if its GPUs are as few as the bound."""
+    """Return a plan as a solution: optimal if its number of GPUs equals the bound."""
     status: Status = "optimal" if bound is not None and len(gpus) <= bound else "feasible"
     return Solution(gpus=tuple(gpus), bound=bound, status=status, seconds=seconds)
 
 
 def shares(problem: Problem, gpus: Sequence[FilledGpu]) -> list[float]:
-    """Return what each service gets, over its rate."""
+    """Return what each service gets, relative to its rate."""
     totals = [0.0] * len(problem.services)
     for gpu in gpus:
         for option in gpu.options:
@@ -75,12 +75,12 @@ def shares(problem: Problem, gpus: Sequence[FilledGpu]) -> list[float]:
 
 
 def is_enough(share: float) -> bool:
-    """Return whether a service gets its rate."""
+    """Return whether a service gets its full rate."""
     return share >= 1 - _ROUNDING
 
 
 def prune(problem: Problem, gpus: Sequence[FilledGpu]) -> list[FilledGpu]:
-    """Remove instances beyond the rate of their service, the largest first, and empty GPUs."""
+    """Remove instances that their service does not need for its rate, largest first, and then empty GPUs."""
     totals = shares(problem, gpus)
     slots = [(number, slot) for number, gpu in enumerate(gpus) for slot, option in enumerate(gpu.options) if option]
     remaining = [list(gpu.options) for gpu in gpus]
@@ -102,7 +102,7 @@ def prune(problem: Problem, gpus: Sequence[FilledGpu]) -> list[FilledGpu]:
 
 
 def raise_short(problem: Problem, gpus: Sequence[FilledGpu], rates: list[float]) -> bool:
-    """Raise the rates that a solver has to meet of the services that are short of theirs; return whether any is."""
+    """Raise the solver's rates of services that are short of their rate; return whether there are any."""
     short = [number for number, share in enumerate(shares(problem, gpus)) if not is_enough(share)]
     for number in short:
         rates[number] += _MORE
@@ -110,5 +110,5 @@ def raise_short(problem: Problem, gpus: Sequence[FilledGpu], rates: list[float])
 
 
 def ceil(bound: float) -> int:
-    """Return the next whole number, of a bound that a solver knows to a relative millionth."""
+    """Round a bound up; the solver's relative tolerance is 1e-6."""
     return math.ceil(bound - 1e-6 * max(1.0, abs(bound)))

@@ -1,4 +1,4 @@
-"""From a solution to a plan: GPUs with explicit starts, and why each service is where it is."""
+"""Conversion of a solution to a plan: GPUs with explicit placement ids, and the reason for each service's place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build_plan(
     details: dict[str, Any],
     deployment: Deployment | None = None,
 ) -> Plan:
-    """Return the plan of a solution that has GPUs, on empty GPUs if there is no deployment of them."""
+    """Return the plan of a solution that has GPUs; without a deployment, on empty GPUs."""
     assert solution.status in ("optimal", "feasible")
     return Plan(
         deployment=deployment or Deployment(gpus=tuple(_place(problem, gpu) for gpu in solution.gpus)),
@@ -40,7 +40,7 @@ def _place(problem: Problem, gpu: FilledGpu) -> Gpu:
 
 
 def build_gpu(problem: Problem, model: int, taken: Iterable[tuple[Option, int | None]], name: str | None = None) -> Gpu:
-    """Return a GPU of a model with configurations at their starts; `name` says which GPU it is."""
+    """Return a GPU of a model with configurations at their starts; `name` is its id."""
     placed = sorted(taken, key=lambda pair: pair[1] or 0)
     mig = problem.models[model].mig
     return Gpu(
@@ -69,10 +69,10 @@ def _instance(problem: Problem, option: Option, start: int | None) -> Instance:
 
 
 def measure_slack(problem: Problem, gpus: Sequence[FilledGpu]) -> list[dict[str, Any]]:
-    """Return what each service gets beside what it needs.
+    """Return the margins of each service.
 
-    `rate_slack_ratio` is the throughput beyond the rate as a share of the rate, `latency_slack_ratio` what is left of
-    the latency that is admitted, as a share of that, in its slowest instance.
+    `rate_slack_ratio` is the throughput beyond the rate, relative to the rate. `latency_slack_ratio` is the latency
+    left below the objective in its slowest instance, relative to the objective.
     """
     used: dict[int, list[Option]] = defaultdict(list)
     on: dict[int, list[int]] = defaultdict(list)
@@ -108,7 +108,7 @@ def measure_slack(problem: Problem, gpus: Sequence[FilledGpu]) -> list[dict[str,
 def explain_infeasibility(
     problem: Problem, solution: Solution, time_limit_s: float
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Say why there is no plan: each reason, and the figures of a service that has no place."""
+    """Explain why there is no plan: each reason, with the figures of services that cannot be served."""
     if problem.unmet:
         return [(describe_unmet(unmet), _facts(unmet)) for unmet in problem.unmet]
     if solution.status == "unknown":
@@ -130,7 +130,7 @@ def _facts(unmet: Unmet) -> dict[str, Any]:
 
 
 def describe_unmet(unmet: Unmet) -> str:
-    """Say why a service has no place."""
+    """Explain why a service cannot be served."""
     service = unmet.service
     admitted = f"{service.objective_ms:g} ms"
     if service.latency_share != 1:

@@ -1,4 +1,4 @@
-"""The ways to solve a problem, behind one interface."""
+"""The solution methods, behind one interface."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ METHODS: Mapping[str, str] = {
     TREE: "MIG-serving's tree search, from the greedy plan on",
     GENETIC: "MIG-serving's genetic algorithm, from the greedy plan on",
 }
-"""What each is."""
+"""Descriptions of the methods."""
 _MOST_INSTANCES = 100_000
-# A plan as near to its bound as this is better than the greedy one is likely to be.
+# A plan this close to its bound is unlikely to be worse than the greedy one.
 _NEAR = 0.02
-# For the fewest slices, whatever is left of the time limit. A hundred services take three seconds.
+# Minimum and maximum time for the fewest slices. A hundred services take three seconds.
 _LEAST_S, _MOST_S = 1.0, 5.0
 _SEARCHES = {TREE: tree.search, GENETIC: genetic.search}
 
@@ -39,22 +39,22 @@ def solve(
     cost: Cost = len,
     fewest_slices: bool = True,
 ) -> Solution:
-    """Return the GPUs that a method finds in time; of the exact one the greedy ones if they are fewer.
+    """Return the GPUs that a method finds in time; for the exact method the greedy ones, if fewer.
 
-    On so few GPUs, the services then get instances of as few slices as can be found in what is left of the time.
+    In the remaining time, the services then get instances with the fewest slices found on so few GPUs.
 
     Args:
-        problem: what is to be solved.
+        problem: to be solved.
         method: one of `METHODS`.
-        seed: of the methods that leave something to chance.
-        time_limit_s: after which the best that was found counts; the greedy algorithm ends by itself.
-        bound: the fewest GPUs that are possible, if that is known; a search ends there.
-        cost: what tree search and genetic algorithm make small, of a set of configurations; the number of GPUs. With
-            any other one, slices are left alone.
-        fewest_slices: whether slices are looked at.
+        seed: of randomised methods.
+        time_limit_s: after this, the best result so far is returned; the greedy algorithm ignores it.
+        bound: the fewest possible GPUs, if known; a search ends there.
+        cost: the cost of a set of configurations that tree search and genetic algorithm minimise, by default the number
+            of GPUs. With any other cost, slices are not minimised.
+        fewest_slices: whether to minimise slices.
 
     Raises:
-        ConfigError: a rate is beyond any number of GPUs.
+        ConfigError: a rate exceeds any number of GPUs.
     """
     solution = _search(problem, method, seed=seed, time_limit_s=time_limit_s, bound=bound, cost=cost)
     if not fewest_slices or cost is not len:
@@ -93,7 +93,7 @@ def _search(
 
 
 def _check_size(problem: Problem) -> None:
-    """Refuse a rate that nobody has the GPUs for, before they fill the memory of this machine."""
+    """Refuse a rate that would need absurdly many GPUs, before they fill the memory of this machine."""
     for service, options in zip(problem.services, problem.options, strict=True):
         if options and service.rate_per_s > _MOST_INSTANCES * max(
             option.throughput_per_s for option in options.values()

@@ -1,4 +1,4 @@
-"""GPUs as they are today and as they are to be: which slot of which layout has which configuration of a problem."""
+"""Current GPUs and target GPUs: which slot of which layout has which configuration of a problem."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pipeline.planner.serving.solution import FilledGpu
 from pipeline.prepare.mig import layouts
 
 Slot = tuple[KindIndex, int | None]
-"""Kind by position, and first memory slice; `None` for an undivided GPU."""
+"""Kind by position, and placement id; `None` for an undivided GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A maximal way to divide a GPU of a model, given by its position, with places."""
+    """A maximal layout of a GPU of a model; the model is given by position."""
 
     model: int
     slots: tuple[Slot, ...]
@@ -34,7 +34,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class CurrentGpu:
-    """A GPU of today: its model, `None` if that is not planned with, and the configurations that may stay."""
+    """A GPU of today: its model (`None` if not planned with) and the configurations that may stay."""
 
     model: int | None
     options: Mapping[Slot, Option]
@@ -42,7 +42,7 @@ class CurrentGpu:
 
 @dataclass(slots=True)
 class Target:
-    """A GPU as it is to be: its position among today's, if it is one of these, and who is in which slot."""
+    """A GPU as planned: its position among today's GPUs, if it is one of them, and the option in each slot."""
 
     layout: Layout
     today: int | None
@@ -50,19 +50,19 @@ class Target:
 
     @property
     def filled(self) -> FilledGpu:
-        """The GPU as a part of a solution."""
+        """The GPU in the form of a solution."""
         partition = Partition(model=self.layout.model, counts=dict(sorted(self.layout.counts.items())))
         return FilledGpu(partition, tuple(self.taken.get(slot) for slot in sorted(self.layout.slots, key=_by_kind)))
 
     def to_gpu(self, problem: Problem, today: Deployment) -> Gpu:
-        """Return the GPU as a part of a deployment."""
+        """Convert the GPU to one of a deployment."""
         name = None if self.today is None else today.gpus[self.today].id
         taken = [(option, start) for (_, start), option in self.taken.items()]
         return solution_plan.build_gpu(problem, self.layout.model, taken, name)
 
 
 def list_layouts(problem: Problem) -> list[Layout]:
-    """Return every layout of each model."""
+    """Return all layouts of each model."""
     all_layouts = []
     for number, model in enumerate(problem.models):
         kinds = problem.kinds_of(number)
@@ -76,10 +76,10 @@ def list_layouts(problem: Problem) -> list[Layout]:
 
 
 def find_kept_options(problem: Problem, gpu: Gpu) -> CurrentGpu:
-    """Return what of a GPU may stay: services that are still served, in configurations that may still be used."""
+    """Return what may stay on a GPU: configurations that are still allowed, of services that are still served."""
     name = find_model_name(gpu.model)
     model = next((number for number, candidate in enumerate(problem.models) if candidate.name == name), None)
-    # Of several on an undivided GPU, none has it to itself as a plan would give it.
+    # Several on an undivided GPU cannot stay: a plan gives an undivided GPU to one alone.
     if model is None or (gpu.mode != "mig" and len(gpu.instances) > 1):
         return CurrentGpu(model, {})
     kinds = problem.kinds_of(model)
@@ -100,7 +100,7 @@ def find_kept_options(problem: Problem, gpu: Gpu) -> CurrentGpu:
 
 
 def count_kept(targets: Sequence[Target], current: Sequence[CurrentGpu]) -> int:
-    """Count the instances that stay where and as they are."""
+    """Count the instances that stay unchanged and in place."""
     return sum(
         current[target.today].options.get(slot) is option
         for target in targets

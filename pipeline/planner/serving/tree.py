@@ -1,7 +1,7 @@
-"""Monte-Carlo tree search of MIG-serving: which configuration next, judged by random completions.
+"""Monte-Carlo tree search of MIG-serving: the next configuration is chosen by random completions.
 
-A node is a set of GPUs; its children add one of the ten configurations of the highest scores. A completion takes
-random good configurations from a pool as long as these give nobody too much, and ends greedily.
+A node is a set of GPUs; its children add one of the ten configurations with the highest scores. A completion takes
+random good configurations from a pool while these give no service too much, then ends greedily.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pipeline.planner.serving import greedy
 from pipeline.planner.serving.candidates import Candidates, Configuration
 
 Cost = Callable[[Sequence[Configuration]], float]
-"""What is made as small as possible; `len` for the number of GPUs."""
+"""The cost to minimise; `len` for the number of GPUs."""
 
 _CHILDREN = 10
 _POOL = 1000
 _AMONG = 3
-# Share of what a configuration gives that may be beyond what is lacking while the pool is used.
+# While the pool is used, this share of what a configuration gives may exceed the lack.
 _WASTE = 0.02
-# Weight of little-visited nodes; costs differ by a few per cent.
+# Weight of rarely visited nodes; costs differ by a few per cent.
 _CURIOSITY = 0.02
 
 
 @dataclass(slots=True)
 class _Node:
-    """GPUs so far are those of the path that leads to it."""
+    """A node of the tree; its GPUs are those on the path to it."""
 
     children: list[tuple[Configuration, _Node]] = field(default_factory=list)
     untried: list[Configuration] | None = None
@@ -52,7 +52,7 @@ class Completions:
         self._total = self._given.sum(axis=1)
 
     def complete(self, gpus: Sequence[Configuration]) -> list[Configuration] | None:
-        """Return GPUs that serve everybody, with these among them; `None` if there are not so many."""
+        """Return GPUs that serve all services and include the given ones; `None` if there are not enough."""
         import numpy as np
 
         chosen_gpus = list(gpus)
@@ -77,7 +77,7 @@ class Completions:
 
 
 def _collect_pool(candidates: Candidates) -> list[Configuration]:
-    """Collect what the greedy algorithm could have chosen at each of its steps."""
+    """Collect the greedy algorithm's candidates at each of its steps."""
     lack, num_left = greedy.lack_of(candidates, []), greedy.count_gpus_left(candidates, [])
     pool: dict[Configuration, None] = {}
     while lack.any() and len(pool) < _POOL:
@@ -100,7 +100,7 @@ def search(
     rounds: float = math.inf,
     cost: Cost = len,
 ) -> list[Configuration]:
-    """Return the best GPUs found until the time, the rounds or the bound of the cost is reached."""
+    """Return the best GPUs found until the time limit, the number of rounds or the cost bound is reached."""
     end = time.monotonic() + time_limit_s
     completions = Completions(candidates, random.Random(seed))  # noqa: S311
     root, best, scale = _Node(), first, max(cost(first), 1)
@@ -118,7 +118,7 @@ def search(
 
 
 def _descend(root: _Node, candidates: Candidates) -> tuple[list[_Node], list[Configuration]]:
-    """Go down to the most promising node with an untried child, and to that child; return path and GPUs."""
+    """Descend to the most promising node with an untried child, then to that child; return path and GPUs."""
     path, chosen = [root], list[Configuration]()
     while True:
         node = path[-1]

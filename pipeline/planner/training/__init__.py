@@ -1,1 +1,1 @@
-"""Training jobs: how fast they are together, and which run when."""
+"""Training jobs: their speed when run together, and their schedule."""

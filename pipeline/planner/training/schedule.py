@@ -1,9 +1,9 @@
-"""Which jobs run together, on which GPU and in which order: for the least makespan, mean completion or energy.
+"""Scheduling: which jobs run together, on which GPU, in which order, for least makespan, mean completion or energy.
 
-The least total duration (or energy) of groups that do all the work is an integer programme, whose optimum HiGHS
-proves; on several GPUs it bounds the makespan. What dealing these groups to the GPUs leaves open is left to a programme
-with a variable a GPU where that is small, and to a search. The mean completion depends on the order as well: it is
-searched, and nothing is proved of it.
+An integer programme, whose optimum HiGHS proves, finds the groups that do all the work with the least total duration
+(or energy); on several GPUs its optimum bounds the makespan. The groups are assigned to GPUs by a programme with
+variables per GPU, if that is small, and by a local search. Mean completion also depends on the order: it is searched
+without a proof.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _KICKS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Groups in the order in which each GPU takes them.
+    """The groups of each GPU, in order.
 
     Attributes:
-        gpus: of each GPU its groups.
-        bound: no schedule of such groups is better; `None` where nothing is proved.
+        gpus: the groups of each GPU.
+        bound: no schedule of such groups has a lower value; `None` if nothing is proved.
     """
 
     gpus: tuple[tuple[Group, ...], ...]
@@ -52,20 +52,20 @@ class Schedule:
 
     @property
     def energy_j(self) -> float | None:
-        """The energy of the GPUs while jobs run on them; `None` where that of a group is not known."""
+        """The energy of the GPUs while jobs run on them; `None` if unknown for any group."""
         energies = [group.energy_j for gpu in self.gpus for group in gpu]
         known = [energy for energy in energies if energy is not None]
         return sum(known) if len(known) == len(energies) else None
 
     def value(self, objective: Objective) -> float | None:
-        """Return the quantity that an objective makes small."""
+        """Return the quantity that an objective minimises."""
         if objective == "energy":
             return self.energy_j
         return self.makespan_s if objective == "makespan" else self.mean_completion_s
 
 
 def solve(problem: Problem, groups: Groups, objective: Objective, *, seed: int, time_limit_s: float) -> Schedule | None:
-    """Return the best schedule of these groups; `None` if there is none, or none was found in time."""
+    """Return the best schedule of these groups; `None` if none exists or none was found in time."""
     until_s = time.monotonic() + time_limit_s
     if not groups:
         return None
@@ -101,7 +101,7 @@ def _minimise_total(problem: Problem, groups: Groups, objective: Objective, time
     if columns is None:
         return None
     taken = [group for group, number in zip(chosen, columns, strict=True) for _ in range(number)]
-    if bound is not None and not is_energy:  # no GPU can be done before its part of the whole, nor before a job
+    if bound is not None and not is_energy:  # no makespan is below the work per GPU, or below that of any job
         kinds = range(len(required))
         longest = [min(group.duration_s for group in chosen if group.composition[kind]) for kind in kinds]
         bound = max(bound / problem.num_gpus, *longest)
@@ -113,7 +113,7 @@ def _solve_by_gpu(problem: Problem, groups: Groups, time_limit_s: float) -> Sche
 
     chosen, gpus = list(itertools.chain.from_iterable(groups.values())), range(problem.num_gpus)
     num_groups = len(chosen)
-    # Variables: how often GPU g takes group c, at g * num_groups + c, then the makespan.
+    # Variables: how often GPU g runs group c, at g * num_groups + c, then the makespan.
     size = problem.num_gpus * num_groups + 1
     cost = np.zeros(size)
     cost[-1] = 1.0
@@ -125,7 +125,7 @@ def _solve_by_gpu(problem: Problem, groups: Groups, time_limit_s: float) -> Sche
     busy[:, -1] = -1.0
     required = [job.count for job in problem.jobs]
     constraints: list[tuple[Any, Any, Any]] = [(counts, required, required), (busy, -np.inf, 0)]
-    if len(gpus) > 1:  # GPUs are alike: the first has the most to do
+    if len(gpus) > 1:  # break symmetry: the first GPU has the most work
         constraints.append((busy[1:] - busy[:-1], -np.inf, 0))
     columns, bound = _minimise(cost, constraints, np.append(np.ones(size - 1), 0), time_limit_s)
     if columns is None:
@@ -138,7 +138,7 @@ def _solve_by_gpu(problem: Problem, groups: Groups, time_limit_s: float) -> Sche
 def _minimise(
     cost: Any, constraints: Sequence[tuple[Any, Any, Any]], integrality: Any, time_limit_s: float
 ) -> tuple[list[int] | None, float | None]:
-    """Return rounded columns of the least cost, and its bound; of each what is known in time."""
+    """Return rounded columns of the least cost, and a lower bound; each is `None` if not found in time."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -155,7 +155,7 @@ def _minimise(
 
 def _deal(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) -> list[list[Group]]:
     placed: list[list[Group]] = [[] for _ in range(num_gpus)]
-    free = [(0.0, number) for number in range(num_gpus)]  # when each GPU is
+    free = [(0.0, number) for number in range(num_gpus)]  # times at which each GPU is free
     for group in sorted(groups, key=lambda group: group.duration_s, reverse=is_longest_first):
         begin_s, number = free[0]
         placed[number].append(group)
@@ -164,7 +164,7 @@ def _deal(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) -> 
 
 
 def _sort(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Sort the groups of a GPU so that their jobs are done as early as possible on average (Smith's rule)."""
+    """Sort the groups of a GPU so that their jobs have the least mean completion (Smith's rule)."""
     return tuple(sorted(groups, key=lambda group: (group.duration_s / len(group.runs), group.composition)))
 
 
@@ -180,7 +180,7 @@ def _search(
     until_s = time.monotonic() + time_limit_s
 
     def cost(schedule: Schedule) -> tuple[float, float]:
-        # Between equal makespans the one with less to do: it leads further.
+        # Between equal makespans, prefer less total work: it leaves more room for improvement.
         if objective == "completion":
             return (schedule.mean_completion_s, 0.0)
         return (schedule.makespan_s, sum(group.duration_s for gpu in schedule.gpus for group in gpu))
@@ -191,7 +191,7 @@ def _search(
     patience = 40 * max(10, sum(job.count for job in problem.jobs))
     while time.monotonic() < until_s and steps_without < _KICKS * patience:
         steps_without += 1
-        if steps_without % patience == 0:  # stuck: some moves away from the best, whatever they cost
+        if steps_without % patience == 0:  # stuck: restart from the best after random moves at any cost
             current = best
             for _ in range(rng.randrange(2, 6)):
                 current = _move(problem, groups, current, rng) or current
@@ -214,9 +214,9 @@ def _spread_out(problem: Problem, groups: Groups) -> Schedule | None:
 
 
 def _move(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Random) -> Schedule | None:
-    """Move a group to another GPU, or jobs of a group to another or a new one, perhaps in exchange.
+    """Move a group to another GPU, or jobs of a group to another or a new group, perhaps in exchange for others.
 
-    `None` if there are no such groups.
+    Returns `None` if there are no such groups.
     """
     placed = [list(gpu) for gpu in schedule.gpus]
     source = rng.choice([number for number, gpu in enumerate(placed) if gpu])

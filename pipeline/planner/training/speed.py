@@ -1,8 +1,8 @@
-"""How fast a process runs on a share of a GPU: as a profile has it, or predicted from its other shares, and marked so.
+"""The speed of a process on a share of a GPU: from a profile, or predicted from other shares and marked so.
 
 The prediction is that an item takes a + b / x seconds on a share x of the multiprocessors (a, b >= 0, fitted by
-relative error): a does not profit from more of the GPU, b does. How far it is off is found by leaving each measured
-cell out and predicting it from the rest. Naive sharing and MPS without shares are never predicted from other modes.
+relative error): a is independent of the share, b is inverse to it. Its error is estimated by leaving out each measured
+cell and predicting it from the rest. Naive sharing and MPS without shares are never predicted from other modes.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from pipeline.prepare.mig import layouts
 
 _SHARED_WHOLE = (NAIVE.name, MPS.name)
 _OF_A_SHARE = (MPS_PERCENT.name, MIG.name, MIG_MPS.name)
-# Percentages are recorded as they were given to CUDA, without a fraction or with one.
+# Percentages are recorded as given to CUDA, with or without a fraction.
 _SAME_SHARE = 1.0
 _LEAST_POINTS = 2
 Program = tuple[str, int | None]
 """Workload and batch size."""
 _Point = tuple[float, float]
-"""Share of the multiprocessors, and rate of one process there."""
+"""Share of the multiprocessors, and the rate of one process on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The place of a process: fields as in `profile_table.Row`; `processes` are those of its instance or GPU."""
+    """Where a process runs: fields as in `profile_table.Row`; `processes` is their number on the instance or GPU."""
 
     mode: str
     instance_profile: str | None = None
@@ -43,10 +43,10 @@ class Speed:
     """The speed of one process.
 
     Attributes:
-        energy_per_item_j: of the whole GPU while all of its shares are busy; `None` where it was not measured.
-        memory_mib: `None` where it was not measured.
-        is_predicted: whether this was not measured as such.
-        error_ratio: median error of predictions like this one; `None` of what was measured, or where it is not known.
+        energy_per_item_j: of the whole GPU while all of its shares are busy; `None` if not measured.
+        memory_mib: `None` if not measured.
+        is_predicted: whether the speed was predicted, not measured.
+        error_ratio: median error of such predictions; `None` if measured or unknown.
     """
 
     rate_per_s: float
@@ -58,7 +58,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutCell:
-    """A measured cell beside its prediction from the others: rates of one process in items/s."""
+    """A measured cell and its prediction from the other cells: rates of one process in items/s."""
 
     row: Row
     measured_per_s: float
@@ -66,7 +66,7 @@ class HeldOutCell:
 
     @property
     def error_ratio(self) -> float:
-        """The distance of the prediction from the measurement, as a share of the measurement."""
+        """The prediction error, relative to the measurement."""
         return abs(self.predicted_per_s / self.measured_per_s - 1)
 
 
@@ -76,7 +76,7 @@ class Speeds:
 
     Attributes:
         rows: of this model.
-        left_out: each cell that could be predicted from the others.
+        left_out: the cells that could be predicted from the others.
     """
 
     model: Model
@@ -92,7 +92,7 @@ class Speeds:
         self.held_out = list(self._hold_out_each())
 
     def find(self, program: Program, place: Place, *, is_mixed: bool = False) -> Speed | None:
-        """Return the speed of a process, `is_mixed` beside other programs; `None` if it is not known."""
+        """Return the speed of a process, with `is_mixed` alongside other programs; `None` if unknown."""
         row = self._find_row(program, place)
         if row is not None:
             memory = None if row.memory_mib is None else row.memory_mib / row.processes
@@ -113,7 +113,7 @@ class Speeds:
         )
 
     def find_alone(self, program: Program) -> Speed | None:
-        """Return the speed of a process alone on the GPU, else on the largest instance of which it is known."""
+        """Return the speed of a process alone on the GPU, or else on the largest instance with a known speed."""
         speed = self.find(program, Place(mode=SERIAL.name))
         profiles = layouts.list_slice_profiles(self.model.mig) if self.model.mig is not None else ()
         for mig_profile in reversed(profiles):
@@ -121,13 +121,13 @@ class Speeds:
         return speed
 
     def error_ratio(self, mode: str, program: Program | None = None) -> float | None:
-        """Return the median error of predictions in a mode, of a program if known, else of all; `None` without any."""
+        """Return the median prediction error in a mode, of a program if known, else of all; `None` if there is none."""
         of_mode = [cell for cell in self.held_out if cell.row.sharing_mode == mode]
         of_program = [cell for cell in of_mode if (cell.row.workload, cell.row.batch) == program]
         return statistics.median(cell.error_ratio for cell in of_program or of_mode) if of_mode else None
 
     def share(self, place: Place | Row) -> float | None:
-        """Return the share of the multiprocessors of a process, 0 to 1; `None` if their number is not known."""
+        """Return a process's share of the multiprocessors, 0 to 1; `None` if their number is unknown."""
         if place.instance_profile is not None:
             if self.model.mig is None:
                 return None
@@ -145,7 +145,7 @@ class Speeds:
 
         modes = [place.mode]
         if place.processes == 1 and place.share_percent is None:
-            if place.instance_profile is None:  # alone on the GPU, it has all of it whatever the mode
+            if place.instance_profile is None:  # alone on the GPU, it has the whole GPU in any mode
                 modes += [SERIAL.name, NAIVE.name, MPS.name]
             else:
                 modes += [MIG.name, MIG_MPS.name]
@@ -158,7 +158,7 @@ class Speeds:
         if key not in self._fits:
             points = self._points(self._of[program], mode)
             if mode in _SHARED_WHOLE and not any(row.sharing_mode == mode for row in self._of[program]):
-                points = []  # how processes without shares divide a GPU, nothing but such runs tells
+                points = []  # only such runs show how processes without shares divide a GPU
             elif mode in _OF_A_SHARE and not _is_enough(points):
                 points = [
                     point for other in (*_OF_A_SHARE, MPS.name) for point in self._points(self._of[program], other)
@@ -197,7 +197,7 @@ def _is_enough(points: Sequence[_Point]) -> bool:
 
 
 def fit_speed(points: Sequence[_Point]) -> tuple[float, float] | None:
-    """Fit a and b of a + b / x seconds an item by least squares of the relative error; `None` without points."""
+    """Fit a and b of a + b / x seconds an item by least squares of relative errors; `None` without points."""
     if not points:
         return None
     from scipy.optimize import nnls

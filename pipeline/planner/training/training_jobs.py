@@ -1,8 +1,8 @@
-"""Jobs that are to be trained: how much work each has, and what it takes them together on one GPU.
+"""Jobs to be trained: the work of each, and the time and energy they take together on one GPU.
 
-A *composition* says how many jobs of each kind run together. They start at the same instant, and the GPU takes the next
-ones when the last of them is done; under naive sharing and MPS, those that stay speed up as others end. Start-up is not
-counted.
+A *composition* gives the number of jobs of each kind that run together. They start at the same time, and the GPU takes
+the next group when the last of them is done; under naive sharing and MPS, the remaining jobs speed up as others end.
+Start-up time is not counted.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Job:
     """Jobs of one kind.
 
     Attributes:
-        work: what each has to do, in items of its workload.
-        workload: the name if not given.
-        batch: as in the profile; may be left out where that has one only.
-        count: how many there are.
+        work: the work of each job, in items of its workload.
+        workload: default: the name.
+        batch: as in the profile; optional if the profile has only one.
+        count: number of such jobs.
     """
 
     name: str
@@ -60,7 +60,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Jobs, the GPUs of one model that they may use, and how fast they are there."""
+    """Jobs, the GPUs of one model available to them, and their speeds on these."""
 
     jobs: tuple[Job, ...]
     programs: tuple[Program, ...]
@@ -70,7 +70,7 @@ class Problem:
     memory_mib: float | None
 
     def composition(self, kind: int) -> Composition:
-        """Return one job of a kind, alone."""
+        """Return the composition of one job of a kind, alone."""
         return tuple(int(other == kind) for other in range(len(self.jobs)))
 
 
@@ -81,9 +81,9 @@ class Run:
     Attributes:
         kind: position of its job in the file.
         instance: position of its instance in the group; `None` without instances.
-        end_s: since the group started.
-        rate_per_s: when it starts, in items.
-        is_predicted: whether any of its speeds was not measured as such.
+        end_s: time since the group started.
+        rate_per_s: at its start, in items.
+        is_predicted: whether any of its speeds was predicted, not measured.
         error_ratio: the largest known error of these predictions.
     """
 
@@ -99,7 +99,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Jobs together on one GPU; `instances` are the profiles of its GPU instances."""
+    """Jobs that run together on one GPU; `instances` are the profiles of its GPU instances."""
 
     composition: Composition
     mode: str
@@ -112,31 +112,31 @@ class Group:
 
     @property
     def ends_s(self) -> float:
-        """The sum of the ends of all its jobs."""
+        """The sum of the end times of all its jobs."""
         return sum(run.end_s for run in self.runs)
 
     @property
     def energy_j(self) -> float | None:
-        """The energy of all its jobs; `None` where that of one is not known."""
+        """The energy of all its jobs; `None` if unknown for any job."""
         energies = [run.energy_j for run in self.runs if run.energy_j is not None]
         return sum(energies) if len(energies) == len(self.runs) else None
 
     def cost(self, objective: Objective) -> float | None:
-        """Return what a group adds to the objective; `None` if it is not known."""
+        """Return the contribution of a group to the objective; `None` if unknown."""
         if objective == "energy":
             return self.energy_j
         return self.duration_s if objective == "makespan" else self.ends_s
 
 
 Groups = Mapping[Composition, Sequence[Group]]
-"""That may be used, by composition."""
+"""The groups available for each composition."""
 
 
 def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Problem:
-    """Read a file of jobs, for GPUs of a model.
+    """Read a file of jobs for GPUs of a model.
 
     Raises:
-        ConfigError: the file or a job cannot be used, or the profile says too little of a job.
+        ConfigError: the file or a job is invalid, or the profile has too few data for a job.
     """
     content = input_files.decode(_File, input_files.read_mapping(path, "jobs"), str(path))
     if not content.jobs:
@@ -181,7 +181,7 @@ def _program(where: str, job: Job, speeds: Speeds) -> Program:
 
 
 def compositions(problem: Problem) -> list[Composition]:
-    """Return every way in which some jobs can run together, the small ones first, as far as these are not too many."""
+    """Return every possible composition, small ones first, up to a maximum number."""
     kinds, limits = range(len(problem.jobs)), [job.count for job in problem.jobs]
     found_compositions: list[Composition] = []
     for size in range(1, _MOST_TOGETHER + 1):
@@ -195,7 +195,7 @@ def compositions(problem: Problem) -> list[Composition]:
 
 
 def groups_of(problem: Problem, composition: Composition, modes: Sequence[str] = MODES) -> Iterator[Group]:
-    """Yield every way to run jobs together that is considered, if their speeds are known and their memory fits."""
+    """Yield every way to run jobs together, if the speeds are known and the memory suffices."""
     kinds = [kind for kind, count in enumerate(composition) for _ in range(count)]
     for mode in (SERIAL.name,) if len(kinds) == 1 else (NAIVE.name, MPS.name):
         if mode in modes and (runs := _run_together(problem, kinds, mode)) is not None:
@@ -221,7 +221,7 @@ def _with_shares(problem: Problem, composition: Composition, kinds: Sequence[int
 def _on_instances(
     problem: Problem, composition: Composition, kinds: Sequence[int], modes: Sequence[str]
 ) -> Iterator[Group]:
-    """Run jobs on the instances of each maximal partition: one each if there are enough, else several under MPS."""
+    """Run jobs on the instances of each maximal partition: one each if possible, else several under MPS."""
     mig = problem.model.mig
     assert mig is not None
     for names in layouts.list_maximal_combinations(mig):
@@ -242,7 +242,7 @@ def _on_instances(
 
 
 def _deal(problem: Problem, kinds: Sequence[int], used: Sequence[Profile]) -> list[list[int]]:
-    """Deal jobs to instances, at least one each: the longest first, to the one that would be done with it first."""
+    """Assign jobs to instances, at least one each: the longest first, to the instance that would finish it first."""
     dealt: list[list[int]] = [[] for _ in used]
     longest_first = sorted(kinds, key=lambda kind: -_alone_s(problem, kind))
     for position, kind in enumerate(longest_first):
@@ -331,9 +331,9 @@ def find_cheapest(
 ) -> Groups:
     """Return the groups of each composition that a best schedule may have.
 
-    Of those that cost the least, the shortest, unless running its jobs one after another costs no more. For the mean
-    completion, which depends on what comes behind a group as well: every one than which none has both a smaller sum of
-    its ends and a shorter duration, the smallest sum first.
+    Of the groups with the least cost, this is the shortest, unless running its jobs one after another costs no more.
+    The mean completion also depends on the groups that follow. So for it these are all Pareto-optimal groups in sum of
+    end times and duration, the smallest sum first.
     """
     best: dict[Composition, tuple[Group, ...]] = {}
     for composition in compositions(problem):
@@ -358,7 +358,7 @@ def find_cheapest(
 
 
 def _cost_in_turn(composition: Composition, best: Groups, objective: Objective) -> float | None:
-    """Return the least cost of a composition as two groups one after the other; `None` without such two."""
+    """Return the least cost of a composition split into two consecutive groups; `None` if there is no such split."""
     totals: list[float] = []
     for part in itertools.product(*(range(count + 1) for count in composition)):
         rest = tuple(map(operator.sub, composition, part))

@@ -1,6 +1,6 @@
-"""The plan of training jobs: its file, and the same as a plan of GPUs, each group a GPU.
+"""The plan of training jobs: its file, and its conversion to a plan of GPUs, in which each group is a GPU.
 
-So training plans are exported and checked like those of services.
+Training plans are thus exported and checked like those of services.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.prepare.mig.layouts import Instance as PlacedInstance
 
 VERSION = 1
 _OBJECTIVE = "objective"
-"""A key that plans of services do not have."""
+"""A key that only plans of training jobs have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +52,20 @@ class PlannedGroup:
 
     @property
     def is_predicted(self) -> bool:
-        """True if any speed was not measured as such."""
+        """True if any speed was predicted, not measured."""
         return any(job.is_predicted for job in self.jobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedGpu:
-    """The groups of a GPU, in their order."""
+    """The groups of a GPU, in order."""
 
     model: str
     groups: tuple[PlannedGroup, ...]
 
 
 def plan_gpu(problem: Problem, groups: Sequence[Group]) -> PlannedGpu:
-    """Give the groups of a GPU their times, one after another."""
+    """Schedule the groups of a GPU one after another."""
     start_s, planned = 0.0, []
     for group in groups:
         jobs = tuple(
@@ -92,11 +92,11 @@ def plan_gpu(problem: Problem, groups: Sequence[Group]) -> PlannedGpu:
 
 
 def read(path: Path) -> tuple[Plan, bool]:
-    """Read the plan in a file, and whether it is one of training jobs.
+    """Read a plan from a file, and whether it is a plan of training jobs.
 
     Raises:
-        ConfigError: there is none that can be used; or a group has different workloads in one instance, which a GPU of
-            a plan cannot have.
+        ConfigError: the file is not a valid plan; or a group has different workloads in one instance, which a GPU of a
+            plan cannot have.
     """
     content = input_files.read_json(path)
     if _OBJECTIVE not in content:

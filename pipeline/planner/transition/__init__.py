@@ -1,1 +1,1 @@
-"""From one deployment to another: what stays, in which order the rest changes, its proof, and its replay."""
+"""From one deployment to another: which instances stay, the order of the changes, their proof, and their replay."""

@@ -1,6 +1,6 @@
-"""Moves where no free one is left: something is moved aside, or made for a time at another place.
+"""Moves for when no free move is left: move something aside, or create something temporarily elsewhere.
 
-Each is a function that tries it on a state and says whether it could; the rules are kept by the state's own moves.
+Each is a function that tries the move on a state and returns whether it succeeded; the state enforces the rules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_SHARED = 3
 
 
 def propose(state: SearchState, chance: random.Random | None) -> Iterator[Attempt]:
-    """Yield moves to try where no free one is left: a few of each sort, the most promising first."""
+    """Yield moves to try when no free move is left: a few of each sort, the most promising first."""
     for sort in (_assign, _clear, _gather, _stand_in):
         attempts = sort(state)
         if chance is not None:
@@ -30,7 +30,7 @@ def propose(state: SearchState, chance: random.Random | None) -> Iterator[Attemp
 
 
 def _assign(state: SearchState) -> list[tuple[float, Attempt]]:
-    """Let an unassigned GPU become one of tomorrow: an empty one, or around those that are still there."""
+    """Make an unassigned GPU a target GPU: an empty one, or one whose current instances remain for now."""
     attempts: list[tuple[float, Attempt]] = []
     free = [g for g, want in enumerate(state.want) if want is None and g not in state.untouchable]
     for kind in sorted({state.kinds[gpu] for gpu in free}, key=str):
@@ -54,7 +54,7 @@ def _assign(state: SearchState) -> list[tuple[float, Attempt]]:
 
 
 def _can_begin_beside(state: SearchState, gpu: int, target: int) -> bool:
-    """Return whether some of a target fits beside those on a GPU, and nothing of it is where it cannot stay."""
+    """Return whether a part of a target fits next to a GPU's instances, with no instance of it at a wrong start."""
     if any(state.occupants[number].profile is None for number in state.targets[target]):
         return False
     present = [number for number in state.targets[target] if number in state.placed[gpu]]
@@ -112,7 +112,7 @@ def _gather(state: SearchState) -> list[tuple[float, Attempt]]:
 
 
 def _stand_in(state: SearchState) -> list[tuple[float, Attempt]]:
-    """Make new instances of a service at a temporary place, so that an old one can go."""
+    """Create new instances of a service at a temporary place, so that an old one can go."""
     attempts: list[tuple[float, Attempt]] = []
     coming: dict[str, list[int]] = {}
     for numbers in state.missing.values():
@@ -150,7 +150,7 @@ def _move_away(numbers: Sequence[int], gpu: int | None) -> Attempt:
 
 
 def _move(state: SearchState, number: int, but: int | None) -> bool:
-    """Move where the least room is lost: beside others, and not where something else is to come."""
+    """Move to where the least room is lost: next to other instances, and not where a planned instance belongs."""
     occupant = state.occupants[number]
     if occupant.profile is None:
         return False
@@ -180,7 +180,7 @@ def _move(state: SearchState, number: int, but: int | None) -> bool:
 
 
 def _expect(state: SearchState, gpu: int) -> frozenset[Spot]:
-    """Return the GPU instances that are still to come to a GPU and fit beside what is there."""
+    """Return the GPU instances that are still planned for a GPU and fit next to the current ones."""
     target = state.want[gpu]
     if target is None or not state.missing[target]:
         return frozenset()

@@ -1,10 +1,10 @@
-"""The order of moves from one deployment to another: exchange what can be, and move aside what is in the way.
+"""The order of moves from one deployment to another: exchange what is possible, and move aside what is in the way.
 
-New instances are made wherever there is room for them; old ones go as soon as their service can do without them; a GPU
-that has become empty takes the configuration that lets most of the old ones go. Where nothing of this is possible,
-something is moved: an old instance out of the way of a new one, the few that are left on a GPU together onto others,
-or new instances of a service to a temporary place, so that the old ones can go. Of these the one is taken that leads
-furthest. It is a search without a guarantee: what it finds is right, but it may miss what is possible.
+New instances are created wherever they fit; old ones end as soon as their service can do without them; an empty GPU
+takes the target that lets most old instances end. If none of this is possible, something is moved: an old instance out
+of the way of a new one, the last few of a GPU onto other GPUs, or new instances of a service to a temporary place so
+that old ones can end. The move that leads furthest is taken. The search has no guarantee: its result is correct, but it
+may miss a solution.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_WITHOUT_GAIN = 6
 
 
 def solve(start: SearchState, seed: int | None) -> SearchState | None:
-    """Return a state in which tomorrow is reached; `None` if none is found. A seed shuffles equal moves."""
+    """Return a state in which the target deployment is reached; `None` if not found. A seed shuffles equal moves."""
     chance = None if seed is None else random.Random(seed)  # noqa: S311 - decides nothing but an order
     state, without_gain = start.copy(), 0
     make_free_moves(state)
@@ -50,7 +50,7 @@ def _find_best(state: SearchState, chance: random.Random | None) -> SearchState 
 
 
 def _rate(state: SearchState) -> float:
-    """Rate a state: memory slices of new instances in their place, less those of old and displaced ones."""
+    """Rate a state: memory slices of new instances in place, minus those of old and displaced ones."""
     slices = 0.0
     for gpu, numbers in enumerate(state.placed):
         for number, start in numbers.items():

@@ -1,4 +1,4 @@
-"""Moves that displace nobody: old instances that nobody needs end, new ones are made where there is room for them."""
+"""Moves that displace nothing: unneeded old instances end, and new ones are created wherever they fit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pipeline.planner.transition.search_state import SearchState
 
 
 def make_free_moves(state: SearchState) -> None:
-    """Make all moves that displace nobody."""
+    """Make all moves that displace nothing."""
     while _release(state) | _fill(state) | _assign(state):
         pass
 
 
 def _release(state: SearchState) -> bool:
-    """Take away old instances that their services can do without, first those that are in the way."""
+    """End old instances that their services do not need, starting with those in the way."""
     has_changed = False
     stirred, state.stirred_services = sorted(state.stirred_services), set()
     for service in stirred:
@@ -26,12 +26,12 @@ def _release(state: SearchState) -> bool:
             if state.occupants[number].worth <= state.surplus(service):
                 state.take(number)
                 has_changed = True
-    state.stirred_services.clear()  # what has gone leaves less for others to go
+    state.stirred_services.clear()  # after these, fewer others can go
     return has_changed
 
 
 def count_blockers(state: SearchState, number: int) -> int:
-    """Count what else would still be in the way where an instance is."""
+    """Count the old instances that would still be in the way after an instance has gone."""
     gpu = state.where[number]
     old = sum(state.occupants[other].target is None for other in state.placed[gpu])
     return old if state.want[gpu] is not None else old + 1
@@ -51,7 +51,7 @@ def _fill(state: SearchState) -> bool:
 
 
 def place_missing(state: SearchState, gpu: int, target: int) -> list[tuple[int, int | None]]:
-    """Place the missing instances of a target that fit on a GPU now, first those that let others there go."""
+    """Place the missing instances of a target that fit on a GPU now, first those that let others on it go."""
     missing = sorted(state.missing[target], key=lambda number: (state.occupants[number].instance.start or 0, number))
     if any(state.occupants[number].profile is None for number in missing):
         return [(number, None) for number in missing] if not state.placed[gpu] else []
@@ -74,7 +74,7 @@ def place_missing(state: SearchState, gpu: int, target: int) -> list[tuple[int, 
 
 
 def find_own_spots(state: SearchState, gpu: int, target: int) -> frozenset[Spot]:
-    """Return the GPU instances of those that have found their place."""
+    """Return the GPU instances whose occupants are in their final place."""
     return frozenset(
         Spot(start, str(state.occupants[number].profile))
         for number, start in state.placed[gpu].items()
@@ -85,7 +85,7 @@ def find_own_spots(state: SearchState, gpu: int, target: int) -> frozenset[Spot]
 def _find_start(
     state: SearchState, number: int, spots: frozenset[Spot], own_places: frozenset[Spot], rest: Sequence[int]
 ) -> int | None:
-    """Place an instance beside all that is there, with room for the rest of its target if the others go."""
+    """Return a start next to all current instances that leaves room for the rest of the target once old ones go."""
     occupant = state.occupants[number]
     room, names = state.rooms[occupant.kind], [str(state.occupants[other].profile) for other in rest]
     planned = occupant.instance.start
@@ -98,7 +98,7 @@ def _find_start(
 
 
 def _assign(state: SearchState) -> bool:
-    """Give every configuration an empty GPU where there are enough for all of their kind."""
+    """Assign every target an empty GPU if there are enough for all of its kind."""
     has_changed = False
     for kind in {
         state.occupants[members[0]].kind for target, members in state.targets.items() if target in state.unassigned
@@ -112,7 +112,7 @@ def _assign(state: SearchState) -> bool:
 
 
 def find_unassigned(state: SearchState, kind: Kind) -> list[int]:
-    """Return the targets of a kind that no GPU is to become yet."""
+    """Return the targets of a kind that are not assigned to a GPU."""
     return [target for target in sorted(state.unassigned) if state.occupants[state.targets[target][0]].kind == kind]
 
 

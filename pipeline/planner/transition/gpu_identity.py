@@ -1,4 +1,4 @@
-"""Today's and tomorrow's GPUs as a transition takes them: names in full, every GPU with an id, every figure known."""
+"""Normalised GPUs of both deployments: full names, an id for every GPU, complete figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.prepare.mig import layouts
 
 
 def spell_out(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Return the GPUs with one name for each model, and the full names of profiles."""
+    """Return the GPUs with one name per model and the full names of profiles."""
     return tuple(
         dataclasses.replace(
             gpu,
@@ -31,24 +31,24 @@ def spell_out(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
 
 
 def is_divisible(gpu: Gpu) -> bool:
-    """Return whether its model is one that MIG divides."""
+    """Return whether the model of a GPU supports MIG."""
     return mig_table.find_model_name(gpu.model) in mig_table.models()
 
 
 def assign_ids(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Name GPUs without an id by the first numbers that are no id yet."""
+    """Name GPUs without an id by the first unused numbers."""
     free = list_free_names(gpus)
     return tuple(gpu if gpu.id is not None else dataclasses.replace(gpu, id=next(free)) for gpu in gpus)
 
 
 def list_free_names(gpus: Sequence[Gpu]) -> Iterator[str]:
-    """Return the numbers from 0 that are no id yet."""
+    """Return the numbers from 0 that are not ids yet."""
     taken = {gpu.id for gpu in gpus}
     return (name for name in map(str, itertools.count()) if name not in taken)
 
 
 def update_figures(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Replace the figures of today's instances by those that tomorrow's plan, the later one, has of the same."""
+    """Replace the figures of current instances by those of equal instances in the target plan, which is newer."""
     known: dict[object, Instance] = {}
     for gpu in tomorrow:
         for instance in gpu.instances:
@@ -65,7 +65,7 @@ def update_figures(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu]) -> tuple[Gpu, .
 
 
 def _figure_key(gpu: Gpu, instance: Instance) -> tuple[object, ...]:
-    """Return what figures are of: an instance; without MIG, one beside all others on its GPU."""
+    """Return what figures belong to: an instance; without MIG, an instance together with all others on its GPU."""
     beside = () if gpu.mode == "mig" else sorted(str(configuration_of(neighbour)) for neighbour in gpu.instances)
     return get_kind(gpu), gpu.mode, configuration_of(instance), tuple(beside)
 
@@ -76,7 +76,7 @@ def _throughput_per_s(instance: Instance) -> float:
 
 
 def refuse_unknown(name: str, plan: Plan) -> None:
-    """Refuse a plan by its name: ConfigError for an instance without a throughput, or of a service without a rate."""
+    """Raise `ConfigError` if a plan has an instance without a throughput or a service without a rate."""
     services = {service.name for service in plan.services}
     for number, gpu in enumerate(plan.deployment.gpus):
         for position, instance in enumerate(gpu.instances):
@@ -88,5 +88,5 @@ def refuse_unknown(name: str, plan: Plan) -> None:
 
 
 def get_kind(gpu: Gpu) -> Kind:
-    """Return what a GPU has in common with those that can stand for it."""
+    """Return the properties that GPUs must share to be interchangeable."""
     return Kind(gpu.model, gpu.driver_branch)

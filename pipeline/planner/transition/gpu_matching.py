@@ -1,4 +1,4 @@
-"""Which GPU of today gets which configuration of tomorrow, so that as much as possible stays where it is."""
+"""Assignment of target GPUs to current ones that keeps as much as possible in place."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pipeline.planner.transition.rooms import Kind, Layouts, Spot, configuration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """A GPU of today that becomes one of tomorrow.
+    """A current GPU that becomes a target GPU.
 
     Attributes:
         gpu, target: their positions in the two deployments.
-        stays: positions of the instances of today that stay, each with that of tomorrow.
-        wanted: the instances of tomorrow, at the starts that they get on this GPU.
+        stays: positions of the current instances that stay, each with its position in the target.
+        wanted: the target instances, at their starts on this GPU.
     """
 
     gpu: int
@@ -31,12 +31,12 @@ class Match:
 def match_gpus(
     today: Sequence[Gpu], tomorrow: Sequence[Gpu], rooms: Mapping[Kind, Layouts], untouchable: frozenset[int]
 ) -> list[Match]:
-    """Return the pairs on which something stays, so that the most memory slices stay in all."""
+    """Return the pairs on which something stays, maximising the memory slices that stay."""
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 
     pairs = {}
-    targets_of = defaultdict(set)  # those that have a configuration
+    targets_of = defaultdict(set)  # targets that have a configuration
     for number, target in enumerate(tomorrow):
         for instance in target.instances:
             targets_of[configuration_of(instance)].add(number)
@@ -56,7 +56,7 @@ def _match_pair(number: int, gpu: Gpu, other: int, target: Gpu, rooms: Mapping[K
     if (get_kind(gpu), gpu.mode) != (get_kind(target), target.mode):
         return None
     if gpu.mode != "mig":
-        # Those on an undivided GPU slow each other down: their figures hold for all of them together.
+        # Services on an undivided GPU slow each other down: their figures hold for all of them together.
         present, coming = (
             sorted((str(configuration_of(instance)), number) for number, instance in enumerate(side.instances))
             for side in (gpu, target)
@@ -80,7 +80,7 @@ def _keep_instances(gpu: Gpu, instances: Sequence[Instance], stays: Sequence[tup
 
 
 def _enumerate_kept(present: Sequence[Instance], planned: Sequence[Instance]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Yield ways to keep instances: pairs of positions, the most pairs first."""
+    """Yield the ways to keep instances, as pairs of positions, with the most pairs first."""
     by_configuration: dict[object, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for side, instances in enumerate((present, planned)):
         for position, instance in enumerate(instances):
@@ -100,7 +100,7 @@ def _enumerate_kept(present: Sequence[Instance], planned: Sequence[Instance]) ->
 
 
 def _choose_starts(gpu: Gpu, target: Gpu, stays: Sequence[tuple[int, int]], room: Layouts) -> tuple[int, ...] | None:
-    """Return the start of each new instance: of one that stays its own, else the planned one or one with room."""
+    """Return the start of each target instance: a kept one has its own, another the planned one or one with room."""
     fixed_starts = {new: _start(gpu.instances[old]) for old, new in stays}
     as_planned = [fixed_starts.get(number, _start(instance)) for number, instance in enumerate(target.instances)]
     spots = [Spot(start, str(i.profile)) for start, i in zip(as_planned, target.instances, strict=True)]
@@ -116,7 +116,7 @@ def _choose_starts(gpu: Gpu, target: Gpu, stays: Sequence[tuple[int, int]], room
 
 
 def _weight(gpu: Gpu, pair: Match, rooms: Mapping[Kind, Layouts]) -> float:
-    """Return the memory slices that stay; among equal ones, a pair in whose way less is comes first."""
+    """Return the memory slices that stay; ties go to the pair with less in its way."""
     if gpu.mode != "mig":
         return 100.0
     room = rooms[get_kind(gpu)]

@@ -1,4 +1,4 @@
-"""Where a transition stands after some of its steps: what a start in the middle, or a new plan, goes on from."""
+"""State of the GPUs after some steps of a transition, from which a restart or a new plan continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.planner.transition.transition_steps import IdleInstances, Slice, S
 
 @dataclass(slots=True, kw_only=True)
 class GpuProgress:
-    """A GPU now: how it is shared, its GPU instances, and who runs."""
+    """The current state of a GPU: how it is shared, its GPU instances, and their occupants."""
 
     gpu: Gpu
     mode: str
@@ -22,7 +22,7 @@ class GpuProgress:
 
     @property
     def idle(self) -> tuple[Slice, ...]:
-        """The GPU instances that nobody is on."""
+        """The GPU instances without an occupant."""
         taken = {instance.start for instance in self.instances}
         return tuple(sorted((s for s in self.slices if s.start not in taken), key=lambda slice_: slice_.start))
 
@@ -54,7 +54,7 @@ def apply_step(now: Mapping[str, GpuProgress], step: Step) -> None:
 
 
 def advance(transition: Transition, done: Collection[str]) -> dict[str, GpuProgress]:
-    """Return every GPU once some steps have ended, and all that they come after."""
+    """Return every GPU, by id, after some steps and all their predecessors have ended."""
     now = begin(transition)
     for step in transition.steps:
         if step.id in done:
@@ -63,7 +63,7 @@ def advance(transition: Transition, done: Collection[str]) -> dict[str, GpuProgr
 
 
 def restart_from(now: Mapping[str, GpuProgress], set_aside: Collection[str]) -> InitialState:
-    """Return the state that a new plan begins with."""
+    """Return the state from which a new plan begins."""
     gpus = tuple(
         dataclasses.replace(state.gpu, mode=state.mode, instances=tuple(state.instances))  # type: ignore[arg-type]
         for state in now.values()

@@ -1,9 +1,9 @@
-"""From an order of moves to a graph of steps: which must wait for which, and when each begins and ends.
+"""Conversion of an order of moves to a graph of steps, with dependencies, start and end times.
 
-A step waits for what it needs and for nothing else: for the GPU instance that it uses, for the service that leaves it,
-for the repartition before it on the same GPU, and, where a service would otherwise have too little, for instances of
-that service. What a service has beyond its requirement is an account: every instance that ends draws from it, and waits
-for those instances whose throughput it draws.
+A step waits only for what it needs: the GPU instance that it uses, the service that leaves it, the previous repartition
+of the same GPU and, if a service would otherwise have too little, instances of that service. The surplus of a service
+over its requirement is an account: an ending instance draws from it, and waits for the instances whose throughput it
+draws.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Place = tuple[int, int | None]
 
 @dataclass(slots=True)
 class _Node:
-    """A step in the making, and the numbers of the nodes that it comes after, all of them lower than its own."""
+    """A step under construction, and its predecessors: the numbers of nodes, all lower than its own."""
 
     step: Step
     after: set[int]
@@ -33,7 +33,7 @@ class _Node:
 
 
 class _Builder:
-    """The state of every GPU while the moves are gone through in their order."""
+    """The state of every GPU while the moves are processed in order."""
 
     def __init__(self, state: SearchState, gpus: Sequence[Gpu], idle: Mapping[int, Sequence[Spot]]) -> None:
         self.nodes: list[_Node] = []
@@ -42,9 +42,9 @@ class _Builder:
         self._modes = [gpu.mode for gpu in gpus]
         self._spots: list[set[Spot]] = [set(idle.get(number, ())) for number in range(len(gpus))]
         self._where: dict[int, _Place] = {}
-        self._maker: dict[int, int] = {}  # the node that brought an occupant to where it is
-        self._repartition: dict[int, int] = {}  # the last one of a GPU
-        self._left: dict[_Place, list[int]] = defaultdict(list)  # the nodes at whose end a place was left
+        self._maker: dict[int, int] = {}  # the node that brought an occupant to its place
+        self._repartition: dict[int, int] = {}  # the last repartition of each GPU
+        self._left: dict[_Place, list[int]] = defaultdict(list)  # the nodes at whose end a place is free
         self._account: dict[str, list[tuple[int | None, float]]] = defaultdict(list)
         for gpu, present in enumerate(state.placed):
             for number, start in present.items():
@@ -55,7 +55,7 @@ class _Builder:
             self._account[service].append((None, max(state.surplus(service), 0.0)))
 
     def take(self, number: int) -> None:
-        """End an instance where it is."""
+        """End an instance at its place."""
         occupant, (gpu, start) = self._occupants[number], self._where.pop(number)
         after = self._draw(occupant)
         if number in self._maker:
@@ -64,7 +64,7 @@ class _Builder:
         self._left[gpu, start].append(node)
 
     def put(self, gpu: int, placed: Sequence[tuple[int, int | None]], mode: PlannedAs) -> None:
-        """Bring instances to a GPU, from nowhere or from elsewhere."""
+        """Add instances to a GPU: new ones, or ones from elsewhere."""
         repartition = self._make_room(gpu, placed, mode)
         for number, start in placed:
             occupant = self._occupants[number]
@@ -83,14 +83,14 @@ class _Builder:
             self._maker[number], self._where[number] = node, (gpu, start)
 
     def clear(self, untouchable: frozenset[int]) -> None:
-        """Destroy the GPU instances that nobody is on in the end."""
+        """Destroy the GPU instances that are unused at the end."""
         for gpu, spots in enumerate(self._spots):
             if gpu not in untouchable and (idle := self._idle(gpu)):
                 self._add_repartition(gpu, destroyed=idle, added=(), mode=self._modes[gpu])
                 spots -= set(idle)
 
     def _ready(self, gpu: int, start: int | None, occupant: Occupant, repartition: int | None) -> set[int]:
-        """Return the nodes that make a place ready: the repartition that makes it, or whoever leaves it."""
+        """Return the nodes that make a place ready: its repartition, or the occupant that leaves it."""
         if repartition is not None and (
             start is None or _slice(start, occupant.profile) in self.nodes[repartition].step.made
         ):
@@ -111,7 +111,7 @@ class _Builder:
         idle, room = set(self._idle(gpu)) - required, self._rooms[self._kinds[gpu]]
         stays = self._spots[gpu] - idle
         spared: set[Spot] = set()
-        for spot in sorted(idle):  # destroyed is only what is in the way
+        for spot in sorted(idle):  # only what is in the way is destroyed
             if all(spot.start != other.start for other in new) and room.is_legal(stays | spared | new | {spot}):
                 spared.add(spot)
         return self._add_repartition(gpu, destroyed=sorted(idle - spared), added=sorted(new), mode=mode)
@@ -138,7 +138,7 @@ class _Builder:
         return len(self.nodes) - 1
 
     def _draw(self, occupant: Occupant) -> set[int]:
-        """Draw an instance's worth from its service's account; return the nodes that must have paid in before."""
+        """Draw an instance's throughput from its service's account; return the nodes that must have paid in before."""
         account, lacking, drawn = self._account[occupant.service], occupant.worth, set()
 
         def preference(deposit: tuple[int | None, float]) -> tuple[bool, bool, int]:
@@ -168,14 +168,14 @@ def build_steps(
     idle: Mapping[int, Sequence[Spot]],
     modes: Mapping[int, PlannedAs],
 ) -> list[Step]:
-    """Return the steps of a solved state, each after all that it waits for.
+    """Return the steps of a solved state, each with its predecessors.
 
     Args:
-        solved: with the moves.
-        start: as it was before them.
+        solved: the state after the moves.
+        start: the state before them.
         gpus: by number, each with its id.
-        idle: GPU instances by the number of their GPU, with nobody on them at the start.
-        modes: by target, how its GPU is shared.
+        idle: initial GPU instances without an occupant, by the number of their GPU.
+        modes: how each target GPU is shared.
     """
     builder = _Builder(start, gpus, idle)
     for move in solved.moves:
@@ -191,8 +191,8 @@ def build_steps(
 
 
 def _merge(nodes: list[_Node]) -> None:
-    """Make one migration of an instance that starts and an equal one that ends, where neither waits longer for it."""
-    before: list[set[int]] = []  # all that a node comes after, near and far
+    """Merge a start and an end of equal instances into one migration, if neither then waits longer."""
+    before: list[set[int]] = []  # all predecessors of a node, direct and indirect
     for node in nodes:
         before.append(set(node.after).union(*(before[number] for number in node.after)))
     used: set[int] = set()
@@ -229,7 +229,7 @@ def _slice(start: int, profile: str | None) -> Slice:
 
 
 def assign_times(steps: Sequence[Step], durations_s: Mapping[str, float]) -> tuple[Step, ...]:
-    """Return the steps with their times if each begins as soon as it may."""
+    """Return the steps with their times if each begins as early as possible."""
     ends: dict[str, float] = {}
     timed_steps = []
     for step in steps:
@@ -240,7 +240,7 @@ def assign_times(steps: Sequence[Step], durations_s: Mapping[str, float]) -> tup
 
 
 def measure_longest_chain(steps: Sequence[Step]) -> int:
-    """Return the most steps that come one after another."""
+    """Return the length of the longest chain of dependent steps."""
     length: dict[str, int] = {}
     for step in steps:
         length[step.id] = 1 + max((length[other] for other in step.after), default=0)

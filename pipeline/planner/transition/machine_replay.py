@@ -1,10 +1,9 @@
-"""The replay of a transition on a simulated machine, through the lease, the journal and the control of MIG.
+"""The replay of a transition on a simulated machine, through the lease, the journal and MIG control.
 
-What is carried out are the partitions: MIG modes and GPU instances, by the commands that a real GPU would get. No
-service is started; that one starts or ends is written down. Every step is written down beside the machine, when it
-begins and when it has ended, so that whoever is killed leaves at most one step half done. Of it, the journal puts back
-a GPU instance that was being made, and the next start does the rest. After a step that fails its GPU is left as it is,
-and the way from there is planned anew.
+Only the partitioning is carried out: MIG modes and GPU instances, by the commands that a real GPU would get. No service
+runs; its start and end are only logged. A log next to the machine records the begin and end of every step, so a killed
+replay leaves at most one step incomplete. The journal then removes a GPU instance that was being created, and the next
+start completes the step. After a failed step its GPU is left as it is, and the rest of the transition is replanned.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ class Outcome:
     """The outcome of one start of a replay.
 
     Attributes:
-        was_set_up: whether the machine was new or empty, and got today's deployment first.
-        earlier: steps that earlier starts had ended.
-        done: steps that this one ended.
-        put_back: what the journals of a killed start had to undo, in words.
-        failures: of the steps that failed, each with its GPU and the reason.
-        reason: why it stopped before the end; `None` if tomorrow is reached.
+        was_set_up: whether the machine was new or empty, and first got the current deployment.
+        earlier: steps completed by earlier starts.
+        done: steps completed by this start.
+        put_back: what the journals of a killed start had to undo, as text.
+        failures: of the failed steps, each with its GPU and the reason.
+        reason: why it stopped before the end; `None` if the target is reached.
     """
 
     was_set_up: bool = False
@@ -65,31 +64,31 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LockedGpu:
-    """A GPU that this process holds."""
+    """A GPU locked by this process."""
 
     device: Device
     programs: Programs
     journal: Journal
-    names: Mapping[int, str]  # of its profiles, by id
+    names: Mapping[int, str]  # of the MIG profiles, by id
 
     @property
     def control(self) -> MigSmi:
-        """The MIG of this GPU."""
+        """The MIG control of this GPU."""
         return MigSmi.locate(self.programs, self.device.uuid)
 
     def slices(self) -> set[Slice]:
-        """Return its GPU instances, as the driver lists them."""
+        """Return its GPU instances as listed by the driver."""
         instances = self.control.read().instances or ()
         return {Slice(profile=self.names[instance.profile_id], start=instance.start) for instance in instances}
 
     def place(self, slice_: Slice) -> dict[str, int]:
-        """Return a GPU instance as the driver names it."""
+        """Return a GPU instance with the driver's ids."""
         ids = {name: number for number, name in self.names.items()}
         return {"profile_id": ids[slice_.profile], "start": slice_.start}
 
 
 class _Log:
-    """The steps begun and ended and the plans made anew, one line each, in a folder beside the machine."""
+    """The log of begun and ended steps and of new plans, one line each, in a folder next to the machine."""
 
     def __init__(self, machine: Path, transition: Transition) -> None:
         self._path = machine.with_name(f"{machine.name}.replay") / "steps.jsonl"
@@ -112,7 +111,7 @@ class _Log:
             self._hear(line)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Keep a line; on return it is on the disk."""
+        """Append a line; on return it is on disk."""
         journal_file.append(self._path, dict(line))
         self._hear(line)
 
@@ -130,11 +129,11 @@ class _Log:
 
 
 def replay(transition: Transition, machine: Path, locks: Path, report: Callable[[str, Step], None]) -> Outcome:
-    """Carry out what is left of a transition on a simulated machine, which is made if it is not there.
+    """Carry out the rest of a transition on a simulated machine, which is created if it does not exist.
 
     Raises:
-        ConfigError: the machine has other GPUs, or is not in the state that the transition begins with.
-        CollocationError: it is in use, or a journal cannot be carried out.
+        ConfigError: the machine has other GPUs, or its state is not the one from which the transition begins.
+        CollocationError: the machine is in use, or a journal cannot be carried out.
     """
     machine = machine.expanduser().resolve()
     most = transition_plan.count_usable_gpus(transition.today.gpus, transition.tomorrow.gpus, transition.spare)
@@ -160,7 +159,7 @@ def replay(transition: Transition, machine: Path, locks: Path, report: Callable[
 
 
 class _Replay:
-    """One start. What is believed to be on each GPU is compared with the driver before the first step."""
+    """One start. Before the first step, the expected state of each GPU is compared with the driver."""
 
     def __init__(
         self,
@@ -176,7 +175,7 @@ class _Replay:
         self._now = gpu_progress.advance(log.transition, log.done)
 
     def run(self) -> None:
-        """Set up, compare, and take every step that is left."""
+        """Set up, compare, and take all remaining steps."""
         if self._log.is_reached:
             return
         if not self._log.is_set_up:
@@ -204,10 +203,10 @@ class _Replay:
         return next((step for step in remaining if done.issuperset(step.after)), None)
 
     def _set_up(self) -> None:
-        """Make today's GPU instances on a machine that has none, or not all of them because a start was killed."""
+        """Create the initial GPU instances on a machine without any, or complete them after a killed start."""
         present = {name: gpu.slices() for name, gpu in self._held.items()}
         if any(present[name] - state.slices for name, state in self._now.items()):
-            self._compare()  # somebody's: say whose
+            self._compare()  # created by another program: report which
         for name, state in self._now.items():
             if state.mode == "mig" and state.slices != present[name]:
                 self._outcome.was_set_up = True
@@ -219,7 +218,7 @@ class _Replay:
         for name, state in self._now.items():
             present, gone, added = self._held[name].slices(), set[Slice](), set[Slice]()
             if name in self._log.transition.set_aside:
-                gone = set(state.idle)  # what a failed step left half made may have been put back since
+                gone = set(state.idle)  # a later start may have removed what a failed step left incomplete
             if begun is not None and begun.kind == "repartition" and begun.gpu == name:
                 gone, added = set(begun.destroyed), set(begun.made)
             if not (state.slices - gone <= present <= state.slices | added):
@@ -246,7 +245,7 @@ class _Replay:
                 )
 
     def _make(self, name: str, required: Sequence[Slice]) -> None:
-        """Make GPU instances, those that are there excepted, each in the journal until it is complete."""
+        """Create missing GPU instances; each is in the journal until it is complete."""
         held = self._held[name]
         if not held.control.read().is_on:
             with _until_complete(held.journal, "mig_mode", held.control.to_record()):
@@ -255,13 +254,13 @@ class _Replay:
         missing = set(required) - held.slices()
         for slice_ in sorted(
             missing, key=lambda slice_: (size[slice_.profile], -slice_.start), reverse=True
-        ):  # larger first
+        ):  # larger ones first
             arguments = {**held.control.to_record(), **held.place(slice_), "boot": boot_id()}
             with _until_complete(held.journal, "mig_instance", arguments):
                 held.control.create(arguments["profile_id"], arguments["start"])
 
     def _plan_anew(self, failed: Step) -> bool:
-        """Plan from here, with the GPU of a failed step left as it is; return whether there is a way."""
+        """Replan, leaving the GPU of a failed step as it is; return whether there is a plan."""
         self._now[failed.gpu].slices = self._held[failed.gpu].slices()
         old = self._log.transition
         known = set(self._now)
@@ -288,7 +287,7 @@ class _Replay:
 
 @contextmanager
 def _until_complete(book: Journal, kind: str, arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Keep a step in the journal while the body takes it; undo it if the body breaks."""
+    """Keep a step in the journal while the body takes it; undo it if the body fails."""
     with UndoStack() as stack:
         step = book.add(kind, **arguments)
         stack.callback(book.undo, step)
@@ -307,7 +306,7 @@ def _list_models(transition: Transition, most: Mapping[Kind, int]) -> list[str]:
 def _find_gpus(
     transition: Transition, machine: Path, most: Mapping[Kind, int]
 ) -> tuple[dict[str, tuple[Gpu, Device]], list[Gpu]]:
-    """Find the GPUs of a transition by id, an index or a UUID, and unused spare ones of the machine."""
+    """Find the GPUs of a transition by id, index or UUID, and unused spare ones of the machine."""
     devices = nvml.list_devices()
     models = [gpu.model for gpu in StateFile(machine).read().gpus]
     by_name = {device.uuid: device for device in devices} | {str(device.index): device for device in devices}

@@ -1,11 +1,11 @@
-"""The proof that a transition does what it promises, in whatever order its steps come to run at once.
+"""The proof that a transition keeps its promises, in whatever order its steps run.
 
-Shares no code with what plans transitions: the rules of layouts are restated here, and of the plan's own figures only
-the instances and the steps are believed. Two facts make all orders provable. Steps that touch the same instance, or
-change the partition of the same GPU, must be ordered by the graph: then every order leads through the same states of
-every GPU, and one of them is gone through. And the least that a service ever has is the least sum over all sets of
-steps that contain, with a step, all that it comes after: a linear programme whose vertices are such sets.
-Source: Picard, Maximal closure of a graph, Management Science 22 (1976).
+Shares no code with the planner: the layout rules are restated here, and only instances and steps are taken from the
+plan. Two facts allow a proof for all orders. First, steps that touch the same instance, or change the partition of the
+same GPU, must be ordered by the graph: then every order leads each GPU through the same states, and checking one order
+suffices. Second, the least throughput that a service ever has is the minimum over all sets of steps that are closed
+under predecessors: a linear programme whose vertices are such sets. Source: Picard, Maximal closure of a graph,
+Management Science 22 (1976).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from pipeline.prepare.mig import profiles
 from pipeline.prepare.mig.profiles import MigGpu
 
 _ROUNDING = 1e-6
-_HALVES_TOGETHER = 510  # the driver branch from which 4g and 3g can be on one GPU. Source: NVIDIA MIG User Guide
+_HALVES_TOGETHER = 510  # the driver branch from which a GPU can hold 4g and 3g. Source: NVIDIA MIG User Guide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """The faults of a transition, and the least throughputs on its way.
+    """The faults of a transition, and the lowest throughputs during it.
 
     Attributes:
-        broken: what does not hold, in words; empty if all does.
-        lowest_per_s: by service that must keep something, the least that it has at any moment in any order of steps.
+        broken: violated rules, as text; empty if there are none.
+        lowest_per_s: for each service with a requirement, the lowest throughput at any time in any order of steps.
     """
 
     broken: tuple[str, ...]
@@ -40,7 +40,7 @@ class Proof:
 
 @dataclass(slots=True)
 class _State:
-    """A GPU while the steps are gone through."""
+    """The state of a GPU while the steps are simulated."""
 
     gpu: Gpu
     mode: str
@@ -49,7 +49,7 @@ class _State:
 
 
 def check(transition: Transition) -> Proof:
-    """Go through a transition and say what is wrong with it."""
+    """Simulate a transition and report its faults."""
     broken = list(_graph_faults(transition.steps))
     if broken:
         return Proof(broken=tuple(broken))
@@ -107,7 +107,7 @@ def _order(steps: Sequence[Step]) -> Iterable[str]:
 
 
 def _find_predecessors(steps: Sequence[Step], order: Sequence[str]) -> dict[str, int]:
-    """Return all that each step comes after, near and far, as bits at the positions of the order."""
+    """Return all predecessors of each step, as bits at the positions of the order."""
     position = {name: number for number, name in enumerate(order)}
     after = {step.id: step.after for step in steps}
     predecessors: dict[str, int] = {}
@@ -126,7 +126,7 @@ def _set_up(gpu: Gpu, transition: Transition) -> _State:
 
 
 def _take(states: Mapping[str, _State], step: Step, set_aside: Sequence[str]) -> None:
-    """Take one step; ValueError says why it cannot be taken."""
+    """Take one step; raise `ValueError` with the reason if it cannot be taken."""
     for name in {step.gpu, step.source_gpu} - {None}:
         if name not in states:
             raise ValueError(f"there is no GPU {name}")
@@ -216,7 +216,7 @@ def _leave(state: _State, instance: Instance) -> None:
 
 
 def _find_unordered(steps: Sequence[Step], before: Mapping[str, int]) -> Iterable[str]:
-    """Find steps that touch the same and could run in either order, or at once."""
+    """Find steps that touch the same instance or partition but are not ordered."""
     touching: dict[tuple[str, object], list[tuple[Step, str]]] = defaultdict(list)
     for step in steps:
         if step.kind == "repartition":
@@ -232,7 +232,7 @@ def _find_unordered(steps: Sequence[Step], before: Mapping[str, int]) -> Iterabl
     position = {name: number for number, name in enumerate(before)}
     for (gpu, start), touches in touching.items():
         for (one, role), (other, other_role) in itertools.combinations(touches, 2):
-            # Those on an undivided GPU may come at once, and may leave at once.
+            # Services on an undivided GPU may start together, and may end together.
             if (start is None and role == other_role != "partition") or one.id == other.id:
                 continue
             if not (before[one.id] >> position[other.id] & 1 or before[other.id] >> position[one.id] & 1):
@@ -259,7 +259,7 @@ def _end_faults(states: Mapping[str, _State], transition: Transition) -> Iterabl
 
 
 def _shape(gpu: Gpu, mode: str, instances: Iterable[Instance]) -> tuple[object, ...]:
-    """Return a GPU without its id and without where its instances are."""
+    """Return a GPU without its id and the starts of its instances."""
     rows = sorted(str((i.profile, i.service, i.processes, i.batch, i.share_pct)) for i in instances)
     return gpu.model, gpu.driver_branch, mode, tuple(rows)
 
@@ -298,7 +298,7 @@ def _find_lowest(service: str, transition: Transition, before: Mapping[str, int]
 
 
 def _change(step: Step) -> float:
-    """Return what a step adds to its service; of one that takes away, it does so from its beginning."""
+    """Return how a step changes the throughput of its service; a decrease counts from its beginning."""
     assert step.instance is not None
     new = step.instance.throughput_per_s or 0.0
     if step.kind == "delete":
@@ -320,7 +320,7 @@ def _least_closed_sum(changes: Mapping[str, float], before: Mapping[str, int]) -
     ]
     limits = np.zeros((len(rows), len(names)))
     for row, (number, other) in enumerate(rows):
-        limits[row, number], limits[row, other] = 1.0, -1.0  # a step is in the set only if the earlier one is
+        limits[row, number], limits[row, other] = 1.0, -1.0  # a step is in the set only if its predecessor is
     optimum = linprog(
         list(changes.values()), A_ub=limits if rows else None, b_ub=np.zeros(len(rows)) if rows else None, bounds=(0, 1)
     )

@@ -1,4 +1,4 @@
-"""Which GPU instances of a model fit beside which, asked often and answered from memory."""
+"""Cached queries on which GPU instances of a model fit together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.prepare.mig import layouts
 
 
 class Kind(NamedTuple):
-    """The properties that GPUs must share for one to stand for another."""
+    """The properties that GPUs must share to be interchangeable."""
 
     model: str
     driver_branch: int | None
@@ -24,7 +24,7 @@ class Spot(NamedTuple):
 
 
 class Layouts:
-    """The layouts of one kind of GPU. Every method takes the instances that are there in any order."""
+    """The layouts of one kind of GPU. Methods take the existing instances in any order."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._model = mig_gpu(gpu)
@@ -43,18 +43,18 @@ class Layouts:
         return self._profiles[profile].memory_slices
 
     def starts(self, profile: str) -> tuple[int, ...]:
-        """Return where an instance may begin on an empty GPU."""
+        """Return the starts of an instance on an empty GPU."""
         return self._profiles[profile].starts
 
     def is_legal(self, instances: Iterable[Spot]) -> bool:
-        """Return whether all of them can be there at once."""
+        """Return whether all of them can exist together."""
         spots = frozenset(instances)
         if spots not in self._legal:
             self._legal[spots] = layouts.explain_misplaced(self._model, self._list_placed(spots)) is None
         return self._legal[spots]
 
     def place(self, spots: Iterable[Spot], names: Sequence[str]) -> tuple[int, ...] | None:
-        """Return the starts at which instances of these profiles fit beside others; `None` if they do not."""
+        """Return starts at which instances of these profiles fit next to the others; `None` if they do not fit."""
         key = frozenset(spots), tuple(names)
         if key not in self._placed:
             profiles = [self._profiles[name] for name in names]
@@ -63,7 +63,7 @@ class Layouts:
         return self._placed[key]
 
     def best_start(self, spots: Iterable[Spot], profile: str) -> int | None:
-        """Return where one more instance leaves the most room to others; `None` if it does not fit."""
+        """Return the start of one more instance that leaves the most room; `None` if it does not fit."""
         key = frozenset(spots), profile
         if key not in self._best:
             starts = self._profiles[profile].starts
@@ -74,7 +74,7 @@ class Layouts:
         return self._best[key]
 
     def room(self, instances: Iterable[Spot]) -> int:
-        """Return how much could still be added: the squared memory slices of every single instance that fits."""
+        """Return the remaining room: the sum of squared memory slices over all single instances that still fit."""
         spots = frozenset(instances)
         return sum(self.slices(option.profile) ** 2 for option in self._options if self._fits(spots, option))
 
@@ -86,5 +86,5 @@ class Layouts:
 
 
 def configuration_of(instance: Instance) -> tuple[object, ...]:
-    """Return what makes two instances do the same: all but where they are and the figures."""
+    """Return the properties that make two instances equivalent: all except start and figures."""
     return instance.profile, instance.service, instance.processes, instance.batch, instance.share_pct

@@ -1,7 +1,7 @@
-"""Which instance is where while a transition is thought out, and the moves that are allowed.
+"""The positions of all instances while a transition is planned, and the allowed moves.
 
-Every move keeps the two rules of a transition: an instance is put only where it fits beside what is there, and a
-service keeps at least what is required of it. So whatever order of moves is found is one that may be carried out.
+Every move keeps the two rules of a transition: an instance is placed only where it fits, and a service keeps at least
+its requirement. So every order of moves that is found may be carried out.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass, field, replace
 from pipeline.planner.deployment import Instance
 from pipeline.planner.transition.rooms import Kind, Layouts, Spot
 
-# Figures are sums of decimal fractions: what is short by less than this share of the requirement is not short.
+# Figures are sums of decimal fractions: a deficit below this share of the requirement is ignored.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupant:
-    """An instance that is there today and goes, or one of tomorrow.
+    """An instance of the current deployment that goes, or one of the target deployment.
 
     Attributes:
-        target: the position of its GPU in tomorrow's deployment; `None` for one that goes.
-        instance: at the start that it has today, or that tomorrow's plan gives it.
-        worth: throughput a second.
+        target: the position of its GPU in the target deployment; `None` if it goes.
+        instance: with its current start, or the planned one.
+        worth: throughput per second.
     """
 
     number: int
@@ -34,7 +34,7 @@ class Occupant:
 
     @property
     def service(self) -> str:
-        """The service whose instance it is."""
+        """The service that its instance serves."""
         return self.instance.service
 
     @property
@@ -45,7 +45,7 @@ class Occupant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Instances come to a GPU, each at a start, `None` on an undivided one; or leave where they are, for good."""
+    """A move: instances come to a GPU, each with a start (`None` if undivided), or end where they are."""
 
     gpu: int | None
     placed: tuple[tuple[int, int | None], ...]
@@ -53,22 +53,22 @@ class Move:
 
 @dataclass(slots=True, kw_only=True)
 class SearchState:
-    """The state between two moves. GPUs and occupants go by their number.
+    """The state between two moves. GPUs and occupants are identified by number.
 
     Attributes:
         occupants: all of them.
         kinds: of each GPU.
         requirements: of each service.
-        rooms: of each kind of GPU that can be divided.
+        rooms: of each kind of GPU with MIG.
         placed: the occupants of each GPU, with their starts.
-        where: the GPU of each occupant that is on one.
-        total: what each service has.
-        want: the target that each GPU is to become; `None` for none.
-        unassigned: the targets that no GPU is to become yet.
-        untouchable: GPUs that stay as they are.
-        taken: the GPU instances with somebody on them, of each GPU.
-        stirred_gpus, stirred_services: those that have changed since somebody looked what they allow.
-        moves: those made so far.
+        where: the GPU of each placed occupant.
+        total: throughput of each service.
+        want: the target assigned to each GPU; `None` for none.
+        unassigned: the targets without a GPU.
+        untouchable: GPUs that must not change.
+        taken: the occupied GPU instances of each GPU.
+        stirred_gpus, stirred_services: changed since their free moves were last searched.
+        moves: made so far.
     """
 
     occupants: Sequence[Occupant]
@@ -90,7 +90,7 @@ class SearchState:
     moves: list[Move] = field(default_factory=list)
 
     def copy(self) -> SearchState:
-        """Copy the state, to try moves on."""
+        """Copy the state, to try moves."""
         return replace(
             self,
             placed=[dict(numbers) for numbers in self.placed],
@@ -107,7 +107,7 @@ class SearchState:
         )
 
     def begin(self) -> None:
-        """Derive what follows from `placed` and `want`."""
+        """Compute the fields that depend on `placed` and `want`."""
         self.taken = [frozenset()] * len(self.placed)
         for gpu, numbers in enumerate(self.placed):
             for number in numbers:
@@ -124,27 +124,27 @@ class SearchState:
 
     @property
     def is_done(self) -> bool:
-        """True if tomorrow is reached, but for GPU instances that nobody is on."""
+        """True if the target is reached, apart from unused GPU instances."""
         return not any(self.going.values()) and not any(self.missing.values())
 
     def surplus(self, service: str) -> float:
-        """Return what a service has beyond what it must keep."""
+        """Return the throughput of a service beyond its requirement."""
         required = self.requirements.get(service, 0.0)
         return self.total.get(service, 0.0) - required + _ROUNDING * max(required, 1.0)
 
     def give(self, target: int, gpu: int) -> None:
-        """Let a GPU become one of tomorrow; what of it is there already has found its place."""
+        """Assign a target to a GPU; its instances already on the GPU are then in place."""
         self.want[gpu] = target
         self.unassigned.discard(target)
         self.missing[target] -= self.placed[gpu].keys()
         self.stirred_gpus.add(gpu)
 
     def is_divided(self, gpu: int) -> bool:
-        """Return whether MIG instances can be made on it: those on it, if any, have one."""
+        """Return whether MIG instances can be created on a GPU: all of its occupants, if any, are in one."""
         return len(self.taken[gpu]) == len(self.placed[gpu])
 
     def take(self, number: int) -> None:
-        """Take away an occupant that can go, or one of tomorrow from a place that is not its last."""
+        """Remove an old occupant, or a new one from a temporary place."""
         gpu = self.where.pop(number)
         del self.placed[gpu][number]
         occupant = self.occupants[number]
@@ -155,7 +155,7 @@ class SearchState:
         self.moves.append(Move(gpu=None, placed=((number, None),)))
 
     def put(self, gpu: int, placed: Sequence[tuple[int, int | None]]) -> None:
-        """Bring occupants to a GPU, from nowhere or from other GPUs."""
+        """Bring occupants to a GPU: new ones, or ones from other GPUs."""
         for number, start in placed:
             occupant = self.occupants[number]
             if number in self.where:

@@ -1,4 +1,4 @@
-"""The plan of a transition: what stays, in what order the rest is exchanged, and the steps with their times."""
+"""The plan of a transition: the instances that stay, the order of the other changes, and the steps with their times."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from pipeline.planner.transition.rooms import Kind, Layouts, Spot, configuration
 from pipeline.planner.transition.search_state import Occupant, SearchState
 from pipeline.planner.transition.transition_steps import IdleInstances, Step, Transition
 
-# Of the ways that are tried, `None` being the plain one. Of a small transition all are, of a large one those that may
-# have this many instances together, and more only until one leads to the end.
+# Seeds that are tried; `None` leaves moves unshuffled. Small transitions try all, large ones as many as have this many
+# instances in total, and more only until one succeeds.
 _SEEDS = (None, 1, 2, 3, 4, 5)
 _TRIED_INSTANCES = 900
 
 
 class NoTransitionError(Exception):
-    """No transition keeps what is required, or none was found; the message says whose fault it is and what to do."""
+    """No transition keeps the requirements, or none was found; the message has the cause and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class InitialState:
     """The state before the first step.
 
     Attributes:
-        gpus: each with its id; names of models and profiles in full.
+        gpus: each with its id and full names of models and profiles.
         idle: GPU instances without a service.
-        set_aside: ids of GPUs on which nothing may be changed.
+        set_aside: ids of GPUs that must not be changed.
     """
 
     gpus: tuple[Gpu, ...]
@@ -50,13 +50,13 @@ class InitialState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
-    """The constraints that hold for the whole way.
+    """The constraints on every step of a transition.
 
     Attributes:
         old_rates_per_s, new_rates_per_s: of each service.
-        spare: as it was asked for.
-        durations_s: by kind of step; empty if they are not known.
-        is_simulated: whether figures of today or tomorrow come from a simulated GPU.
+        spare: the requested number of spare GPUs.
+        durations_s: by kind of step; empty if unknown.
+        is_simulated: whether figures of either deployment come from a simulated GPU.
     """
 
     old_rates_per_s: Mapping[str, float]
@@ -67,7 +67,7 @@ class Constraints:
 
     @property
     def requirements(self) -> dict[str, float]:
-        """The throughput that each service keeps at every step."""
+        """The throughput that each service must keep at every step."""
         new = self.new_rates_per_s
         return {name: min(rate, new[name]) for name, rate in sorted(self.old_rates_per_s.items()) if name in new}
 
@@ -77,7 +77,7 @@ def plan_transition(today: Plan, tomorrow: Plan, spare: int, durations_s: Mappin
 
     Raises:
         ConfigError: an instance without a throughput, or a service without a rate.
-        NoTransitionError: there is none, or none was found.
+        NoTransitionError: none exists or none was found.
     """
     gpus = assign_ids(spell_out(today.deployment.gpus))
     tomorrow_gpus = tuple(gpu for gpu in spell_out(tomorrow.deployment.gpus) if gpu.instances)
@@ -100,7 +100,7 @@ def plan_transition(today: Plan, tomorrow: Plan, spare: int, durations_s: Mappin
 
 
 def count_usable_gpus(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], spare: int) -> dict[Kind, int]:
-    """Count the GPUs of each kind that may be in use: those of the larger deployment, and the spare ones."""
+    """Count the usable GPUs per kind: those of the larger deployment plus the spare ones."""
     before, after = (Counter(get_kind(gpu) for gpu in deployed if gpu.instances) for deployed in (gpus, tomorrow))
     return {kind: count + spare for kind, count in (before | after).items()}
 
@@ -108,10 +108,10 @@ def count_usable_gpus(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], spare: int) 
 def plan_onward(
     begin: InitialState, tomorrow: tuple[Gpu, ...], terms: Constraints, most: Mapping[Kind, int]
 ) -> Transition:
-    """Plan the transition from whatever is there, also amid another one; the best of a few that are tried.
+    """Plan the transition from any state, even within another transition; return the best of a few attempts.
 
     Raises:
-        NoTransitionError: as `plan`.
+        NoTransitionError: as `plan_transition`.
     """
     _refuse_lack(begin.gpus, tomorrow, terms.requirements)
     gpus = (*begin.gpus, *_add_spare_gpus(begin.gpus, tomorrow, most))
@@ -146,7 +146,7 @@ def plan_onward(
 
 
 def _find_untouchable(gpus: Sequence[Gpu], set_aside: Sequence[str], most: Mapping[Kind, int]) -> frozenset[int]:
-    """Return GPUs that stay as they are: those set aside, and empty ones beyond what may be used."""
+    """Return the GPUs that must not change: those set aside, and empty ones beyond the usable number."""
     count = Counter(get_kind(gpu) for gpu in gpus if gpu.instances)
     untouchable = set()
     for number, gpu in enumerate(gpus):
@@ -263,7 +263,7 @@ def _add_spare_gpus(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], most: Mapping[
 
 
 def _refuse_lack(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], requirements: Mapping[str, float]) -> None:
-    """Refuse to keep what is not there before the transition, or not after it."""
+    """Raise an error if a requirement is not met before the transition or after it."""
     for name, deployment in (("today's", gpus), ("tomorrow's", tomorrow)):
         total = total_per_s(deployment)
         for service, required in requirements.items():

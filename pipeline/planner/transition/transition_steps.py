@@ -1,11 +1,11 @@
 """The steps of a transition as records, and their file.
 
-Steps run as soon as those that they come `after` have ended, so several run at once. While a step runs,
+A step runs as soon as all steps in its `after` have ended, so several run at once. The kinds of steps:
 
-- `repartition`: GPU instances without a service on them are destroyed and others made; or MIG is switched on or off;
-- `create`: a service starts on a GPU instance that is there, or on an undivided GPU, and counts when the step ends;
-- `delete`: it stops, and does not count from the moment at which the step begins;
-- `migrate`: it starts at one place, then stops at another. At least one of the two counts.
+- `repartition`: unused GPU instances are destroyed and others created, or MIG is switched on or off;
+- `create`: a service starts on an existing GPU instance or undivided GPU, and counts from the end of the step;
+- `delete`: a service stops, and does not count from the beginning of the step;
+- `migrate`: a service starts at one place, then stops at another. At least one of the two counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS: tuple[StepKind, ...] = get_args(StepKind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """A GPU instance, whoever is on it: its profile and first memory slice."""
+    """A GPU instance, used or unused: its profile and first memory slice."""
 
     profile: str
     start: int
@@ -39,15 +39,15 @@ class Step:
     """One step.
 
     Attributes:
-        gpu: where something comes to be or ceases to be.
-        after: the steps that must have ended before.
-        instance: who starts, of a `delete` who stops.
-        source_gpu: of a `migrate`, the GPU that is left.
-        source: who stops there.
-        destroyed, made: of a `repartition`; the first are destroyed before the others are made.
-        mode: of a `repartition`, how the GPU is shared after it.
-        begins_s, ends_s: if every step begins as soon as it may and takes the time that was given for its kind; `None`
-            if none was given.
+        gpu: where something is created or removed.
+        after: the steps that must end before.
+        instance: the instance that starts or, in a `delete`, stops.
+        source_gpu: the GPU that a `migrate` leaves.
+        source: the instance that stops there.
+        destroyed, made: in a `repartition`, the GPU instances to destroy first and then create.
+        mode: in a `repartition`, how the GPU is shared afterwards.
+        begins_s, ends_s: if every step begins as early as possible and takes the given duration of its kind; `None`
+            without durations.
     """
 
     id: str
@@ -66,7 +66,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleInstances:
-    """GPU instances that nobody is on at the start."""
+    """GPU instances without an occupant at the start."""
 
     gpu: str
     slices: tuple[Slice, ...]
@@ -74,21 +74,21 @@ class IdleInstances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """A transition, with all that is needed to check it and to carry it out.
+    """A transition with everything needed to check and carry it out.
 
     Attributes:
-        today: what is there, every GPU with its id; spare GPUs that are used are among them, with nobody on them.
-        tomorrow: what was asked for. Its GPUs are taken by model: their ids say nothing.
-        reached: what is there in the end, with the ids of `today`.
-        old_rates_per_s, new_rates_per_s: what each service must get today and tomorrow. On the way it keeps at least
-            the smaller of the two, and nothing if it has only one of them.
-        spare: GPUs of each model that could be used beyond what the larger deployment has.
-        spare_used: those that are.
+        today: the current deployment, every GPU with its id, including the spare GPUs that are used, which are empty.
+        tomorrow: the requested deployment. Its GPUs are matched by model: their ids are ignored.
+        reached: the final deployment, with the ids of `today`.
+        old_rates_per_s, new_rates_per_s: the rate of each service today and tomorrow. In between it keeps at least the
+            smaller of the two, or nothing if it has only one.
+        spare: GPUs of each model available beyond those of the larger deployment.
+        spare_used: number of these that are used.
         durations_s: of each kind of step.
-        makespan_s: from the first step to the last; `None` without durations.
-        longest_chain: the most steps that come one after another.
-        idle: GPU instances without a service at the start.
-        set_aside: GPUs on which a step failed: they stay as they are.
+        makespan_s: from the begin of the first step to the end of the last; `None` without durations.
+        longest_chain: length of the longest chain of dependent steps.
+        idle: initial GPU instances without a service.
+        set_aside: GPUs on which a step failed: they must not be changed.
         is_simulated: whether figures of one of the plans come from a simulated GPU.
     """
 
@@ -110,7 +110,7 @@ class Transition:
 
 
 def read(path: Path) -> Transition:
-    """Read the transition in a file; ConfigError if there is none that can be used."""
+    """Read a transition from a file; raise `ConfigError` if it is invalid."""
     content = input_files.read_json(path)
     if (version := content.get("version")) != VERSION or "steps" not in content:
         command = f"`{entry_points.spell('planner', 'transition')}`"
@@ -125,5 +125,5 @@ def read(path: Path) -> Transition:
 
 
 def write(transition: Transition, path: Path) -> None:
-    """Write a transition; ConfigError if the file cannot be written."""
+    """Write a transition; raise `ConfigError` if the file cannot be written."""
     input_files.write_json(path, json_decoder.encode(transition))

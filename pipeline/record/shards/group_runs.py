@@ -1,6 +1,6 @@
-"""The groups of an experiment, by a few of their tags.
+"""The groups of an experiment, read by some of their tags.
 
-A local store is read by SQL where MLflow's version was tried, otherwise through MLflow.
+A local store is read by SQL if MLflow's version is a tested one, otherwise through MLflow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.record.store.local_store import is_server
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRun:
-    """A group's run: its times in ms since the epoch, and the facts in its tags."""
+    """A group's run: its times in ms since the epoch, and the facts from its tags."""
 
     name: str
     status: str
@@ -29,10 +29,10 @@ class GroupRun:
 
 
 def read_groups(where: Path | str, experiment: str, names: Collection[str]) -> list[GroupRun]:
-    """Return every group of an experiment, oldest first, with at least these facts where its tags have them.
+    """Return every group of an experiment, oldest first, with at least these facts if its tags have them.
 
     Raises:
-        TrackingError: there is no such store or experiment, or it cannot be read.
+        TrackingError: the store or experiment does not exist or is not readable.
     """
     if not is_server(where) and (runs := _read_database(Path(where) / DATABASE, experiment, names)):
         return runs
@@ -40,7 +40,7 @@ def read_groups(where: Path | str, experiment: str, names: Collection[str]) -> l
 
 
 def convert_run(run: Any) -> GroupRun:
-    """Convert a run of MLflow."""
+    """Convert an MLflow run."""
     return GroupRun(
         name=run.info.run_name,
         status=run.info.status,
@@ -51,8 +51,8 @@ def convert_run(run: Any) -> GroupRun:
 
 
 def _read_database(database: Path, experiment: str, names: Collection[str]) -> list[GroupRun]:
-    """Read groups without MLflow; none if that fails, as in a folder without write permission."""
-    # What an earlier version stored is read by the name of then.
+    """Read groups without MLflow; return none if that fails, as in a folder without write permission."""
+    # Tags stored by earlier versions are read by their old names.
     keys = {key: name for name in names for key in (fact_tag(name), stored_name(fact_tag(name)))}
     return [
         GroupRun(

@@ -41,14 +41,14 @@ class Overview:
     """All shards of a study, grouped by GPU model.
 
     Attributes:
-        plan, plan_any_gpu: digest of the newest plan, with and without the GPU models; the latter empty if unknown.
-        seconds_left: for the missing groups, on as many GPUs as are at work; of several models the longest, of a GPU
-            alone and in company the sum. `None` if unknown, 0 if none is missing.
+        plan, plan_any_gpu: digest of the newest plan, with and without the GPU models; the latter is empty if unknown.
+        seconds_left: for the missing groups, on as many GPUs as are busy: the longest of several models, the sum for a
+            GPU alone and with other busy GPUs. `None` if unknown, 0 if none is missing.
         simulated: the simulated GPU models.
-        num_unsent: groups of the experiment that wait in the spool.
-        command: that began the newest of its groups; the launcher's, if there was one.
-        is_asked: whether Slurm was asked for its tasks.
-        unasked: why Slurm could not be asked; empty if it was, or no task ran a group.
+        num_unsent: groups of the experiment still in the spool.
+        command: that started its newest group; the launcher's, if there was one.
+        is_asked: whether Slurm was queried for its tasks.
+        unasked: why Slurm could not be queried; empty if it was, or no task ran a group.
     """
 
     experiment: str
@@ -68,11 +68,11 @@ class Overview:
         return not self.num_unsent and all(unit.state == DONE for unit in self.units)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Convert the overview to a dict."""
         return dataclasses.asdict(self)
 
     def as_text(self, now_s: float) -> str:
-        """Format a table with a line a shard, or a range of shards without a start, and the work left."""
+        """Format a table with one line per shard, or per range of shards not started, and the remaining work."""
         shown = [list(alike) for _, alike in itertools.groupby(self.units, _make_line_key)]
         lines = [_HEAD, *(_format_line(units, now_s) for units in shown)]
         if self.num_models > 1:
@@ -121,10 +121,10 @@ class Overview:
 def read_overview(where: Path | str, experiment: str, queue: Queue | None = None) -> Overview:
     """Return the progress of the newest plan of an experiment, and of the same study on other GPU models.
 
-    With `queue`, Slurm's tasks count as well, also those that ended without a result.
+    With `queue`, Slurm's tasks are included, even those that ended without a result.
 
     Raises:
-        TrackingError: there is no such store or experiment, or nothing in it says how many shards a study has.
+        TrackingError: the store or experiment does not exist, or does not contain the number of shards.
     """
     spooled = {} if is_server(where) else _read_spooled(Path(where), experiment)
     of_models = _select_plans(where, experiment, spooled)
@@ -140,13 +140,13 @@ def read_overview(where: Path | str, experiment: str, queue: Queue | None = None
     submitted = submitted if submitted is not None and submitted.study == _find_study_command(newest) else None
     queued = QueueState.read([*itertools.chain(*of_models)], queue, submitted)
     parts = _make_parts(of_models or [[]], newest, queued)
-    if any(unit.state == LOST for units, _ in parts for unit in units):  # unless it ended between the two questions
+    if any(unit.state == LOST for units, _ in parts for unit in units):  # unless it ended between the two queries
         of_models = _select_plans(where, experiment, spooled)
         parts = _make_parts(of_models, newest, queued)
     if queued.arrays:
         is_unfinished = any(unit.state in task_messages.UNFINISHED for units, _ in parts for unit in units)
         known: Mapping[str, str] = {}
-        with suppress(CommandError):  # Slurm has just answered; without it the output of the tasks still tells
+        with suppress(CommandError):  # Slurm answered just now; if not, the output of the tasks must do
             known = squeue.list_end_states(queued.arrays) if is_unfinished else {}
         folder = submitted.folder if submitted else ""
         parts = [
@@ -170,7 +170,7 @@ def read_overview(where: Path | str, experiment: str, queue: Queue | None = None
 
 
 def format_sizes(sizes: Sequence[int]) -> str:
-    """Format the number of groups of each shard, with equal ones together: `12x5`, `12x4,6x1`."""
+    """Format the number of groups of each shard, with equal ones combined: `12x5`, `12x4,6x1`."""
     runs: list[tuple[int, int]] = []
     for size in sizes:
         times = runs.pop()[1] if runs and runs[-1][0] == size else 0
@@ -179,13 +179,13 @@ def format_sizes(sizes: Sequence[int]) -> str:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Parse the text of `sizes_in_words`."""
+    """Parse the text that `format_sizes` returns."""
     parts = (part.split("x") for part in text.split(","))
     return [int(size) for size, times in parts for _ in range(int(times))]
 
 
 def _read_spooled(root: Path, experiment: str) -> dict[str, RunRecord]:
-    """Return the ended groups of an experiment that wait in the spool, by spool id; the store may say that they run."""
+    """Return the ended groups of an experiment in the spool, by spool id; the store may show them as running."""
     ended = group_folder.read_ended(root / layout.SPOOL)
     return {record.spool_id: record.parent for record in ended if record.experiment == experiment}
 
@@ -193,7 +193,7 @@ def _read_spooled(root: Path, experiment: str) -> dict[str, RunRecord]:
 def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunRecord]) -> list[list[GroupRun]]:
     """Return the groups of the newest plan, and of the same study on other GPU models, oldest first, by model.
 
-    A model without a group has an empty list. A GPU alone and in company are two plans, and count as models do.
+    A model without a group has an empty list. A GPU alone, and with other busy GPUs, count as two models.
     """
     planned = [
         _update_from_spool(dataclasses.replace(run, facts=facts), spooled.get(run.facts.get("spool_id", "")))
@@ -224,11 +224,11 @@ def _split_by_study(run: GroupRun) -> Collection[Mapping[str, str]]:
 
 def _has_company(facts: Mapping[str, str]) -> bool:
     command = facts.get("command_line", "")
-    return _BESIDE in command and _BESIDE in (content.split_command(command) or [])  # the first look costs no time
+    return _BESIDE in command and _BESIDE in (content.split_command(command) or [])  # the first test is cheap
 
 
 def _identify_study(facts: Mapping[str, str]) -> str:
-    """Return what the plans of one study have in common."""
+    """Return what identifies the plans of one study."""
     if _has_company(facts):
         return slurm_arrays.identify_study(facts["command_line"])
     return facts.get("plan_any_gpu", facts["plan"])
@@ -239,18 +239,18 @@ def _find_study_command(run: GroupRun) -> str:
 
 
 def _is_another(submitted: Submission, newest: GroupRun, queue: Queue | None) -> bool:
-    """Return whether the newest submission is another study than the newest group's, or a changed program."""
+    """Return whether the newest submission is another study than the newest group's, or has a changed program."""
     if submitted.time_ms <= newest.start_ms:
         return False
     if submitted.study != _find_study_command(newest):
         return True
     has_changed = submitted.plan_any_gpu not in ("", newest.facts.get("plan_any_gpu"))
-    # No group tells of tasks that found all done, as where the plan is another one on the nodes than where it is typed.
+    # Tasks that found everything done leave no group; on the nodes the plan may also differ from the submitted one.
     return has_changed and bool(QueueState.read([], queue, submitted).states)
 
 
 def _make_pending_run(submitted: Submission) -> GroupRun:
-    """Return a stand-in for the groups of a study of which none has begun."""
+    """Return a stand-in for a study of which no group has begun."""
     facts = {"plan": "", "plan_any_gpu": submitted.plan_any_gpu, "command_line": submitted.command_line}
     facts |= {"plan_units": format_sizes([0] * submitted.num_units)}
     return GroupRun(name="", status="", start_ms=0, end_ms=None, facts=facts)
@@ -281,7 +281,7 @@ def _update_from_spool(run: GroupRun, record: RunRecord | None) -> GroupRun:
 
 
 def _make_line_key(unit: Shard) -> tuple[str, str, str, int]:
-    """Return a key that is equal for neighbouring shards that share a line."""
+    """Return a key that is equal for adjacent shards that share a line."""
     return unit.model, unit.state, unit.reason, 0 if unit.last_ms is None else unit.number
 
 

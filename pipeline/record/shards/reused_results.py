@@ -1,6 +1,6 @@
-"""Results that later plans have as well and do not run again: their runs say so.
+"""Results that later plans reuse instead of running the groups again; their runs are marked with these plans.
 
-A study that goes on with more repeats, degrees or workloads is another plan, whose own runs do not show its progress.
+A study continued with more repeats, degrees or workloads is another plan, whose own runs do not show all progress.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pipeline.record.store.local_store import Store, translate_errors
 
 
 def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) -> None:
-    """Mark these runs as those of a plan with these facts; `units` has the shard of each there.
+    """Mark these runs as results of a plan with these facts; `units` has each run's shard in that plan.
 
     Raises:
-        TrackingError: the store cannot be read or written.
+        TrackingError: the store is not readable or writable.
     """
     for run_id, unit in units.items():
         with translate_errors(f"run {run_id} cannot be marked in {store.uri}"):
@@ -29,7 +29,7 @@ def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) 
 
 
 def _encode(plans: Sequence[Mapping[str, str]]) -> str:
-    """Encode the newest plans that fit into a tag."""
+    """Encode as many of the newest plans as fit into a tag."""
     encoded = json.dumps(plans, ensure_ascii=False)
     if len(encoded) <= MAX_TAG:
         return encoded

@@ -21,24 +21,24 @@ DONE, RUNNING, WAITING, LOST = "done", "running", "waiting", "lost"
 INCOMPLETE, ENDED, NOT_BEGUN = "incomplete", "ended", "not begun"
 STATES = (DONE, RUNNING, WAITING, LOST, INCOMPLETE, ENDED, NOT_BEGUN)
 Queue = Callable[[str, Collection[str]], Mapping[str, str]]
-"""Asks the Slurm of a cluster for the tasks of some job arrays (`squeue.read_cluster_states`)."""
+"""Queries the Slurm of a cluster for the tasks of some job arrays (`squeue.read_cluster_states`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One shard, as far as its best attempt got.
+    """One shard, as far as its best attempt has progressed.
 
     Attributes:
         model: of its GPU; empty for a model on which nothing has begun.
-        state: `LOST` if a group of it runs by the store and its Slurm task has left the queue; `ENDED` if its task
+        state: `LOST` if the store shows a group as running but its Slurm task has left the queue; `ENDED` if its task
             ended before a group began.
         results: number of groups by result; a group that ran twice counts once.
-        last_ms: when a run of it began or ended last, since the epoch.
-        group: that runs, or ran when the shard was lost.
-        reason: why its Slurm task waits, in Slurm's words.
-        tasks: its Slurm tasks in the queue, if it may have groups to run.
-        message: last error of a task that ended early, or the holder that a task waits for.
-        output: the file of that task's output.
+        last_ms: last begin or end of a run, since the epoch.
+        group: the running group, or the one that ran when the shard was lost.
+        reason: why its Slurm task is pending, as Slurm reports it.
+        tasks: its Slurm tasks in the queue, if it may have groups left to run.
+        message: last error of a task that ended early, or the holder for which a task waits.
+        output: the output file of that task.
     """
 
     number: int
@@ -57,7 +57,7 @@ class Shard:
 
     @property
     def num_found(self) -> int:
-        """Number of groups with a final result; the others run again."""
+        """Number of groups with a final result; the remaining ones run again."""
         return _count_findings(self.results)
 
 
@@ -67,8 +67,8 @@ class QueueState:
 
     Attributes:
         states: by task.
-        arrays, new: that were asked for, and those of which no task has begun a group.
-        unasked: why Slurm could not be asked.
+        arrays, new: the queried arrays, and those of which no task has begun a group.
+        unasked: why Slurm could not be queried.
     """
 
     states: Mapping[str, str] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class QueueState:
 
     @classmethod
     def read(cls, runs: Sequence[GroupRun], queue: Queue | None, submitted: Submission | None = None) -> QueueState:
-        """Ask for the arrays of these runs and those submitted; of several clusters, on the newest."""
+        """Query the arrays of these runs and those submitted; with several clusters, on the newest."""
         begun = [task for run in sorted(runs, key=lambda run: run.start_ms) if (task := _parse_task(run))]
         tasks = [*begun, *((submitted.cluster, array) for array in submitted.arrays)] if submitted else begun
         if queue is None or not tasks:
@@ -91,7 +91,7 @@ class QueueState:
             return cls(unasked=str(error))
 
     def update(self, unit: Shard, runs: Sequence[GroupRun], arrays: Collection[str]) -> Shard:
-        """Return a shard with the state of its tasks in these arrays: several if it was submitted again."""
+        """Return a shard with the states of its tasks in these arrays; it has several if it was submitted again."""
         tasks = (squeue.name_task(array, unit.number) for array in sorted(arrays))
         states = {task: self.states[task] for task in tasks if task in self.states}
         if unit.state == DONE and Result.SKIPPED not in unit.results:
@@ -113,18 +113,18 @@ class QueueState:
 
 
 def _parse_task(run: GroupRun) -> tuple[str, str] | None:
-    """Return cluster and job array of the Slurm task that ran a group; `None` if none did."""
+    """Return cluster and job array of the Slurm task that ran a group; `None` without Slurm."""
     cluster, is_given, task = run.facts.get("slurm_task", "").rpartition("/")
     return (cluster, task.partition("_")[0]) if is_given else None
 
 
 def find_model(runs: Sequence[GroupRun]) -> str:
-    """Return the GPU model of the runs of one plan."""
+    """Return the GPU model on which the runs of one plan ran."""
     return runs[0].facts.get("device", "") if runs else ""
 
 
 def read_shards(sizes: Sequence[int], runs: Sequence[GroupRun], queued: QueueState) -> list[Shard]:
-    """Return the shards of a plan, whose numbers of groups are `sizes`."""
+    """Return the shards of a plan, which have `sizes` groups."""
     by_unit: dict[int, list[GroupRun]] = defaultdict(list)
     for run in runs:
         by_unit[int(run.facts["plan_unit"])].append(run)
@@ -135,12 +135,12 @@ def read_shards(sizes: Sequence[int], runs: Sequence[GroupRun], queued: QueueSta
 
 
 def select_arrays(runs: Sequence[GroupRun], queued: QueueState) -> set[str]:
-    """Return the job arrays that may have tasks of a plan: those that ran groups of it, and those without any."""
+    """Return the job arrays that may have tasks of a plan: those that ran its groups, and those without any groups."""
     return {task[1] for run in runs if (task := _parse_task(run)) and task[1] in queued.arrays}.union(queued.new)
 
 
 def estimate_seconds_left(units: Sequence[Shard], runs: Sequence[GroupRun]) -> float | None:
-    """Estimate the time of a plan's missing groups on as many GPUs as are at work; `None` if no group has ended."""
+    """Estimate the time of a plan's missing groups on as many GPUs as are busy; `None` if no group has ended."""
     num_left = sum(unit.num_groups - unit.num_found for unit in units if unit.state != DONE)
     if not num_left:
         return 0.0
@@ -180,7 +180,7 @@ def _make_shard(number: int, model: str, size: int, runs: Sequence[GroupRun]) ->
 
 
 def _collect_results(members: Sequence[GroupRun]) -> dict[str, str]:
-    """Return the result of each group, by digest: a final one, else the newest."""
+    """Return the result of each group by digest: a final result if there is one, else the newest."""
     results: dict[str, str] = {}
     for run in members:
         result, digest = run.facts.get("result", ""), run.facts.get("digest", "")

@@ -1,4 +1,4 @@
-"""Slurm job arrays of a study, in a tag of its experiment: an array that only waits has no row."""
+"""Slurm job arrays of a study, stored in a tag of its experiment, as a pending array has no run yet."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Submission:
 
     @property
     def study(self) -> str:
-        """The part of the command line that all starts of the study share."""
+        """The part of the command line that is equal in all starts of the study."""
         return identify_study(self.command_line)
 
 
 def identify_study(command_line: str) -> str:
-    """Return the part of a recorded command line that is the same in each start of its study; empty if it was cut."""
+    """Return the part of a recorded command line that all starts of its study share; empty if it was truncated."""
     typed = split_command(command_line)
     if not typed:
         return ""
@@ -48,7 +48,7 @@ def identify_study(command_line: str) -> str:
 
 
 def note(store: Store, experiment: str, new: Submission) -> None:
-    """Add arrays to those of the same study, or replace those of another study."""
+    """Store arrays with those of the same study, or replace those of another study."""
     known = _read(store, experiment)
     if known is not None and (known.study, known.cluster) == (new.study, new.cluster):
         new = dataclasses.replace(new, arrays=[*known.arrays, *new.arrays][-_MOST_ARRAYS:])
@@ -60,7 +60,7 @@ def read(uri: str, experiment: str) -> Submission | None:
     """Return the newest submission of an experiment on a server; `None` if unknown.
 
     Raises:
-        TrackingError: the server cannot be read.
+        TrackingError: the server is not readable.
     """
     store = open_if_there(uri)
     return None if store is None else _read(store, experiment)
@@ -70,6 +70,6 @@ def _read(store: Store, experiment: str) -> Submission | None:
     stored = find_experiment(store, experiment)
     if stored is None or TAG not in stored.tags:
         return None
-    with suppress(ValueError, TypeError):  # of another version
+    with suppress(ValueError, TypeError):  # written by another version
         return Submission(**json.loads(stored.tags[TAG]))
     return None

@@ -1,4 +1,4 @@
-"""Messages of a study's Slurm tasks: why one ended without a result, and whom one waits for."""
+"""Messages of a study's Slurm tasks: why one ended without a result, or which GPU user it waits for."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pipeline.record.shards.shard_states import ENDED, INCOMPLETE, LOST, NOT_BEG
 
 UNFINISHED = (INCOMPLETE, LOST, NOT_BEGUN)
 _NEVER_RAN = frozenset({"CANCELLED", "REVOKED"})
-"""States of a task that has no output where it was ended before it began."""
+"""States of a task that may have ended before it began, without output."""
 _SAYS_NOTHING = frozenset({"", "COMPLETED", "FAILED"})
 _MOST_MESSAGES = 10
 _NUMBER = re.compile(r"\d+")
 START = "start "
-"""With what the batch script begins the output of each start of a task; a task that is requeued starts again."""
+"""The first line that the batch script prints at each start of a task; a requeued task starts again."""
 
 _START = re.compile(rf"{START}\d+ of unit \d+ on ")
 _ERROR = re.compile(
-    r"(?:[\w./-]+: )*(?:error|fatal|critical)\b.*:|\S+: line \d+: "  # ours, Slurm's and those of shells
-    r"|[a-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::|$)|Fatal Python error"  # the end of a traceback
+    r"(?:[\w./-]+: )*(?:error|fatal|critical)\b.*:|\S+: line \d+: "  # our own, Slurm's and the shells' errors
+    r"|[a-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::|$)|Fatal Python error"  # the last line of a traceback
     r"|interrupted by SIG|time_limit_s=\S+ is over",
     re.IGNORECASE,
 )
@@ -41,15 +41,15 @@ def add_messages(
     Args:
         units: the shards.
         arrays: the job arrays that may have tasks of them.
-        folder: of the tasks' output; empty if unknown.
-        end_states: by task, of `squeue.list_end_states`.
+        folder: with the tasks' output; empty if unknown.
+        end_states: by task, from `squeue.list_end_states`.
     """
     newest_first = sorted(arrays, key=int, reverse=True)
     return [_add_message(unit, newest_first, folder, end_states) for unit in units]
 
 
 def describe(units: Sequence[Shard]) -> Iterator[str]:
-    """Yield a line for each message, with the shards that have it; messages are alike but for numbers."""
+    """Yield a line per message, with the shards that have it; messages that differ only in numbers are combined."""
     alike: dict[tuple[str, str], list[Shard]] = defaultdict(list)
     for unit in units:
         if unit.message:
@@ -97,7 +97,7 @@ def _add_message(unit: Shard, arrays: Sequence[str], folder: str, end_states: Ma
 
 
 def locate(folder: Path, task: str) -> Path:
-    """Return the file of a task, such as `12_3`."""
+    """Return the output file of a task, such as `12_3`."""
     return folder / f"{task}.log"
 
 
@@ -110,7 +110,7 @@ def read_last_error(path: Path) -> str:
 
 
 def read_awaited(path: Path) -> str:
-    """Return whom a task waits for, if that is its last line; else an empty text."""
+    """Return the holder for which a task waits, if its last line says so; else an empty text."""
     lines = _read_last_start(path)
     match = _WAIT.match(lines[-1]) if lines else None
     return _shorten(match["whom"]) if match else ""

@@ -1,4 +1,4 @@
-"""The return codes of NVML, as numbers and as the words that nvidia-smi prints."""
+"""The return codes of NVML and the texts that nvidia-smi prints for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXTS = {
 
 
 class DriverError(Exception):
-    """The driver refuses a call, with this return code of NVML."""
+    """The driver refuses a call, with this NVML return code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(text_of(code))
@@ -33,5 +33,5 @@ class DriverError(Exception):
 
 
 def text_of(code: int) -> str:
-    """Return the words of the driver for a return code."""
+    """Return the driver's text for a return code."""
     return TEXTS.get(code, "Unknown Error")

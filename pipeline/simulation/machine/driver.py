@@ -1,6 +1,6 @@
-"""The simulated driver: each method is one call of NVML, carried out on the shared state or refused.
+"""The simulated driver: each method is one call of NVML, executed on the shared state or refused.
 
-Both the library beneath pynvml and the program nvidia-smi stand on it, so that they cannot disagree. Source: nvml.h.
+Both the library under pynvml and the program nvidia-smi use it, so they cannot disagree. Source: nvml.h.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.queries import find_ci_profile, find_profile, instance_of, model_of, profile_of
 from pipeline.simulation.machine.state_file import ComputeInstance, Gpu, GpuInstance, State, StateFile
 
-# The answers of nvmlDeviceSetMigMode that are no failure but leave the mode pending. Source: nvml.h, activationStatus.
+# Codes of nvmlDeviceSetMigMode that leave the mode pending, without failing. Source: nvml.h, activationStatus.
 _PENDING_CODES = frozenset({codes.NOT_SUPPORTED, codes.RESET_REQUIRED, codes.IN_USE})
 
 
 class Driver:
-    """The driver of the machine that a file holds. What it refuses is a `DriverError` and changes nothing."""
+    """The driver of the machine in a file. A refused call raises `DriverError` and changes nothing."""
 
     def __init__(self, state_file: StateFile) -> None:
         self._file = state_file
@@ -29,22 +29,22 @@ class Driver:
         return self._file.read()
 
     def check(self, function: str, gpu: int | None = None) -> None:
-        # A look without the lock is enough where nothing is injected, which is nearly always.
+        # Reading without the lock suffices if no fault is injected, which is nearly always.
         if any(fault.function == function for fault in self._file.faults()):
             with self._file.change() as cell:
                 cell.meet(function, gpu)
 
     def pause_dcgm(self, *, is_paused: bool) -> None:
-        """Let DCGM's host engine leave the profiling counters alone, or take them again."""
+        """Make DCGM's host engine release the profiling counters, or resume them."""
         with self._file.change() as cell:
             cell.state = replace(cell.state, dcgm_is_paused=is_paused)
 
     def set_mig_mode(self, index: int, *, is_on: bool) -> int:
-        """Switch MIG mode; the returned activation status is 0 when it is in force, else why it is only pending.
+        """Switch MIG mode; return activation status 0 if it is in force, else the code for why it is pending.
 
-        An Ampere GPU is reset for it, which a client prevents: a process on it, or another one that has NVML open. That
-        loses the instances. Later ones switch at once unless a process computes on them, and refuse to switch off with
-        instances on them.
+        An Ampere GPU must be reset, which removes its instances. A client prevents the reset: a process on the GPU, or
+        another process with NVML open. Later GPUs switch at once unless a process computes on them; they refuse to
+        switch off while they have instances.
         """
         with self._file.change() as cell:
             forced = 0
@@ -77,7 +77,7 @@ class Driver:
         self._change("nvmlDeviceSetComputeMode", index, change)
 
     def set_timeslice(self, index: int, timeslice: int) -> None:
-        """Set for how long processes that share the GPU have it in turn; not under MIG."""
+        """Set the time slice of processes that share the GPU; not under MIG."""
 
         def change(gpu: Gpu) -> Gpu:
             if gpu.mig_current:
@@ -87,7 +87,7 @@ class Driver:
         self._change("compute-policy", index, change)
 
     def create_gpu_instance(self, index: int, profile_id: int, start: int | None = None) -> GpuInstance:
-        """Make a GPU instance, where the driver chooses or at a given start."""
+        """Create a GPU instance, where the driver chooses or at a given start."""
 
         def change(gpu: Gpu) -> Gpu:
             if not gpu.mig_current:
@@ -122,7 +122,7 @@ class Driver:
         self._change("nvmlGpuInstanceDestroy", index, change)
 
     def create_compute_instance(self, index: int, instance_id: int, profile_id: int | None = None) -> ComputeInstance:
-        """Make a compute instance in a GPU instance, of its full width if no profile is given."""
+        """Create a compute instance in a GPU instance, by default of its full width."""
 
         def change(gpu: Gpu) -> Gpu:
             instance = instance_of(gpu, instance_id)
@@ -143,7 +143,7 @@ class Driver:
         return instance_of(gpu, instance_id).compute_instances[-1]
 
     def destroy_compute_instance(self, index: int, instance_id: int, ci_id: int) -> None:
-        """Remove a compute instance, on which no process may compute."""
+        """Remove a compute instance, which must not be in use by a process."""
 
         def change(gpu: Gpu) -> Gpu:
             instance = instance_of(gpu, instance_id)
@@ -158,7 +158,7 @@ class Driver:
         self._change("nvmlComputeInstanceDestroy", index, change)
 
     def reset(self, index: int) -> None:
-        """Reset a GPU that no client holds: a pending MIG mode comes into force, and the instances are gone."""
+        """Reset a GPU without clients: a pending MIG mode takes effect and the instances are removed."""
         with self._file.change() as cell:
             gpu = cell.state.gpus[index]
             if gpu.processes or _has_other_session(cell.state):

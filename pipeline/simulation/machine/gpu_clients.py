@@ -1,4 +1,4 @@
-"""Clients of the simulated GPUs: processes that have NVML open, and processes with a context and memory on a GPU."""
+"""Clients of the simulated GPUs: processes with NVML open, and processes with a context and memory on a GPU."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ EXCLUSIVE_PROCESS, PROHIBITED = 3, 2  # Source: nvml.h, nvmlComputeMode_t
 
 
 class Clients:
-    """The clients of the machine that a file holds."""
+    """The clients of the machine in a file."""
 
     def __init__(self, state_file: StateFile) -> None:
         self._file = state_file
 
     def open_session(self) -> None:
-        """Open NVML for this process, unless a fault prevents it: it is then a client of every GPU."""
+        """Open NVML for this process, unless a fault prevents it: the process is then a client of every GPU."""
         with self._file.change() as cell:
             cell.meet("nvmlInitWithFlags", None)
             pid = os.getpid()
@@ -40,13 +40,13 @@ class Clients:
     def hold(
         self, device_uuid: str, pid: int, name: str, memory_mib: int, kind: str = "C", *, never_ends: bool = False
     ) -> None:
-        """Give a process a context and this much memory on a GPU or MIG device until it ends, or another amount.
+        """Give a process a context and memory on a GPU or MIG device until it ends, or change the amount.
 
-        A whole GPU is a device without MIG only. A process that `never_ends` is made up and need not exist.
+        A whole GPU can be used only without MIG. A process that `never_ends` is fictitious and need not exist.
 
         Raises:
-            DriverError: there is no such device or process (NOT_FOUND), its compute mode keeps the process out
-                (IN_USE), or the memory of the GPU or GPU instance is too small (MEMORY).
+            DriverError: there is no such device or process (NOT_FOUND), the compute mode excludes the process (IN_USE),
+                or the memory of the GPU or GPU instance is too small (MEMORY).
         """
         began = None if never_ends else start_ticks(pid)
         if began is None and not never_ends:
@@ -75,7 +75,7 @@ def _add_process(gpu: Gpu, process: Process) -> Gpu:
     is_taken = any(other.kind == "C" and other.pid != process.pid for other in gpu.processes) and process.kind == "C"
     if gpu.compute_mode == PROHIBITED or (gpu.compute_mode == EXCLUSIVE_PROCESS and is_taken):
         raise DriverError(IN_USE)
-    # A process may have contexts on several MIG devices of one GPU, and holds memory on each.
+    # A process may have contexts, and hold memory, on several MIG devices of one GPU.
     other_processes = [other for other in gpu.processes if _context(other) != _context(process)]
     beside_mib = sum(other.memory_mib for other in other_processes if other.gpu_instance_id == process.gpu_instance_id)
     if beside_mib + process.memory_mib > memory_capacity_mib(gpu, process.gpu_instance_id):
@@ -91,9 +91,9 @@ def _context(process: Process) -> tuple[int, int | None, int | None]:
 
 
 def _device(state: State, uuid: str) -> tuple[int, tuple[int | None, int | None]]:
-    """Return the index of the GPU and, for a MIG device, its two ids."""
+    """Return the index of the GPU and the two ids of a MIG device."""
     for index, gpu in enumerate(state.gpus):
-        # A GPU in MIG mode cannot be computed on as a whole.
+        # In MIG mode, the GPU as a whole cannot compute.
         if gpu.uuid == uuid and not gpu.mig_current:
             return index, (None, None)
         for instance, ci in mig_devices(gpu):

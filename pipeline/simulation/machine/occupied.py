@@ -1,7 +1,7 @@
-"""The counters of a GPU while the kernels of a self-test run on it: a model, named as a source of readings.
+"""Modelled counters of a GPU during the kernels of a self-test, served as counter readings.
 
-Nothing runs. A block takes a multiprocessor of its own as long as there is one, all blocks run all of the time, and
-nothing else does.
+No kernel runs. The model: each block has its own multiprocessor while there are enough; all blocks run all the time,
+and nothing else does.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from pipeline.simulation.machine.readings import Quantity
 from pipeline.simulation.machine.state_file import Gpu, GpuInstance
 
 WHOLE = -1
-"""Stands for the id of a GPU instance where the whole GPU is loaded."""
+"""Used instead of a GPU instance's id if the whole GPU is loaded."""
 
 _SWAPPED = {Quantity.GRACT: Quantity.SMACT, Quantity.SMACT: Quantity.GRACT}
 _ACTIVITY = (Quantity.GRACT, Quantity.SMACT, Quantity.SM_OCCUPANCY)
-# Source: CUDA C++ Programming Guide, compute capabilities: threads that one multiprocessor holds.
+# Source: CUDA C++ Programming Guide, compute capabilities: maximum threads per multiprocessor.
 _FEWER_THREADS = frozenset({(8, 6), (8, 9), (12, 0)})
 
 
 def threads_each(gpu: Gpu) -> int:
-    """Return how many threads a multiprocessor of the GPU holds."""
+    """Return the maximum threads per multiprocessor of the GPU."""
     return 1536 if queries.model_of(gpu).compute_capability in _FEWER_THREADS else 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Occupied:
-    """The source.
+    """The source of readings.
 
-    A load has a GPU instance (or `WHOLE`), blocks, threads of a block, and how many multiprocessors these reach.
+    A load has a GPU instance (or `WHOLE`), blocks, threads per block, and the number of multiprocessors they use.
     """
 
     loads: tuple[tuple[int, int, int, int], ...]
@@ -47,7 +47,7 @@ class Occupied:
             quantity = _SWAPPED.get(quantity, quantity)
         if instance is not None or not gpu.mig_current:
             return self._read_instance(quantity, gpu, instance)
-        # Source: DCGM user guide: the GPU has the values of its instances, weighted by their share of its SMs.
+        # Source: DCGM user guide: a GPU's value is the mean of its instances, weighted by their share of its SMs.
         total, shares = queries.model_of(gpu).num_multiprocessors, 0.0
         for gpu_instance in gpu.instances:
             share, count = self._read_instance(quantity, gpu, gpu_instance), _multiprocessors(gpu, gpu_instance)

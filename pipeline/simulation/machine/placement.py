@@ -1,4 +1,4 @@
-"""The driver's rules of placement, as pure functions of the instances that there are."""
+"""The driver's placement rules, as pure functions of the existing instances."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pipeline.base.domain.mig_table import CiProfile, GiProfile, Model
 from pipeline.simulation.machine.state_file import ComputeInstance, GpuInstance
 
-# The order in which the driver tries the starts of GPUs with eight memory slices when none is requested, by width.
-# Source: terminal transcripts of A100 and H100: 1g lands at 6, 4, 5, 0, 1, 2, 3; 2g at 4, then 0, and at 2 when a 1g
-# has 0; 3g at 4, then 0. Of 1g with two memory slices none was found: it is taken to begin from the end as well.
+# The order, by width, in which the driver tries the starts on GPUs with eight memory slices when none is requested.
+# Source: terminal transcripts of A100 and H100: 1g starts at 6, 4, 5, 0, 1, 2, 3; 2g at 4, then 0, and at 2 if a 1g is
+# at 0; 3g at 4, then 0. No transcript has a 1g with two memory slices; it is assumed to begin from the end too.
 _PREFERRED_STARTS = {1: (6, 4, 5, 0, 1, 2, 3), 2: (6, 4, 0, 2), 4: (4, 0)}
 _PREFERENCE_AXIS = 8
 
 
 def free_starts(model: Model, instances: Sequence[GpuInstance], profile: GiProfile) -> tuple[int, ...]:
-    """Return where an instance of the profile can begin now, in the order in which the driver would choose.
+    """Return the possible starts of an instance of the profile, in the driver's order of preference.
 
-    Empty when something else forbids one more: compute slices, the profile's own limit, or the media engines.
+    Empty if another limit forbids one more: compute slices, the profile's own limit, or the media engines.
     """
     present = [model.profile(instance.profile_id) for instance in instances]
     if (
@@ -35,9 +35,9 @@ def free_starts(model: Model, instances: Sequence[GpuInstance], profile: GiProfi
 
 
 def remaining_capacity(model: Model, instances: Sequence[GpuInstance], profile: GiProfile) -> int:
-    """Return how many more instances of the profile fit."""
+    """Return the number of further instances of the profile that fit."""
     starts = sorted(free_starts(model, instances, profile))
-    # Intervals of one width: taking the leftmost that does not overlap the last one packs the most.
+    # Intervals of equal width: taking the leftmost that does not overlap the last one packs the most.
     num_places, end = 0, 0
     for start in starts:
         if start >= end:
@@ -49,10 +49,10 @@ def remaining_capacity(model: Model, instances: Sequence[GpuInstance], profile: 
 
 
 def gpu_instance_id(model: Model, start: int, size: int) -> int:
-    """Return the id of an instance at a placement: the number of its node in a binary tree over the placement axis.
+    """Return the id of an instance: the number of its placement's node in a binary tree over the placement axis.
 
     Source: transcripts. Hopper and later number the halves from the left (0:1 is 7, 6:1 is 13), Ampere from the right
-    (4:4 is 1, 0:4 is 2, 0:1 is 11), so nobody may derive a placement from an id.
+    (4:4 is 1, 0:4 is 2, 0:1 is 11), so a placement cannot be derived from an id.
     """
     num_nodes = model.memory_slices // size
     node = start // size
@@ -62,9 +62,9 @@ def gpu_instance_id(model: Model, start: int, size: int) -> int:
 
 
 def free_ci_starts(profile: GiProfile, present: Sequence[ComputeInstance], ci_profile: CiProfile) -> tuple[int, ...]:
-    """Return where a compute instance can begin in a GPU instance of this profile, the preferred one first.
+    """Return the possible starts of a compute instance in a GPU instance of this profile, the preferred one first.
 
-    Anywhere that it fits: no transcript lists the starts, but in one a 2c follows a 1c in a 3g, so it need not be 0.
+    Anywhere it fits: no transcript lists the starts, but in one a 2c follows a 1c in a 3g, so 0 is not the only one.
     """
     if sum(other.profile_id == ci_profile.id for other in present) >= ci_profile.max_instances:
         return ()
@@ -72,7 +72,7 @@ def free_ci_starts(profile: GiProfile, present: Sequence[ComputeInstance], ci_pr
     width = ci_profile.compute_slices
     starts = range(profile.compute_slices - width + 1)
     free = [start for start in starts if taken.isdisjoint(range(start, start + width))]
-    # Multiples of its width first, so that as many as possible fit.
+    # Multiples of its width first, so that as many instances as possible fit.
     return tuple(sorted(free, key=lambda start: (start % width != 0, start)))
 
 

@@ -1,4 +1,4 @@
-"""Queries of the GPUs of a state that several readers share. What does not exist is a DriverError. Pure."""
+"""Queries of a state, shared by several readers. Missing objects raise `DriverError`. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pipeline.simulation.machine.state_file import ComputeInstance, Gpu, GpuInst
 
 T = TypeVar("T")
 
-# Of a GPU's memory, for the driver itself. Source: H100 80GB, driver 580.159.04; taken for every model.
+# Memory that the driver reserves. Source: H100 80GB, driver 580.159.04; used for every model.
 RESERVED_MIB = 480
 
 
 def first(candidates: Iterable[T], code: int) -> T:
-    """Return the first candidate; raise a DriverError with this code if there is none."""
+    """Return the first candidate; raise a `DriverError` with this code if there is none."""
     for candidate in candidates:
         return candidate
     raise DriverError(code)
@@ -33,12 +33,12 @@ def profile_of(gpu: Gpu, instance: GpuInstance) -> GiProfile:
 
 
 def find_profile(gpu: Gpu, profile_id: int) -> GiProfile:
-    """Return the profile with this id of the GPU's model."""
+    """Return the profile of the GPU's model with this id."""
     return first((profile for profile in model_of(gpu).profiles if profile.id == profile_id), INVALID_ARGUMENT)
 
 
 def find_ci_profile(profile: GiProfile, ci_profile_id: int) -> CiProfile:
-    """Return the profile of compute instances with this id."""
+    """Return the compute instance profile with this id."""
     return first((ci_profile for ci_profile in profile.ci_profiles if ci_profile.id == ci_profile_id), INVALID_ARGUMENT)
 
 
@@ -49,13 +49,13 @@ def mig_devices(gpu: Gpu) -> list[tuple[GpuInstance, ComputeInstance]]:
 
 
 def mig_device_name(gpu: Gpu, instance: GpuInstance, ci: ComputeInstance) -> str:
-    """Return the name of a MIG device: that of its GPU instance, after the part if it is not all of it."""
+    """Return the name of a MIG device: its GPU instance's, with a prefix for a partial compute instance."""
     profile = profile_of(gpu, instance)
     return find_ci_profile(profile, ci.profile_id).name_prefix + profile.name
 
 
 def sort_as_listed(gpu: Gpu) -> list[GpuInstance]:
-    """Return the GPU instances in the order in which nvidia-smi lists them: by profile, then by id."""
+    """Return the GPU instances in nvidia-smi's order: by profile, then by id."""
     return sorted(gpu.instances, key=lambda instance: (profile_of(gpu, instance).enum, instance.id))
 
 
@@ -65,12 +65,12 @@ def instance_of(gpu: Gpu, instance_id: int) -> GpuInstance:
 
 
 def memory_capacity_mib(gpu: Gpu, instance_id: int | None) -> int:
-    """Return the memory of a GPU, or of a GPU instance, that processes can have."""
+    """Return the memory of a GPU, or of a GPU instance, available to processes."""
     if instance_id is None:
         return model_of(gpu).capacity_mib - RESERVED_MIB
     return profile_of(gpu, instance_of(gpu, instance_id)).capacity_mib
 
 
 def used_memory_mib(gpu: Gpu, instance_id: int | None = None) -> int:
-    """Return the memory of a GPU, or of a GPU instance, that processes have."""
+    """Return the memory of a GPU, or of a GPU instance, used by processes."""
     return sum(p.memory_mib for p in gpu.processes if instance_id is None or p.gpu_instance_id == instance_id)

@@ -1,11 +1,11 @@
 """The readings of the sensors and counters of a simulated GPU, for its NVML, its nvidia-smi and its dcgmi.
 
-A simulated GPU has no sensor. Its machine may name *sources* (`State.sources`), objects that answer instead, by
-precedence. Without one, the driver answers "not supported".
+A simulated GPU has no sensor. Its machine may have *sources* (`State.sources`): objects that provide readings, in order
+of precedence. Without one, the driver returns "not supported".
 
-A source is a class that takes its options as keyword arguments, offers `Readings.read`, and is named by a `Spec` in
-the state file, so that every process that shows the machine builds the same one. It is built once a process and may
-cache, but a reading must depend on its options and its arguments alone: it is the same in every process.
+A source is a class with keyword options and the method `Readings.read`. A `Spec` in the state file names it, so that
+every process that shows the machine builds the same one. It is built once per process and may cache, but a reading must
+depend only on its options and arguments, so that it is the same in every process.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pipeline.simulation.machine.state_file import Gpu, GpuInstance, State
 
 
 class Quantity(enum.StrEnum):
-    """A quantity that can be read, named with its unit as the listeners record it.
+    """A quantity that can be read, with the unit that the listeners record.
 
-    Of a whole GPU and of its GPU instances are the ratios: between 0 and 1, means over the time since the reading
-    before, relative to the instance if it is of one. Everything else is of the whole GPU. Energy is a counter that
-    never goes back. `throttle_reasons_bits` is the bit mask of nvml.h (nvmlClocksEventReason*).
+    Ratios apply to the whole GPU and to GPU instances: between 0 and 1, means since the previous reading, relative to
+    the instance for an instance. Everything else is for the whole GPU. Energy is a counter that never decreases.
+    `throttle_reasons_bits` is the bit mask of nvml.h (nvmlClocksEventReason*).
     """
 
     POWER = "power_w"
@@ -56,13 +56,13 @@ class Readings(Protocol):
     """A source of readings."""
 
     def read(self, quantity: Quantity, gpu: Gpu, instance: GpuInstance | None, t_ns: int) -> float | None:
-        """Return the reading of a GPU, or of an instance of it, at an instant; `None` if unknown."""
+        """Return the reading of a GPU, or of an instance of it, at a given time; `None` if unknown."""
 
 
 def read(
     state: State, index: int, quantity: Quantity, instance_id: int | None = None, t_ns: int | None = None
 ) -> float | None:
-    """Return the reading of a GPU, or of an instance of it, now or at an instant; `None` if no source knows it."""
+    """Return the reading of a GPU, or of an instance of it, now or at a given time; `None` if no source knows it."""
     gpu = state.gpus[index]
     instance = None if instance_id is None else queries.instance_of(gpu, instance_id)
     at_ns = time.monotonic_ns() if t_ns is None else t_ns

@@ -1,4 +1,4 @@
-"""The releases of the driver that a simulated machine can have."""
+"""The driver releases that a simulated machine can have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """A release of the driver; `cuda_version` is as NVML numbers it, and that of the MPS control program as well."""
+    """A driver release; `cuda_version` is numbered as in NVML, and is also the version of the MPS control program."""
 
     driver_version: str
     cuda_version: int
@@ -21,5 +21,5 @@ RELEASES = {
     "590": Release(driver_version="590.48.01", cuda_version=13010),
     "615": Release(driver_version="615.71.09", cuda_version=13040),
 }
-"""By branch. Most answers are recorded from 580; of the others the versions differ, and what MPS knows."""
+"""Releases by branch. Most behaviour was recorded from 580; other branches differ in versions and MPS commands."""
 RECORDED = "580"

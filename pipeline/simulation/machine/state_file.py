@@ -1,7 +1,7 @@
 """The state of the simulated machine: one JSON file, changed under a lock, shared by every process.
 
-This module owns the file and knows no rule of the driver. Processes and NVML sessions that have ended are not in what
-it returns, as the kernel would have closed what they held; nor is what a restart of the computer has ended.
+This module owns the file and contains no driver rules. Returned states omit ended processes and NVML sessions, whose
+resources the kernel would have closed, and whatever a restart of the computer has ended.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.releases import RECORDED, RELEASES, Release
 
 MAX_GPUS = 64
-"""That a machine made for a study has of one model."""
+"""The number of GPUs of one model in a machine created for a study."""
 
 COUNTER_FAULTS = ("capped", "stuck", "swapped")
-"""How counters can lie (`Health.counter_fault`): an instance shows at most the share of its smallest neighbour
-(NVIDIA/DCGM#248), they stay at 0, or SMACT and GRACT are each other's."""
+"""Faults of counters: capped at the share of the smallest instance (NVIDIA/DCGM#248), 0, or SMACT and GRACT swapped."""
 
 _NAMESPACE = uuid.UUID("6f1d3c5e-0c1b-4b8e-9d43-51f2a7c0de00")
 _FIRST_PCI_DEVICE = 6
-# Of earlier versions; a killed study left them in the file of a kept machine.
+# Keys of earlier versions; a killed study may have left them in the file of a kept machine.
 _REMOVED_SOURCES = frozenset({"pipeline.simulation.machine.replay.Replay"})
-# Whose MIG mode is in its InfoROM, so that a restart of the computer does not end it. Source: NVIDIA MIG User Guide.
+# GPUs that keep MIG mode in the InfoROM, so that it survives a restart of the computer. Source: NVIDIA MIG User Guide.
 _KEEPS_MIG_MODE = frozenset({"Ampere"})
 
 
@@ -55,7 +54,7 @@ class GpuInstance:
 
     Attributes:
         start, size: on the GPU's placement axis.
-        made_s: when it was made (monotonic, seconds), which makes no difference between two instances.
+        made_s: when it was created (monotonic, seconds); ignored in comparisons.
     """
 
     id: int
@@ -72,9 +71,9 @@ class Process:
 
     Attributes:
         name: of its program.
-        kind: as nvidia-smi prints it: `C` computes, `M+C` is a client of an MPS server, `G` draws.
+        kind: as nvidia-smi prints it: `C` compute, `M+C` client of an MPS server, `G` graphics.
         gpu_instance_id, compute_instance_id: where it runs under MIG.
-        start_ticks: when it began, so that a reused PID is not taken for it; `None` for a made-up one that never ends.
+        start_ticks: its start time, to detect a reused PID; `None` for a fictitious process that never ends.
     """
 
     pid: int
@@ -88,7 +87,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A process that has NVML open, `num_open` times; a client of the driver on every GPU."""
+    """A process with NVML open, `num_open` times; a client of the driver on every GPU."""
 
     pid: int
     num_open: int
@@ -97,15 +96,15 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A failure of a call of the driver.
+    """An injected failure of driver calls.
 
     Attributes:
-        function: name of the C function, as `nvmlGpuInstanceDestroy`. What nvidia-smi changes goes through the same
-            functions, and it begins with `nvmlInitWithFlags`.
-        code: what it returns. For `nvmlDeviceSetMigMode`, codes 3, 16 and 19 leave the mode pending instead.
+        function: name of the C function, such as `nvmlGpuInstanceDestroy`. nvidia-smi calls the same functions for its
+            changes, beginning with `nvmlInitWithFlags`.
+        code: the returned code. For `nvmlDeviceSetMigMode`, codes 3, 16 and 19 leave the mode pending instead.
         skip: this many calls succeed first.
         times: this many calls fail after them; `None` for all.
-        gpu: index of the GPU that it concerns; `None` for all.
+        gpu: index of the affected GPU; `None` for all.
     """
 
     function: str
@@ -117,13 +116,13 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The faults of a GPU: none, unless somebody writes them into the file.
+    """The faults of a GPU: none, unless written into the file.
 
     Attributes:
-        ecc_uncorrected_now, ecc_uncorrected_ever: errors since the driver was loaded, and since the GPU was made.
-        rows_remapped_correctable, rows_remapped_uncorrectable: how many rows of the memory were replaced.
-        recovery_action: what the driver wants done, as nvml.h numbers it: 0 nothing, 1 a reset.
-        counter_fault: how its counters lie in a self-test, one of `COUNTER_FAULTS`.
+        ecc_uncorrected_now, ecc_uncorrected_ever: errors since the driver was loaded, and over the life of the GPU.
+        rows_remapped_correctable, rows_remapped_uncorrectable: number of replaced memory rows.
+        recovery_action: the action recommended by the driver, as in nvml.h: 0 none, 1 reset.
+        counter_fault: how its counters are wrong in a self-test, one of `COUNTER_FAULTS`.
     """
 
     ecc_uncorrected_now: int = 0
@@ -138,9 +137,9 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings by an administrator that a GPU's speed depends on: factory settings, unless the file has others.
+    """The administrator's settings that affect a GPU's speed: factory settings, unless the file has others.
 
-    `None` where the driver does not tell. The clocks are those that `nvidia-smi -ac` sets.
+    `None` if the driver does not report a setting. The clocks are those set by `nvidia-smi -ac`.
     """
 
     power_limit_w: int | None = None
@@ -151,9 +150,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU. `compute_mode` is NVML's number; the MIG modes are whether it is on now, and after the next reset.
+    """One GPU. `compute_mode` is NVML's number; MIG modes are the current one and the one after the next reset.
 
-    `timeslice` is what `nvidia-smi compute-policy --set-timeslice` takes: 0 default, 1 short, 2 medium, 3 long.
+    `timeslice` is the argument of `nvidia-smi compute-policy --set-timeslice`: 0 default, 1 short, 2 medium, 3 long.
     """
 
     model: str
@@ -175,10 +174,10 @@ class State:
 
     Attributes:
         mps_faults: of `simulation.mps.control_program.FAULTS`, and `bypass`: the first job of a group runs without MPS.
-        dcgm_is_paused: whether DCGM's host engine was told to leave the profiling counters alone.
-        sources: classes that answer for sensors and counters (`simulation.machine.readings`), by precedence.
-        branch: of `RELEASES`, which driver it has.
-        boot: of this computer, in which it was last changed; empty if that is not known.
+        dcgm_is_paused: whether DCGM's host engine was told to release the profiling counters.
+        sources: classes that provide sensor and counter readings (`simulation.machine.readings`), by precedence.
+        branch: of its driver, a key of `RELEASES`.
+        boot: id of this computer's boot during which it was last changed; empty if unknown.
     """
 
     gpus: tuple[Gpu, ...]
@@ -199,13 +198,13 @@ class State:
 
 
 class Cell:
-    """A state that is being changed; what it holds at the end is kept, whether or not an error ended the change."""
+    """A state under change; its content is written at the end, even if an error ended the change."""
 
     def __init__(self, state: State) -> None:
         self.state = state
 
     def meet(self, function: str, gpu: int | None) -> None:
-        """Count a call of a C function, about a GPU or none; DriverError if a fault concerns it, which is used up."""
+        """Count a call of a C function, for a GPU or none; raise `DriverError` and use up the fault if one applies."""
         for position, fault in enumerate(self.state.faults):
             if fault.function != function or (fault.gpu is not None and fault.gpu != gpu) or fault.times == 0:
                 continue
@@ -219,9 +218,9 @@ class Cell:
 
 
 class StateFile:
-    """The file that holds a simulated machine; the lock file beside it has `.lock` added to its name.
+    """The file that holds a simulated machine; its lock file has the same name with `.lock` appended.
 
-    A file that is not there, holds something else or cannot be written is a ConfigError, and so is an unknown model.
+    Raises `ConfigError` if the file is missing, invalid or not writable, or has an unknown model.
     """
 
     def __init__(self, path: Path) -> None:
@@ -232,11 +231,11 @@ class StateFile:
         return _remove_dead(_end_earlier_boots(self._read_all()))
 
     def faults(self) -> tuple[Fault, ...]:
-        """Return its faults, which every call of the driver needs, without a look at processes."""
+        """Return its faults, which every driver call needs, without checking processes."""
         return self._read_all().faults
 
     def _read_all(self) -> State:
-        # Files are replaced as a whole, so a reader needs no lock.
+        # Files are replaced atomically, so a reader needs no lock.
         try:
             return _from_json(regular_files.read_text(self.path))
         except FileNotFoundError as error:
@@ -250,7 +249,7 @@ class StateFile:
 
     @contextmanager
     def change(self) -> Iterator[Cell]:
-        """Yield the machine, for one change that no other process can come between."""
+        """Yield the machine for one change, under the lock."""
         with self._lock_file():
             cell = Cell(self.read())
             try:
@@ -259,9 +258,9 @@ class StateFile:
                 self._write(cell.state)
 
     def create(self, model_names: Iterable[str], faults: Iterable[Fault] = (), branch: str = RECORDED) -> State:
-        """Write a machine with these GPUs, in place of what the file may hold.
+        """Write a machine with these GPUs, replacing any content of the file.
 
-        Its GPUs have the same UUIDs as those of every other such machine.
+        Its GPUs have the same UUIDs in every machine created this way.
         """
         state = State(
             gpus=tuple(_new_gpu(index, mig_table.find(name)) for index, name in enumerate(model_names)),
@@ -274,14 +273,14 @@ class StateFile:
         return state
 
     def keep(self, model_names: Iterable[str], branch: str = RECORDED) -> State:
-        """Return the machine of the file or, if there is none, a new one whose GPUs have UUIDs of their own."""
+        """Return the machine of the file or, if there is none, create one whose GPUs have unique UUIDs."""
         new = [mig_table.find(name) for name in model_names]
         if self.path.exists():
-            return self.read()  # without the lock: what is no machine gets no lock file beside it
+            return self.read()  # without the lock: an invalid file gets no lock file
         with self._lock_file():
             if self.path.exists():
                 return self.read()
-            # Locks and journals are found by UUID, and those of another machine are no business of this one.
+            # Locks and journals are found by UUID, which must not be that of another machine.
             machine = uuid.uuid4().hex
             gpus = tuple(_new_gpu(index, model, machine) for index, model in enumerate(new))
             state = State(gpus=gpus, branch=branch, boot=boot_id())
@@ -312,19 +311,19 @@ class StateFile:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process began, in the kernel's clock ticks; `None` if it does not exist, or is a zombie."""
+    """Return the start time of a process in kernel clock ticks; `None` if it does not exist or is a zombie."""
     process = read_process(pid)
     return None if process is None or process.is_zombie else process.start_ticks
 
 
 def mig_uuid(gpu: Gpu, instance: GpuInstance, ci: ComputeInstance) -> str:
-    """Return the UUID of a MIG device, the same for the same ids and profiles on the same GPU."""
+    """Return the UUID of a MIG device, which is the same for equal ids and profiles on a GPU."""
     identity = f"{gpu.uuid}/{instance.id}/{instance.profile_id}/{ci.id}/{ci.profile_id}"
     return f"MIG-{uuid.uuid5(_NAMESPACE, identity)}"
 
 
 def is_made_for_study(gpu_uuid: str) -> bool:
-    """Tell whether a GPU is of a machine that is made for a study; kept machines have UUIDs of their own."""
+    """Return whether a GPU belongs to a machine created for a study; kept machines have unique UUIDs."""
     return gpu_uuid in _uuids_of_studies()
 
 
@@ -347,7 +346,7 @@ def _new_gpu(index: int, model: mig_table.Model, machine: str = "") -> Gpu:
 
 
 def _end_earlier_boots(state: State) -> State:
-    """Return the machine without what restarts of this computer have ended since it was last changed."""
+    """Return the machine without what was ended by restarts of this computer since its last change."""
     boot = boot_id()
     if state.boot == boot:
         return state
@@ -365,7 +364,7 @@ def _restart(gpu: Gpu) -> Gpu:
         mig_current=is_on,
         mig_pending=is_on,
         health=gpu.health,
-        settings=Settings(is_ecc_on=gpu.settings.is_ecc_on),  # which is in the InfoROM
+        settings=Settings(is_ecc_on=gpu.settings.is_ecc_on),  # ECC mode is in the InfoROM
     )
 
 
@@ -384,7 +383,7 @@ def _is_alive(pid: int, began: int | None) -> bool:
     return began is None or start_ticks(pid) == began
 
 
-@functools.lru_cache(maxsize=4)  # each call of the driver reads the file, and few of them change it
+@functools.lru_cache(maxsize=4)  # each driver call reads the file, but few change it
 def _from_json(text: str) -> State:
     state = json_decoder.decode(State, json.loads(text))
     if state.branch not in RELEASES:

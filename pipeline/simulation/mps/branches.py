@@ -1,8 +1,8 @@
-"""The MPS control programs of the driver's branches: what each knows, and in what it differs from the others.
+"""The MPS control programs of the driver branches: the commands of each, and how they differ.
 
 Recorded command by command: 535.261.03, 535.309.01, 550.163.01 and 555.58.02 on machines without a GPU, and 580.159.04
-on an H100 80GB HBM3. No other branch was tried: 570 is taken to answer as 550 does, 590 and 615 as 580 with what
-NVIDIA's documentation (release 615) adds. Standard library only.
+on an H100 80GB HBM3. Other branches were not tested: 570 is assumed to behave as 550, 590 and 615 as 580 plus the
+additions in NVIDIA's documentation (release 615). Standard library only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OF_ALL = frozenset(
 )
 _STATUS = frozenset({"get_server_status"})
 _DEVICES = frozenset({"device_query"})
-_PARTITIONS = frozenset({"sm_partition", "lspart"})  # where the daemon was started with -S
+_PARTITIONS = frozenset({"sm_partition", "lspart"})  # only with a daemon started with -S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +39,13 @@ class ControlProgram:
     """`nvidia-cuda-mps-control` of a branch.
 
     Attributes:
-        commands: every other one is unknown to it.
-        options: that may stand beside `-d`.
-        reads_arguments: whether it looks at all arguments. One that does not is the front end, which reads its standard
-            input, unless its only argument is `-d`.
-        logs_version: whether `control.log` begins with its version.
-        writes_pid: whether the PID of the daemon is in a file of the pipe folder.
-        server_logs_its_start: whether a new server says in `control.log` that it starts; else the daemon does.
+        commands: the known commands.
+        options: allowed together with `-d`.
+        reads_arguments: whether it parses all arguments. Otherwise it is the front end, which reads standard input,
+            unless its only argument is `-d`.
+        logs_version: whether it logs its version first in `control.log`.
+        writes_pid: whether the daemon writes its PID to a file in the pipe folder.
+        server_logs_its_start: whether a new server logs its start in `control.log`; else the daemon does.
     """
 
     commands: frozenset[str]
@@ -74,4 +74,4 @@ CONTROL_PROGRAMS = {
         logs_version=True,
     ),
 }
-"""By branch, the same branches as `machine.releases.RELEASES` has."""
+"""By branch; same keys as `machine.releases.RELEASES`."""

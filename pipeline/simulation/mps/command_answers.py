@@ -1,6 +1,6 @@
-"""The answers of a simulated MPS daemon to the commands of its control program, in the words of the real ones.
+"""The answers of a simulated MPS daemon to the commands of its control program, with the texts of the real ones.
 
-Standard library only. `branches` says which branch knows which command.
+Standard library only. `branches` lists the commands of each branch.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pipeline.simulation.mps.sm_partitions import Device, Partitions
 if TYPE_CHECKING:
     import socket
 
-_NO_SUCH_CLIENT = "201"  # of 580.159.04
-# A number as C reads it from the beginning of a word.
+_NO_SUCH_CLIENT = "201"  # from 580.159.04
+# A number as parsed by C at the beginning of a word.
 _WHOLE, _DECIMAL = re.compile(r"[+-]?\d+"), re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?")
 _LIMIT_COMMAND = re.compile("(get|set)_(default_)?(active_thread_percentage|device_pinned_mem_limit)")
 _LIMIT = re.compile(r"(\d+)([GM])")
@@ -27,7 +27,7 @@ _LIMIT = re.compile(r"(\d+)([GM])")
 
 @dataclass(slots=True)
 class Client:
-    """A process that is a client, by its connection; `partition` is the id of its static partition."""
+    """A client process with its connection; `partition` is the id of its static partition."""
 
     pid: int
     connection: socket.socket
@@ -36,7 +36,7 @@ class Client:
 
 @dataclass(slots=True)
 class Limits:
-    """The limits of a server, or of servers that are started later: percentage of threads, memory by device."""
+    """The limits of a server, or of later servers: active thread percentage, memory by device."""
 
     percentage: float = 100.0
     memory: dict[int, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Server:
-    """The server as its daemon knows it."""
+    """A server in the daemon's records."""
 
     pid: int
     uid: int
@@ -55,7 +55,7 @@ class Server:
 
 
 class ServerControl(Protocol):
-    """The part of the daemon that commands use."""
+    """The interface of the daemon that commands use."""
 
     @property
     def server(self) -> Server | None: ...
@@ -70,7 +70,7 @@ class ServerControl(Protocol):
 class Answers:
     """The answers of one daemon; `answer` takes the words of a command line and returns the lines of the answer.
 
-    `log` takes what the daemon writes into its log only.
+    `log` takes text that the daemon writes only to its log.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Answers:
             return _report_absence(rest)
         if (server := self._control.server) is None:
             return []
-        clients = [f"{client.pid}.1" for client in server.clients]  # which context of the process it is
+        clients = [f"{client.pid}.1" for client in server.clients]  # number of the context within the process
         lines = ([f"[{index}] 00:00.0, {device.name}", *clients] for index, device in enumerate(self._devices))
         return [line for device_lines in lines for line in device_lines]
 
@@ -214,7 +214,7 @@ class Answers:
 
 
 def _read_number(words: Sequence[str]) -> int:
-    """Return the number at the beginning of the first word, as C's atoi reads it."""
+    """Return the number at the beginning of the first word, parsed as by C's atoi."""
     number = _WHOLE.match("".join(words[:1]))
     return int(number[0]) if number else 0
 
@@ -224,7 +224,7 @@ def _report_absence(rest: Sequence[str]) -> list[str]:
 
 
 def _set_memory(limits: Limits, rest: list[str]) -> list[str]:
-    """Set a limit; one that cannot be read removes it, and gigabytes are rounded down."""
+    """Set a limit; an invalid value removes it, and gigabytes are rounded down."""
     if len(rest) > 1:
         limits.memory.pop(_read_number(rest), None)
         if limit := _LIMIT.match(rest[1]):

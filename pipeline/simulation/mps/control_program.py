@@ -1,10 +1,10 @@
 """`nvidia-cuda-mps-control` without hardware: daemon and server are real processes, a client is an open connection.
 
-Texts and exit statuses are those of real programs, status 0 for rejected commands included; `branches` has their
-drivers and the commands of each. It imports only the standard library, so that it starts quickly; it starts no other
-program, and refuses to run without `CUDA_MPS_PIPE_DIRECTORY`, because the default folder may be that of a real daemon.
+Texts and exit statuses are those of real programs, including status 0 for rejected commands; `branches` lists the
+recorded drivers and the commands of each. It imports only the standard library, to start quickly, and starts no other
+program. It refuses to run without `CUDA_MPS_PIPE_DIRECTORY`, because the default folder may belong to a real daemon.
 
-`write_program` makes the executable. `connect` does what the CUDA library does in a client.
+`write_program` creates the executable. `connect` does what the CUDA library does in a client.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
 _SETTINGS = "SIMULATED_MPS"
-# Clients on one GPU, since a version of the control program. Source: MPS documentation, release 615, architecture.
+# Maximum clients per GPU, by version of the control program. Source: MPS documentation, release 615, architecture.
 _MOST_CLIENTS = ((13010, 60), (0, 48))
-# Of 580.159.04, which goes on with all its options and commands.
+# In 580.159.04, which keeps all its options and commands.
 _USAGE = f"Unrecognized option \0\nCUDA MPS Control for Linux/Unix/QNX.\n\n{MPS_CONTROL} [options] [command]"
-# Errors of CUDA in a client by the answer of the daemon; without an answer the server is not ready.
+# CUDA errors in a client, by the daemon's answer; without an answer, the server is not ready.
 _REFUSALS = {
     b"no such partition\n": "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION",
     b"too many clients\n": "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
@@ -56,19 +56,19 @@ def write_program(
     """Write the executable `nvidia-cuda-mps-control` into the folder; return its absolute path.
 
     Args:
-        folder: where it goes.
+        folder: of the executable.
         init_s: how long a server is INITIALIZING; 0.3 s on the H100 with persistence mode.
-        faults: of `FAULTS`; a server that fails names its reason in the log, one that dies does not, and a client puts
-            its server into the state FAULT until all clients are gone.
-        machine: state file of the simulated machine, on whose GPUs servers hold memory; it decides on the branch, and a
-            daemon has its faults at the start as well.
-        branch: of the driver, where there is no machine.
+        faults: of `FAULTS`. A server that fails logs the reason, one that dies does not. A client fault puts the server
+            into the state FAULT until all clients have gone.
+        machine: state file of the simulated machine, on whose GPUs servers hold memory. It determines the branch, and
+            its faults also apply to daemons when they start.
+        branch: of the driver, if there is no machine.
     """
     unknown = set(faults) - FAULTS
     if unknown:
         raise ValueError(f"no such fault: {', '.join(sorted(unknown))}")
     if machine is not None:
-        from pipeline.simulation.machine.state_file import StateFile  # for the reason given in _read_machine
+        from pipeline.simulation.machine.state_file import StateFile  # late import: see _read_machine
 
         branch = StateFile(machine).read().branch
     state_file = None if machine is None else str(machine.absolute())
@@ -81,22 +81,22 @@ def write_program(
 
 
 def write_executable(path: Path, command: str) -> None:
-    """Write a program that runs this command of the shell with the arguments that it gets.
+    """Write a program that runs this shell command with the arguments it gets.
 
-    It is replaced as a whole, because another study on this machine may start it now.
+    It is replaced atomically, because another study on this machine may be starting it.
     """
     new = path.with_name(f"{path.name}.{os.getpid()}")
-    new.write_bytes(os.fsencode(f'#!/bin/sh\n{command} "$@"\n'))  # a folder in it need not be UTF-8
+    new.write_bytes(os.fsencode(f'#!/bin/sh\n{command} "$@"\n'))  # a path in it may not be UTF-8
     new.chmod(0o755)
     new.replace(path)
 
 
 def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> socket.socket | None:
-    """Become a client of the daemon that the environment names, as a CUDA program does when it initialises CUDA.
+    """Become a client of the daemon given in the environment, as a CUDA program does when it initialises CUDA.
 
-    Return the connection, to be kept open; or `None` where no daemon listens: the program then runs without MPS, and
-    nothing tells. `on_behalf_of` is the PID of another process, which is the client until it ends. A refusal is a
-    `RuntimeError` with the error of CUDA.
+    Return the connection, which must stay open, or `None` if no daemon listens: the program then silently runs without
+    MPS. `on_behalf_of` is the PID of another process, which is the client until it ends. Raises `RuntimeError` with the
+    CUDA error if refused.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -105,7 +105,7 @@ def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> s
         connection.close()
         return None
     answer = b""
-    with suppress(OSError):  # the daemon may end at this moment
+    with suppress(OSError):  # the daemon may just have ended
         partition = environ.get("CUDA_MPS_SM_PARTITION") or "-"
         connection.sendall(f"CLIENT {on_behalf_of or '-'} {partition}\n".encode())
         answer = connection.recv(64)
@@ -116,7 +116,7 @@ def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> s
 
 
 def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[str]) -> int:
-    """`-d`, with further options: return when the daemon listens."""
+    """Run `-d` with further options: return when the daemon listens."""
     settings |= {"devices": [], "visible": [], "share": 1.0}
     if settings["machine"] is not None:
         _read_machine(settings)
@@ -124,9 +124,9 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[
     program = CONTROL_PROGRAMS[settings["branch"]]
     if any(option.startswith("-") and option not in program.options for option in options):
         print(_USAGE)  # noqa: T201
-        return 0  # as the recorded one
+        return 0  # the recorded status
     most = next(most for since, most in _MOST_CLIENTS if settings["version"] >= since)
-    # How a share of a client is rounded is not documented.
+    # NVIDIA does not document how a client's share is rounded.
     settings["most_clients"] = math.ceil(most * settings["share"])
     protocol_option = options[options.index("-p") + 1] if "-p" in options else "2"
     # The environment takes precedence over the option. Source: MPS documentation, release 615, mpsv3-interface.
@@ -150,7 +150,7 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(null, descriptor)
-    from pipeline.simulation.mps.control_daemon import Daemon  # for the same reason
+    from pipeline.simulation.mps.control_daemon import Daemon  # late import, for the same reason
 
     daemon = Daemon(pipes, logs, settings)
     daemon.listen()
@@ -161,8 +161,8 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[
 
 
 def _read_machine(settings: dict[str, Any]) -> None:
-    """Add the machine's faults, GPUs, UUIDs of visible devices, and the share of a GPU of the smallest of these."""
-    # Imported only here: it takes a third of the time that the program needs for a command.
+    """Add the machine's faults, GPUs, UUIDs of visible devices, and the smallest share of a GPU among these."""
+    # Imported late: it takes a third of the time of a command.
     from pipeline.simulation.machine.queries import mig_devices, model_of
     from pipeline.simulation.machine.state_file import StateFile, mig_uuid
 
@@ -182,7 +182,7 @@ def _read_machine(settings: dict[str, Any]) -> None:
 
 
 def _visible(gpus: Sequence[Gpu]) -> list[str]:
-    """Return the UUIDs of the devices that the environment names, or else of all GPUs that are not in MIG mode."""
+    """Return the UUIDs of the devices in the environment, by default of all GPUs not in MIG mode."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:
         return [gpu.uuid for gpu in gpus if not gpu.mig_current]
@@ -191,7 +191,7 @@ def _visible(gpus: Sequence[Gpu]) -> list[str]:
 
 
 def _ask(pipes: Path, command: str | None) -> int:
-    """Send a command, if any, and print the answer; return status 1 if no daemon answers to the end."""
+    """Send a command, if any, and print the answer; return status 1 if the daemon does not answer completely."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(str(pipes / "control"))
@@ -208,7 +208,7 @@ def _ask(pipes: Path, command: str | None) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the program: commands come as arguments or, one a line, on stdin."""
+    """Run the program: commands come as arguments or, one per line, on stdin."""
     folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
     if not folder:
         print("a simulated MPS needs CUDA_MPS_PIPE_DIRECTORY: its default may belong to a real daemon")  # noqa: T201
@@ -219,7 +219,7 @@ def main(arguments: Sequence[str]) -> int:
     if "-d" in arguments and (reads_arguments or list(arguments) == ["-d"]):
         return _start(pipes, Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", folder)), settings, arguments)
     commands = [" ".join(arguments)] if arguments and reads_arguments else [line.strip() for line in sys.stdin]
-    # It looks for the daemon also where there is nothing to ask.
+    # It looks for the daemon even if there is no command.
     return next((1 for command in commands or [None] if _ask(pipes, command)), 0)
 
 

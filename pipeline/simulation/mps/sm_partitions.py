@@ -1,8 +1,8 @@
-"""Static SM partitions of a simulated MPS daemon: their book-keeping, and the texts of its three commands.
+"""Static SM partitions of a simulated MPS daemon: the accounting, and the texts of its three commands.
 
-Sources: NVIDIA's MPS documentation, release 615 (common-tasks, mpsv2-interface), and for the control programs before
-it, whose texts differ a little, public programs that read them on H100s (sgl-project/sglang-omni, `mps/control.py`;
-NVIDIA-ISAAC-ROS/isaac_ros_common, `isaac_ros_gpu_partitioning`). Imports the standard library only.
+Sources: NVIDIA's MPS documentation, release 615 (common-tasks, mpsv2-interface); for earlier control programs, whose
+texts differ slightly, public programs that parse them on H100s (sgl-project/sglang-omni, `mps/control.py`;
+NVIDIA-ISAAC-ROS/isaac_ros_common, `isaac_ros_gpu_partitioning`). Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 
 _DASHES_SINCE = 13040
 _FAILED = "Failed to fulfill the requested SM partition of {} chunks, error CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
-# Chunks of GPUs by their multiprocessors, as reported: they depend on the layout of the chip. Others have the most
-# that fit.
+# Reported chunk counts by number of multiprocessors; they depend on the chip layout. Other GPUs get as many as fit.
 _RECORDED_CHUNKS = {132: 15, 92: 10}
 
 
 @dataclass(slots=True)
 class Device:
-    """A GPU of the daemon: its multiprocessors, those of a chunk, and the chunks of each partition by its id.
+    """A GPU of the daemon: its multiprocessors, those per chunk, and the chunks of each partition by id.
 
-    `pci` is its bus id as the daemon prints it, `0000:00.06.00`.
+    `pci` is its bus id in the daemon's format, `0000:00.06.00`.
     """
 
     uuid: str
@@ -34,12 +33,12 @@ class Device:
 
     @property
     def free(self) -> int:
-        """Chunks in no partition."""
+        """Chunks that are not in a partition."""
         most = self.multiprocessors // self.chunk
         return _RECORDED_CHUNKS.get(self.multiprocessors, most) - sum(self.partitions.values())
 
     def multiprocessors_of(self, partition: str) -> int:
-        """Return the multiprocessors of a partition; one with the last chunk has those that fill no chunk as well."""
+        """Return the multiprocessors of a partition; the last chunk also has those that fill no chunk."""
         is_last = not self.free and partition == list(self.partitions)[-1]
         return self.partitions[partition] * self.chunk + (self._spare if is_last else 0)
 
@@ -60,13 +59,13 @@ class Partitions:
         self._num_made = 0
 
     def find(self, name: str) -> str | None:
-        """Return the id of the partition that `CUDA_MPS_SM_PARTITION` names; `None` if there is none."""
+        """Return the id of the partition in `CUDA_MPS_SM_PARTITION`; `None` if there is none."""
         uuid, _, partition = name.partition("/")
         device = self._device(uuid)
         return partition if device is not None and partition in device.partitions else None
 
     def answer(self, words: list[str], in_use: Collection[str]) -> list[str] | None:
-        """Return the answer to a command, where clients are in these partitions; `None` if it is another one's."""
+        """Return the answer to a command, given the clients' partitions; `None` if it is not a partition command."""
         match words:
             case ["lspart"]:
                 return self._list(in_use)
@@ -88,7 +87,7 @@ class Partitions:
     def _add(self, device: Device, chunks: int) -> str:
         if not 0 < chunks <= device.free:
             return _FAILED.format(chunks)
-        # Ids are base64: slashes belong to them.
+        # Ids are base64 and may contain slashes.
         partition = base64.b64encode(bytes([0x0F, 0xFE, 0xFD, self._num_made % 256]) + bytes(23)).decode()
         self._num_made += 1
         device.partitions[partition] = chunks

@@ -1,4 +1,4 @@
-"""How a call of pynvml reaches the simulated driver: names, handles, arguments by reference, return codes."""
+"""The interface between pynvml and the simulated driver: names, handles, reference arguments, return codes."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from pipeline.simulation.machine.state_file import ComputeInstance, Gpu, GpuInst
 
 _NOT_AVAILABLE = 0xFFFFFFFF  # Source: nvml.h, NVML_VALUE_NOT_AVAILABLE as an unsigned int
 
-# Retired pages, which no GPU has from Ampere on: it replaces rows.
+# Retired pages; from Ampere on GPUs have none: they replace rows instead.
 _NOT_SUPPORTED = frozenset({"nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetRetiredPages"})
 
 
 class Calls:
-    """The C functions as attributes, and the meanings of the handles among their arguments.
+    """The C functions as attributes, and the meanings of their handle arguments.
 
-    Method `_nvmlX` carries out function `nvmlX`. It returns a code or nothing (success), or raises `DriverError`.
+    Method `_nvmlX` implements function `nvmlX`. It returns a code or nothing (success), or raises `DriverError`.
 
-    A handle is a pointer to a structure that pynvml never looks into. Its meaning is a tuple: `gpu`, `mig` (a MIG
-    device) or `gi`, then the GPU's index, the GPU instance's id and the compute instance's id as far as they go. A
-    handle of another kind, or of what is gone, is a DriverError.
+    A handle is a pointer to a structure that pynvml treats as opaque. Its meaning is a tuple: `gpu`, `mig` (a MIG
+    device) or `gi`, then GPU index, GPU instance id and compute instance id where they apply. A handle of a wrong kind,
+    or of an object that no longer exists, raises `DriverError`.
 
     Attributes:
         functions: the methods by the names of their C functions.
-        num_open: sessions of this process that are open.
-        lock: for what the threads of this process share.
+        num_open: open sessions of this process.
+        lock: for state shared by the threads of this process.
     """
 
     def __init__(self, state_file: Path) -> None:
@@ -44,7 +44,7 @@ class Calls:
         self.driver = Driver(StateFile(state_file))
         self.clients = Clients(StateFile(state_file))
         self.num_open = 0
-        # NVML may be called by several threads at once.
+        # Several threads may call NVML at once.
         self.lock = threading.Lock()
         self._structures: dict[tuple[Any, ...], Any] = {}
         self._meanings: dict[int, tuple[Any, ...]] = {}
@@ -58,7 +58,7 @@ class Calls:
 
     def _call(self, name: str, arguments: Sequence[Any]) -> int:
         try:
-            # Where a session is opened, the faults are looked at for nvidia-smi as well.
+            # Faults of nvidia-smi, too, are checked where the session is opened.
             if name != "nvmlInitWithFlags":
                 if self.num_open == 0:
                     return codes.UNINITIALIZED
@@ -75,19 +75,19 @@ class Calls:
         return None if meaning is None else int(meaning[1])
 
     def meaning(self, handle: Any, *kinds: str) -> tuple[Any, ...]:
-        """Return the meaning of a handle, which is one of these kinds."""
+        """Return the meaning of a handle, which must be of one of these kinds."""
         meaning = self._meanings.get(ctypes.addressof(handle.contents)) if handle else None
         if meaning is None or meaning[0] not in kinds:
             raise DriverError(codes.INVALID_ARGUMENT)
         return meaning
 
     def gpu(self, handle: Any) -> Gpu:
-        """Return the GPU of its own handle, or of that of one of its MIG devices."""
+        """Return the GPU of a GPU handle or MIG device handle."""
         index: int = self.meaning(handle, "gpu", "mig")[1]
         return self.driver.state().gpus[index]
 
     def whole_gpu(self, handle: Any) -> tuple[int, Gpu]:
-        """Return index and GPU of the handle of a GPU as a whole."""
+        """Return index and GPU of a whole-GPU handle."""
         index: int = self.meaning(handle, "gpu")[1]
         return index, self.driver.state().gpus[index]
 
@@ -101,7 +101,7 @@ class Calls:
         return bool(self.meaning(handle, "gpu", "mig")[0] == "mig")
 
     def point(self, handle: Any, *meaning: Any) -> None:
-        """Make a handle stand for this."""
+        """Make a handle refer to this meaning."""
         with self.lock:
             if meaning not in self._structures:
                 kind = pynvml.struct_c_nvmlGpuInstance_t if meaning[0] == "gi" else pynvml.struct_c_nvmlDevice_t
@@ -115,20 +115,20 @@ def _refuse_unsupported(*_: object) -> int:
 
 
 def pointee(argument: Any) -> Any:
-    """Return the object behind an argument by reference, be it made by `byref` or by `pointer`."""
+    """Return the object behind a reference argument, made by `byref` or `pointer`."""
     return argument._obj if hasattr(argument, "_obj") else argument.contents
 
 
 def fill(argument: Any, value: int) -> None:
-    """Write a number to an argument by reference."""
+    """Write a number to a reference argument."""
     pointee(argument).value = value
 
 
 def number(argument: Any) -> int:
-    """Return a number that pynvml passes plainly or as a ctypes object."""
+    """Return a number that pynvml passes as an int or ctypes object."""
     return int(getattr(argument, "value", argument))
 
 
 def encode_count(value: int | None) -> int:
-    """Return a count for a field of a structure; NVML's "not available" where the table does not know it."""
+    """Return a count for a structure field; NVML's "not available" if the table does not have it."""
     return _NOT_AVAILABLE if value is None else value

@@ -1,4 +1,4 @@
-"""The GPM functions of the library beneath pynvml: samples are taken, counters read what a source of readings says.
+"""The GPM functions of the library under pynvml: counters come from the machine's source of readings.
 
 Without a source, no metric is supported.
 """
@@ -19,13 +19,13 @@ from pipeline.simulation.machine.readings import Quantity
 from pipeline.simulation.machine.state_file import Gpu, State
 from pipeline.simulation.nvml.calls import Calls, number, pointee
 
-# Source: nvml.h: plain numbers, unlike the versions of most structures, which have the size in them.
+# Source: nvml.h: plain numbers; the versions of most structures also encode the size.
 _SUPPORT_VERSION, _METRICS_VERSION = 1, 1
-# Source: nvml.h: two samples that make a value must be further apart.
+# Source: nvml.h: the two samples of a value must be further apart.
 _APART_NS = 100_000_000
-# Source: nvml.h: GPM came with Hopper.
+# Source: nvml.h: GPM exists from Hopper on.
 _WITHOUT_COUNTERS = frozenset({"Ampere"})
-# Each metric, and how many of NVML's units are one of ours: ratios are in percent, traffic in MiB/s. Source: nvml.h.
+# Each metric with the factor from our unit to NVML's: ratios are in percent, traffic in MiB/s. Source: nvml.h.
 _PERCENT = 100
 _METRICS = {
     pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL: (Quantity.GRACT, _PERCENT),
@@ -45,7 +45,7 @@ _METRICS = {
 
 @dataclass(slots=True)
 class _Sample:
-    """Room for one sample: its instant and its subject; `None` as long as none was taken."""
+    """A buffer for one sample: its time and subject; `None` until one is taken."""
 
     structure: Any = field(default_factory=pynvml.struct_c_nvmlGpmSample_t)
     taken_ns: int | None = None
@@ -110,7 +110,7 @@ class GpmCalls(Calls):
 
 
 def _value(state: State, metric_id: int, sample: _Sample) -> float | None:
-    """Return a counter, in NVML's units, for the subject and instant of a sample; `None` if no source knows it."""
+    """Return a counter, in NVML's units, for the subject and time of a sample; `None` if no source knows it."""
     if metric_id not in _METRICS or sample.subject is None:
         return None
     quantity, scale = _METRICS[metric_id]

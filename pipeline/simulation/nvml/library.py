@@ -1,7 +1,7 @@
-"""The library beneath pynvml: the C functions of libnvidia-ml, by ctypes signature, over the simulated driver.
+"""The library under pynvml: the C functions of libnvidia-ml, by ctypes signature, on the simulated driver.
 
-Sensors and counters (power, clocks, utilisation, energy, temperature, GPM) are those of the machine's sources of
-readings, and "not supported" without one. Functions that the project does not call are not found, like those of a newer
+Sensors and counters (power, clocks, utilisation, energy, temperature, GPM) come from the machine's sources of readings,
+and are "not supported" without one. Functions that the project does not call do not exist, like functions of a newer
 driver.
 """
 
@@ -21,17 +21,17 @@ from pipeline.simulation.nvml.mig_calls import MigCalls
 from pipeline.simulation.nvml.sensors import SensorCalls
 
 _MIB = 2**20
-# Source: CUDA C++ Programming Guide, compute capabilities: cores for single precision of one multiprocessor.
+# Source: CUDA C++ Programming Guide, compute capabilities: single-precision cores per multiprocessor.
 _CORES_PER_MULTIPROCESSOR = {(8, 0): 64}
 _CORES_PER_LATER_MULTIPROCESSOR = 128
-_NOT_IN_MIG = 0xFFFFFFFF  # Source: nvml.h, nvmlProcessInfo_t: ids of a process that runs on no instance
+_NOT_IN_MIG = 0xFFFFFFFF  # Source: nvml.h, nvmlProcessInfo_t: ids of a process without an instance
 
 
 class NvmlLibrary(MigCalls, SensorCalls, GpmCalls):
-    """An object that takes the place of `pynvml.nvmlLib`."""
+    """A replacement for `pynvml.nvmlLib`."""
 
     def close_all(self) -> None:
-        """End the sessions that this process left open."""
+        """Close the sessions that this process left open."""
         while self.num_open:
             self._nvmlShutdown()
 
@@ -127,7 +127,7 @@ class NvmlLibrary(MigCalls, SensorCalls, GpmCalls):
 
     def _nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> None:
         total_mib, used_mib, reserved_mib = self._memory_mib(handle)
-        # Version 1 counts what the driver keeps for itself as used.
+        # Version 1 counts the driver's reserved memory as used.
         _fill_memory(pointee(memory), total_mib, used_mib + reserved_mib)
 
     def _nvmlDeviceGetMemoryInfo_v2(self, handle: Any, memory: Any) -> None:
@@ -139,7 +139,7 @@ class NvmlLibrary(MigCalls, SensorCalls, GpmCalls):
         target.free, target.reserved = target.free - reserved_mib * _MIB, reserved_mib * _MIB
 
     def _memory_mib(self, handle: Any) -> tuple[int, int, int]:
-        """Return the memory of a GPU or MIG device, that of processes in it, and the driver's own."""
+        """Return the memory of a GPU or MIG device: total, used by processes, and reserved by the driver."""
         if self.is_mig_device(handle):
             gpu, instance, _ = self.mig_device(handle)
             return queries.profile_of(gpu, instance).capacity_mib, queries.used_memory_mib(gpu, instance.id), 0
@@ -165,7 +165,7 @@ class NvmlLibrary(MigCalls, SensorCalls, GpmCalls):
         fill(count, len(processes))
         if room < len(processes):
             raise DriverError(codes.INSUFFICIENT_SIZE)
-        # The latest comes first. Source: recorded lists of an H100.
+        # The latest process comes first. Source: recorded lists of an H100.
         for info, process in zip(array or (), reversed(processes), strict=False):
             info.pid, info.usedGpuMemory = process.pid, process.memory_mib * _MIB
             is_in_mig = process.gpu_instance_id is not None

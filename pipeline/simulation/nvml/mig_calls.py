@@ -1,4 +1,4 @@
-"""The MIG functions of the library beneath pynvml: mode, profiles and GPU instances, for reading."""
+"""The MIG functions of the library under pynvml: read mode, profiles and GPU instances."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.nvml.calls import Calls, encode_count, fill, number, pointee
 
-# The first number that driver 580 does not take for a profile. Source: H100 80GB, driver 580.159.04.
+# The first number that driver 580 rejects as a profile. Source: H100 80GB, driver 580.159.04.
 _NUM_PROFILE_ENUMS = 17
 
 
@@ -40,7 +40,7 @@ class MigCalls(Calls):
             raise DriverError(codes.VERSION_MISMATCH)
         _fill_profile(target, profile)
         target.name = f"MIG {profile.name}".encode()
-        # Source: H100 80GB, driver 580.159.04: it overwrites the version of the request.
+        # Source: H100 80GB, driver 580.159.04: it overwrites the version in the request.
         target.version = 0
 
     def _nvmlDeviceGetGpuInstancePossiblePlacements_v2(

@@ -1,7 +1,7 @@
-"""Sensors, health and settings of a GPU in the library beneath pynvml.
+"""Sensors, health and settings of a GPU in the library under pynvml.
 
-Sensors (power, energy, clocks, temperature, utilisation, throttling) and settings are of a whole GPU; of a MIG device
-they are not supported, nor are sensors where the machine has no source of readings. Health and settings are in the
+Sensors (power, energy, clocks, temperature, utilisation, throttling) and settings exist for whole GPUs; for a MIG
+device they are not supported, nor are sensors without a source of readings. Health and settings are stored in the
 machine's file.
 """
 
@@ -45,7 +45,7 @@ class SensorCalls(Calls):
         fill(celsius, round(self._read(handle, Quantity.TEMPERATURE)))
 
     def _nvmlDeviceGetUtilizationRates(self, handle: Any, rates: Any) -> None:
-        # Source: nvml.h: it cannot be asked of a GPU in MIG mode.
+        # Source: nvml.h: not supported for a GPU in MIG mode.
         if self.gpu(handle).mig_current:
             raise DriverError(codes.NOT_SUPPORTED)
         target = pointee(rates)

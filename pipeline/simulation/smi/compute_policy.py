@@ -1,8 +1,8 @@
-"""`nvidia-smi compute-policy`: shows and sets for how long processes that share a GPU have it in turn.
+"""`nvidia-smi compute-policy`: shows and sets the time slice of processes that share a GPU.
 
-The list is as recorded from an H100 80GB (driver 580.159.04). How the setting is called, and what is said where the GPU
-has none (with status 3), is known from public transcripts: the help text of R525 (NVIDIA/k8s-device-plugin, issue 354)
-and a Tesla P4 (kubernetes-sigs/dra-driver-nvidia-gpu, issue 41). What it says when all went well is ours.
+The list is as recorded on an H100 80GB (driver 580.159.04). The name of the setting, and the message for GPUs without
+it (status 3), are from public transcripts: the help text of R525 (NVIDIA/k8s-device-plugin, issue 354) and a Tesla P4
+(kubernetes-sigs/dra-driver-nvidia-gpu, issue 41). The success message is our own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEADER = (
 
 
 def run(driver: Driver, options: Mapping[str, str | None], gpus: Sequence[Numbered]) -> None:
-    """Set what the options say on these GPUs, or list what they have."""
+    """Apply the options to these GPUs, or list their settings."""
     value = options.get(SET)
     if value is None:
         rows = [f"|{index:>4}   {'Timeslice':<16}{_VALUES[gpu.timeslice]:<14}|" for index, gpu in gpus]

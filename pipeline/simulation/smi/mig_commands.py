@@ -1,8 +1,8 @@
-"""`nvidia-smi mig ...`: lists, makes and destroys GPU instances and compute instances.
+"""`nvidia-smi mig ...`: lists, creates and destroys GPU instances and compute instances.
 
-As with the real program, a list is worked off one by one and what was made before a failure stays, a command that
-names no GPU acts on all of them, and without a GPU in MIG mode there is one line and exit status 0. Statuses of other
-failures are NVML's return codes; only 2 and 6 are documented.
+As in the real program, a list is processed in order and what was created before a failure remains, a command without a
+GPU applies to all of them, and without a GPU in MIG mode one line is printed with exit status 0. Other exit statuses
+are NVML's return codes; only 2 and 6 are documented.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pipeline.simulation.smi.smi_tables import Numbered
 
 COMMANDS = ("-lgip", "-lgi", "-lci", "-cgi", "-cci", "-dgi", "-dci")
 
-# An id and a start that no profile has: the driver refuses it with the code that it has for that.
+# An id and a start that no profile has: the driver refuses it with the appropriate code.
 _NO_SUCH = -1
 
 
 def run(driver: Driver, options: Mapping[str, str | None], gpus: Sequence[Numbered]) -> None:
-    """Carry out the one command that is among the options, on these GPUs."""
+    """Carry out the one command in the options on these GPUs."""
     chosen = [command for command in COMMANDS if command in options]
     gi_ids, ci_ids = _ids(options.get("-gi")), _ids(options.get("-ci"))
     if len(chosen) != 1:
         raise RefusedError("Say one thing that `mig` shall do, as -lgip.", codes.INVALID_ARGUMENT)
     (command,) = chosen
-    if command == "-lgip":  # with MIG mode off as well
+    if command == "-lgip":  # works with MIG mode off too
         return say(*smi_tables.profile_table(gpus))
     if not any(gpu.mig_current for _, gpu in gpus):
         return say("No MIG-enabled devices found.")
@@ -81,7 +81,7 @@ def _run_on_compute_instances(
 
 
 def _create(driver: Driver, gpus: Sequence[Numbered], profiles: str, *, is_whole: bool) -> None:
-    """Make GPU instances of `PROFILE` or `PROFILE:START`."""
+    """Create GPU instances for `PROFILE` or `PROFILE:START`."""
     for index, gpu in gpus:
         for item in profiles.split(",") if gpu.mig_current else ():
             name, colon, start = item.strip().partition(":")
@@ -103,7 +103,7 @@ def _create(driver: Driver, gpus: Sequence[Numbered], profiles: str, *, is_whole
 
 
 def _create_compute_instance(driver: Driver, index: int, gpu: Gpu, instance: GpuInstance, item: str) -> None:
-    """Make a compute instance of a profile, or of the full width if none is named."""
+    """Create a compute instance of a profile, by default of the full width."""
     profile = queries.profile_of(gpu, instance)
     name = item or profile.name
     known = _find_ci_profile(profile, name)

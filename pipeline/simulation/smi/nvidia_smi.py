@@ -1,7 +1,7 @@
 """The program nvidia-smi of the simulated driver: `python -m pipeline.simulation.smi.nvidia_smi --state-file FILE ...`.
 
-It prints and does what the real one prints and does, as far as this project needs it, and says so about an option that
-it does not know. It starts no program and looks at nothing but the state file.
+It behaves as the real program as far as this project needs it, and rejects unsupported options with a message. It
+starts no program and reads only the state file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HELD = (
 )
 _COMPUTE_MODES = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
 
-# Whether options take a value.
+# Options, with whether they take a value.
 _OPTIONS = dict.fromkeys(("-i", "-lms", "-mig", "-c", "-gi", "-ci", "-cgi", "--query-gpu", "--format"), True)
 _OPTIONS |= dict.fromkeys(("-L", "--gpu-reset"), False)
 _MIG_OPTIONS = dict.fromkeys((*mig_commands.COMMANDS, "-C"), False) | {"-cgi": True}
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run(state_file: StateFile, arguments: Sequence[str]) -> None:
     clients = Clients(state_file)
     try:
-        # The program is a client of the driver while it runs, which matters to an Ampere GPU whose mode is switched.
+        # While it runs, the program is a client of the driver, which affects MIG mode changes of Ampere GPUs.
         clients.open_session()
     except DriverError as error:
         is_gone = error.code == _DRIVER_NOT_LOADED
@@ -170,7 +170,7 @@ def _refusal(what: str, gpu: Gpu, error: DriverError) -> RefusedError:
 
 
 def _parse(arguments: Sequence[str], known: Mapping[str, bool]) -> dict[str, str | None]:
-    """Return options with their values, `-i 0` like `-i=0`; `known` tells whether they take one."""
+    """Return options with their values, with `-i 0` and `-i=0` equivalent; `known` tells which take one."""
     options: dict[str, str | None] = {}
     rest = list(arguments)
     while rest:
@@ -189,7 +189,7 @@ def _parse(arguments: Sequence[str], known: Mapping[str, bool]) -> dict[str, str
 
 
 def _period_s(text: str | None) -> float:
-    """Return after how long to print again; 0 for never."""
+    """Return the seconds between repeated prints; 0 for never."""
     if text is None:
         return 0.0
     if re.fullmatch("[1-9][0-9]{0,8}", text) is None:

@@ -1,4 +1,4 @@
-"""The comma-separated answers of `nvidia-smi --query-gpu`."""
+"""The comma-separated output of `nvidia-smi --query-gpu`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.simulation.smi.smi_tables import Numbered
 
 _COMPUTE_MODES = {0: "Default", 2: "Prohibited", 3: "Exclusive_Process"}
 _SWITCH = {False: "Disabled", True: "Enabled"}
-# Every column, with its unit.
+# Every supported column, with its unit.
 _UNITS = {
     **dict.fromkeys(("timestamp", "count", "index", "name", "uuid", "pci.bus_id", "driver_version"), ""),
     **dict.fromkeys(("memory.total", "memory.reserved", "memory.used", "memory.free"), "MiB"),
@@ -25,7 +25,7 @@ _UNITS = {
     **dict.fromkeys(("temperature.gpu", "temperature.memory", "clocks_event_reasons.active"), ""),
     "ecc.errors.uncorrected.volatile.total": "",
 }
-# Other names under which a column can be asked for.
+# Aliases of columns.
 _ALIASES = {
     "clocks.sm": "clocks.current.sm",
     "clocks.mem": "clocks.current.memory",
@@ -33,7 +33,7 @@ _ALIASES = {
     "gpu_uuid": "uuid",
     "gpu_bus_id": "pci.bus_id",
 }
-# How the names of columns begin that the real program has beside these. Source: nvidia-smi --help-query-gpu.
+# Prefixes of further columns of the real program. Source: nvidia-smi --help-query-gpu.
 _FAMILIES = re.compile(
     "accounting|addressing_mode|c2c|clocks(_(event|throttle)_reasons(_counters)?)?|compute_cap"
     "|display_(active|attached|mode)|dramEncryption|driver_model|ecc|encoder|enforced|fabric|fan|gom"
@@ -42,7 +42,7 @@ _FAMILIES = re.compile(
     "|utilization|vbios_version"
 )
 
-# The quantities of sensors, and their formats. Power is the mean of a second in all three, whatever the name says.
+# The sensor quantities and their formats. All three power columns are means over a second, whatever their names.
 _SENSORS: dict[str, tuple[Quantity, Callable[[float], str]]] = {
     **dict.fromkeys(("power.draw", "power.draw.average", "power.draw.instant"), (Quantity.POWER, "{:.2f}".format)),
     "utilization.gpu": (Quantity.GPU_UTILIZATION, "{:.0f}".format),
@@ -53,12 +53,12 @@ _SENSORS: dict[str, tuple[Quantity, Callable[[float], str]]] = {
     "pstate": (Quantity.PERFORMANCE_STATE, "P{:.0f}".format),
     "clocks_event_reasons.active": (Quantity.THROTTLE_REASONS, lambda bits: f"0x{int(bits):016x}"),
 }
-# Source: nvml.h, nvmlDeviceGetUtilizationRates: not of a GPU in MIG mode.
+# Source: nvml.h, nvmlDeviceGetUtilizationRates: not supported for a GPU in MIG mode.
 _NOT_UNDER_MIG = frozenset({"utilization.gpu", "utilization.memory"})
 
 
 class Query:
-    """Columns, by their names with commas between; an unknown one is refused."""
+    """Columns, given by comma-separated names; an unknown one is refused."""
 
     def __init__(self, fields: str, *, has_units: bool) -> None:
         self._has_units = has_units
@@ -72,7 +72,7 @@ class Query:
             self._columns.append(name)
 
     def header(self) -> str:
-        """Return the line of names, which has the units even where the values do without them."""
+        """Return the header, which has units even if the values are printed without."""
         return ", ".join(f"{name} [{_UNITS[name]}]" if _UNITS[name] else name for name in self._columns)
 
     def lines(self, gpus: Iterable[Numbered], now: datetime, state: State) -> list[str]:

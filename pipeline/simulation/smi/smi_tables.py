@@ -1,6 +1,6 @@
 """The tables of nvidia-smi: the overview, the list of devices, and what `nvidia-smi mig` lists. Text only.
 
-Source of the formats: recordings of an H100 80GB (driver 580.159.04); of the MIG tables that need MIG mode, public
+Source of the formats: recordings of an H100 80GB (driver 580.159.04); for MIG tables that need MIG mode, public
 transcripts of drivers 570 to 580. An unknown figure prints as N/A, as the real program does.
 """
 
@@ -19,7 +19,7 @@ from pipeline.simulation.machine.state_file import (
     mig_uuid,
 )
 
-# A GPU with its index.
+# A GPU and its index.
 Numbered = tuple[int, Gpu]
 
 _COMPUTE_MODES = {0: "Default", 2: "Prohibited", 3: "E. Process"}
