@@ -1,8 +1,6 @@
-"""The timeline of a study, over all its starts, as one trace that https://ui.perfetto.dev opens.
+"""The timelines of all groups of a study (`record/trace.py`) as one trace for https://ui.perfetto.dev.
 
-Every group keeps its own `timeline.json` (`record/trace.py`); this program puts those of a study into one file:
-
-    python -m pipeline.timeline --experiment NAME --out trace.json
+python -m pipeline.timeline --experiment NAME --out trace.json
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from pipeline.record.store.store_access import open_named
 
 
 def merge_timelines(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
-    """Return the trace of a whole experiment, and the number of groups without a readable one.
+    """Return the trace of an experiment, and the number of groups without a readable one.
 
     Raises:
         ConfigError: there is no store in the folder.
@@ -37,11 +35,11 @@ def merge_timelines(root_or_uri: Path | str, experiment: str) -> tuple[dict[str,
     if not groups:
         raise TrackingError(
             f"experiment {experiment!r} in {root_or_uri} has no finished group; "
-            "name the study (its tracking.experiment) with --experiment"
+            "name a study (its tracking.experiment) with --experiment"
         )
     traces = [trace for group in groups if (trace := _fetch_trace(store, group.run_id)) is not None]
     if not traces:
-        raise TrackingError(f"none of the {len(groups)} groups of experiment {experiment!r} has a {layout.TIMELINE}")
+        raise TrackingError(f"no group of experiment {experiment!r} has a readable {layout.TIMELINE}")
     return trace_file.merge(traces), len(groups) - len(traces)
 
 
@@ -57,17 +55,16 @@ def _fetch_trace(store: Store, run_id: str) -> dict[str, Any] | None:
             trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             trace_file.merge([trace])
         except Exception as error:  # noqa: BLE001  a damaged file may raise anything
-            sys.stderr.write(f"left out: {layout.TIMELINE} of run {run_id} is damaged: {error}\n")
+            sys.stderr.write(f"warning: {layout.TIMELINE} of run {run_id} is damaged and left out: {error}\n")
             return None
         return trace
 
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
-    """Return the parser of the command, whatever is typed."""
-    parser = argparse.ArgumentParser(
-        prog=entry_points.spell("timeline"), description="A study as a trace for Perfetto."
-    )
-    parser.add_argument("--experiment", default="collocation", help="MLflow experiment (default: %(default)s)")
+    """Return the parser of the command."""
+    about = "Write the timeline of a study as a trace for Perfetto."
+    parser = argparse.ArgumentParser(prog=entry_points.spell("timeline"), description=about)
+    parser.add_argument("--experiment", default="collocation", help="tracking.experiment (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("trace.json"), help="file to write (default: %(default)s)")
     parser.add_argument("--root", type=Path, default=Path("mlruns"), help="folder of the store (default: %(default)s)")
     parser.add_argument("--uri", help="tracking server, instead of --root")
@@ -86,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         sys.stderr.write(f"error: cannot write {options.out}: {error.strerror}; choose another file with --out\n")
         return 2
-    without = f" ({num_without} more have none that can be read)" if num_without else ""
+    without = f" ({num_without} more without a readable timeline)" if num_without else ""
     sys.stdout.write(
         f"{format_count(content['otherData']['groups'], 'group')}{without} in {options.out}; open https://ui.perfetto.dev\n"
     )

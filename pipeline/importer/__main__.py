@@ -1,7 +1,6 @@
-"""Experiments of other tools as experiments of this project.
+"""The command `python -m pipeline.importer`: experiments of other tools as experiment files.
 
-`python -m pipeline.importer radt TABLE.csv` and `python -m pipeline.importer carma JOB.rad ...`. Exit status: 0 when
-every job was taken, 1 when some were not (they are listed, the others are written), 2 when nothing was written.
+`python -m pipeline.importer radt TABLE.csv` and `python -m pipeline.importer carma JOB.rad ...`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _SEVERAL = "carma"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Import a table or job files; returns the exit status."""
+    """Import a table or job files; return the exit status: 1 if some jobs are left out, 2 without any file."""
     args = make_parser().parse_args(argv)
     try:
         default_name = re.sub(r"\W", "_", args.files[0].stem) if len(args.files) == 1 else _SEVERAL
@@ -38,41 +37,41 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
-    """Return the parser of the command, whatever is typed."""
+    """Return the parser of the command."""
     parser = argparse.ArgumentParser(
         prog=entry_points.spell("importer"),
-        description="Turn the experiment of another tool into one of this project.",
-        epilog="exit status: 0 every job was imported, 1 some were not and are listed, 2 nothing was written",
+        description="Turn an experiment of another tool into an experiment file.",
+        epilog="exit status: 0 all jobs imported, 1 some left out (listed), 2 nothing written",
     )
     tools = parser.add_subparsers(dest="tool", required=True, metavar="TOOL")
     radt = tools.add_parser("radt", help="a table written for radT", description="Import a table written for radT.")
     radt.add_argument("files", type=Path, nargs=1, metavar="TABLE", help="CSV file")
-    radt.add_argument("--slices", action="store_true", help="MIG profiles by slices (1g), so that they follow the GPU")
+    radt.add_argument("--slices", action="store_true", help="write MIG profiles by slices (1g), for any GPU model")
     carma = tools.add_parser("carma", help="job files of CARMA", description="Import job files of CARMA.")
     carma.add_argument("files", type=Path, nargs="+", metavar="JOB", help=".rad file")
-    carma.add_argument("--together", action="store_true", help="all jobs as one mix, exclusive ones as well")
+    carma.add_argument("--together", action="store_true", help="one mix of all jobs, including exclusive ones")
     carma.add_argument("--envs", metavar="DIR", help="folder of the conda environments that the jobs activate")
     for tool in (radt, carma):
-        tool.add_argument("--name", help="name of the experiment (default: that of the file)")
+        tool.add_argument("--name", help="name of the experiment (default: from the file)")
         tool.add_argument("--out", metavar="DIR", help="write DIR/experiment/NAME.yaml; - prints it (default: conf)")
-        tool.add_argument("--force", action="store_true", help="replace an experiment of this name")
+        tool.add_argument("--force", action="store_true", help="replace an existing experiment")
     return parser
 
 
 def _check_name(name: str) -> str:
     if not NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} cannot be the name of an experiment: letters, digits and _; give one with --name")
+        raise ConfigError(f"{name!r} is no valid name of an experiment; use letters, digits and _ with --name")
     return name
 
 
 def _finish(imported: Imported, name: str, args: argparse.Namespace) -> int:
     for refused in imported.refused:
-        sys.stderr.write(f"not taken: {refused}\n")
+        sys.stderr.write(f"not imported: {refused}\n")
     for note in imported.notes:
         sys.stderr.write(f"note: {note}\n")
     jobs = f"{imported.num_read} {imported.unit}s"
     if not imported.num_groups:
-        raise ConfigError(f"none of the {jobs} of {args.files[0]} can be imported; nothing was written")
+        raise ConfigError(f"none of the {jobs} of {args.files[0]} can be imported")
     if args.out == "-":
         sys.stdout.write(imported.text)
         where = "printed"

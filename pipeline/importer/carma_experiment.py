@@ -14,20 +14,14 @@ from pipeline.base.system.paths import expand_path
 from pipeline.base.system.words import format_count
 from pipeline.importer import carma_job, experiment_file
 from pipeline.importer.carma_job import COLLOCATED, EXCLUSIVE, Job
-from pipeline.importer.experiment_file import Imported, Program, Value, override_value, size_of
+from pipeline.importer.experiment_file import Imported, Program, Value, assign_name, override_value
 
 
 def read(paths: Sequence[Path], name: str, *, is_together: bool = False, environments: str | None = None) -> Imported:
-    """Import job files as the experiment of this name.
-
-    Args:
-        paths: of the files, in the order of their groups.
-        name: of the experiment.
-        is_together: whether all jobs are one mix, whatever their modes.
-        environments: folder of the conda environments that the jobs activate.
+    """Import job files as the experiment of this name, with `is_together` as one mix.
 
     Raises:
-        ConfigError: one of them cannot be read, or is no such file.
+        ConfigError: one of them cannot be read, or is no job file.
     """
     jobs = [carma_job.read(path) for path in paths]
     taken = [job for job in jobs if not job.obstacle]
@@ -41,7 +35,7 @@ def read(paths: Sequence[Path], name: str, *, is_together: bool = False, environ
         blocks.append(_make_block([programs[job.path] for job in together], sizes))
     origin = f"imported from {', '.join(path.name for path in paths)} by `{entry_points.spell('importer')}`"
     described = dict.fromkeys(f"{programs[job.path].label}: {_describe(job)}" for job in taken)
-    text = experiment_file.text_of(
+    text = experiment_file.format_file(
         blocks,
         sizes,
         head="\n# ".join([f"{format_count(len(blocks), 'group')}, {origin}.", *described]),
@@ -58,7 +52,7 @@ def read(paths: Sequence[Path], name: str, *, is_together: bool = False, environ
 
 
 def _find_prefixes(jobs: Sequence[Job], environments: str | None) -> Mapping[str, str]:
-    """Return where each environment lies; nothing if that is not known of all, as they are of one kind then."""
+    """Return the folder of each environment; nothing unless all are known."""
     named = {job.environment for job in jobs}
     if "" in named:
         return {}
@@ -88,8 +82,7 @@ def _make_programs(jobs: Sequence[Job], prefixes: Mapping[str, str]) -> dict[Pat
 
 def _make_label(job: Job) -> str:
     model = _replace_marks(job.model or Path(job.script).stem)
-    is_told = model.endswith(f"_{job.batch_size}")
-    return model if is_told else f"{model}_bs{job.batch_size}"
+    return model if model.endswith(f"_{job.batch_size}") else f"{model}_bs{job.batch_size}"
 
 
 def _replace_marks(text: str) -> str:
@@ -101,7 +94,7 @@ def _make_block(programs: Sequence[Program], sizes: dict[Program, str]) -> dict[
     if len(set(programs)) == 1:
         block |= {"workload": programs[0].workload, "degree": len(programs)}
         return block | {f"workload.{key}": override_value(value) for key, value in programs[0].values}
-    return block | {"mix": override_value(tuple(size_of(program, sizes) for program in programs))}
+    return block | {"mix": override_value(tuple(assign_name(program, sizes) for program in programs))}
 
 
 def _describe(job: Job) -> str:
@@ -119,24 +112,21 @@ def _list_notes(jobs: Sequence[Job], prefixes: Mapping[str, str], *, is_together
     notes = []
     if jobs:
         notes.append(
-            "model, data set, batch size and memory are comments of the experiment: a script does what its arguments "
-            "say, and memory is measured"
+            "model, data set, batch size and memory are comments in the experiment file; jobs follow their arguments"
         )
     names = sorted({job.environment for job in jobs if job.environment})
     if names and not prefixes:
         notes.append(
-            f"conda environment {', '.join(names)}: not kept, as nothing says where it lies; --envs FOLDER does, or "
-            "env=existing env.prefix=FOLDER on the command line"
+            f"conda environment {', '.join(names)}: not kept, its folder is unknown; add --envs FOLDER, or run with "
+            "env=existing env.prefix=FOLDER"
         )
     if variables := sorted({name for job in jobs for name in job.dropped}):
-        notes.append(f"{', '.join(variables)}: not kept, each job sees the device of its group")
+        notes.append(f"{', '.join(variables)}: not kept, jobs use the device of their group")
     exclusive = [job for job in jobs if job.mode == EXCLUSIVE]
     if is_together and exclusive:
-        notes.append(
-            f"{EXCLUSIVE}: not kept of {format_count(len(exclusive), 'job')}, as --together makes one mix of all"
-        )
+        notes.append(f"{EXCLUSIVE}: not kept for {format_count(len(exclusive), 'job')}, because of --together")
     elif len(exclusive) > 1:
-        notes.append(f"{format_count(len(exclusive), 'exclusive job')} each run alone; --together makes one mix of all")
+        notes.append(f"{format_count(len(exclusive), 'exclusive job')} run alone; --together makes one mix of all")
     if len(jobs) - len(exclusive) == 1 and not is_together:
-        notes.append(f"one {COLLOCATED} job has nobody to run with: give the files of the others as well")
+        notes.append(f"the only {COLLOCATED} job runs alone; add the files of its co-runners")
     return notes

@@ -1,8 +1,8 @@
 """Job files of CARMA, the collocation-aware resource manager of radT's authors.
 
-A file is read by lines: `conda activate NAME`, the command, the summary of the model, the data set, the batch size, the
-mode, the number of GPUs and, if it has them, the job's memory: as measured, and as three estimators say. Lines that
-begin with `#` are comments. Source: `src/server.py` and `workloads/*.rad` of itu-rad/CARMA.
+Lines of a file: `conda activate NAME`, the command, the summary of the model, the data set, the batch size, the mode,
+the number of GPUs and, optionally, the job's memory as measured and by three estimators. Lines that begin with `#` are
+comments. Source: `src/server.py` and `workloads/*.rad` of itu-rad/CARMA.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ EXCLUSIVE, COLLOCATED = "exclusive", "collocated"
 _MODES = {EXCLUSIVE: EXCLUSIVE, **dict.fromkeys((COLLOCATED, "collocate", "collocation", "shared"), COLLOCATED)}
 MEASURED = "measured"
 _MEMORY = (MEASURED, "Horus", "FakeTensor", "GPUMemNet")
-"""Where each figure of a job's memory comes from, in the order of their lines. Unit: MiB, as nvidia-smi has it."""
+"""Sources of a job's memory, in the order of their lines. Unit: MiB."""
 _FIELDS = ("the summary of its model", "its data set", "its batch size", "its mode", "its number of GPUs")
 _ACTIVATE = re.compile(r"(?:conda|source|mamba|micromamba|\.)\s+(?:\S*/)?activate\s+(?P<name>\S+)")
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)=.*")
-_OF_SHELLS = re.compile(r"^[;&|<>()]+$|[`$]")
+_SHELL_TOKEN = re.compile(r"^[;&|<>()]+$|[`$]")
 _MOST_BYTES = 1 << 16
 
 
@@ -35,11 +35,10 @@ class Job:
 
     Attributes:
         environment: name or path of a conda environment; empty if it activates none.
-        script, args: of the command.
-        model: what the summary of its model is called, without its ending.
-        memory_mib: of the job, by where the figure comes from.
-        dropped: variables that are set before the command, which the device of a job decides.
-        obstacle: why it cannot be run here; empty if it can.
+        model: file name of the summary of its model, without suffix.
+        memory_mib: source and figure.
+        dropped: variables of the command that are not kept: the group decides the device.
+        obstacle: why it cannot be run here; else empty.
     """
 
     path: Path
@@ -59,20 +58,20 @@ def read(path: Path) -> Job:
     """Read a job file.
 
     Raises:
-        ConfigError: it cannot be read, or is no such file.
+        ConfigError: it cannot be read, or is no job file.
     """
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
         text = content.decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; give a job file of CARMA (.rad)") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; name a job file of CARMA (.rad)") from error
     except UnicodeDecodeError as error:
-        raise _make_error(path, "it is no text in UTF-8") from error
+        raise _make_error(path, "it is not UTF-8 text") from error
     if len(content) > _MOST_BYTES:
         raise _make_error(path, f"it is longer than {_MOST_BYTES >> 10} KiB")
     if not all(character.isprintable() or character in "\n\r\t" for character in text):
-        raise _make_error(path, "it is no text")
+        raise _make_error(path, "it is not text")
     try:
         return _parse_job(path, [line.strip() for line in text.splitlines() if not line.lstrip().startswith("#")])
     except ValueError as error:
@@ -81,7 +80,7 @@ def read(path: Path) -> Job:
 
 def _make_error(path: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"{path} is no job file of CARMA: {reason}; its lines are: conda activate NAME, command, model, data set, "
+        f"{path} is no job file of CARMA: {reason}; its lines must be: conda activate NAME, command, model, data set, "
         "batch size, exclusive or collocated, number of GPUs, measured and estimated memory in MB"
     )
 
@@ -92,17 +91,17 @@ def _parse_job(path: Path, lines: Sequence[str]) -> Job:
     if activated := _ACTIVATE.fullmatch(text[0]):
         environment, text = activated["name"], text[1:]
     if not text or "python" not in text[0]:
-        raise ValueError(f"instead of its command it has {_shorten(text[0] if text else '')}")
+        raise ValueError(f"the command is {_shorten(text[0] if text else '')}")
     command, *fields = text
     if len(fields) < len(_FIELDS):
         raise ValueError(f"it ends before {_FIELDS[len(fields)]}")
     model, dataset, batch_size, mode, num_gpus, *memory = fields
     if len(memory) > len(_MEMORY):
-        raise ValueError(f"it goes on after its memory, with {_shorten(memory[len(_MEMORY)])}")
+        raise ValueError(f"it has a line after its memory: {_shorten(memory[len(_MEMORY)])}")
     if mode.lower() not in _MODES:
         raise ValueError(f"its mode {_shorten(mode)} is neither {EXCLUSIVE} nor {COLLOCATED}")
     gpus = _parse_whole("number of GPUs", num_gpus)
-    obstacle = f"a job on {gpus} GPUs is not supported, each job has one" if gpus > 1 else ""
+    obstacle = f"it uses {gpus} GPUs; a job here has one" if gpus > 1 else ""
     dropped: tuple[str, ...] = ()
     script, args = "", dropped
     try:
@@ -125,11 +124,11 @@ def _parse_job(path: Path, lines: Sequence[str]) -> Job:
 
 
 def _parse_program(command: str) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
-    """Return the variables that a command sets and that are dropped, its script and its arguments."""
+    """Return the dropped variables of a command, its script and its arguments."""
     tokens = shlex.shlex(command, posix=True, punctuation_chars=True)
     tokens.whitespace_split = True
-    if shell_token := next((token for token in tokens if _OF_SHELLS.search(token)), ""):
-        raise ValueError(f"its command needs a shell, because of {_shorten(shell_token)}; put it into a script")
+    if shell_token := next((token for token in tokens if _SHELL_TOKEN.search(token)), ""):
+        raise ValueError(f"its command needs a shell for {_shorten(shell_token)}; put it into a script")
     words = shlex.split(command)
     names = []
     while words and (assignment := _ASSIGNMENT.fullmatch(words[0])):

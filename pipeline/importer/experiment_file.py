@@ -1,4 +1,4 @@
-"""The writer of experiment files: groups as blocks of `blocks`, and the programs that mixes name."""
+"""The writer of experiment files."""
 
 from __future__ import annotations
 
@@ -16,18 +16,14 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.base.system.user_command import escape_interpolations
 
 NAME = re.compile(r"[A-Za-z]\w*")
-"""What an experiment, and a program in a mix, can be called."""
+"""Valid names of experiments, and of programs in mixes."""
 
 Value = int | float | str | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program as a choice of `conf/workload` and what differs from it.
-
-    Attributes:
-        name: what mixes call it if nothing else has the name; made from the rest if empty.
-    """
+    """A program as a choice of `conf/workload` with overrides; `name` is its preferred name in mixes."""
 
     workload: str
     values: tuple[tuple[str, Value], ...] = ()
@@ -35,7 +31,7 @@ class Program:
 
     @property
     def label(self) -> str:
-        """The name that a mix gives it, if nothing else has that name."""
+        """Its name in mixes, unless another program has it."""
         values = dict(self.values)
         stem = Path(str(values["script"])).stem if "script" in values else self.workload
         default = f"{stem}_bs{values['batch_size']}" if "batch_size" in values else stem
@@ -44,14 +40,13 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """The experiment of another tool as a file of this project.
+    """The experiment of another tool as an experiment file.
 
     Attributes:
-        text: of the experiment file.
-        num_read: jobs that the tool's files have.
-        unit: what each of them is there: a row, a file.
-        refused: of the jobs that could not be taken, which it is and why.
-        notes: what of the others is not kept.
+        num_read: number of jobs that were read.
+        unit: of these: row or file.
+        refused: jobs that could not be imported, with reasons.
+        notes: settings that were not kept.
     """
 
     text: str
@@ -65,8 +60,8 @@ class Imported:
         return len(yaml.safe_load(self.text)["blocks"])
 
 
-def size_of(program: Program, sizes: dict[Program, str]) -> str:
-    """Return the name of a program in mixes, which no other program has; `sizes` holds the names."""
+def assign_name(program: Program, sizes: dict[Program, str]) -> str:
+    """Return the unique name of a program in mixes, and add it to `sizes`."""
     if program not in sizes:
         label = program.label if NAME.fullmatch(program.label) else f"job_{program.label}"
         numbered = (f"{label}_{number}" for number in range(2, len(sizes) + 3))
@@ -75,11 +70,11 @@ def size_of(program: Program, sizes: dict[Program, str]) -> str:
 
 
 def override_value(value: Value) -> int | float | str:
-    """Write a value in Hydra's grammar so that it means exactly itself."""
+    """Write a value in Hydra's grammar, with text quoted where needed."""
     return value if isinstance(value, int | float) else override_values.format_override(value)
 
 
-def text_of(
+def format_file(
     blocks: Sequence[Mapping[str, Any]],
     sizes: Mapping[Program, str],
     *,
@@ -87,15 +82,7 @@ def text_of(
     defaults: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> str:
-    """Return the text of an experiment file.
-
-    Args:
-        blocks: of `blocks`.
-        sizes: the programs that their mixes name.
-        head: what the file says of itself, in one line.
-        defaults: choices of other groups than workloads.
-        settings: keys of the configuration with their values.
-    """
+    """Return the text of an experiment file; `head` is its comment, `sizes` are the programs of mixes."""
     content: dict[str, Any] = {
         "defaults": [
             *({f"/workload@sizes.{size}": program.workload} for program, size in sizes.items()),
@@ -115,21 +102,21 @@ def text_of(
 def write(text: str, name: str, folder: Path | None, *, replace: bool) -> str:
     """Write `FOLDER/experiment/NAME.yaml`; return the command that runs it.
 
-    Without a folder it goes to `conf` of the clone or, with `collocate`, of the working folder.
+    The default folder is `conf` of the clone or, with `collocate`, of the working folder.
 
     Raises:
-        ConfigError: it is there and is not to be replaced, or cannot be written.
+        ConfigError: it exists without `replace`, or cannot be written.
     """
     if folder is None and entry_points.is_by_command():
         folder = Path("conf")
     path = (folder or PROJECT_DIR / "conf") / "experiment" / f"{name}.yaml"
     if path.exists() and not replace:
-        raise ConfigError(f"{path} exists; give another --name, or --force to replace it")
+        raise ConfigError(f"{path} exists; choose another --name, or replace it with --force")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}") from error
+        raise ConfigError(f"cannot write {path}: {error}; choose another folder with --out") from error
     option = ["--config-dir", str(folder.resolve())] if folder else []
     return f"run it: {entry_points.spell('run', *option, f'+experiment={name}')}"
 

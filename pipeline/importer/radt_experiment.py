@@ -12,7 +12,7 @@ from pipeline.base.domain import placeholders
 from pipeline.base.system import entry_points, override_values
 from pipeline.base.system.words import format_count
 from pipeline.importer import experiment_file, radt_notes, radt_table
-from pipeline.importer.experiment_file import Imported, Program, override_value, size_of
+from pipeline.importer.experiment_file import Imported, Program, assign_name, override_value
 from pipeline.importer.radt_table import LISTENERS, Refused, Row, RowGroup
 
 _EPOCHS = 5  # radT's default
@@ -44,22 +44,25 @@ _DATASETS = {
 _KNOWN_SCRIPT = ("timm", "train.py")
 
 
-def program_of(row: Row) -> Program:
-    """Return the workload of this project that a row stands for, else its script.
+def choose_program(row: Row) -> Program:
+    """Return the workload of this project for a row, else its script.
 
-    A model and data of an older table that are not known, without a script, are a ValueError.
+    Raises:
+        ValueError: an older table names an unknown model or data set, and no script.
     """
     options = _options(row)
     if options is not None:
         model, data = options.pop("model", ""), Path(options.pop("data-dir", "")).name
         workload = _MODELS.get(model, {}).get(_DATASETS.get(data, ""))
         batch_size = options.pop("batch-size", "128")
-        if options.get("warmup-epochs") == "0":  # as these workloads do it
+        if options.get("warmup-epochs") == "0":  # the default of these workloads
             del options["warmup-epochs"]
         if workload is not None and not options and batch_size.isdecimal():
             return Program(workload=workload, values=(("batch_size", int(batch_size)),))
     if not row.file:
-        raise ValueError(f"Model {row.model} on Data {row.data} with Params {' '.join(row.args)} is no known workload")
+        raise ValueError(
+            f"Model {row.model} on Data {row.data} with Params {' '.join(row.args)} is unknown; name a script in File"
+        )
     name = re.sub(r"\W", "_", Path(row.file).stem)
     arguments = (("args", tuple(map(placeholders.escape, row.args))),) if row.args else ()
     return Program(workload="script", values=(("name", name), ("script", row.file), *arguments))
@@ -67,13 +70,13 @@ def program_of(row: Row) -> Program:
 
 def _is_known(row: Row) -> bool:
     try:
-        return program_of(row).workload != "script"
+        return choose_program(row).workload != "script"
     except ValueError:
         return False
 
 
 def _options(row: Row) -> dict[str, str] | None:
-    """Return the options of a known training program, by name; `None` for other programs or other arguments."""
+    """Return the options of radT's training program, by name; `None` for other programs or arguments."""
     if row.file and Path(row.file).parts[-2:] != _KNOWN_SCRIPT:
         return None
     words = row.args
@@ -83,28 +86,25 @@ def _options(row: Row) -> dict[str, str] | None:
     return options if row.file else {"model": row.model, "data-dir": row.data} | options
 
 
-def slices_of(groups: Sequence[RowGroup]) -> dict[str, str]:
-    """Return the plain profiles of a table by slices: `1g` for `1g.5gb` if no other one has as many."""
+def find_slices(groups: Sequence[RowGroup]) -> dict[str, str]:
+    """Return slices by plain profile: `1g` for `1g.5gb`, if no other profile of the table has as many."""
     plain = {profile for group in groups for profile in group.profiles if re.fullmatch(r"\d+g\.\d+gb", profile)}
     number = Counter(profile.partition(".")[0] for profile in plain)
     return {profile: slices for profile in plain if number[slices := profile.partition(".")[0]] == 1}
 
 
-def block_of(
+def make_block(
     group: RowGroup, sizes: dict[Program, str], profiles: Mapping[str, str], device: str | None
 ) -> dict[str, Any]:
-    """Return a group as one of the `blocks`; its programs go to `sizes` if it is a mix.
-
-    `profiles` has those that are written in another way, `device` the GPU of the whole table, if it is kept.
-    """
-    programs = [program_of(row) for row in group.rows]
+    """Return a group as one of the `blocks`, and add the programs of a mix to `sizes`."""
+    programs = [choose_program(row) for row in group.rows]
     block: dict[str, Any] = {"scenario": group.scenario}
-    # What looks like an interpolation survives in the values of a file, not on its way through an override.
+    # An override would resolve an interpolation; a program of `sizes` keeps it as text.
     if len(set(programs)) == 1 and "${" not in str(programs[0]):
         block |= {"workload": programs[0].workload, "degree": len(programs)}
         block |= {f"workload.{key}": override_value(value) for key, value in programs[0].values}
     else:
-        block["mix"] = override_value(tuple(size_of(program, sizes) for program in programs))
+        block["mix"] = override_value(tuple(assign_name(program, sizes) for program in programs))
     if device is not None:
         block["gpu.device"] = override_values.format_override(device)  # gpu=CHOICE on the command line drops it
     if group.profiles:
@@ -112,7 +112,7 @@ def block_of(
     return block
 
 
-def experiment_of(
+def format_experiment(
     groups: Sequence[RowGroup], name: str, source: str, profiles: Mapping[str, str]
 ) -> tuple[str, list[Refused]]:
     """Return the text of an experiment file, and the rows that could not be imported."""
@@ -121,13 +121,13 @@ def experiment_of(
     device = radt_table.find_kept_device(groups)
     for group in groups:
         try:
-            blocks.append(block_of(group, sizes, profiles, device))
+            blocks.append(make_block(group, sizes, profiles, device))
         except ValueError as error:
             refused += [Refused(line=row.line, reason=str(error)) for row in group.rows]
     listener_words = {word for group in groups for row in group.rows for word in row.listeners}
     listeners = sorted({LISTENERS[word] for word in listener_words if word in LISTENERS} | {"host"})
     origin = f"imported from {source} by `{entry_points.spell('importer')}`"
-    text = experiment_file.text_of(
+    text = experiment_file.format_file(
         blocks,
         sizes,
         head=f"{format_count(len(blocks), 'group')}, {origin}.",
@@ -142,22 +142,19 @@ def experiment_of(
 
 
 def read(path: Path, name: str, *, has_slices: bool) -> Imported:
-    """Import a table as the experiment of this name; with `has_slices`, MIG profiles by slices where that is possible.
+    """Import a table as the experiment of this name; `has_slices` writes MIG profiles by slices if possible.
 
     Raises:
-        ConfigError: it cannot be read, or is no such table.
+        ConfigError: it cannot be read, or is no table of radT.
     """
     groups, left_out = radt_table.read(path)
-    profiles = slices_of(groups) if has_slices else {}
-    text, unknown = experiment_of(groups, name, path.name, profiles)
+    profiles = find_slices(groups) if has_slices else {}
+    text, unknown = format_experiment(groups, name, path.name, profiles)
     refused = sorted([*left_out, *unknown], key=lambda row: row.line)
     notes = list(radt_notes.describe(groups, [row for group in groups for row in group.rows if _is_known(row)]))
     table_profiles = {profile for group in groups for profile in group.profiles}
     if has_slices and (full := sorted(table_profiles - profiles.keys())):
-        notes.append(
-            f"{', '.join(full)}: by full name also with --slices, which stand for the one plain profile of a number of "
-            "slices"
-        )
+        notes.append(f"{', '.join(full)}: full names kept despite --slices, as their slices are ambiguous")
     return Imported(
         text=text,
         num_read=sum(len(group.rows) for group in groups) + len(left_out),

@@ -1,4 +1,4 @@
-"""Tables written for radT, read as groups of jobs. Reads and understands; what becomes of it is `importer`'s matter.
+"""Tables written for radT, read as groups of jobs.
 
 A row is a job; rows that share Experiment and Workload run together. `Devices` is an index, several joined by `+`;
 `Collocation` is `-`, `MPS` or a MIG profile; `Params` are arguments as in a shell or, in older tables, `x=1+y=2`.
@@ -19,13 +19,12 @@ from pipeline.base.system.errors import ConfigError
 
 _COLUMNS = ("Experiment", "Workload", "Devices", "Collocation", "Listeners", "Params")
 _PROGRAM_COLUMNS = (("File",), ("Model", "Data"))
-# Where a row's cells beyond the last column are put.
 _BEYOND = "beyond the last column"
 LISTENERS = {"smi": "smi", "top": "host", "ps": "host", "dcgmi": "dcgm"}
-"""Those of radT that have a counterpart here, which it is."""
-# What an empty cell became in tables that went through a data frame.
+"""Listeners of this project, by those of radT."""
+# Empty cells, also of tables that were written from a data frame.
 _EMPTY = frozenset({"", "-", "nan", "None"})
-_INDEX = re.compile(r"(\d+)(\.0)?")  # with a fraction in tables that went through a data frame
+_INDEX = re.compile(r"(\d+)(\.0)?")  # 0.0 in tables that were written from a data frame
 _UUID = re.compile(r"(GPU|MIG)-[\w/-]+")
 _PROFILE = re.compile(r"[1-9]\d*g(\.\d+gb)?([+-][a-z.]+)*")
 
@@ -35,11 +34,9 @@ class Row:
     """One job of a table.
 
     Attributes:
-        line: where the row ends in the file, from 1.
+        line: last line of the row in the file, from 1.
         file: the training script; empty in older tables, which name `model` and `data` instead.
-        args: its arguments, one word each.
-        experiment: its number, which several workloads share.
-        other_cells: its cells that say nothing of what runs, by column; empty ones are left out.
+        other_cells: non-empty cells of other columns.
     """
 
     line: int
@@ -56,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """Rows that run together, as the scenario `naive`, `mps` or `mig`; only `mig` has profiles, one a job."""
+    """Rows that run together in the scenario `naive`, `mps` or `mig`; of `mig` with a profile for each job."""
 
     rows: tuple[Row, ...]
     scenario: str
@@ -70,7 +67,7 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A row that is not taken, and why."""
+    """A row that cannot be imported, and why."""
 
     line: int
     reason: str
@@ -79,10 +76,10 @@ class Refused:
 def read(path: Path) -> tuple[list[RowGroup], list[Refused]]:
     """Read the groups of a table, in the order of their first rows, and the rows that cannot be imported.
 
-    A group of which one row cannot be taken is left out whole: without that job it would be another one.
+    A row that cannot be imported excludes its whole group.
 
     Raises:
-        ConfigError: the file cannot be read, is no such table or holds no row.
+        ConfigError: the file cannot be read, is no table of radT or holds no row.
     """
     by_group: dict[tuple[str, str], list[Row | Refused]] = {}
     for line, cells in _cells(path):
@@ -107,11 +104,7 @@ def read(path: Path) -> tuple[list[RowGroup], list[Refused]]:
 
 
 def find_kept_device(groups: Sequence[RowGroup]) -> str | None:
-    """Return the GPU of all groups as `gpu.device` has it; `None` if they have several, or the first one.
-
-    The default takes the first one, or that which an allocation grants. Groups on several GPUs cannot be kept: they
-    are compared with each other, and with baselines that one GPU measures.
-    """
+    """Return the GPU of all groups for `gpu.device`; `None` if they have several, or the first one (the default)."""
     devices = {group.device for group in groups}
     device = devices.pop() if len(devices) == 1 else ""
     return device if device not in ("", "0") else None
@@ -127,7 +120,7 @@ def _cells(path: Path) -> list[tuple[int, dict[str, str]]]:
             rows = [(reader.line_num, _strip_cells(cells)) for cells in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"the table {path} cannot be read: {reason}; it must be a CSV file in UTF-8") from error
+        raise ConfigError(f"cannot read the table {path}: {reason}; it must be a CSV file in UTF-8") from error
     rows = [(line, cells) for line, cells in rows if any(cells.values())]
     if not rows:
         raise ConfigError(f"the table {path} has no row below its header")
@@ -135,7 +128,7 @@ def _cells(path: Path) -> list[tuple[int, dict[str, str]]]:
 
 
 def _strip_cells(cells: dict[str | Any, str | Any]) -> dict[str, str]:
-    """Strip the cells of a row; those beyond the last column become one."""
+    """Strip the cells of a row; join those beyond the last column."""
     beyond = cells.pop(None, [])
     stripped = {key: (value or "").strip() for key, value in cells.items()}
     return stripped | {_BEYOND: ",".join(beyond).strip(" ,")}
@@ -147,27 +140,27 @@ def _require_columns(path: Path, names: Sequence[str]) -> None:
         missing.append("File")
     if missing:
         raise ConfigError(
-            f"{path} is not a table of radT: its first line lacks {', '.join(missing)}; it must be like "
+            f"{path} is no table of radT: its first line lacks {', '.join(missing)}; it must be like "
             "Experiment,Workload,Status,Run,Devices,Collocation,File,Listeners,Params"
         )
 
 
 def _row(line: int, cells: dict[str, str]) -> Row:
     if cells[_BEYOND]:
-        raise ValueError(f"more cells than columns, from {cells[_BEYOND]!r} on; quote a cell that has a comma")
+        raise ValueError(f"it has more cells than columns, from {cells[_BEYOND]!r} on; quote cells with a comma")
     if not cells["Experiment"] or not cells["Workload"]:
-        raise ValueError("Experiment or Workload is empty; together they name the group")
+        raise ValueError("Experiment or Workload is empty; they name the group")
     devices = _blank_to_empty(cells["Devices"])
     if "+" in devices:
-        raise ValueError(f"Devices {devices}: a job on several GPUs is not supported, each job has one")
+        raise ValueError(f"Devices {devices} are several GPUs; a job here has one")
     if index := _INDEX.fullmatch(devices):
         devices = str(int(index[1]))
     elif devices and not _UUID.fullmatch(devices):
-        raise ValueError(f"Devices {devices} is neither the index of a GPU nor its UUID")
+        raise ValueError(f"Devices {devices} is neither index nor UUID of a GPU")
     file, model = _blank_to_empty(cells.get("File", "")), _blank_to_empty(cells.get("Model", ""))
     read = {*_COLUMNS, "File", *(() if file else ("Model", "Data"))}
     if not file and not model:
-        raise ValueError("it names no program: File is empty")
+        raise ValueError("File is empty; name a program")
     return Row(
         line=line,
         experiment=cells["Experiment"],
@@ -191,7 +184,7 @@ def _blank_to_empty(cell: str) -> str:
 
 
 def _arguments(params: str) -> tuple[str, ...]:
-    """Split the arguments of a program as a shell would; `x=1+y=2` of older tables is `--x 1 --y 2`."""
+    """Split arguments like a shell; `x=1+y=2` of older tables is `--x 1 --y 2`."""
     try:
         words = shlex.split(params)
     except ValueError as error:
@@ -207,7 +200,7 @@ def _group(rows: Sequence[Row]) -> RowGroup:
     devices = sorted({row.devices for row in rows})
     if len(devices) > 1:
         named = " and ".join(device or "none" for device in devices)
-        raise ValueError(f"its group is on the GPUs {named}: one group shares one GPU")
+        raise ValueError(f"its group is on several GPUs ({named}); a group here has one")
     modes = [row.collocation for row in rows]
     if all(mode in _EMPTY for mode in modes):
         return RowGroup(rows=tuple(rows), scenario="naive")
@@ -217,7 +210,5 @@ def _group(rows: Sequence[Row]) -> RowGroup:
         return RowGroup(rows=tuple(rows), scenario="mig", profiles=tuple(modes))
     known = (mode in _EMPTY or mode.lower() == "mps" or _PROFILE.fullmatch(mode) for mode in modes)
     if unknown := sorted({mode for mode, is_known in zip(modes, known, strict=True) if not is_known}):
-        raise ValueError(
-            f"Collocation {', '.join(unknown)} of its group is not known; it must be -, MPS or a MIG profile"
-        )
-    raise ValueError(f"its group mixes the collocations {', '.join(sorted(set(modes)))}: jobs share a GPU in one way")
+        raise ValueError(f"Collocation {', '.join(unknown)} of its group is unknown; use -, MPS or a MIG profile")
+    raise ValueError(f"its group mixes the collocations {', '.join(sorted(set(modes)))}; use one of them")

@@ -1,6 +1,6 @@
-"""The command `python -m pipeline.report`: from the runs of an experiment to a page, figures and tables.
+"""The command `python -m pipeline.report`: a page, figures and tables of the runs of an experiment.
 
-`python -m pipeline.report board ...` is a command of its own (`board_command.py`).
+`python -m pipeline.report board ...` is in `board_command.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.base.system.words import format_count
 from pipeline.record.store.store_access import is_writable
 from pipeline.report import board_command
 from pipeline.report.page.key_findings import describe_left_out
-from pipeline.report.page.page import content_of
+from pipeline.report.page.page import make_content
 from pipeline.report.publish import WrittenReport, check_folder, default_folder, log, write
 from pipeline.report.read import group_series, rows
 from pipeline.report.read.choice import DEVICE, STUDY, Choice
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write one report, or a board; returns the exit status: 2 for whatever it cannot be written for."""
+    """Write one report, or a board; return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == [board_command.COMMAND]:
         return board_command.main(arguments[1:])
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.no_log:
             return 0
         if not is_writable(stores[0]):
-            sys.stdout.write(f"not logged: {stores[0]} may only be read\n")
+            sys.stdout.write(f"report not logged: {stores[0]} is read-only\n")
         else:
             run_id, link = log(written, stores[0], study)
             sys.stdout.write(f"logged as run {run_id} of experiment {options.experiment}: {link}\n")
@@ -69,10 +69,7 @@ def report(
     pools_hosts: bool = False,
     choice: Choice | None = None,
 ) -> tuple[WrittenReport, Study, str]:
-    """Read a study, draw it, and write its report.
-
-    Returns:
-        What was written, the study that it is about, and that in a line, with a line for what was left out.
+    """Write the report of a study; return its files, the study, and a summary for the terminal.
 
     Raises:
         ConfigError: there is no such group, or none at all, or the folder cannot be written.
@@ -89,10 +86,10 @@ def report(
     try:
         timeline = group_series.read_group(row) if row is not None else None
         if timeline is None and group is not None:
-            logger.warning("group %s has no samples, so it is not drawn over time", group)
+            logger.warning("group %s has no samples and is not drawn over time", group)
     except TrackingError as error:
-        logger.warning("%s; no group is drawn over time, --group chooses another", error)
-    content = content_of(study, timeline)
+        logger.warning("%s; no group is drawn over time, choose one with --group", error)
+    content = make_content(study, timeline)
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
     groups, figures = format_count(len(study.rows), "group"), format_count(len(content.figures), "figure")
     summary = f"{experiment}: {groups}, {blocks}, {figures}"
@@ -102,26 +99,26 @@ def report(
 
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
-    """Return the parser of the command, whatever is typed."""
+    """Return the parser of the command."""
     parser = argparse.ArgumentParser(
         prog=entry_points.spell("report"),
-        description="Write the report of a study: one HTML page, every figure as SVG and PDF, every table as CSV and "
-        "LaTeX, all of it also logged to MLflow. Several studies in one table: "
+        description="Write the report of a study: an HTML page, figures as SVG and PDF, tables as CSV and LaTeX; log "
+        "them to MLflow. Several studies in one table: "
         f"{entry_points.spell('report', board_command.COMMAND, '--help')}",
     )
     add_store_arguments(parser)
-    of_study = "only this study, as the tag collocation.study of a run has it; given again, this one as well"
-    parser.add_argument(STUDY, action="append", default=[], metavar="ID", help=of_study)
-    of_device = "only this device: its name, or a part of it that no other has; given again, this one as well"
-    parser.add_argument(DEVICE, action="append", default=[], metavar="NAME", help=of_device)
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to; reports/NAME")
-    parser.add_argument("--group", metavar="RUN_OR_NAME", help="the group that is drawn over time: run id or name")
+    study_help = "only this study, by the tag collocation.study of its runs; repeat it to add another one"
+    parser.add_argument(STUDY, action="append", default=[], metavar="ID", help=study_help)
+    device_help = "only this device, by its name or a unique part of it; repeat it to add another one"
+    parser.add_argument(DEVICE, action="append", default=[], metavar="NAME", help=device_help)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to (default: reports/NAME)")
+    parser.add_argument("--group", metavar="RUN_OR_NAME", help="group to draw over time, by run id or name")
     parser.add_argument(
         "--pool",
         choices=["hosts"],
-        help="take blocks of hosts that differ in CPU, number of CPUs, power limit or driver for repeats of each other",
+        help="pool the blocks of hosts with different CPUs, power limits or drivers",
     )
-    parser.add_argument("--no-log", action="store_true", help="do not log the report to MLflow (to the first store)")
+    parser.add_argument("--no-log", action="store_true", help="do not log the report to MLflow (the first store)")
     return parser
 
 

@@ -1,6 +1,6 @@
 """The command `python -m pipeline.report board`: several studies and GPUs in one table.
 
-It reads the `cases.json` of reports, or studies from stores. Each of them keeps its own baselines, blocks and verdicts.
+It reads the `cases.json` of reports, or studies from stores. Each keeps its own baselines, blocks and verdicts.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from pipeline.base.system import entry_points, tracking_root
 from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.report.evaluate import outcomes, verdicts
-from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.outcomes import DeviceSummary
-from pipeline.report.evaluate.study_board import Column, board_of
+from pipeline.report.evaluate.study_board import Column, make_board
 from pipeline.report.page import board_page as page
 from pipeline.report.page.table_format import to_csv
 from pipeline.report.publish import BOARD, CASES, MANIFEST, PAGE, check_folder, replace
@@ -25,21 +25,18 @@ from pipeline.report.read.stores import find_stores
 
 COMMAND = "board"
 DEFAULT_FOLDER = Path("reports/board")
-_AGAIN = "write the report again with this version"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write one board and print it; returns the exit status: 2 for whatever it cannot be written for."""
+    """Write one board and print it; return the exit status."""
     options = _parser().parse_args(argv)
     try:
         check_folder(options.out, options.experiment)
         studies = [*_read_reports(options.reports), *_read_stores(options)]
         if not studies:
-            raise ConfigError(
-                "the board has no studies; name folders of reports, or experiments of stores with --experiment"
-            )
+            raise ConfigError("the board has no studies; name folders of reports, or experiments with --experiment")
         _refuse_equal(studies)
-        board = board_of(columns_of(studies))
+        board = make_board(make_columns(studies))
         if not board.lines:
             raise ConfigError("no study of the board has groups in a sharing mode; name other studies")
         contents = {BOARD: to_csv(page.table(board)), PAGE: page.render(board)}
@@ -60,16 +57,14 @@ def _read_reports(folders: Sequence[Path]) -> Iterator[tuple[str, DeviceSummary]
             text = (folder / CASES).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             has_report = (folder / MANIFEST).is_file()
-            instead = _AGAIN if has_report else "name the folder of a report"
+            instead = "write the report again with this version" if has_report else "name the folder of a report"
             why = getattr(error, "strerror", None) or error
-            raise ConfigError(f"{folder}: {CASES} cannot be read: {why}; {instead}") from error
+            raise ConfigError(f"cannot read {folder / CASES}: {why}; {instead}") from error
         try:
             for study in outcomes.from_json(text):
                 yield str(folder), study
         except ConfigError as error:
-            raise ConfigError(
-                f"cannot use {folder / CASES}: {error}; write the report again with this version"
-            ) from error
+            raise ConfigError(f"cannot use {folder / CASES}: {error}; write the report again") from error
 
 
 def _read_stores(options: argparse.Namespace) -> Iterator[tuple[str, DeviceSummary]]:
@@ -87,8 +82,7 @@ def _refuse_equal(studies: Sequence[tuple[str, DeviceSummary]]) -> None:
     for (source, study), (other, other_study) in itertools.combinations(studies, 2):
         if study == other_study:
             raise ConfigError(
-                f"{source} and {other} have the same figures of {study.experiment!r} on {study.device}; "
-                "name one of them"
+                f"{source} and {other} have the same figures of {study.experiment!r} on {study.device}; name only one"
             )
 
 
@@ -97,26 +91,26 @@ def _measured_in(store: Path | str, experiment: str) -> Iterator[DeviceSummary]:
     if not any(study.rows for study in studies):
         raise ConfigError(f"experiment {experiment!r} of {store} has no group with a result; leave it out")
     for study in studies:
-        cells = cells_of(study)
+        cells = make_cells(study)
         comparisons = verdicts.verdicts(cells)
         yield from outcomes.summarize_devices(study, cells, comparisons, verdicts.winners(cells, comparisons))
 
 
-def columns_of(studies: Sequence[tuple[str, DeviceSummary]]) -> list[Column]:
-    """Make the columns, each named by its device and, where that is not enough, by study, host or folder."""
-    of_each = [
+def make_columns(studies: Sequence[tuple[str, DeviceSummary]]) -> list[Column]:
+    """Make the columns, each named by its device and, if that is not unique, by study, host or folder."""
+    all_names = [
         (study.device or "unknown device", study.experiment, study.host, Path(source).name or source)
         for source, study in studies
     ]
     return [
-        Column(number=place + 1, name=_name(of_each, place), source=source, measured=study)
+        Column(number=place + 1, name=_name(all_names, place), source=source, measured=study)
         for place, (source, study) in enumerate(studies)
     ]
 
 
-def _name(of_each: Sequence[tuple[str, ...]], place: int) -> str:
-    device, *distinctions = of_each[place]
-    same = [names for other, names in enumerate(of_each) if other != place and names[0] == device]
+def _name(all_names: Sequence[tuple[str, ...]], place: int) -> str:
+    device, *distinctions = all_names[place]
+    same = [names for other, names in enumerate(all_names) if other != place and names[0] == device]
     for which, word in enumerate(distinctions, 1):
         if all(names[which] != word for names in same):
             return f"{device}, {word}" if same else device
@@ -133,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--experiment", nargs="+", default=[], metavar="NAME", help="studies in stores, as tracking.experiment"
     )
-    root = f"folder of a local store; {tracking_root.DEFAULT}. Given again, its studies are columns of their own"
+    root = f"folder of a local store (default: {tracking_root.DEFAULT}); repeat it to add columns of another one"
     parser.add_argument("--root", type=Path, action="append", default=[], help=root)
     parser.add_argument("--uri", action="append", default=[], help="tracking server, like --root")
     parser.add_argument("--out", type=Path, default=DEFAULT_FOLDER, metavar="DIR", help=f"default: {DEFAULT_FOLDER}")

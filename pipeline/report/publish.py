@@ -1,7 +1,4 @@
-"""Writes a report: its page, figures and tables in a folder, and all of it as artifacts of a run of its own.
-
-A board is written to its folder in the same way.
-"""
+"""The writing of a report (or board) to a folder, and its upload as artifacts of a run."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from pipeline.report.read.study_records import Study
 
 PAGE, MANIFEST, CASES, BOARD = "index.html", "report.json", "cases.json", "board.csv"
 Experiment = str | list[str]
-"""That of a report; of a board, those of all its studies."""
+"""That of a report, or those of all studies of a board."""
 _PART = f".{MANIFEST}.part"
 _OURS = re.compile(r"(index\.html|cases\.json|board\.csv|figures/[\w.-]+\.(svg|pdf)|tables/[\w.-]+\.(csv|tex))")
 
@@ -47,44 +44,35 @@ def default_folder(experiment: str) -> Path:
 
 
 def check_folder(folder: Path, experiment: Experiment) -> None:
-    """Refuse a folder that holds something else than an earlier report of the same, whole or cut off.
+    """Refuse a folder that holds anything but an earlier, possibly incomplete report of the same experiment.
 
     Raises:
-        ConfigError: it is a file, or has content that no report wrote, or cannot say what a report wrote there, or that
-            is of another study, or a board and not a report.
+        ConfigError: it does, or is a file.
     """
     if folder.exists() and not folder.is_dir():
-        raise _make_refusal(folder, "that is a file; choose another folder with --out")
+        raise _make_refusal(folder, "it is a file; choose another folder with --out")
     if (folder / MANIFEST).is_file():
         _list_earlier(folder, experiment)
     elif folder.is_dir() and {path.name for path in folder.iterdir()} - {_PART}:
-        instead = "empty it, or choose another one with --out"
-        raise _make_refusal(folder, f"the folder has content that no report wrote; {instead}")
+        raise _make_refusal(folder, "it has files that no report wrote; empty it, or choose another folder with --out")
 
 
 def write(content: Content, folder: Path) -> WrittenReport:
-    """Write the page, every figure as SVG and PDF, every table as CSV and LaTeX; an earlier report there is replaced.
+    """Write page, figures (SVG and PDF) and tables (CSV and LaTeX) of a report in place of an earlier one.
 
     Raises:
         ConfigError: the folder cannot be written, or holds something else.
     """
-    study = content.study
-    says = {"simulated": study.is_simulated}
-    return replace(folder, study.experiment, says, dict(_files(content)))
+    simulated = {"simulated": content.study.is_simulated}
+    return replace(folder, content.study.experiment, simulated, dict(_files(content)))
 
 
 def replace(
     folder: Path, experiment: Experiment, says: Mapping[str, object], contents: Mapping[str, bytes]
 ) -> WrittenReport:
-    """Write files, by their path in a folder, in the place of those of an earlier report or board; the page is last.
+    """Write files, by path, in place of those of an earlier report or board; `says` is added to the manifest.
 
-    Whenever it is cut off, the manifest names every file of a report that lies there, so that the next one replaces it.
-
-    Args:
-        folder: to write to.
-        experiment: what the files are of.
-        says: what else the manifest says of them.
-        contents: the files.
+    The manifest names every file of a report at any time, so that the next report can replace an incomplete one.
 
     Raises:
         ConfigError: the folder cannot be written, or holds something else.
@@ -94,9 +82,9 @@ def replace(
     try:
         earlier = _list_earlier(folder, experiment)
         if foreign := [name for name in contents if name not in earlier and os.path.lexists(folder / name)]:
-            and_more = f" (and {len(foreign) - 1} more of its files)" if len(foreign) > 1 else ""
-            instead = "move what is yours away, or choose another folder with --out"
-            raise _make_refusal(folder, f"no report wrote {foreign[0]} there{and_more}; {instead}")
+            names = f"{foreign[0]} and {len(foreign) - 1} more files" if len(foreign) > 1 else foreign[0]
+            instead = "move your files away, or choose another folder with --out"
+            raise _make_refusal(folder, f"it has {names} that no report wrote; {instead}")
         folder.mkdir(parents=True, exist_ok=True)
         _write_manifest(folder, says, [*contents, *(name for name in earlier if name not in contents)])
         for name in earlier:
@@ -112,10 +100,7 @@ def replace(
 
 
 def log(written: WrittenReport, root_or_uri: Path | str, study: Study) -> tuple[str, str]:
-    """Log a report of a study as artifacts of a new run of its experiment. What is there stays as it is.
-
-    Returns:
-        The id of the run, and the link to its page.
+    """Log a report as artifacts of a new run of its experiment; return the id and the link of the run.
 
     Raises:
         TrackingError: the store cannot be written.
@@ -127,12 +112,12 @@ def log(written: WrittenReport, root_or_uri: Path | str, study: Study) -> tuple[
         return run_id, make_run_link(None if store.root else store.uri, store.open_experiment(study.experiment), run_id)
     except TrackingError as error:
         raise TrackingError(
-            f"the report in {written.folder} could not be logged to {root_or_uri}: {error}; try again, or add --no-log"
+            f"cannot log the report in {written.folder} to {root_or_uri}: {error}; try again, or add --no-log"
         ) from error
 
 
 def _files(content: Content) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a report, the page last: where it is, its figures and tables are."""
+    """Yield the files of a report; the page is last, so that it never lacks a figure."""
     for figure in content.figures:
         yield f"figures/{figure.name}.svg", figure.svg.encode("utf-8", "replace")
         yield f"figures/{figure.name}.pdf", figure.pdf
@@ -145,25 +130,25 @@ def _files(content: Content) -> Iterator[tuple[str, bytes]]:
 
 
 def _write_manifest(folder: Path, says: Mapping[str, object], files: Sequence[str]) -> None:
-    """Put a manifest in the place of the one before, which stands until this one is whole."""
+    """Replace the manifest in one step."""
     (folder / _PART).write_text(json.dumps({**says, "files": files}, indent=2) + "\n", encoding="utf-8")
     (folder / _PART).replace(folder / MANIFEST)
 
 
 def _list_earlier(folder: Path, experiment: Experiment) -> list[str]:
-    """Return the files of an earlier report here, by its manifest; files of other names belong to the user.
+    """Return the files of an earlier report, by its manifest; other names are ignored.
 
     Raises:
-        ConfigError: the manifest is damaged, or of something else.
+        ConfigError: the manifest is damaged, or of another experiment.
     """
     path = folder / MANIFEST
     if not path.is_file():
         return []
-    seen = "it has no experiment with a list of files"
+    seen = "no experiment, or no list of files"
     try:
         match json.loads(path.read_text(encoding="utf-8")):
             case {"experiment": str() | list() as whose, "files": [*names]}:
-                # Boards have one folder for all of them, of whatever studies they are.
+                # A board may replace a board of other studies.
                 if (isinstance(whose, str) or isinstance(experiment, str)) and whose != experiment:
                     held = f"the report of {whose!r}" if isinstance(whose, str) else "a board"
                     raise _make_refusal(folder, f"it holds {held}; choose another folder with --out")

@@ -1,4 +1,4 @@
-"""The lines on a study that the terminal shows when it ends, in the words of its report."""
+"""The summary of a study on the terminal, in the words of its report."""
 
 from __future__ import annotations
 
@@ -9,22 +9,16 @@ from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.observe.group_result import GroupResult
 from pipeline.report.evaluate import other_gpus
-from pipeline.report.evaluate.cells import cases_of, cells_of
+from pipeline.report.evaluate.cells import label_cases, make_cells
 from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
 from pipeline.report.evaluate.verdicts import Verdict, Winner, verdicts, winners
-from pipeline.report.page.frameworks import framework_lines
-from pipeline.report.read.result_rows import study_of_results
+from pipeline.report.page.frameworks import format_frameworks
+from pipeline.report.read.result_rows import make_study_of_results
 
 
 @dataclass(frozen=True, slots=True)
 class StudySummary:
-    """The findings of a study.
-
-    Attributes:
-        fastest: the `key` of the groups that are the fastest of their case.
-        notes: what the interval of a group's gain says, by the `key` of the group.
-        sentences: a line for each case.
-    """
+    """The findings of a study: keys of the fastest groups, notes on gains by group key, sentences on cases."""
 
     fastest: frozenset[str] = frozenset()
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -33,19 +27,19 @@ class StudySummary:
 
 def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummary:
     """Summarize the rows of a study: the fastest groups, notes on gains, and a sentence for each case."""
-    study = study_of_results(experiment, rows)
-    cells = cells_of(study)
+    study = make_study_of_results(experiment, rows)
+    cells = make_cells(study)
     comparisons = verdicts(cells)
     best = {(winner.case, winner.degree): winner for winner in winners(cells, comparisons)}
-    # The table says why another one has no figure.
+    # The table of groups has the reasons of the others.
     with_figure = [verdict for verdict in comparisons if verdict.degree > 1 and verdict.ratio is not None]
     by_case = group_by(with_figure, lambda verdict: (verdict.case, verdict.degree))
     sentences = [" ".join(_sentences(best.get(place), members)) for place, members in by_case.items()]
     mixes = group_by(compare_services(cells), lambda share: (share.cell.case, share.cell.mode))
     sentences += [describe_mix(shares) for shares in mixes.values()]
-    sentences += framework_lines(study)
+    sentences += format_frameworks(study)
     sentences += other_gpus.summarize_shares(other_gpus.compare_company(study))
-    cases = cases_of(study)
+    cases = label_cases(study)
     places = {row.key: ((cases[row.run_id], row.degree), row.mode) for row in study.rows}
     fastest = {
         key for key, (place, mode) in places.items() if place[1] > 1 and place in best and best[place].tied[0] == mode
@@ -56,7 +50,7 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
 
 
 def _sentences(winner: Winner | None, comparisons: Sequence[Verdict]) -> list[str]:
-    if winner is None:  # without a baseline
+    if winner is None:  # no baseline
         return [verdict.sentence for verdict in comparisons]
     if winner.mode not in (None, SERIAL.label):
         return [winner.sentence]
@@ -64,5 +58,5 @@ def _sentences(winner: Winner | None, comparisons: Sequence[Verdict]) -> list[st
     gain = [
         verdict.sentence for verdict in comparisons if (verdict.mode, verdict.against) == (together[0], SERIAL.label)
     ]
-    # Of modes that are not told apart from serial either, the gain says so.
+    # Without a verdict against serial either, the sentence on the gain is enough.
     return gain if winner.mode is None and SERIAL.label in winner.tied else [winner.sentence, *gain]

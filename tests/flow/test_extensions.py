@@ -132,13 +132,13 @@ SCOREBOARD = """
     """
 CENSUS = """
     from functools import partial
-    from pipeline.report.figures.drawing import Sketch, panels_of
+    from pipeline.report.figures.drawing import Sketch, make_panels
 
     def sketches(cells, samples):
         yield Sketch(name="census", title="Census", caption="", section="Counted", paint=partial(_paint, cells))
 
     def _paint(cells):
-        figure, (axes,) = panels_of(1, 2.0)
+        figure, (axes,) = make_panels(1, 2.0)
         axes.bar([0], [len(cells)])
         return figure
     """

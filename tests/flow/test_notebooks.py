@@ -22,7 +22,7 @@ pytestmark = pytest.mark.covers("docs/notebooks")
 NOTEBOOKS = PROJECT_DIR / "docs/notebooks"
 
 
-def cells_of(name: str) -> list[str]:
+def make_cells(name: str) -> list[str]:
     """The text of the code cells of a notebook that holds no outputs: these would be of whoever ran it last."""
     notebook = json.loads((NOTEBOOKS / name).read_text(encoding="utf-8"))
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
@@ -33,7 +33,7 @@ def cells_of(name: str) -> list[str]:
 def execute(name: str) -> dict[str, Any]:
     """The names that a notebook defines; what a cell shows last is made into text, as a kernel does."""
     namespace: dict[str, Any] = {}
-    for number, text in enumerate(cells_of(name), 1):
+    for number, text in enumerate(make_cells(name), 1):
         tree = ast.parse(text)
         last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, f"{name}, cell {number}", "exec"), namespace)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.read import rows
 from tests.support import forks
 
@@ -26,7 +26,7 @@ def test_the_report_computes_what_the_orchestrator_recorded(tmp_path: Path, temp
     study = rows.read([tmp_path / "mlruns"], "collocation")
     assert len(study.rows) == study.num_planned == 6
     assert study.num_complete_blocks == 2 and study.left_out == {}
-    found = {(cell.mode, cell.degree): cell for cell in cells_of(study)}
+    found = {(cell.mode, cell.degree): cell for cell in make_cells(study)}
     assert set(found) == {("serial", 1), ("naive", 1), ("serial", 2), ("naive", 2)}
     names = ("speedup_vs_serial_ratio", "slowdown_worst_ratio", "fairness_jain_ratio")
     for row in study.rows:

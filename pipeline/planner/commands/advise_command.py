@@ -12,7 +12,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.planner.profile_table import MEASURED_SIMULATED
 from pipeline.planner.results import follow_up_sweep
 from pipeline.planner.results.advice import Advice, advise
-from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.table_format import MISSING, format_estimate
@@ -32,8 +32,12 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
 
 
 def answer_of(study: Study) -> CommandAnswer:
-    """Return advice for a study; ConfigError if no jobs ran together in it."""
-    cells = cells_of(study)
+    """Return the same for a study that was read.
+
+    Raises:
+        ConfigError: no jobs ran together in it.
+    """
+    cells = make_cells(study)
     advices = advise(cells, verdicts(cells))
     if not advices:
         raise ConfigError(

@@ -18,7 +18,7 @@ from pipeline.planner.results.plan_check import Check
 from pipeline.planner.training import training_plan
 from pipeline.report import publish
 from pipeline.report.figures.drawing import draw
-from pipeline.report.page.page import content_of
+from pipeline.report.page.page import make_content
 from pipeline.report.page.table_format import Table, format_value
 from pipeline.report.read import rows
 from pipeline.report.read.stores import add_store_arguments, named_stores
@@ -73,7 +73,7 @@ def describe_check(check: Check, table: Table) -> str:
 
 
 def _report(study: Study, table: Table, plan: Plan | None, folder: Path) -> Path:
-    content = content_of(study)
+    content = make_content(study)
     figures = list(content.figures)
     if plan is not None:
         figures.append(draw(gpu_picture.sketch(plan, "planned-gpus"), "planned-gpus", is_simulated=plan.is_simulated))

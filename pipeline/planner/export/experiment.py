@@ -157,7 +157,7 @@ def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) ->
         f"exported from {source} by `{entry_points.spell('planner', 'export')}`."
         f"{f' Planned: {SIMULATED}.' if plan.is_simulated else ''}"
     )
-    return experiment_file.text_of(
+    return experiment_file.format_file(
         [{"mix": override_value(group.sizes), **_sharing(group)} for group in groups],
         build_programs(plan, groups, workloads),
         head=head,

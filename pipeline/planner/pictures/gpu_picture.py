@@ -11,7 +11,7 @@ from pipeline.base.domain.sharing_modes import MIG, MIG_MPS, MODES, SharingMode
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import deployment
 from pipeline.planner.deployment import Gpu, Instance, Plan
-from pipeline.report.figures.bars import legend_of
+from pipeline.report.figures.bars import make_legend
 from pipeline.report.figures.drawing import (
     FAINT,
     INK,
@@ -89,7 +89,7 @@ def _paint(plan: Plan, rows: Sequence[_Row]) -> Figure:
         _panel(axes, column, per_column, loads, characters_a_width=WIDEST * 0.86 / columns / _WIDTH_OF_CHARACTER)
     used = {_mode(gpu, instance) for gpu, _ in rows for instance in gpu.instances}
     if used:
-        add_legend(figure, legend_of(sorted(used, key=lambda mode: mode.order)))
+        add_legend(figure, make_legend(sorted(used, key=lambda mode: mode.order)))
     if not rows:
         say_missing(panels[0], "the plan has no GPU")
     return figure

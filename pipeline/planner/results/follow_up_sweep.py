@@ -11,7 +11,7 @@ from pipeline.base.domain.sharing_modes import MPS, NAIVE
 from pipeline.base.system import entry_points, user_command
 from pipeline.planner.results.advice import Advice
 from pipeline.record.store import content
-from pipeline.report.evaluate.cells import cases_of
+from pipeline.report.evaluate.cells import label_cases
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
 from pipeline.report.read.study_records import Row, Study
 
@@ -50,6 +50,11 @@ def _add_modes(advice: Advice, together: Sequence[Row]) -> str | None:
     good = {row.scenario for row in together} - bad
     new = [mode.name for mode in (NAIVE, MPS) if mode.name not in good | bad]
     return _compose(together, [f"scenario={','.join([*sorted(good), *new])}", repeats, "resume=true"]) if new else None
+
+
+def _rows(study: Study, advice: Advice) -> list[Row]:
+    cases = label_cases(study)
+    return [row for row in study.rows if cases[row.run_id] == advice.case and row.degree == advice.degree]
 
 
 def _compose(rows: Sequence[Row], decided: Sequence[str], without: Sequence[str] = ()) -> str | None:

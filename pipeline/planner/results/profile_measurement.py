@@ -21,7 +21,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.host_info import CPU_PREFIX
 from pipeline.planner import profile_table
 from pipeline.planner.profile_table import Profile
-from pipeline.report.evaluate.cells import Cell, cases_of, cells_of
+from pipeline.report.evaluate.cells import Cell, label_cases, make_cells
 from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY
 from pipeline.report.evaluate.statistics import estimate
 from pipeline.report.read import labels
@@ -77,9 +77,11 @@ def measure_profile(study: Study, source: str) -> Profile:
         ConfigError: no group can be a row, two groups would be the same row, or simulated and real GPUs are mixed.
     """
     if len({row.is_simulated for row in study.rows}) > 1:
-        raise ConfigError(f"{source}: has runs of simulated and of real GPUs; keep them in experiments of their own")
-    cases = cases_of(study)
-    ranked = {(cell.case, cell.degree, cell.mode): cell for cell in cells_of(study) if _is_profiled(cell)}
+        raise ConfigError(
+            f"{source}: some runs are of a simulated GPU, which says nothing about the real one of others"
+        )
+    cases = label_cases(study)
+    ranked = {_place(cell): cell for cell in make_cells(study) if _is_profiled(cell)}
     names = _names(job for row in study.rows for job in row.jobs)
     runs: dict[_Key, dict[str, _CellRuns]] = defaultdict(dict)
     for row in study.rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.base.domain import service_figures, work_units
@@ -43,10 +43,10 @@ class Case:
     """The jobs that run: copies of one workload, or a mix.
 
     Attributes:
-        label: `resnet26_cifar10 bs128`, or `M+2S`; with the setting behind it where a study has several.
+        label: `resnet26_cifar10 bs128`, or `M+2S`; with the setting in brackets where a study has several.
         workloads: labels of all jobs, sorted; of copies, that of one.
-        setting: what tells the settings (window, seed, device) from others of the study.
-        params: of the run of a job of each of the workloads, in their order.
+        setting: the window, seed or device in which it differs from other cases of these jobs.
+        params: MLflow params of one job of each workload.
     """
 
     is_mix: bool
@@ -58,27 +58,23 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A case at a degree in a mode, over the blocks.
+    """All blocks of a case at a degree in a mode.
 
     Attributes:
-        mode, detail: label of the mode, and what of it stands behind the kind of sharing, `sharing`.
+        mode: `sharing` and `detail` as one label.
         profiles: of MIG instances, the largest first.
-        is_derived: this did not run as such: serial copies are counted as `degree` times the solo run.
-        results: how often each result came out, over the blocks.
-        num_invalid: blocks whose row is invalid.
-        values: quantity by name, then by block; of rows that ended `ok` only, and are valid.
-        wrong_values: the same of rows whose results were wrong: to be shown as such, never to be ranked.
-        gpus: on which GPU each block ran.
-        neighbours: what ran beside its jobs, in words; empty if nothing did.
-        multiprocessors: of the device, or of the GPU instance of its first job; `None` if it is not known.
-        unit: what the work of all its jobs is counted in; empty if they have no unit in common.
+        is_derived: serial copies that did not run: derived from the solo run.
+        values: by quantity and block; only of valid rows that ended `ok`.
+        wrong_values: the same of rows with wrong results, which are shown and never ranked.
+        gpus: UUID of the GPU, by block.
+        neighbours: the co-runners of its jobs, in words.
+        multiprocessors: of the device, or of the GPU instance of its first job.
+        unit: the work unit that all its jobs have in common; empty if they have none.
         num_given: jobs whose rate the user chose.
-        settings: that its rows were measured with, their neighbours left out.
-        estimates: of `values`.
-        counted, sampled: what counts its work, and what listeners give, that `METRICS` does not know.
-        reason: why the first block that did not end `ok` did not.
-        invalid: why rows of it are invalid, each reason once.
-        row_notes: what is noted beside the figures of its rows, likewise.
+        settings: of the measurement, without co-runners.
+        counted, sampled: metrics of work units and of listeners that `METRICS` does not have.
+        reason: why the first block that did not end `ok` failed.
+        invalid, row_notes: the different marks and notes of its rows.
     """
 
     case: Case
@@ -110,12 +106,12 @@ class Cell:
 
     @property
     def is_ranked(self) -> bool:
-        """True if every block that ended has right results and fitted into memory."""
+        """True if no block ran out of memory, was skipped or computed wrong results."""
         return set(self.results) <= {Result.OK, Result.FAILED, Result.TIMEOUT, Result.INTERRUPTED} and bool(self.values)
 
     @property
     def num_saturated(self) -> int:
-        """Blocks in which a job did not sustain the rate that the user chose, so that it has no latency."""
+        """Blocks in which a job did not sustain its given rate, so that it has no latency."""
         sustained = self.values.get(service_figures.SUSTAINED_WORST, {}) if self.num_given else {}
         return sum(ratio < 1 for ratio in sustained.values())
 
@@ -126,7 +122,7 @@ class Cell:
 
     @property
     def figures(self) -> Mapping[str, Estimate]:
-        """Its figures if it is ranked; no latency if a block did not sustain the rate, and so has none itself."""
+        """The estimates of a ranked cell; without latencies if a block did not sustain the rate."""
         if not self.is_ranked:
             return {}
         return {name: figure for name, figure in self.estimates.items() if self.is_compared or not is_latency(name)}
@@ -138,32 +134,50 @@ class Cell:
 
     @property
     def notes_on_gain(self) -> tuple[str, ...]:
-        """Remarks on the baseline, from the interval of the speed-up; a single block may be noise and has none."""
-        return tuple(_notes_on_gain(self))
+        """Doubts about the baseline that the interval of the speed-up raises."""
+        gain = self.estimates.get(SPEEDUP)
+        if gain is None or self.is_derived:
+            return ()
+        notes, in_words = [], interval_in_words(gain, ".2f")
+        low, most = (gain.median, _BEYOND_NOISE * self.degree) if gain.low is None else (gain.low, self.degree)
+        if self.degree > 1 and low > most:
+            notes.append(
+                f"speed-up of {gain.median:.2f}{in_words} exceeds the number of jobs: "
+                "the baseline was slow, or the metric does not count work"
+            )
+        has_changed = (
+            gain.low is not None
+            and gain.high is not None
+            and not (gain.low <= _SAME_SPEED and gain.high >= 1 / _SAME_SPEED)
+        )
+        if has_changed and self.degree == 1 and self.sharing == NAIVE:
+            notes.append(
+                f"one naive job repeats the serial run, but ran {gain.median:.2f} times{in_words} as fast: "
+                "the machine changed in between"
+            )
+        return tuple(notes)
 
     @property
     def is_wholly_invalid(self) -> bool:
-        """True if it ended well and no block of it counts."""
+        """True if it ended `ok` and every block is invalid."""
         return self.finding is Result.OK and bool(self.invalid) and not self.values
 
     @property
     def marks(self) -> str:
-        """The reasons why blocks of it do not count, and its notes; empty if there are none."""
-        invalid = [
-            f"{self.num_invalid} of {self.results.total()} blocks invalid: {reason}" for reason in self.invalid[:1]
-        ]
-        return "; ".join([*invalid, *self.notes])
+        """The first reason why blocks are invalid, and its notes; empty if there are none."""
+        counts = f"{self.num_invalid} of {self.results.total()} blocks invalid"
+        return "; ".join([*(f"{counts}: {reason}" for reason in self.invalid[:1]), *self.notes])
 
     @property
     def throughput(self) -> str:
-        """The name of the throughput of all its jobs, where they have a unit in common."""
+        """The metric of the throughput of all jobs; empty if they have no unit in common."""
         return work_units.total_of(self.unit) if self.unit else ""
 
     @property
     def speed(self) -> tuple[str, ...]:
-        """By what it is compared with others of its case, the best first: nothing, if its jobs have nothing in common.
+        """The metrics by which it is compared with others of its case, the preferred one first.
 
-        How fast jobs are whose rate is given, only their latency says. Work of different jobs adds up to nothing.
+        Jobs at a given rate are compared by latency. The work of different jobs has no sum.
         """
         if self.num_given:
             return () if self.case.is_mix else (P99_LATENCY, MEAN_LATENCY)
@@ -181,14 +195,14 @@ class Cell:
 
     @property
     def finding(self) -> Result:
-        """The one result to show: what is wrong before what is well."""
+        """The result to show: wrong results and out of memory come before `ok`, other failures after it."""
         order = (Result.WRONG_RESULTS, Result.OOM, Result.OK, Result.SKIPPED, Result.TIMEOUT, Result.FAILED)
         return next((result for result in order if self.results[result]), Result.INTERRUPTED)
 
 
-def cells_of(study: Study) -> list[Cell]:
+def make_cells(study: Study) -> list[Cell]:
     """Return the cells of a study by case, degree, and mode in the order serial, naive, MPS, MIG."""
-    baselines, cases = quantities.baselines_of(study.rows), cases_of(study)
+    baselines, cases = quantities.collect_baselines(study.rows), label_cases(study)
     members: dict[tuple[Case, int, str, SharingMode], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
     for row in study.rows:
         block = baselines.get(quantities.baseline_key(row), quantities.BlockBaselines())
@@ -211,7 +225,7 @@ def _place(cell: Cell) -> tuple[object, ...]:
     return (*case, cell.degree, cell.sharing.order, natural_key(cell.mode))
 
 
-def _case_of(row: Row) -> Case:
+def _make_case(row: Row) -> Case:
     jobs = sorted(row.jobs, key=lambda job: job.label) if row.is_mix else row.jobs[:1]
     return Case(
         label=_label(row, labels.sort_jobs(row.called)),
@@ -223,16 +237,16 @@ def _case_of(row: Row) -> Case:
 
 
 def _label(row: Row, jobs: Sequence[labels.JobLabel]) -> str:
-    label = labels.jobs_label(jobs)
+    label = labels.label_jobs(jobs)
     return f"{label} [{row.setting}]" if row.setting else label
 
 
-def cases_of(study: Study) -> dict[str, Case]:
+def label_cases(study: Study) -> dict[str, Case]:
     """Map the run of each row to its case, labelled in the order of the jobs of the first of its groups by name.
 
     Labels are longer where different mixes would share one.
     """
-    cases = {row.run_id: _case_of(row) for row in study.rows}
+    cases = {row.run_id: _make_case(row) for row in study.rows}
     first = {cases[row.run_id]: row for row in sorted(study.rows, key=lambda row: natural_key(row.name), reverse=True)}
     as_given = {case: dataclasses.replace(case, label=_label(row, row.called)) for case, row in first.items()}
     cases = {run_id: as_given[case] for run_id, case in cases.items()}
@@ -247,10 +261,10 @@ def cases_of(study: Study) -> dict[str, Case]:
     }
 
 
-def metrics_in(cells: Sequence[Cell]) -> dict[str, Metric]:
+def list_metrics(cells: Sequence[Cell]) -> dict[str, Metric]:
     """Return every quantity that cells can have, in the order of tables.
 
-    A unit of which every cell has as many as of another one, such as images where each request is one, is left out.
+    A unit whose figures equal those of another one (each request is one image) is left out.
     """
     known = _collect_metrics(cells)
     by_values: dict[tuple[tuple[float, ...], ...], str] = {}
@@ -273,12 +287,12 @@ def _collect_metrics(cells: Sequence[Cell]) -> dict[str, Metric]:
     return metrics
 
 
-def modes_in(cells: Sequence[Cell]) -> list[SharingMode]:
+def list_modes(cells: Sequence[Cell]) -> list[SharingMode]:
     """Return the kinds of sharing of cells, in the order of legends."""
     return sorted({cell.sharing for cell in cells}, key=lambda mode: mode.order)
 
 
-def cases_in(cells: Sequence[Cell]) -> list[Case]:
+def list_cases(cells: Sequence[Cell]) -> list[Case]:
     """Return the cases of cells, in their order."""
     return list(dict.fromkeys(cell.case for cell in cells))
 
@@ -296,31 +310,9 @@ def ratios(cell: Cell, other: Cell, name: str) -> dict[int, float]:
 
 
 def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[dict[int, float], str]:
-    """Divide the speed of one cell by that of another, for each block that has both; also name the quantity.
-
-    Of the quantities `names`, that is the first of those that both have in most blocks.
-    """
+    """Return the ratios of speed by block, and the name of the quantity: the one that both have in most blocks."""
     candidates = [(ratios(other, cell, name) if name in TIMES else ratios(cell, other, name), name) for name in names]
     return max(candidates, key=lambda candidate: len(candidate[0]), default=({}, ""))
-
-
-def _notes_on_gain(cell: Cell) -> Iterator[str]:
-    gain = cell.estimates.get(SPEEDUP)
-    if gain is None or cell.is_derived:
-        return
-    low, most = (gain.median, _BEYOND_NOISE * cell.degree) if gain.low is None else (gain.low, cell.degree)
-    if cell.degree > 1 and low > most:
-        yield (
-            f"a speed-up of {gain.median:.2f} times{interval_in_words(gain, '.2f')} lies above the number of jobs: "
-            "the baseline was slowed down, or the metric does not count work"
-        )
-    if gain.low is None or gain.high is None:
-        return
-    if cell.degree == 1 and cell.sharing == NAIVE and (gain.low > _SAME_SPEED or gain.high < 1 / _SAME_SPEED):
-        yield (
-            f"one job under naive is the serial run again, and ran {gain.median:.2f} times"
-            f"{interval_in_words(gain, '.2f')} as fast: the machine changed in between"
-        )
 
 
 def _cell(

@@ -23,21 +23,21 @@ SLOW_HOST = 1.25
 """A block is flagged whose loop on the host took more than so many times the median of the blocks."""
 
 
-def host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
-    """Return each block with the median of its host loops in ms, and whether that was much slower than the others."""
+def time_host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
+    """Return each block, the median of its host loops in ms, and whether it was much slower than the others."""
     by_place: dict[tuple[int, str], list[float]] = defaultdict(list)
     for row in study.rows:
         if HOST_LOOP in row.metrics:
             by_place[row.block, dict(row.settings)[DEVICE]].append(row.metrics[HOST_LOOP])
     medians = {place: statistics.median(loops_ms) for place, loops_ms in by_place.items()}
     limit = SLOW_HOST * statistics.median(medians.values()) if medians else 0.0
-    of_blocks = [(block, medians.get((block.number, block.device))) for block in study.blocks]
-    return [(block, loop_ms, loop_ms is not None and loop_ms > limit) for block, loop_ms in of_blocks]
+    loops = [(block, medians.get((block.number, block.device))) for block in study.blocks]
+    return [(block, loop_ms, loop_ms is not None and loop_ms > limit) for block, loop_ms in loops]
 
 
 def list_doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
     """Return a sentence for each doubt: slower hosts, mixed environments, marks of rows."""
-    loops = host_loops(study)
+    loops = time_host_loops(study)
     usual = statistics.median([loop_ms for _, loop_ms, _ in loops if loop_ms is not None] or [0.0])
     several = len(study.devices) > 1  # each of which has a block of this number
     sentences = [
@@ -48,9 +48,7 @@ def list_doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
     ]
     sentences += _mixed_packages(study)
     sentences += [f"{line}." for line in _gains(cells)]
-    sentences += [
-        f"{line}; invalid, so it is compared with nothing." for line in _marks(study, lambda row: row.marks.invalid)
-    ]
+    sentences += [f"{line}; invalid, so not compared." for line in _marks(study, lambda row: row.marks.invalid)]
     return sentences + [f"{line}." for line in _marks(study, lambda row: row.marks.note)]
 
 
@@ -59,13 +57,12 @@ def _mixed_packages(study: Study) -> list[str]:
     if len(packages) < 2 or not any(row.facts.get("accepts_environment") for row in study.rows):
         return []
     return [
-        f"Rows of {len(packages)} environments stand beside each other: the study was resumed with "
-        "resume=accept_environment, which takes results of other packages for the same."
+        f"Rows of {len(packages)} environments are compared: the study was resumed with resume=accept_environment, "
+        "which ignores differences in packages."
     ]
 
 
 def _marks(study: Study, mark_of: Callable[[Row], str]) -> list[str]:
-    """Return a line for each kind of mark, whatever the numbers in it, with the groups that have it."""
     blocks = Counter(row.key for row in study.rows)
     marked: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     texts: dict[str, list[str]] = defaultdict(list)
@@ -74,14 +71,14 @@ def _marks(study: Study, mark_of: Callable[[Row], str]) -> list[str]:
             kind = _NUMBER.sub("", mark)
             texts[kind].append(mark)
             marked[kind][row.key, row.name] += 1
-    lines = []
-    for kind, groups in marked.items():
-        names = [
+    names = {
+        kind: [
             name + (f" ({number} of {blocks[key]} blocks)" if number < blocks[key] else "")
             for (key, name), number in groups.items()
         ]
-        lines.append(_line(names, texts[kind]))
-    return lines
+        for kind, groups in marked.items()
+    }
+    return [_line(names[kind], texts[kind]) for kind in names]
 
 
 def _gains(cells: Sequence[Cell]) -> list[str]:
@@ -93,7 +90,7 @@ def _gains(cells: Sequence[Cell]) -> list[str]:
 
 
 def _line(names: Sequence[str], texts: Sequence[str]) -> str:
-    """Return names with a mark that they share, up to its numbers: `A, B and 2 more: for example TEXT`."""
+    """Return `A, B and 2 more: for example TEXT`."""
     more = [f"{len(names) - _MOST_NAMES} more"] if len(names) > _MOST_NAMES else []
     such = "for example " if len(set(texts)) > 1 else ""
     return f"{join_words([*names[:_MOST_NAMES], *more])}: {such}{texts[0]}"

@@ -10,11 +10,11 @@ from pipeline.report.evaluate.statistics import Estimate
 JOULE = "J"
 _PREFIXES = ((1.0, ""), (1e-3, "m"), (1e-6, "u"))
 _LEAST = 0.1
-"""The highest of figures that share a unit is at least so much of it, as far as there is a smaller one."""
+"""The highest figure is at least so much of the chosen unit, if a smaller unit exists."""
 
 
-def prefix_of(figures: Iterable[float], unit: str = JOULE) -> tuple[float, str]:
-    """Return how much one prefixed unit is, and the prefix, chosen for some energies; other units have no prefix."""
+def choose_prefix(figures: Iterable[float], unit: str = JOULE) -> tuple[float, str]:
+    """Return scale and prefix of the unit for some energies; other units have no prefix."""
     if unit != JOULE:
         return 1.0, ""
     highest = max(figures, default=1.0)

@@ -15,10 +15,7 @@ from pipeline.report.read.study_records import Row
 
 
 class Scale(enum.Enum):
-    """The way in which figures of a quantity scatter: by factors or by differences, as an amount or as a share.
-
-    A peak scatters in neither way: it takes a few distinct values, and what counts is the highest that must fit.
-    """
+    """The scatter of a quantity: by factors, by differences, as an amount, as a share, or as a peak."""
 
     POSITIVE = "positive"
     PLAIN = "plain"
@@ -42,14 +39,14 @@ def is_latency(name: str) -> bool:
     return name.startswith("latency_")
 
 
-def instance_metric(activity: str) -> str:
+def name_instance_metric(activity: str) -> str:
     """Return the name of the mean of an activity over the GPU instances of a group."""
     return f"instance_{activity}"
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One quantity: its name, with its unit, as in the results; its title and unit (empty: a ratio) for readers."""
+    """One quantity: its name in the results; its title and unit (empty: a ratio) for readers."""
 
     name: str
     title: str
@@ -92,7 +89,10 @@ _ALL = (
     Metric(FAIRNESS, "fairness (Jain)", scale=Scale.SHARE),
     *(Metric(name, title, scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
     Metric(MEMORY, "peak memory of the GPU", "MiB", Scale.PEAK),
-    *(Metric(instance_metric(name), f"{title} of an instance", scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
+    *(
+        Metric(name_instance_metric(name), f"{title} of an instance", scale=Scale.SHARE)
+        for name, title in _ACTIVITY.items()
+    ),
     Metric(INSTANCE_MEMORY, "peak memory of an instance", "MiB", Scale.PEAK),
     Metric("energy_per_epoch_j", "energy per epoch of a job", "J"),
     Metric(ENERGY_VS_ALONE, "energy against the same work alone"),
@@ -109,11 +109,11 @@ _ALL = (
     Metric("overlap_ratio", "overlap", scale=Scale.SHARE),
 )
 METRICS = {metric.name: metric for metric in _ALL}
-"""By name, in the order of tables; those that count work, in units of their own, are `counted`."""
+"""By name, in the order of tables; metrics of work units and listeners come on top (`Cell.counted`, `sampled`)."""
 
 _SPEED = ("epoch_time_s", "epoch_time_derived_s", TOTAL_TIME, SPEEDUP, BEST_SOLO)
 ACTIVITY = tuple(_ACTIVITY)
-"""What listeners read of a GPU, and of each of its GPU instances."""
+"""Metrics of a GPU, and of each of its GPU instances."""
 
 _POWER = ("energy_per_epoch_j", ENERGY_VS_ALONE, "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
 _SERVED = (service_figures.GOODPUT_TOTAL, service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST)
@@ -122,16 +122,16 @@ HOST = (
     *(HOST_LOOP, "process_cpu_mean_pct", "run_queue_delay_pct", "involuntary_switches_per_s", "cpu_clock_mean_mhz"),
     HOST_BOUND,
 )
-"""How fast the host was, and what the processes of the jobs had of it."""
+"""The speed of the host, and the share of it that the jobs had."""
 
 GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("speed", "Speed", _SPEED),
     ("latency", "Latency", (*_LATENCIES, *_SERVED)),
-    ("fairness", "What each job gets", _FAIRNESS),
+    ("fairness", "Slowdown and fairness", _FAIRNESS),
     ("utilisation", "Utilisation and memory", (*ACTIVITY, MEMORY)),
     ("energy", "Energy, power and clocks", (*_POWER, THROTTLED)),
 )
-"""Quantities that are printed side by side: name and title of the table, and what is in it."""
+"""Name, title and metrics of each table."""
 
 
 def find_work_metrics(row: Row) -> dict[str, Metric]:
@@ -168,7 +168,7 @@ def _sampled(titled: str) -> Mapping[str, Metric]:
     return {name: metric for name, metric in metrics.items() if name not in METRICS}
 
 
-def table_of(metric: Metric) -> str:
+def find_table(metric: Metric) -> str:
     """Return the name of the table in `GROUPS` for a figure of a listener or of counted work."""
     if work_units.find_units([metric.name]):
         return "speed"

@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
-from pipeline.report.evaluate.quantities import workload_metric
+from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.statistics import Estimate, interval_in_words, times_in_words
 from pipeline.report.evaluate.wording import join_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """A workload of a mix, against itself alone; of several jobs of it the worst.
+    """A workload of a mix against itself alone; of several jobs, the worst.
 
     Attributes:
-        throughput_ratio: share of its throughput that it keeps; `None` of a service at a given rate.
-        mean, p99: how many times as long as alone its requests take; `None` of what answers none, or too few, or did
-            not sustain its rate in every block.
+        throughput_ratio: `None` for a service at a given rate.
+        mean, p99: ratios of latencies; `None` without (enough) requests, or if a block did not sustain the rate.
     """
 
     cell: Cell
@@ -34,13 +33,13 @@ def compare_services(cells: Sequence[Cell]) -> Iterator[Shared]:
     """Yield each workload of each mix of services and other jobs that has figures."""
     for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked):
         names = list(dict.fromkeys(params.get("workload", "") for params in cell.case.params))
-        served = [name for name in names if workload_metric(MEAN_SLOWDOWN, name) in cell.values]
+        served = [name for name in names if name_workload_metric(MEAN_SLOWDOWN, name) in cell.values]
         if served and len(served) < len(names):
             for name in names:
                 yield Shared(
                     cell=cell,
                     workload=name,
-                    throughput_ratio=cell.estimate_inverse(workload_metric(SLOWDOWN, name)),
+                    throughput_ratio=cell.estimate_inverse(name_workload_metric(SLOWDOWN, name)),
                     mean=_latency(cell, MEAN_SLOWDOWN, name),
                     p99=_latency(cell, P99_SLOWDOWN, name),
                 )
@@ -62,10 +61,7 @@ def describe_mix(shares: Sequence[Shared]) -> str:
 
 
 def describe_shares(cells: Sequence[Cell]) -> list[str]:
-    """Return clauses on what jobs beside services keep of their throughput, the energy of both, and latencies.
-
-    Each has the least and the most of all mixes and modes. There are none without such mixes.
-    """
+    """Return clauses on throughput, energy and latency, each with the lowest and highest of all mixes and modes."""
     shares = list(compare_services(cells))
     throughputs = [(share.throughput_ratio, share.cell) for share in shares if share.throughput_ratio is not None]
     mixes = {id(share.cell): share.cell for share in shares}.values()
@@ -74,24 +70,23 @@ def describe_shares(cells: Sequence[Cell]) -> list[str]:
     mean = [(share.mean, share.cell) for share in shares if share.mean is not None]
     clauses = [
         (throughputs, "jobs beside services keep {} of their throughput"),
-        (energies, "both together take {} of the energy of the same work apart"),
+        (energies, "services and jobs together take {} of the energy that they take alone"),
         (p99 or mean, f"the {'p99' if p99 else 'mean'} latency of services is {{}} times that alone"),
     ]
     return [form.format(" to ".join(_ends(estimates))) for estimates, form in clauses if estimates]
 
 
 def _ends(estimates: Sequence[tuple[Estimate, Cell]]) -> list[str]:
-    """Return the least and the most with interval, mix and mode: `0.90 (0.85 to 0.94; S+I, naive)`."""
-    least, *higher = sorted(estimates, key=lambda pair: pair[0].median)
-    ends = [least, higher[-1]] if higher else [least]
-    return [f"{estimate.median:.2f}{'*' if cell.marks else ''} ({_place(estimate, cell)})" for estimate, cell in ends]
-
-
-def _place(estimate: Estimate, cell: Cell) -> str:
-    interval = interval_in_words(estimate, ".2f").strip(" ()")
-    return "; ".join(filter(None, (interval, f"{cell.case.label}, {cell.mode}")))
+    """Return the lowest and highest with interval, mix and mode: `0.90 (0.85 to 0.94; S+I, naive)`."""
+    lowest, *higher = sorted(estimates, key=lambda pair: pair[0].median)
+    texts = []
+    for estimate, cell in (lowest, *higher[-1:]):
+        interval = interval_in_words(estimate, ".2f").strip(" ()")
+        where = "; ".join(filter(None, (interval, f"{cell.case.label}, {cell.mode}")))
+        texts.append(f"{estimate.median:.2f}{'*' if cell.marks else ''} ({where})")
+    return texts
 
 
 def _latency(cell: Cell, worst: str, workload: str) -> Estimate | None:
-    by_block = cell.values.get(workload_metric(worst, workload), {})
+    by_block = cell.values.get(name_workload_metric(worst, workload), {})
     return cell.estimate(by_block) if by_block and cell.is_compared else None

@@ -12,7 +12,7 @@ from pipeline.base.domain.normalisation import select_independent
 from pipeline.base.domain.records import OTHER_GPUS, WindowKind
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
-from pipeline.report.evaluate.cells import Case, cases_of
+from pipeline.report.evaluate.cells import Case, label_cases
 from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate, estimate, interval_in_words
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.read.study_records import JobRow, Row, Study
@@ -23,10 +23,8 @@ class CompanyShare:
     """The share of its speed that a group keeps while other GPUs work.
 
     Attributes:
-        case, degree, mode: of the group alone.
-        beside: GPUs at work beside.
-        share: its speed in company over that alone, of each block that has both.
-        num_blocks: of these.
+        beside: number of other GPUs at work.
+        share: its speed then over its speed alone, in the blocks that have both.
     """
 
     case: Case
@@ -40,8 +38,8 @@ class CompanyShare:
     @property
     def sentence(self) -> str:
         """The comparison as a sentence."""
-        what = f"{self.mode} runs {jobs_in_words(self.case, self.degree)}"
-        return f"{what} at {self.share_in_words} of its speed while {_name_others(self.beside)}.{_mark_simulated(self)}"
+        others = _name_others(self.beside)
+        return f"{_name_group(self)} keeps {self.share_in_words} of its speed while {others}.{_mark_simulated(self)}"
 
     @property
     def share_in_words(self) -> str:
@@ -50,23 +48,18 @@ class CompanyShare:
 
 
 def summarize_shares(groups: Iterable[CompanyShare]) -> list[str]:
-    """Return a sentence for each number of working GPUs: the least and the most that groups keep of their speed."""
+    """Return a sentence for each number of working GPUs: the lowest and highest share of speed that groups keep."""
     by_number = group_by(groups, lambda group: group.beside)
     return [_summarize_groups(groups) for _, groups in sorted(by_number.items())]
 
 
 def _summarize_groups(groups: Sequence[CompanyShare]) -> str:
-    in_order = sorted(groups, key=lambda group: group.share.median)
-    least, most = in_order[0], in_order[-1]
-    while_working = f"While {_name_others(least.beside)}"
-    if len(groups) == 1:
-        sentence = f"{while_working}, the speed of {_name_group(least)} is {least.share_in_words} of that alone"
-    else:
-        sentence = (
-            f"{while_working}, the speed of {len(groups)} groups is {least.share_in_words} of that alone at least "
-            f"({_name_group(least)}) and {most.share_in_words} at most ({_name_group(most)})"
-        )
-    return f"{sentence}; {_count_differing(groups)}.{_mark_simulated(least)}"
+    lowest, *higher = sorted(groups, key=lambda group: group.share.median)
+    sentence = f"While {_name_others(lowest.beside)}, {_name_group(lowest)} keeps {lowest.share_in_words} of its speed"
+    if higher:
+        sentence += f" (the lowest of {len(groups)} groups), {_name_group(higher[-1])} {higher[-1].share_in_words}"
+        sentence += " (the highest)"
+    return f"{sentence}; {_count_differing(groups)}.{_mark_simulated(lowest)}"
 
 
 def _count_differing(groups: Sequence[CompanyShare]) -> str:
@@ -91,8 +84,8 @@ def _mark_simulated(group: CompanyShare) -> str:
 
 
 def compare_company(study: Study) -> Iterator[CompanyShare]:
-    """Yield each group that ran with and without work on other GPUs, in the order of the rows."""
-    cases = cases_of(study)
+    """Yield each group that ran with and without work on other GPUs."""
+    cases = label_cases(study)
     alone: dict[tuple[object, ...], dict[int, Row]] = defaultdict(dict)
     company: dict[tuple[object, ...], dict[int, Row]] = defaultdict(dict)
     for row in study.rows:
@@ -121,10 +114,9 @@ def _identity(row: Row) -> tuple[object, ...]:
 
 
 def _share(row: Row, alone: Row | None) -> float | None:
-    """Divide the speed of a group by that without company; `None` if it is not known.
+    """Divide the speed of a group by that alone; `None` if it is not known, or the machine state is another one.
 
-    Both are of one state of the machine. A fixed amount of work is compared by its time. Jobs at a given rate are as
-    fast as that, whatever else works.
+    Fixed work is compared by its time. Jobs at a given rate are not compared.
     """
     if alone is None or not row.machine_state.is_same(alone.machine_state):
         return None

@@ -20,10 +20,10 @@ from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.json_decoder import decode
-from pipeline.report.evaluate.cells import TIMES, Cell, cases_of, group_places, metrics_in
+from pipeline.report.evaluate.cells import TIMES, Cell, group_places, label_cases, list_metrics
 from pipeline.report.evaluate.metrics import METRICS, Metric
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.verdicts import Verdict, Winner, rank_modes, slower_pairs
+from pipeline.report.evaluate.verdicts import Verdict, Winner, find_slower_pairs, rank_modes
 from pipeline.report.evaluate.wording import ENDINGS, finding_in_words
 from pipeline.report.read import hosts
 from pipeline.report.read.study_records import JobRow, Row, Study
@@ -39,18 +39,12 @@ _FACTS = {
     "cpus": "CPUs",
 }
 """Of the runs of a study, by the name of a tag or param: what a reader of several machines asks for first, in words."""
-_OF_THE_COLUMN = ("device", hosts.SETTING)
+_COLUMN_SETTINGS = ("device", hosts.SETTING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Equal jobs of a case.
-
-    Attributes:
-        size: their letter, if any.
-        number: how many of them run together.
-        params: what their program was given, by name.
-    """
+    """Equal jobs of a case: their workload, letter in a mix, number and params."""
 
     workload: str
     size: str
@@ -64,14 +58,13 @@ class Outcome:
 
     Attributes:
         label: of the case in its own study.
-        settings: of the measurement, by name: window, seed, ...
-        kinds: the kind of sharing of each mode that has a figure, by the label of the mode.
-        tied: modes of which none was shown to be slower than the first, as of a `Winner`; empty without any figure.
-        measure: what `figure` is, with its unit: the speed-up over serial where that is known.
-        figure, num_blocks: of the first of `tied`.
+        settings: window, seed, ...
+        kinds: sharing mode by label, of those with a figure.
+        tied: as of a `Winner`; empty without any figure.
+        measure: title and unit of `figure`: the speed-up over serial where it is known.
+        figure, num_blocks, energy: of the first of `tied`.
         is_enough: whether blocks and GPUs were enough for any verdict.
-        energy, energy_of_serial: the first of `tied` and one job at a time, in `energy_unit`.
-        endings: what modes came to that have no figure, in words.
+        endings: why other modes have no figure.
     """
 
     label: str
@@ -96,8 +89,8 @@ class DeviceSummary:
 
     Attributes:
         host: the kind of host, where the study has several.
-        stamp: what a reader must not overlook (`simulated`); empty for figures of a real GPU.
-        facts: of the machine and its software, by name, in words.
+        stamp: `simulated`; empty for figures of a real GPU.
+        facts: driver, torch, CPU, ...
     """
 
     experiment: str
@@ -114,19 +107,18 @@ def summarize_devices(
     study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner]
 ) -> list[DeviceSummary]:
     """Return the outcomes on each kind of device of a study, in the order of its rows."""
-    cases, titles = cases_of(study), METRICS | metrics_in(cells)
+    cases, titles = label_cases(study), METRICS | list_metrics(cells)
     rows = group_by(study.rows, lambda row: (cases[row.run_id], row.degree))
     columns = group_by(study.rows, _column)
     judged = group_by(verdicts, lambda verdict: (verdict.case, verdict.degree))
     best = {(winner.case, winner.degree): winner for winner in winners}
     outcomes: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for place, place_cells in group_places(cells).items():
-        # Copies one after another are no group: they have a place only beside groups that ran together.
+        # Serial copies alone are no group of the study.
         if place in rows and any(cell.mode != SERIAL.label for cell in place_cells):
             first = min(rows[place], key=lambda row: row.is_sequential)
-            outcomes[_column(first)].append(
-                _outcome(first, place_cells, best.get(place), judged.get(place, []), titles)
-            )
+            outcome = _outcome(first, place_cells, best.get(place), judged.get(place, []), titles)
+            outcomes[_column(first)].append(outcome)
     return [
         DeviceSummary(
             experiment=study.experiment,
@@ -151,15 +143,12 @@ def _outcome(
 ) -> Outcome:
     ranked = [cell for cell in cells if cell.is_compared and not (cell.is_derived and cell.num_given)]
     name, values = (SPEEDUP, {}) if winner is not None else _choose_quantity(ranked)
-    figure: Estimate | None
     if winner is not None:
-        tied, figure, is_enough = winner.tied, winner.speedup, winner.is_enough
+        tied = winner.tied
     else:
         sign = 1 if name in TIMES else -1
-        tied, _ = rank_modes(
-            {mode: sign * estimate.median for mode, estimate in values.items()}, slower_pairs(verdicts)
-        )
-        figure, is_enough = (values[tied[0]] if tied else None), any(v.p_adjusted is not None for v in verdicts)
+        tied, _ = rank_modes({mode: sign * value.median for mode, value in values.items()}, find_slower_pairs(verdicts))
+    figure = winner.speedup if winner is not None else values[tied[0]] if tied else None
     by_mode = {cell.mode: cell for cell in cells}
     first, serial = by_mode.get(tied[0]) if tied else None, by_mode.get(SERIAL.label)
     energy = work_units.energy_of(row.unit) if row.unit else ""
@@ -168,14 +157,14 @@ def _outcome(
         label=cells[0].case.label,
         degree=row.degree,
         programs=_programs(row.jobs),
-        settings={key: value for key, value in row.settings if value and key not in _OF_THE_COLUMN},
+        settings={key: value for key, value in row.settings if value and key not in _COLUMN_SETTINGS},
         # Of a mix in a steady window, serial is the unit of all the others and no cell.
         kinds=kinds | {mode: mode for mode in ([SERIAL.label] if winner is not None and serial is None else [])},
         tied=tied,
         measure=titles[name].heading() if name else "",
         figure=figure,
         num_blocks=max((len(cell.values.get(name, ())) for cell in ([first] if first else ranked)), default=0),
-        is_enough=is_enough,
+        is_enough=any(verdict.p_adjusted is not None for verdict in verdicts),
         energy=first.estimates.get(energy) if first else None,
         energy_of_serial=serial.estimates.get(energy) if serial else None,
         energy_unit=work_units.joules_per(row.unit) if first and energy in first.estimates else "",
@@ -188,7 +177,6 @@ def _outcome(
 
 
 def _choose_quantity(cells: Sequence[Cell]) -> tuple[str, dict[str, Estimate]]:
-    """Return the first quantity by which cells without a winner are compared, with the estimate of each mode."""
     for name in dict.fromkeys(name for cell in cells for name in cell.speed):
         if estimates := {cell.mode: cell.estimates[name] for cell in cells if name in cell.estimates}:
             return name, estimates
@@ -241,7 +229,7 @@ def from_json(text: str) -> list[DeviceSummary]:
     try:
         raw = json.loads(text)
         if raw["format"] != FORMAT:
-            raise ConfigError(f"it has format {raw['format']!r}, and this version reads format {FORMAT}")
+            raise ConfigError(f"it has format {raw['format']!r} instead of {FORMAT}")
         studies = decode(list[DeviceSummary], raw["measured"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):

@@ -1,9 +1,7 @@
-"""The findings of publications beside ours: whether they agree, and by how much they do not.
+"""The comparison of a study with the findings of publications.
 
-A comparison is made with what was measured at the finding's own settings: workload, batch, precision, recipe, data,
-step mode, MIG profile (`Publication.differences`). Two things are notes instead. The GPU: whether a finding holds on
-another one is what the comparison asks. The window: a steady one and a fixed number of epochs give the same rate of a
-job, but the time per epoch includes validation in the second only.
+Cells are compared that were measured at the settings of the finding: workload, batch, precision, recipe, data, step
+mode, MIG profile (`Publication.differences`). Another GPU or window is only noted.
 """
 
 from __future__ import annotations
@@ -25,9 +23,9 @@ from pipeline.report.evaluate import scaling, sweeps
 from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios
 from pipeline.report.evaluate.metrics import MEMORY, Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
-from pipeline.report.evaluate.quantities import workload_metric
+from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.statistics import Estimate, interval_in_words
-from pipeline.report.evaluate.verdicts import Verdict, rank_modes, slower_pairs
+from pipeline.report.evaluate.verdicts import Verdict, find_slower_pairs, rank_modes
 from pipeline.report.evaluate.wording import finding_in_words
 from pipeline.report.read import labels
 
@@ -47,14 +45,13 @@ class Agreement(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingCheck:
-    """A finding beside what one cell of ours shows.
+    """A finding compared with one cell.
 
     Attributes:
-        case_label, degree, mode: of our cell; of the finding, as far as it says so, if there is none.
-        figure: our figure in the finding's metric; `None` for an out-of-memory, and where nothing was measured.
-        figure_in_words: the same as text.
-        difference: by how much ours lies outside the range; why it is undecided; which settings are others.
-        note: what else is not the same as in the publication: the GPU, the length of the work, the images.
+        case_label, degree, mode: of the cell; without a cell, those of the finding.
+        figure: of the cell; `None` if it ran out of memory or was not measured.
+        difference: how far it lies outside the range, why it is undecided, or which settings differ.
+        note: other differences from the publication: the GPU, the length of the work, the images.
     """
 
     publication: Publication
@@ -73,19 +70,18 @@ Check: TypeAlias = Callable[["_Question", Sequence[Cell]], Iterable[FindingCheck
 
 
 def compare(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[FindingCheck]:
-    """Check each finding of each publication that has a workload of the study against the cells at its settings.
+    """Check the findings of each publication that has a workload of the study.
 
-    Where there is none, with those whose settings differ least, which says so; else it is one entry without a figure.
+    Without cells at the settings of a finding, those are used whose settings differ least. A finding without any cell
+    has one check without a figure.
     """
     checks: list[FindingCheck] = []
     ran = {params.get("workload", ""): params for cell in cells for params in cell.case.params}
-    concerned = [
-        publication for publication in publications() if any(publication.program(params) for params in ran.values())
-    ]
-    for publication in concerned:
-        for finding in publication.findings:
-            question = _Question(publication, finding, cells, verdicts)
-            checks += _at_nearest_settings(question) or [_absent(question)]
+    for publication in publications():
+        if any(publication.program(params) for params in ran.values()):
+            for finding in publication.findings:
+                question = _Question(publication, finding, cells, verdicts)
+                checks += _at_nearest_settings(question) or [_absent(question)]
     return checks
 
 
@@ -97,7 +93,7 @@ class _Question(NamedTuple):
 
 
 def _at_nearest_settings(question: _Question) -> list[FindingCheck]:
-    concerned = [cell for cell in question.cells if _speaks_of(question.publication, question.finding, cell)]
+    concerned = [cell for cell in question.cells if _is_about(question.publication, question.finding, cell)]
     by_difference = group_by(concerned, lambda cell: _differences(question.publication, question.finding, cell))
     for _, alike in itertools.groupby(sorted(by_difference, key=len), key=len):
         checks = [
@@ -114,34 +110,28 @@ def _at_nearest_settings(question: _Question) -> list[FindingCheck]:
 
 
 def _differences(publication: Publication, finding: Finding, cell: Cell) -> tuple[str, ...]:
-    of_each = [publication.differences(finding, params, is_mix=cell.case.is_mix) for params in cell.case.params]
+    differences = [publication.differences(finding, params, is_mix=cell.case.is_mix) for params in cell.case.params]
     if cell.sharing == MIG:
-        of_each.append(publication.profile_differences(finding, cell.case.params, cell.profiles, cell.degree))
-    return tuple(dict.fromkeys(itertools.chain(*of_each)))
+        differences.append(publication.profile_differences(finding, cell.case.params, cell.profiles, cell.degree))
+    return tuple(dict.fromkeys(itertools.chain(*differences)))
 
 
-def _speaks_of(publication: Publication, finding: Finding, cell: Cell) -> bool:
+def _is_about(publication: Publication, finding: Finding, cell: Cell) -> bool:
     programs = [program for params in cell.case.params if (program := publication.program(params)) is not None]
     if len(programs) < len(cell.case.params):
         return False
     if cell.case.is_mix or finding.mixes:
-        mix = labels.mix_of([labels.JobLabel(program.name, program.size) for program in programs])
+        mix = labels.label_mix([labels.JobLabel(program.name, program.size) for program in programs])
         is_meant = cell.case.is_mix and mix in finding.mixes
-        has_degree = True
     else:
         is_meant = not finding.workloads or programs[0].name in finding.workloads
-        has_degree = cell.degree > 1 if finding.degree is None else cell.degree == finding.degree
-    if (
-        cell.neighbours
-        or cell.is_derived
-        or not is_meant
-        or not has_degree
-        or cell.sharing.name not in (finding.among or finding.modes)
-    ):
+        is_meant = is_meant and (cell.degree > 1 if finding.degree is None else cell.degree == finding.degree)
+    is_of_mode = cell.sharing.name in (finding.among or finding.modes)
+    if cell.neighbours or cell.is_derived or not is_meant or not is_of_mode:
         return False
     if cell.sharing == MIG:
         return finding.profile is None or finding.profile in [profile.split(".")[0] for profile in cell.profiles]
-    return not cell.detail  # MPS with limits, say, of which no finding speaks
+    return not cell.detail  # no finding is about MPS with limits
 
 
 def _quantity(question: _Question, cell: Cell) -> FindingCheck | None:
@@ -153,7 +143,7 @@ def _name(question: _Question, cell: Cell) -> str:
 
 
 def _check_along(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
-    """Divide, for each mode and degree, the figure at the highest value of the parameter by that at the lowest."""
+    """Divide the figure at the highest value of a parameter by that at the lowest, for each mode and degree."""
     param = question.finding.along
     swept = sweeps.profiles(cells, 2) if param == PROFILE else sweeps.numbers(cells, 2, only=param)
     for sweep in swept:
@@ -172,8 +162,8 @@ def _check_along(question: _Question, cells: Sequence[Cell]) -> Iterator[Finding
 def _profiles(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
     by_case: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
-        if cell.is_ranked and (place := scaling.place_of(cell)) is not None:
-            by_case[cell.case][scaling.slices_of(place)] = cell
+        if cell.is_ranked and (place := scaling.find_place(cell)) is not None:
+            by_case[cell.case][scaling.cut_to_slices(place)] = cell
     for places in by_case.values():
         larger, smaller = places.get(question.finding.larger), places.get(question.finding.smaller)
         if larger is not None and smaller is not None:
@@ -184,14 +174,14 @@ def _profiles(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingChe
 def _slowdown(question: _Question, cell: Cell) -> FindingCheck | None:
     programs = [(params["workload"], question.publication.program(params)) for params in cell.case.params]
     meant = (name for name, program in programs if program is not None and program.name == question.finding.of)
-    return _check_range(question, cell, cell.values.get(workload_metric(SLOWDOWN, next(meant, "")), {}))
+    return _check_range(question, cell, cell.values.get(name_workload_metric(SLOWDOWN, next(meant, "")), {}))
 
 
 def _check_against(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
     for cell in cells:
         references = _find_others(question, cell, cell.degree, question.finding.against)
         if not references:
-            yield _check_range(question, cell, {})  # it may have run out of memory
+            yield _check_range(question, cell, {})  # it may be out of memory
         for other in references:
             check = _check_range(question, cell, ratios(cell, other, _name(question, cell) or SPEEDUP))
             if check is not None and other.sharing == MIG:
@@ -214,7 +204,7 @@ def _out_of_memory(question: _Question, cell: Cell) -> FindingCheck | None:
     if cell.results[Result.OOM]:
         return _check(question, cell, None, Result.OOM.value, Agreement.AGREES)
     if not cell.values:
-        return None  # it failed otherwise, which says nothing
+        return None
     return _check(question, cell, None, Result.OK.value, Agreement.DIFFERS, "it fits here")
 
 
@@ -225,7 +215,7 @@ def _check_range(
         return None
     if cell.results[Result.OOM]:
         if question.finding.degree is None:
-            return None  # nothing is said of degrees that do not fit
+            return None  # the finding is about degrees that fit into memory
         return _check(question, cell, None, Result.OOM.value, Agreement.DIFFERS, finding_in_words(cell))
     if not by_block:
         return None
@@ -251,7 +241,7 @@ def _compare_with_range(finding: Finding, estimate: Estimate) -> tuple[Agreement
     elif estimate.median > high:
         away = f"{100 * (estimate.median / high - 1):.0f} % higher, "
     if estimate.low is None or estimate.high is None:
-        return Agreement.UNDECIDED, f"{away}too few values for an interval"
+        return Agreement.UNDECIDED, f"{away}too few blocks for an interval"
     if low <= estimate.low and estimate.high <= high:
         return Agreement.AGREES, ""
     if estimate.high < low or high < estimate.low:
@@ -260,11 +250,11 @@ def _compare_with_range(finding: Finding, estimate: Estimate) -> tuple[Agreement
 
 
 def _is_fastest(question: _Question, members: Sequence[Cell]) -> FindingCheck | None:
-    """Check that each other mode is slower than an expected one; `None` unless every mode was measured."""
+    """Check that every other mode is slower than an expected one; `None` unless every mode was measured."""
     if {cell.sharing.name for cell in members} != set(question.finding.among):
         return None
     place = members[0].case, members[0].degree
-    slower = slower_pairs([verdict for verdict in question.verdicts if (verdict.case, verdict.degree) == place])
+    slower = find_slower_pairs([verdict for verdict in question.verdicts if (verdict.case, verdict.degree) == place])
     expected = [cell.mode for cell in members if cell.sharing.name in question.finding.modes]
     other_modes = [cell.mode for cell in members if cell.mode not in expected]
     if all(any((other, mode) in slower for mode in expected) for other in other_modes):
@@ -275,7 +265,7 @@ def _is_fastest(question: _Question, members: Sequence[Cell]) -> FindingCheck | 
         agreement = Agreement.UNDECIDED
     by_mode = {cell.mode: -cell.estimates[SPEEDUP].median if SPEEDUP in cell.estimates else 0.0 for cell in members}
     tied, _ = rank_modes(by_mode, slower)
-    why = "not told apart" if agreement is Agreement.UNDECIDED else ""
+    why = "no verdict" if agreement is Agreement.UNDECIDED else ""
     return dataclasses.replace(_check(question, members[0], None, " or ".join(tied), agreement, why), mode="")
 
 
@@ -316,7 +306,7 @@ def _note(question: _Question, cell: Cell) -> str:
     differs, publication = [], question.publication
     gpu = question.finding.gpu or publication.gpu
     if cell.is_simulated:
-        differs.append("simulated, so it says nothing about a GPU")
+        differs.append("simulated GPU")
     elif gpu not in cell.device:
         differs.append(f"{cell.device} instead of an {gpu}")
     if cell.window is WindowKind.STEADY and publication.epochs:
@@ -347,4 +337,4 @@ CHECKS: dict[str, Check] = {
     "slowdown": _check_cells(_slowdown),
     "fastest": _check_places(_is_fastest),
 }
-"""By the kind of a finding: what some cells say, `None` for nothing."""
+"""By the kind of a finding; `None` for cells that it is not about."""

@@ -1,4 +1,4 @@
-"""Published findings, to be read beside a study: a file in `publications/` each."""
+"""Published findings that a study is compared with: one file in `publications/` for each publication."""
 
 from __future__ import annotations
 
@@ -28,31 +28,29 @@ class Finding:
     """One statement about a number.
 
     Attributes:
-        text: the statement, and how it is read where it gives words instead of numbers.
-        where: it stands, as far as that is certain: `figure 3`.
+        text: the statement; where it has words instead of numbers, also how they are read.
+        where: `figure 3`.
         kind: `quantity` of a cell; speed, or a quantity, `against` another mode; a quantity `along` a swept parameter,
-            at its highest value over that at its lowest; of two `profiles`, that of the larger over that of the
-            smaller; `memory_growth`, memory over that of as many jobs alone;
-            `out_of_memory`; `slowdown` of one workload in a mix; `fastest` mode.
-        modes: the sharing modes that it is about, by their names in the configuration.
-        workloads: names of the workloads that it is about; all of the publication if not given.
-        mixes: labels of the mixes that it is about, by the sizes of workloads, instead of workloads.
-        quantity: of kinds `quantity`, `against` and `along`: its name in `pipeline.report.evaluate.metrics`, or
-            `throughput` for that in the unit of the workload.
-        against: of kind `against`: the other mode.
-        along: of kind `along`: a param of the workload, or `mig_profile`.
-        larger, smaller: of kind `profiles`: their slices, or `full` for the whole GPU.
-        rows: of kind `profiles`: name, and the figures of the larger and of the smaller.
-        is_time: of kind `profiles`: the rows are times, not rates.
-        slips: what is wrong in the publication's own table.
+            at its highest value over that at its lowest; of two `profiles`, the larger over the smaller;
+            `memory_growth`, memory over that of as many jobs alone; `out_of_memory`; `slowdown` of one workload in a
+            mix; `fastest` mode.
+        modes: names of sharing modes in the configuration.
+        workloads: names; empty for all of the publication.
+        mixes: labels (`M+2S`), instead of workloads.
+        quantity: its name in `pipeline.report.evaluate.metrics`, or `throughput` in the unit of the workload.
+        against: the other mode.
+        along: a param of the workload, or `mig_profile`.
+        larger, smaller: slices of the `profiles`, or `full` for the whole GPU.
+        rows: of `profiles`: name, figure of the larger, figure of the smaller.
+        is_time: the rows are times, not rates.
+        slips: errors in the publication's own table.
         left_out: names of rows that a slip makes unusable.
-        of: of kind `slowdown`: the name of the workload.
-        among: of kind `fastest`: the modes that were compared.
-        degree: `None` for any that collocates.
+        of: the workload of a `slowdown`.
+        among: the modes of which one is the `fastest`.
+        degree: `None` for any above 1.
         profile: of MIG instances, by slices; `None` for any.
-        low, high: range; `None` is open. Of kind `profiles` it follows from the rows.
-        gpu: part of the name of its GPU, where that is not the publication's.
-        settings: it was measured at, where they are not those of the publication and the workload.
+        low, high: range; `None` is open. Of `profiles` it follows from the rows.
+        gpu, settings: where they are not those of the publication and the workload.
     """
 
     text: str
@@ -106,10 +104,10 @@ class Program:
     """A workload of a publication.
 
     Attributes:
-        name: of the workload that does the same.
-        nearest: of the nearest workload that does not: what is measured with it is at other settings.
+        name: of the workload of this project that does the same.
+        nearest: of a similar workload, which counts as measured at other settings.
         size: its letter in the labels of mixes.
-        settings: of its own; `in_mixes` those that only mixes have.
+        in_mixes: further settings, in mixes only.
     """
 
     name: str
@@ -124,12 +122,10 @@ class Publication:
     """A publication, and how it measured.
 
     Attributes:
-        table, title, about: name and title of its table in the report, and what the page says of it.
+        table, title, about: name, title and introduction of its table in the report.
         gpu: part of the name of the GPU.
-        epochs: that each job did; 0 where the length of the work plays no part.
-        settings: of all that it measured.
-        workloads: all that it measured.
-        profiles: slices of the MIG instance of each of so many copies (`"7"`), and of a job of a size in a mix.
+        epochs: of each job; 0 if the length of the work does not matter.
+        profiles: slices of a MIG instance, by number of copies (`"7"`) or size in a mix (`S`).
     """
 
     table: str
@@ -143,7 +139,7 @@ class Publication:
     findings: tuple[Finding, ...]
 
     def program(self, params: Mapping[str, str]) -> Program | None:
-        """Return the workload of this publication that a job is, or is near to, by the params of its run."""
+        """Return the same or nearest workload of this publication for a job with these params."""
         name = params.get("workload")
         return next((program for program in self.workloads if name and name in (program.name, program.nearest)), None)
 
@@ -152,8 +148,8 @@ class Publication:
         program = self.program(params)
         if program is None:
             return [f"{params.get('workload')}, which was not measured"]
-        of_mix = program.in_mixes if is_mix else {}
-        settings = {"workload": (program.name,), **self.settings, **program.settings, **of_mix, **finding.settings}
+        settings = {"workload": (program.name,), **self.settings, **program.settings}
+        settings |= {**(program.in_mixes if is_mix else {}), **finding.settings}
         return [
             f"{_describe_setting(key, params.get(key))} instead of {' or '.join(values)}"
             for key, values in settings.items()

@@ -1,7 +1,6 @@
-"""The quantities of one row, beside the serial baselines of the same GPU and block.
+"""The quantities of one row, computed with the serial baselines of the same GPU and block.
 
-Recomputed from what each job measured, so that they hold for a half-run or resumed study, and for baselines in other
-step modes than the row's own.
+They are recomputed from the jobs' figures, so they also hold for a half-run or resumed study.
 """
 
 from __future__ import annotations
@@ -33,26 +32,20 @@ from pipeline.report.evaluate.metrics import (
     INSTANCE_MEMORY,
     find_sampled_metrics,
     find_work_metrics,
-    instance_metric,
+    name_instance_metric,
 )
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import JobRow, Row
 
 _RECORDED = (
-    *("makespan_s", "gract_mean_ratio", "smact_mean_ratio", "smocc_mean_ratio"),
-    *("dram_active_mean_ratio", "tensor_active_mean_ratio", "memory_peak_mib", "power_mean_w", "sm_clock_mean_mhz"),
-    *(
-        "temperature_max_c",
-        "overlap_ratio",
-        *map(service_figures.name_worst, service_figures.LATENCIES),
-        service_figures.GOODPUT_TOTAL,
-    ),
+    *("makespan_s", *ACTIVITY, "memory_peak_mib", "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c"),
+    *("overlap_ratio", *map(service_figures.name_worst, service_figures.LATENCIES), service_figures.GOODPUT_TOTAL),
     *(service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST, *HOST),
 )
-"""What a row's run has under the same name, beside what counts work and what listeners give."""
+"""Metrics of a run that are taken as they are, beside those of work units and listeners."""
 
 ENERGY, ENERGY_ABOVE_IDLE = "energy_j", "energy_above_idle_j"
-"""Of the whole GPU in the window, and without what it takes with nothing on it."""
+"""Of the whole GPU in the window, with and without its idle power."""
 
 BaselineKey = tuple[object, ...]
 
@@ -62,16 +55,16 @@ class BlockBaselines(Baselines[Row, JobRow]):
     """The jobs that ran alone in one block, in one machine state and with the same settings.
 
     Attributes:
-        by_program: of each program that has step modes, in whatever step mode, by all else that it computes.
-        by_job: the rows of jobs that ran alone, by workload digest.
+        by_program: jobs with a step mode, by all else that they compute.
+        by_job: rows by workload digest.
     """
 
     by_program: dict[labels.Program, list[JobRow]] = field(default_factory=lambda: defaultdict(list))
     by_job: dict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
 
     def find_step_modes(self, job: JobRow) -> list[JobRow]:
-        """Return the program of a job alone in each of its step modes; empty for one without step modes."""
-        return self.by_program.get(labels.program_of(job.params), [])
+        """Return the runs alone of a job's program in every step mode."""
+        return self.by_program.get(labels.identify_program(job.params), [])
 
     def solo(self, row: Row, job: JobRow) -> JobRow | None:
         """Return a job of a row alone, or the mean of several such runs."""
@@ -79,12 +72,12 @@ class BlockBaselines(Baselines[Row, JobRow]):
         return dataclasses.replace(runs[0], metrics=average_figures([run.metrics for run in runs])) if runs else None
 
     def total_time_s(self, row: Row) -> float | None:
-        """Return the time of a row's jobs one after another; `None` if these did not run."""
+        """Return the serial total time of a row's jobs; `None` if they did not run serially."""
         mix = self.find_serial_group(_digests(row))
         return mix.metrics.get("makespan_s") if mix else None
 
 
-def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
+def collect_baselines(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
     """Return the valid baselines of each block, by `baseline_key`."""
     baselines: dict[BaselineKey, BlockBaselines] = defaultdict(BlockBaselines)
     for row in (row for row in rows if row.is_sequential and row.is_valid):
@@ -93,20 +86,17 @@ def baselines_of(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
         for job in row.jobs if row.degree == 1 else ():
             block.by_job[job.digest].append(row)
             if labels.STEP_MODE in job.params:
-                block.by_program[labels.program_of(job.params)].append(job)
+                block.by_program[labels.identify_program(job.params)].append(job)
     return dict(baselines)
 
 
 def baseline_key(row: Row) -> BaselineKey:
-    """Return all that a row and its baseline, which has no co-runners, must share beside their workloads.
-
-    The rows of a block on one kind of device are those of one state of the machine (`read.selection`).
-    """
+    """Return the block and settings that a row shares with its baseline; `read.selection` ensures one machine state."""
     return (row.block, settings_without_neighbours(row))
 
 
 def settings_without_neighbours(row: Row) -> tuple[tuple[str, str], ...]:
-    """Return the settings that two rows must share to be compared, whatever their co-runners."""
+    """Return the settings of a row without its co-runners."""
     return tuple((key, value) for key, value in row.settings if key != CO_RUNNERS)
 
 
@@ -118,7 +108,7 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
         if name in row.metrics
     }
     if row.window is WindowKind.STEADY:
-        row_figures.pop("makespan_s", None)  # jobs ran until they were told to stop: that is the window's length
+        row_figures.pop("makespan_s", None)  # the length of the window, not of the work
     energy_j = row.metrics.get(ENERGY)
     if energy_j and ENERGY_ABOVE_IDLE in row.metrics:
         share = row.metrics[ENERGY_ABOVE_IDLE] / energy_j
@@ -129,7 +119,7 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     alone = [baselines.solo(row, job) for job in row.jobs]
     figures = _normalise(row, alone, baselines.total_time_s(row))
     step_modes = [{solo.params[labels.STEP_MODE] for solo in baselines.find_step_modes(job)} for job in row.jobs]
-    if figures and max(map(len, step_modes)) > 1:  # of one mode alone, it is not known to be the best
+    if figures and max(map(len, step_modes)) > 1:  # a single step mode is not known to be the best
         best = _normalise(row, [_find_best_solo(row, baselines, job) for job in row.jobs], None)
         figures |= {BEST_SOLO: best[SPEEDUP]} if SPEEDUP in best else {}
     return row_figures | figures | _slowdowns(row, alone)
@@ -148,9 +138,8 @@ def energy_alone(label: str) -> str:
 def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     """Return the energy over that of the same work alone; of a mix also the modelled part of each workload.
 
-    Work that is not fixed is what a job did in a second, so its energy is that of a second as well: windows differ in
-    length. A GPU counts the energy of all that runs on it. The model gives each job of a mix as much more, or less,
-    above idle than alone as all of them took together: `E / sum(w_i e_i)` times its own `e_i`, of `w_i` work.
+    In a steady window, work and energy are those of a second. The model scales the energy above idle of each job by
+    one factor, that of the whole mix: `E / sum(w_i e_i)` times its own `e_i`, for `w_i` work.
     """
     if row.is_sequential or row.neighbours:
         return {}
@@ -174,7 +163,6 @@ def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
 
 
 def _collect_figures(row: Row) -> dict[str, float]:
-    """Return the figures of a row; energy is that of the window if its work is fixed, else that of a second."""
     figures, length = dict(row.metrics), 1.0 if row.window is WindowKind.WORK else row.window_s
     for name in (ENERGY, ENERGY_ABOVE_IDLE):
         energy_j = figures.pop(name, None)
@@ -190,7 +178,6 @@ def _ratio(figures: Mapping[str, float], of: Mapping[str, float], name: str) -> 
 def _compare_energy(
     figures: Mapping[str, float], alone: Sequence[Mapping[str, float]], work: Sequence[float | None], name: str
 ) -> float | None:
-    """Divide the energy of a group by that of its work alone; `None` unless all of it is known."""
     parts = [share * solo[name] for share, solo in zip(work, alone, strict=True) if share is not None and name in solo]
     if name not in figures or len(parts) < len(work) or sum(parts) <= 0:
         return None
@@ -205,17 +192,17 @@ def _combine_instances(row: Row) -> dict[str, float]:
         if values and name == INSTANCE_MEMORY:
             figures[name] = max(values)
         elif values:
-            figures[instance_metric(name)] = statistics.fmean(values)
+            figures[name_instance_metric(name)] = statistics.fmean(values)
     return figures
 
 
-def workload_metric(worst: str, workload: str) -> str:
+def name_workload_metric(worst: str, workload: str) -> str:
     """Return the name of the worst slowdown among the jobs of one workload of a mix."""
     return worst.replace("_worst_", f"_{workload}_")
 
 
 def derive_serial_copies(alone: Mapping[str, float], solo: Row, degree: int) -> dict[str, float]:
-    """Derive the figures of `degree` copies one after another from those of the solo run."""
+    """Derive the figures of `degree` serial copies from those of the solo run."""
     names = [name for name in _RECORDED if name not in ("makespan_s", "overlap_ratio")]
     names += [SPEEDUP, BEST_SOLO, *find_work_metrics(solo), *find_sampled_metrics(solo)]
     figures = {name: alone[name] for name in names if name in alone}
@@ -235,7 +222,7 @@ def _slowdowns(row: Row, alone: Sequence[JobRow | None]) -> dict[str, float]:
     if not row.is_mix or row.is_sequential:
         return {}
     return {
-        workload_metric(worst, name): value
+        name_workload_metric(worst, name): value
         for name, jobs in compared.items()
         for worst, value in normalise(row.window, jobs).items()
         if worst in (SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN)
@@ -261,7 +248,6 @@ def _normalise(row: Row, alone: Sequence[JobRow | None], serial_s: float | None)
 
 
 def _find_best_solo(row: Row, baselines: BlockBaselines, job: JobRow) -> JobRow | None:
-    """Return the fastest run alone of a job's program in any step mode; `None` if no step mode was run alone."""
     name = rate_name(row.window, job.unit)
     candidates = [solo for solo in baselines.find_step_modes(job) if solo.metrics.get(name)]
     choose = min if row.window is WindowKind.WORK else max
@@ -269,7 +255,6 @@ def _find_best_solo(row: Row, baselines: BlockBaselines, job: JobRow) -> JobRow 
 
 
 def _epochs(row: Row, baselines: BlockBaselines) -> dict[str, float]:
-    """Return the time per epoch of equal jobs, also against one alone; epochs of a mix have no common length."""
     if row.is_mix:
         return {}
     measured = row.window is WindowKind.WORK

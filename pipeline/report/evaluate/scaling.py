@@ -15,21 +15,20 @@ from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.read import labels
 
 _FURTHER = (("7g", "3g"), ("4g", "2g"))
-"""Compared although a profile may lie between them."""
+"""Profiles that are compared although another one may lie between them."""
 
 _NEARLY_WHOLE = 1.2
-"""A profile has nearly all of the GPU if that has less than so many times as many multiprocessors."""
+"""A profile counts as nearly the whole GPU if the GPU has less than so many times its multiprocessors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One job on more of the GPU against the same job on less.
+    """One job on a larger part of the GPU against the same job on a smaller one.
 
     Attributes:
         larger, smaller: MIG profiles, or `WHOLE_GPU`.
         ratio: of the throughputs.
-        ideal: of the multiprocessors; `None` if they are not known.
-        published: the same ratio in publications, in words.
+        ideal: ratio of the multiprocessors.
     """
 
     case: Case
@@ -48,7 +47,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeighbourEffect:
-    """Jobs beside neighbours against the same jobs in the same mode without: the share of the throughput they keep."""
+    """The share of their throughput that jobs keep beside co-runners."""
 
     cell: Cell
     throughput_ratio: Estimate
@@ -60,17 +59,17 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
     for cell in cells:
         is_one = cell.degree == 1 and not cell.case.is_mix and not cell.neighbours
         is_known = not cell.num_given and cell.is_ranked and cell.throughput in cell.values
-        if is_one and is_known and (place := place_of(cell)) is not None:
+        if is_one and is_known and (place := find_place(cell)) is not None:
             places[cell.case][place] = cell
     for case, by_place in places.items():
-        profiles = sorted((p for p in by_place if p != WHOLE_GPU), key=labels.size_of_profile, reverse=True)
+        profiles = sorted((p for p in by_place if p != WHOLE_GPU), key=labels.rank_profile, reverse=True)
         if not profiles:
             continue
         in_order = [WHOLE_GPU] * (WHOLE_GPU in by_place) + profiles
         further = [
             (larger, smaller)
             for larger, smaller in itertools.combinations(profiles, 2)
-            if (slices_of(larger), slices_of(smaller)) in _FURTHER
+            if (cut_to_slices(larger), cut_to_slices(smaller)) in _FURTHER
         ]
         for larger, smaller in dict.fromkeys([*itertools.pairwise(in_order), *further]):
             if by_block := ratios(by_place[larger], by_place[smaller], by_place[smaller].throughput):
@@ -81,15 +80,12 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
                     smaller=smaller,
                     ratio=by_place[smaller].estimate(by_block),
                     ideal=num_larger / num_smaller if num_larger and num_smaller else None,
-                    published=_find_published(case.params[0], slices_of(larger), slices_of(smaller)),
+                    published=_find_published(case.params[0], cut_to_slices(larger), cut_to_slices(smaller)),
                 )
 
 
 def compare_neighbours(cells: Sequence[Cell]) -> Iterator[NeighbourEffect]:
-    """Yield each cell with co-runners that was also measured without.
-
-    Not of jobs at a given rate, which is what they keep, nor of work that adds up to nothing.
-    """
+    """Yield each cell with co-runners that was also measured without; no jobs at a given rate, no steady mixes."""
     ranked = [
         cell
         for cell in cells
@@ -102,14 +98,14 @@ def compare_neighbours(cells: Sequence[Cell]) -> Iterator[NeighbourEffect]:
             yield NeighbourEffect(cell=cell, throughput_ratio=cell.estimate(by_block))
 
 
-def place_of(cell: Cell) -> str | None:
+def find_place(cell: Cell) -> str | None:
     """Return the MIG profile of a job, `WHOLE_GPU` of a job alone on the GPU, and `None` of any other one."""
     if cell.sharing == SERIAL:
         return WHOLE_GPU
     return cell.profiles[0] if cell.sharing == MIG and cell.profiles else None
 
 
-def slices_of(place: str) -> str:
+def cut_to_slices(place: str) -> str:
     """Return `3g` of `3g.20gb`."""
     return place.partition(".")[0]
 
@@ -120,7 +116,7 @@ def _identify(cell: Cell) -> tuple[object, ...]:
 
 
 def _find_published(params: Mapping[str, str], larger: str, smaller: str) -> str:
-    """Return `2.17 to 2.21 (A100-SXM4-40GB)`; empty where no publication says it of these settings."""
+    """Return `2.17 to 2.21 (A100-SXM4-40GB)`; empty if no publication has these settings."""
     parts = []
     for publication in publications():
         program = publication.program(params)

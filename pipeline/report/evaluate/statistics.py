@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 MARGIN = 0.02
-"""A difference of less than this is none that anybody would act on."""
+"""Smaller differences do not matter in practice."""
 MARGIN_IN_WORDS = f"{100 * MARGIN:g} %"
 
 MIN_BLOCKS = 5
-"""Fewer make no verdict."""
+"""Fewer blocks give no verdict."""
 
 MIN_GPUS = 3
-"""Of more than one GPU, fewer make no verdict."""
+"""With several GPUs, fewer give no verdict."""
 
 MIN_FOR_INTERVAL = 3
-"""Of two values, a t interval is nine standard deviations wide on each side: it says nothing but that."""
+"""A t interval of two blocks is nine standard deviations wide on each side."""
 
 MOST_BLOCKS = 1000
 _POWER = 0.8
@@ -43,8 +43,7 @@ _POWER = 0.8
 class Estimate:
     """The median of `n` independent values, and a 95 % t interval; `low` and `high` are `None` for too few values.
 
-    The interval is that of the mean. Values in two heaps have their median far from it: then it reaches to the median.
-    Of a peak they are the lowest and the highest value.
+    The interval is that of the mean, widened to hold the median. Of a peak, it is the lowest and highest value.
     """
 
     median: float
@@ -87,10 +86,10 @@ def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate
     """Return the median of independent figures; the interval is of their logarithms if they scatter by factors.
 
     Raises:
-        ValueError: there is no value.
+        ValueError: there is none.
     """
     if not values:
-        raise ValueError("an estimate needs at least one value")
+        raise ValueError("an estimate needs at least one figure")
     median, n = statistics.median(values), len(values)
     if n < MIN_FOR_INTERVAL:
         return Estimate(median=median, low=None, high=None, n=n)
@@ -108,11 +107,7 @@ def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate
 
 
 def compare_pairs(ratios: Sequence[float]) -> Test:
-    """Test the ratios of two modes, which are independent of each other.
-
-    Raises:
-        ValueError: there is none, or one is not positive.
-    """
+    """Test independent, positive ratios of two modes."""
     logs = [math.log(ratio) for ratio in ratios]
     mean, n = statistics.fmean(logs), len(logs)
     if n < 2:
@@ -124,7 +119,7 @@ def compare_pairs(ratios: Sequence[float]) -> Test:
 def p_values(mean: ArrayLike, error: ArrayLike, degrees: int) -> tuple[Floats, Floats]:
     """Return the p values of "the ratio is 1" (two-sided) and of "it is outside the margin" (two one-sided tests).
 
-    The means of the log ratios and the standard errors of these means have any one shape, and so do the results.
+    The mean log ratios, their standard errors and the p values have one shape.
     """
     import numpy as np
 
@@ -157,10 +152,10 @@ def correct_p_values(different: ArrayLike, equal: ArrayLike) -> tuple[Floats, Fl
 
 
 def blocks_needed(test: Test, num_tests: int) -> int | None:
-    """Estimate how many blocks would give a verdict with the same scatter; `None` if that cannot be known.
+    """Estimate how many blocks would give a verdict with the same scatter; `None` if unknown or too many.
 
-    It is the smallest number with which the claim that now looks right (different or equal) passes the strictest step
-    of the correction over `num_tests` claims four times out of five.
+    With that number, the claim that now looks right (different or equal) passes the strictest step of the correction
+    over `num_tests` claims four times out of five.
     """
     if test.deviation is None:
         return None
@@ -182,7 +177,7 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Compute the standard deviation of a sample, 20 times as fast as the standard library with its fractions."""
+    """Compute the standard deviation of a sample, 20 times as fast as the standard library."""
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 

@@ -1,7 +1,7 @@
-"""A board: the cases of several studies and GPUs beside each other, and whether their verdicts agree.
+"""A board: the cases of several studies and GPUs in one table, and whether their verdicts agree.
 
-A row is one case of equal programs. Figures of different columns are never put together, and what was measured at other
-settings than the first of its row says in what they differ.
+A row is one case of equal programs. No figure combines columns. An entry measured at other settings than the first of
+its row names them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.report.evaluate.wording import join_words
 from pipeline.report.read import labels
 
 NOT_RECORDED = "not recorded"
-_OF_THE_ROW = (CO_RUNNERS, OTHER_GPUS)
+_ROW_SETTINGS = (CO_RUNNERS, OTHER_GPUS)
 _MOST_SAID = 3
 
 
@@ -50,7 +50,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An outcome in its place; `differs` says how its settings differ from the first one's of its row."""
+    """An outcome; `differs` names the settings in which it differs from the first of its row."""
 
     outcome: Outcome
     differs: str = ""
@@ -58,11 +58,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One case at one degree, with an entry for each column that has it, by the place of the column.
+    """One case at one degree, with its entries by column.
 
     Attributes:
-        consists: of a mix, what its letters are.
-        agreement, why: over the entries of real GPUs, or of simulated ones where there are no others.
+        consists: the workloads of a mix.
+        agreement, why: of the entries of real GPUs; of simulated ones if there are no others.
     """
 
     label: str
@@ -75,7 +75,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """Columns and lines; `common` is what all jobs and measurements have in common, in words."""
+    """Columns and lines; `common` are the settings of all of them, in words."""
 
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
@@ -84,10 +84,10 @@ class Board:
 
 _Identity = tuple[object, ...]
 _Place = tuple[int, Outcome]
-"""The place of a column, and an outcome of it."""
+"""Number of a column, and an outcome of it."""
 
 
-def board_of(columns: Sequence[Column]) -> Board:
+def make_board(columns: Sequence[Column]) -> Board:
     """Make the board of some columns, in their order."""
     places = [(number, outcome) for number, column in enumerate(columns) for outcome in column.measured.outcomes]
     programs = [program.params for _, outcome in places for program in outcome.programs]
@@ -123,42 +123,39 @@ def board_of(columns: Sequence[Column]) -> Board:
 
 
 def _rows(places: Sequence[_Place], facts: Mapping[int, Mapping[str, str]]) -> list[tuple[list[_Place], list[str]]]:
-    """Return the outcomes of each row, and the facts that distinguish it from rows with the same label.
-
-    These are the facts in which outcomes of one column differ: a study that varies them compares them.
-    """
+    """Return the outcomes of each row, and the facts that its study varies, which tell it from similar rows."""
     separated = []
     for same in group_by(places, lambda place: _identity(place[1])).values():
-        of_column = group_by(same, lambda place: place[0])
+        by_column = group_by(same, lambda place: place[0])
         apart = sorted(
             {
                 key
-                for column in of_column.values()
+                for column in by_column.values()
                 for key in find_differing_keys([facts[id(other)] for _, other in column])
             }
         )
         rows: dict[_Identity, list[_Place]] = defaultdict(list)
         for number, outcome in same:
             identity: _Identity = tuple(facts[id(outcome)].get(key) for key in apart)
-            twins = [other for _, other in of_column[number] if facts[id(other)] == facts[id(outcome)]]
-            # Such as the same jobs in another order: its study has a label for it.
+            twins = [other for _, other in by_column[number] if facts[id(other)] == facts[id(outcome)]]
+            # The same jobs in another order, for example, differ in the label only.
             rows[(*identity, outcome.label) if len(twins) > 1 else identity].append((number, outcome))
         separated += [(row, apart) for row in rows.values()]
     return separated
 
 
 def _identity(outcome: Outcome) -> _Identity:
-    """Return the jobs by all that a label says, their number and co-runners: they are compared across studies."""
+    """Return what outcomes of one row share: the jobs by all that their label says, their number and co-runners."""
     programs = [
         (program.workload, program.params.get("batch_size", ""), tuple(_select_params(program).items()), program.number)
         for program in outcome.programs
     ]
-    return (tuple(sorted(programs)), *(outcome.settings.get(key, "") for key in _OF_THE_ROW))
+    return (tuple(sorted(programs)), *(outcome.settings.get(key, "") for key in _ROW_SETTINGS))
 
 
 def _facts(outcome: Outcome) -> dict[str, str]:
-    """Return the settings of the measurement, and the params of programs that no label says."""
-    facts = {key: value for key, value in outcome.settings.items() if key not in _OF_THE_ROW}
+    """Return the settings of the measurement, and the params of programs that are in no label."""
+    facts = {key: value for key, value in outcome.settings.items() if key not in _ROW_SETTINGS}
     for program in outcome.programs:
         prefix = f"{program.workload} " if len(outcome.programs) > 1 else ""
         labelled = {"batch_size", *_select_params(program)}
@@ -174,7 +171,7 @@ def _label(outcome: Outcome, varying: Container[str]) -> str:
     programs = outcome.programs
     words = [labels.params_in_words(program.params, varying) for program in programs]
     names = [
-        labels.workload_label(program.workload, program.params, word)
+        labels.label_workload(program.workload, program.params, word)
         for program, word in zip(programs, words, strict=True)
     ]
     jobs = [
@@ -182,8 +179,8 @@ def _label(outcome: Outcome, varying: Container[str]) -> str:
         for name, program, word in zip(names, programs, words, strict=True)
         for _ in range(program.number)
     ]
-    beside = [f"[{key} {outcome.settings[key]}]" for key in _OF_THE_ROW if outcome.settings.get(key)]
-    return " ".join([labels.jobs_label(labels.sort_jobs(jobs)), *beside])
+    beside = [f"[{key} {outcome.settings[key]}]" for key in _ROW_SETTINGS if outcome.settings.get(key)]
+    return " ".join([labels.label_jobs(labels.sort_jobs(jobs)), *beside])
 
 
 def _list_facts(outcome: Outcome, keys: Sequence[str], facts: Mapping[int, Mapping[str, str]]) -> list[str]:
@@ -195,7 +192,7 @@ def _describe_mix(outcome: Outcome) -> str:
     if len(outcome.programs) < 2:
         return ""
     named = [
-        (program.size, labels.workload_label(program.workload, program.params, "")) for program in outcome.programs
+        (program.size, labels.label_workload(program.workload, program.params, "")) for program in outcome.programs
     ]
     return "; ".join(f"{size}: {label}" if size else label for size, label in named)
 
@@ -206,7 +203,7 @@ def _describe_difference(row: Sequence[_Place], outcome: Outcome, facts: Mapping
     differences = [f"{key} {second[key]} instead of {first[key]}" for key in keys if key in second and key in first]
     unknown = [f"{key} {second.get(key, NOT_RECORDED)}" for key in keys if (key in second) != (key in first)]
     if len(unknown) > 1:
-        unknown = [f"{len(unknown)} settings that only one of the two records"]
+        unknown = [f"{len(unknown)} settings recorded by only one of the two"]
     more = [f"{len(differences) - _MOST_SAID} more"] if len(differences) > _MOST_SAID else []
     return "; ".join([*differences[:_MOST_SAID], *more, *unknown])
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain.group_names import list_program_params, spell_flags
-from pipeline.report.evaluate.cells import Case, Cell, cases_in
+from pipeline.report.evaluate.cells import Case, Cell, list_cases
 from pipeline.report.read import labels
 
 FEWEST = 3
-"""Values that make a line; of two, the tables say as much."""
+"""Values that make a line; two are left to the tables."""
 
 Items = tuple[tuple[str, str], ...]
 Program = tuple[str, Mapping[str, str]]
@@ -24,10 +25,9 @@ class Sweep:
     """Cells that differ in one parameter.
 
     Attributes:
-        axis: what it is called.
-        what: runs, without it.
-        ticks: its values in words, by their place on the axis, in order.
-        cells: by their place on the axis.
+        axis: name of the parameter.
+        what: name of the jobs, without it.
+        ticks, cells: by place on the axis, in order.
         is_numeric: whether the places are values.
     """
 
@@ -39,23 +39,18 @@ class Sweep:
 
 
 def numbers(cells: Sequence[Cell], fewest: int, only: str | None = None) -> Iterator[Sweep]:
-    """Yield a sweep for each numeric param of a workload, or only for that one, where nothing else differs.
-
-    Of what takes fewer values than `fewest` there is nothing.
-    """
+    """Yield a sweep for each numeric param (or `only` one) with at least `fewest` values where nothing else differs."""
     programs = {
         case: tuple((params.get("workload", ""), spell_flags(list_program_params(params))) for params in case.params)
-        for case in cases_in(cells)
+        for case in list_cases(cells)
     }
     by_place: dict[tuple[str, str, str, Items], dict[float, list[Cell]]] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
         jobs = programs[cell.case]
         for name, key, value in _numbers(jobs):
-            if only not in (None, key):
-                continue
-            by_place[name, key, _name_jobs(name, jobs), _list_other_params(cell.case, jobs, name, key)][value].append(
-                cell
-            )
+            if only in (None, key):
+                place = (name, key, _name_jobs(name, jobs), _list_other_params(cell.case, jobs, name, key))
+                by_place[place][value].append(cell)
     swept = {place: by_value for place, by_value in by_place.items() if len(by_value) >= fewest}
     alike: dict[tuple[str, str, str], list[Items]] = defaultdict(list)
     for name, key, what, rest in swept:
@@ -74,14 +69,14 @@ def numbers(cells: Sequence[Cell], fewest: int, only: str | None = None) -> Iter
 
 def _numbers(jobs: Sequence[Program]) -> Iterator[tuple[str, str, float]]:
     for name in dict.fromkeys(name for name, _ in jobs):
-        of_workload = [params for other, params in jobs if other == name]
-        for key, text in of_workload[0].items():
-            if all(params.get(key) == text for params in of_workload) and (value := parse_number(text)) is not None:
+        workload_params = [params for other, params in jobs if other == name]
+        for key, text in workload_params[0].items():
+            if all(params.get(key) == text for params in workload_params) and (value := parse_number(text)) is not None:
                 yield name, key, value
 
 
 def parse_number(text: str) -> float | None:
-    """Return a param as a number; `None` if it is none."""
+    """Return a param as a finite number; `None` if it is none."""
     try:
         value = float(text)
     except ValueError:
@@ -90,18 +85,17 @@ def parse_number(text: str) -> float | None:
 
 
 def _list_other_params(case: Case, jobs: Sequence[Program], name: str, key: str) -> Items:
-    """Return the params that a case shares with those that differ from it in one param."""
     rest: dict[str, list[str]] = defaultdict(list)
-    for own_name, params in jobs:
+    for workload, params in jobs:
         for other, text in params.items():
-            if (own_name, other) != (name, key):
-                rest[f"{own_name} {other}" if case.is_mix else other].append(text)
+            if (workload, other) != (name, key):
+                rest[f"{workload} {other}" if case.is_mix else other].append(text)
     words = {other: "+".join(sorted(texts)) for other, texts in rest.items()}
     return tuple(sorted((words | ({"setting": case.setting} if case.setting else {})).items()))
 
 
 def _name_jobs(name: str, jobs: Sequence[Program]) -> str:
-    counts = Counter(own_name for own_name, _ in jobs)
+    counts = Counter(workload for workload, _ in jobs)
     return " + ".join(
         f"{counts[workload]} {workload}" if counts[workload] > 1 else workload
         for workload in sorted(counts, key=lambda workload: (workload != name, workload))
@@ -109,21 +103,15 @@ def _name_jobs(name: str, jobs: Sequence[Program]) -> str:
 
 
 def profiles(cells: Sequence[Cell], fewest: int) -> Iterator[Sweep]:
-    """Yield a sweep over MIG profiles for each case whose jobs have instances of equal profiles.
-
-    There are at least `fewest` profiles on which as many jobs of a case ran.
-    """
+    """Yield a sweep over MIG profiles for each case with as many jobs on at least `fewest` of them."""
     by_case: dict[Case, dict[str, list[Cell]]] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
         if len(set(cell.profiles)) == 1:
             by_case[cell.case][cell.profiles[0]].append(cell)
     for case, by_profile in by_case.items():
         degrees = [{cell.degree for cell in members} for members in by_profile.values()]
-        if (
-            max(sum(degree in degrees_of_profile for degrees_of_profile in degrees) for degree in set.union(*degrees))
-            >= fewest
-        ):
-            in_order = sorted(by_profile, key=labels.size_of_profile)
+        if max(Counter(itertools.chain(*degrees)).values()) >= fewest:
+            in_order = sorted(by_profile, key=labels.rank_profile)
             yield Sweep(
                 axis="MIG profile",
                 what=case.label,

@@ -1,4 +1,4 @@
-"""The comparison of sharing modes: which one is better, by how much, and in a sentence.
+"""The comparison of sharing modes: which one is better, and by how much.
 
 A verdict needs five blocks, or three GPUs where blocks ran on several, a ratio beyond the margin, and a p value
 that survives the correction over the whole table, that of equality within the margin included (`correct_p_values`).
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 LEVEL = 1 - statistics.CONFIDENCE
 REFERENCES = (SERIAL, NAIVE, MPS)
-"""What each mode is compared with, as far as it comes after it in this order."""
+"""Modes that every later mode is compared with."""
 
 
 class Decision(enum.StrEnum):
@@ -59,14 +59,13 @@ class Verdict:
     """A mode against another one, in one case at one degree.
 
     Attributes:
-        against: the mode that it is compared with.
-        metric: what the ratio is of: the speed-up over serial where that is known, else throughput or total time; of
-            services at a given rate, their latency.
-        ratio: speed of the mode over that of the other, by block; above 1 is faster. `None` if it is not ranked.
-        p: of what the decision denies: that they differ by the margin or more where they are equal within it, else
-            that they are equally fast; `p_adjusted` for all claims of the table, `None` where too little was measured.
-        num_blocks, num_gpus: blocks that have both, and the GPUs that these ran on.
-        blocks_needed: about how many would give a verdict; `None` if there is one, or it cannot be told.
+        metric: the speed-up over serial if it is known, else throughput or total time; of services at a given rate,
+            latency.
+        ratio: speed of the mode over that of the other; above 1 is faster. `None` if the mode is not ranked.
+        p: of equality if the decision is "equal", else of a difference.
+        p_adjusted: after correction for all claims of the table; `None` with too few blocks or GPUs.
+        num_blocks, num_gpus: with figures of both.
+        blocks_needed: estimate for a verdict; `None` if there is one, or it is unknown.
     """
 
     case: Case
@@ -89,13 +88,12 @@ class Winner:
     """The fastest mode of a case at a degree.
 
     Attributes:
-        mode: the mode that is better than every other one; `None` if no single one is.
-        tied: modes of which none was shown to be slower than the first of them, which no mode was shown to beat.
-        speedup: of the first of them over serial.
-        over_best_solo: over one job at a time in its best step mode; `None` if not several step modes were measured.
-        num_gpus: on which the case was measured.
+        mode: `None` if no single mode is shown to be the fastest.
+        tied: the mode with the best median, and those without a verdict against it.
+        speedup: of the first of `tied` over serial.
+        over_best_solo: the same over one job at a time in its best step mode, if several were measured.
         is_enough: whether blocks and GPUs were enough for any verdict.
-        marks: what must stand beside `speedup` wherever it is shown: ` (MPS: NOTE)`; empty if nothing must.
+        marks: doubts to show beside `speedup`: ` (MPS: NOTE)`.
     """
 
     case: Case
@@ -113,7 +111,7 @@ class Winner:
 class _Pair(NamedTuple):
     cell: Cell
     against: str
-    other: Cell | None = None  # what it is compared with, where that is a cell
+    other: Cell | None = None  # `None` also if serial is no cell of its own
     metric: str = ""
     ratios: Mapping[int, float] = MappingProxyType({})
     test: Test | None = None  # unless the cell is not ranked
@@ -138,7 +136,7 @@ def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
     places = group_places(cells)
     pairs = [pair for cell in cells for pair in _pairs(cell, places[cell.case, cell.degree])]
     tested = [pair.test for pair in pairs if pair.test is not None and pair.is_enough]
-    judged = _judge_tests(tested) if tested else {}  # without, the end of a short study need not wait for numpy
+    judged = _judge_tests(tested) if tested else {}  # short studies need no numpy
     num_tests = sum(pair.test is not None for pair in pairs)
     undecided = _Judgement(Decision.NO_VERDICT)
     return [_verdict(pair, judged.get(id(pair.test), undecided), num_tests) for pair in pairs]
@@ -167,7 +165,7 @@ def decide(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[Dec
     return [outcomes[number] for number in index.ravel()]
 
 
-def slower_pairs(comparisons: Iterable[Verdict]) -> set[tuple[str, str]]:
+def find_slower_pairs(comparisons: Iterable[Verdict]) -> set[tuple[str, str]]:
     """Return the pairs of a slower and a faster mode that the verdicts of one case and degree show."""
     comparisons = list(comparisons)
     slower = {(verdict.mode, verdict.against) for verdict in comparisons if verdict.decision is Decision.WORSE}
@@ -177,10 +175,9 @@ def slower_pairs(comparisons: Iterable[Verdict]) -> set[tuple[str, str]]:
 def rank_modes(
     by_mode: Mapping[str, float], is_slower: Collection[tuple[str, str]]
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Return the modes that are not slower than the first of them, and the others; the lowest figure first.
+    """Return the modes without a verdict against the first of them, and the slower ones; the lowest figure first.
 
-    The first is one that no other was shown to beat: a median over all blocks of a mode may say otherwise than the
-    blocks that it has in common with another one.
+    The first is one that no other was shown to beat, even if another median is lower: verdicts use common blocks only.
     """
     order = sorted(by_mode, key=by_mode.__getitem__)
     beaten = {slower for slower, faster in is_slower if faster in by_mode}
@@ -200,7 +197,7 @@ def winners(cells: Sequence[Cell], comparisons: Sequence[Verdict]) -> list[Winne
         is_serial_unranked = any(cell.mode == SERIAL.label and not cell.is_ranked for cell in members)
         if speeds and SERIAL.label not in speeds and not is_serial_unranked:
             n = max(estimate.n for estimate in speeds.values())
-            speeds[SERIAL.label] = Estimate(median=1.0, low=1.0, high=1.0, n=n)  # the unit of all the others
+            speeds[SERIAL.label] = Estimate(median=1.0, low=1.0, high=1.0, n=n)
         if len(speeds) > 1:
             fastest.append(_winner(members, speeds, judged.get(place, [])))
     return fastest
@@ -219,18 +216,15 @@ def _pairs(cell: Cell, members: Sequence[Cell]) -> list[_Pair]:
         if not comes_after or (other is not None and not other.is_compared):
             continue
         if reference == SERIAL and SPEEDUP in cell.values:
-            # Already a ratio to the baseline of its block, also where that is no cell of its own (steady mixes).
+            # Steady mixes have a baseline that is no cell.
             ratios, metric = cell.values[SPEEDUP], SPEEDUP
         elif other is not None:
             ratios, metric = speed_ratios(cell, other, cell.speed)
         else:
             continue
         if ratios:
-            pairs.append(
-                _Pair(
-                    cell, reference.label, other, metric, ratios, compare_pairs(select_independent(ratios, cell.gpus))
-                )
-            )
+            test = compare_pairs(select_independent(ratios, cell.gpus))
+            pairs.append(_Pair(cell, reference.label, other, metric, ratios, test))
     return pairs
 
 
@@ -254,7 +248,6 @@ def _verdict(pair: _Pair, judged: _Judgement, num_tests: int) -> Verdict:
         blocks_needed=_blocks_needed(pair, num_tests) if decision is Decision.NO_VERDICT else None,
         sentence="",
     )
-    # What a reader must not overlook.
     marks = marks_in_words([cell, *([pair.other] if pair.other is not None else [])]) if test is not None else ""
     simulated = " (simulated)" if cell.is_simulated else ""
     return dataclasses.replace(verdict, sentence=_sentence(verdict, cell) + marks + simulated)
@@ -265,7 +258,7 @@ def _blocks_needed(pair: _Pair, num_tests: int) -> int | None:
     if pair.test is None or pair.num_gpus > 1 or num_blocks < statistics.MIN_FOR_INTERVAL:
         return None
     needed = blocks_needed(pair.test, num_tests)
-    return None if needed is None else max(needed, num_blocks + 1)  # the spread was kind, the verdict just missed
+    return None if needed is None else max(needed, num_blocks + 1)
 
 
 def _sentence(verdict: Verdict, cell: Cell) -> str:
@@ -291,20 +284,20 @@ def _name_jobs(case: Case, degree: int) -> str:
 
 def _describe_need(verdict: Verdict) -> str:
     if verdict.num_gpus > 1:
-        few = f"it takes {MIN_GPUS}" if verdict.num_gpus < MIN_GPUS else "it takes more of them or less scatter"
+        few = f"it needs {MIN_GPUS}" if verdict.num_gpus < MIN_GPUS else "it needs more of them or less scatter"
         return f"no verdict: each GPU counts once, and {few}"
     if verdict.blocks_needed is not None:
-        return f"no verdict: it takes about {verdict.blocks_needed} blocks"
+        return f"no verdict: it needs about {verdict.blocks_needed} blocks"
     if verdict.num_blocks < statistics.MIN_FOR_INTERVAL:
         return f"no interval below {statistics.MIN_FOR_INTERVAL} blocks, no verdict below {MIN_BLOCKS}"
     if verdict.num_blocks < MIN_BLOCKS:
         return f"no verdict below {MIN_BLOCKS} blocks"
-    return f"no verdict: it takes more than {statistics.MOST_BLOCKS} blocks"
+    return f"no verdict: it needs more than {statistics.MOST_BLOCKS} blocks"
 
 
 def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Sequence[Verdict]) -> Winner:
     case, degree = cells[0].case, cells[0].degree
-    is_slower = slower_pairs(comparisons)
+    is_slower = find_slower_pairs(comparisons)
     tied, slower = rank_modes({mode: -estimate.median for mode, estimate in speeds.items()}, is_slower)
     best = tied[0]
     mode = best if len(tied) == 1 else None

@@ -11,11 +11,11 @@ from pipeline.report.evaluate.cells import Case, Cell
 
 
 class Words(NamedTuple):
-    """The words for an outcome: on a box in a figure, of one group in a sentence, of several (empty: not counted)."""
+    """The words for an outcome: as a label, of one group in a sentence, of several (empty: not counted)."""
 
     label: str
-    of_one: str
-    of_several: str
+    singular: str
+    plural: str
 
 
 ENDINGS = {
@@ -26,9 +26,7 @@ ENDINGS = {
     Result.TIMEOUT: Words("timeout", "ran out of time", "ran out of time"),
     Result.INTERRUPTED: Words("interrupted", "interrupted", ""),
 }
-"""By result, in the order of the answer; of what ended well there is nothing to say."""
-
-
+"""By result, in the order of the answer."""
 INVALID = "invalid"
 
 
@@ -40,7 +38,7 @@ def jobs_in_words(case: Case, degree: int) -> str:
 
 
 def describe_gpus(number: int) -> str:
-    """Return ` on these 3 GPUs`, of which each counts once; empty for one, which is the rule."""
+    """Return ` on these 3 GPUs`; empty for one."""
     return f" on these {number} GPUs" if number > 1 else ""
 
 
@@ -52,19 +50,19 @@ def finding_in_words(cell: Cell) -> str:
     if cell.is_wholly_invalid:
         return f"invalid in {cell.num_invalid} of {format_count(total, 'block')}: {cell.invalid[0]}"
     count = cell.results[cell.finding]
-    words = ENDINGS[cell.finding].of_one if cell.finding in ENDINGS else "no figure to compare"
+    words = ENDINGS[cell.finding].singular if cell.finding in ENDINGS else "no figure to compare"
     return f"{words} in {count} of {total} blocks" + (f": {cell.reason}" if cell.reason else "")
 
 
 def absence_in_words(cell: Cell) -> str:
-    """Return why a cell has no figure, as figures and grids say it: `oom`, `invalid`; empty if it may have one."""
+    """Return why a cell has no figure, for figures and grids: `oom`, `invalid`; empty if it may have one."""
     if cell.is_wholly_invalid:
         return INVALID
     return ENDINGS[cell.finding].label if cell.finding in ENDINGS else ""
 
 
 def marks_in_words(cells: Sequence[Cell]) -> str:
-    """Return ` (MPS: NOTE; serial: NOTE)`, for the end of a sentence about these cells; empty if they have no marks."""
+    """Return ` (MPS: NOTE; serial: NOTE)` for the end of a sentence; empty without marks."""
     marks = [f"{cell.mode}: {cell.marks}" for cell in cells if cell.marks]
     return f" ({'; '.join(marks)})" if marks else ""
 

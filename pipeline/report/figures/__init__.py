@@ -1,1 +1,1 @@
-"""One module a kind of figure; `every.py` lists them."""
+"""One module for each kind of figure; `catalogue.py` lists them."""

@@ -1,4 +1,4 @@
-"""Bars in groups, coloured by sharing mode, with intervals; what has no figure is a labelled box, never a zero bar."""
+"""Bars in groups, coloured by sharing mode, with intervals; a labelled box stands for a missing figure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain.sharing_modes import SharingMode
 from pipeline.base.system.words import format_count
-from pipeline.report.evaluate.cells import Cell, cases_in
+from pipeline.report.evaluate.cells import Cell, list_cases
 from pipeline.report.evaluate.metrics import is_latency
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import absence_in_words
-from pipeline.report.figures.drawing import FAINT, INK, PAPER, WARNING, clean_text, error_bar, room_of, wrap_lines
+from pipeline.report.figures.drawing import (
+    FAINT,
+    INK,
+    PAPER,
+    WARNING,
+    clean_text,
+    count_characters,
+    error_bar,
+    wrap_lines,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BARS_CAPTION = (
-    "Bars are medians over the blocks, error bars 95 % t intervals, of memory the lowest and highest block (from three "
-    "blocks on). A hatched box is a group without a figure, labelled with what came of it."
+    "Bars: median over the blocks. Error bars (from three blocks on): 95 % t interval; for memory, the lowest and "
+    "highest block. A hatched box is a group without a figure, labelled with the reason."
 )
 NOT_MEASURED, NOT_SUSTAINED = "not measured", "rate not sustained"
 _GROUP_WIDTH = 0.84
@@ -35,13 +44,11 @@ _IN_BOX: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One bar.
+    """One bar, or two beside each other (GRACT and SMACT).
 
     Attributes:
-        sharing: gives the colour.
-        detail: written below it: the MIG profile, the share of MPS.
-        estimates: its height; two are drawn beside each other, the second one lighter (SMACT beside GRACT).
-        finding: why there is no height; empty where there is one.
+        detail: text below it: the MIG profile, the MPS percentage.
+        finding: why there are no estimates; else empty.
     """
 
     sharing: SharingMode
@@ -54,13 +61,13 @@ Groups = Sequence[tuple[str, Sequence[Bar]]]
 """Groups of bars, each with its label."""
 
 
-def bar_of_figure(cell: Cell, name: str) -> Bar:
+def make_figure_bar(cell: Cell, name: str) -> Bar:
     """Return the bar of one figure of a cell, or of the reason why it has none."""
     withheld = cell.num_saturated and is_latency(name)
-    return bar_of(cell, cell.figures.get(name), missing=NOT_SUSTAINED if withheld else NOT_MEASURED)
+    return make_bar(cell, cell.figures.get(name), missing=NOT_SUSTAINED if withheld else NOT_MEASURED)
 
 
-def bar_of(cell: Cell, *estimates: Estimate | None, missing: str = NOT_MEASURED) -> Bar:
+def make_bar(cell: Cell, *estimates: Estimate | None, missing: str = NOT_MEASURED) -> Bar:
     """Return the bar of the estimates of a cell, or of its outcome if it has none to show."""
     known = tuple(estimates) if cell.is_ranked else tuple(None for _ in estimates)
     finding = "" if any(known) else absence_in_words(cell) or missing
@@ -76,7 +83,7 @@ def group_by_degree(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[t
 
 def group_by_case(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
     """Return a group of bars for each case."""
-    return [(case.label, [bar(cell) for cell in cells if cell.case == case]) for case in cases_in(cells)]
+    return [(case.label, [bar(cell) for cell in cells if cell.case == case]) for case in list_cases(cells)]
 
 
 def num_bars(groups: Groups) -> int:
@@ -91,12 +98,12 @@ def grouped_bars(axes: Axes, groups: Groups) -> None:
     details: dict[float, str] = {}
     for position, (_, bars) in enumerate(groups):
         x_start = position - width * len(bars) / 2
-        of_kind = Counter(bar.sharing for bar in bars)
+        num_by_mode = Counter(bar.sharing for bar in bars)
         for number, bar in enumerate(bars):
             _one_bar(axes, bar, x_start + number * width, width)
-            is_plain = of_kind[bar.sharing] > 1 and not bar.detail.rstrip("*")  # beside one of its colour
+            is_plain = num_by_mode[bar.sharing] > 1 and not bar.detail.rstrip("*")
             details[x_start + (number + 0.47) * width] = f"{bar.sharing.label if is_plain else ''}{bar.detail}"
-    beside = 0.55 + max(0, 3 - len(groups)) / 2  # one group of bars is not as wide as the panel
+    beside = 0.55 + max(0, 3 - len(groups)) / 2  # one group is narrower than the panel
     axes.set_xlim(-beside, len(groups) - 1 + beside)
     _label_axis(axes, [label for label, _ in groups], details)
     axes.grid(axis="y")
@@ -104,10 +111,9 @@ def grouped_bars(axes: Axes, groups: Groups) -> None:
 
 
 def _label_axis(axes: Axes, labels: Sequence[str], details: Mapping[float, str]) -> None:
-    """Write the details upright below their bars, and the labels below these: in lines, or upright if need be."""
     axes.set_xticks(list(details), list(details.values()), minor=True, rotation=90, fontsize=8)
     longest = max(map(len, details.values()), default=0)
-    room = room_of(axes) // max(3, len(labels))
+    room = count_characters(axes) // max(3, len(labels))
     words = [word for label in labels for word in clean_text(label, 200).split()]
     fits = room >= min(12, max(map(len, words), default=0))
     axes.set_xticks(range(len(labels)), [wrap_lines(label, room if fits else 26, 5 if fits else 2) for label in labels])
@@ -134,7 +140,6 @@ def _one_bar(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
 
 
 def _box(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
-    """Draw a hatched box of a fixed height: it stands for no figure, so it does not follow the axis."""
     from matplotlib.patches import Rectangle
 
     edge, ink = (FAINT, FAINT) if bar.finding == NOT_MEASURED else (WARNING, INK)
@@ -142,13 +147,12 @@ def _box(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
     dashed: dict[str, Any] = {"facecolor": "none", "edgecolor": edge, "hatch": "....", "linewidth": 0.8}
     axes.add_patch(Rectangle((x_start, 0), width * 0.94, _BOX_HEIGHT, linestyle="--", **dashed, **by_panel))
     axes.text(x_start + width * 0.47, 0.03, bar.finding, fontsize=7, color=ink, **_IN_BOX, **by_panel)
-    # The colour of its mode, as a strip below the axis.
-    strip = Rectangle((x_start, -0.018), width * 0.94, 0.018, facecolor=bar.sharing.colour, clip_on=False, **by_panel)
-    axes.add_patch(strip)
+    strip: dict[str, Any] = {"facecolor": bar.sharing.colour, "clip_on": False}  # below the axis
+    axes.add_patch(Rectangle((x_start, -0.018), width * 0.94, 0.018, **strip, **by_panel))
 
 
-def legend_of(modes: Sequence[SharingMode], *, second: tuple[str, str] | None = None) -> list[Any]:
-    """Return the handles of a legend: one for each mode, and two for full and hatched bars if both are drawn."""
+def make_legend(modes: Sequence[SharingMode], *, second: tuple[str, str] | None = None) -> list[Any]:
+    """Return the handles of a legend: one for each mode, and two for full and hatched bars."""
     from matplotlib.patches import Patch
 
     handles = [Patch(facecolor=m.colour, edgecolor=FAINT, linewidth=0.6, label=clean_text(m.label)) for m in modes]

@@ -1,4 +1,4 @@
-"""Every figure of a report, in the order of the page."""
+"""The figures of a report, in the order of the page."""
 
 from __future__ import annotations
 
@@ -11,22 +11,14 @@ from pipeline.report.figures.drawing import Drawn, draw
 from pipeline.report.read.group_series import GroupSeries
 from pipeline.report.read.study_records import Study
 
-FIGURES = (
-    gain.sketches,
-    mixes.sketches,
-    copies.sketches,
-    parameters.sketches,
-    energy.sketches,
-    over_time.sketches,
-)
-"""Each is asked with the cells of a study and the samples of one group, and sketches what it has something for. The
-first figure opens the page."""
+FIGURES = (gain, mixes, copies, parameters, energy, over_time)
+"""The first figure opens the page."""
 
 
-def every_figure(study: Study, cells: Sequence[Cell], timeline: GroupSeries | None) -> list[Drawn]:
-    """Draw all figures that the cells of a study, and the samples of one group, have something for."""
+def draw_figures(study: Study, cells: Sequence[Cell], timeline: GroupSeries | None) -> list[Drawn]:
+    """Draw all figures of the cells of a study and the samples of one group."""
     figures: list[Drawn] = []
-    for sketch in (sketch for sketches in FIGURES for sketch in sketches(cells, timeline)):
+    for sketch in (sketch for module in FIGURES for sketch in module.sketches(cells, timeline)):
         name = _file_name(sketch.name, {drawn.name for drawn in figures})
         figures.append(draw(sketch, name, is_simulated=study.is_simulated))
     return figures

@@ -1,4 +1,4 @@
-"""A figure of each workload: time per epoch, or total time, activity and memory, by number of equal jobs."""
+"""A figure of each workload by number of equal jobs: time, activity and memory."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 from pipeline.base.domain.records import WindowKind
 from pipeline.report.evaluate import sweeps
-from pipeline.report.evaluate.cells import Cell, cases_in, metrics_in, modes_in
+from pipeline.report.evaluate.cells import Cell, list_cases, list_metrics, list_modes
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, METRICS, TOTAL_TIME, Metric
 from pipeline.report.evaluate.sweeps import FEWEST
 from pipeline.report.evaluate.wording import join_words
 from pipeline.report.figures.bars import (
     BARS_CAPTION,
-    bar_of,
-    bar_of_figure,
     group_by_degree,
     grouped_bars,
-    legend_of,
+    make_bar,
+    make_figure_bar,
+    make_legend,
     num_bars,
 )
-from pipeline.report.figures.drawing import Sketch, add_legend, clean_text, panels_of
+from pipeline.report.figures.drawing import Sketch, add_legend, clean_text, make_panels
 from pipeline.report.read.group_series import GroupSeries
 
 if TYPE_CHECKING:
@@ -34,13 +34,10 @@ _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield one for each workload that ran in several modes; a baseline alone is a line in the chart of the gain.
-
-    What is swept over a number is drawn against that number instead.
-    """
+    """Yield one for each workload that ran in several modes; numeric sweeps have figures of their own."""
     copies = [cell for cell in cells if not cell.case.is_mix]
     swept = {cell.case for sweep in sweeps.numbers(copies, FEWEST) for cell in chain(*sweep.cells.values())}
-    for case in (case for case in cases_in(copies) if case not in swept):
+    for case in (case for case in list_cases(copies) if case not in swept):
         members = [cell for cell in cells if cell.case == case]
         if len({cell.mode for cell in members}) > 1:
             yield Sketch(
@@ -54,17 +51,17 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 
 def _speed_metric(cells: Sequence[Cell]) -> Metric:
     latency = [MEAN_LATENCY] if cells[0].num_given else []
-    # How long a steady window lasts says nothing.
+    # A steady window lasts as long as the user chose.
     times = [] if cells[0].window is WindowKind.STEADY else [TOTAL_TIME]
     names = [*latency, "epoch_time_s", _DERIVED, *times, cells[0].throughput, TOTAL_TIME]
     chosen = next((name for name in names if any(name in cell.estimates for cell in cells)), TOTAL_TIME)
-    return metrics_in(cells)[chosen]
+    return list_metrics(cells)[chosen]
 
 
 def _caption(cells: Sequence[Cell]) -> str:
     metric = _speed_metric(cells)
-    derived = "Time per epoch is the work of an epoch over the measured throughput of a job. "
-    activity = "GRACT says that some kernel was resident, SMACT what share of the multiprocessors had work. "
+    derived = "Time per epoch: work of an epoch over the measured throughput of a job. "
+    activity = "GRACT: share of time with a kernel resident. SMACT: share of multiprocessors with work. "
     shown = [metric.title.partition(",")[0]]
     shown += ["activity"] * _has(cells, *_ACTIVITY) + ["memory of the whole GPU"] * _has(cells, MEMORY)
     return (
@@ -80,23 +77,23 @@ def _has(cells: Sequence[Cell], *names: str) -> bool:
 def _paint(cells: Sequence[Cell]) -> Figure:
     ran = [cell for cell in cells if not cell.is_derived]
     has_activity, has_memory = _has(ran, *_ACTIVITY), _has(ran, MEMORY)
-    most_bars = num_bars(group_by_degree(ran, bar_of))
-    figure, panels = panels_of(1 + has_activity + has_memory, 2.9, most_bars=most_bars)
+    most_bars = num_bars(group_by_degree(ran, make_bar))
+    figure, panels = make_panels(1 + has_activity + has_memory, 2.9, most_bars=most_bars)
     time, *remaining = panels
     _panel(time, ran, _speed_metric(cells))
     if has_activity:
         activity = remaining.pop(0)
-        grouped_bars(activity, group_by_degree(ran, lambda cell: bar_of(cell, *map(cell.estimates.get, _ACTIVITY))))
+        grouped_bars(activity, group_by_degree(ran, lambda cell: make_bar(cell, *map(cell.estimates.get, _ACTIVITY))))
         activity.set_ylim(0, 1.05)
         activity.set_ylabel("share of the time / of the SMs")
         activity.set_title("GRACT and SMACT")
     for memory in remaining:
         _panel(memory, ran, METRICS[MEMORY])
-    add_legend(figure, legend_of(modes_in(ran), second=("GRACT", "SMACT") if has_activity else None))
+    add_legend(figure, make_legend(list_modes(ran), second=("GRACT", "SMACT") if has_activity else None))
     return figure
 
 
 def _panel(axes: Axes, cells: Sequence[Cell], metric: Metric) -> None:
     axes.set_title(metric.title)
-    grouped_bars(axes, group_by_degree(cells, lambda cell: bar_of_figure(cell, metric.name)))
+    grouped_bars(axes, group_by_degree(cells, lambda cell: make_figure_bar(cell, metric.name)))
     axes.set_ylabel(metric.unit)

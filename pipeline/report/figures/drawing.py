@@ -1,7 +1,7 @@
-"""How every figure of a report looks, and how it is written.
+"""The style of all figures, and their drawing as SVG and PDF.
 
-The colour of a sharing mode is that of `pipeline.base.domain.sharing_modes`, and nothing else has it. The page
-replaces all colours by its own for dark screens (`THEME`), so a figure uses no others.
+Sharing modes have the colours of `pipeline.base.domain.sharing_modes`. A figure uses no colours but those of `THEME`,
+which the page replaces on dark screens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain.sharing_modes import MODES, SPARE_COLOURS
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.figures.parts import Part, parts_of
+from pipeline.report.figures.parts import Part, split_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,14 +32,14 @@ STAMP = "simulated, says nothing about a real GPU"
 
 INK, FAINT, PAPER, WARNING = "#1b1b1c", "#8f8f92", "#fefefe", "#a8231c"
 SERIES_COLOURS = (("#1b1b1d", "#e8e8ea"), ("#2a8a86", "#4fc4be"), ("#7050b0", "#a98fe0"), ("#8a5a2b", "#c99a66"))
-"""Of quantities over time, which are no modes; on light and on dark pages."""
+"""Of quantities over time, on light and on dark pages."""
 COLOURS = (*((mode.colour, mode.dark_colour) for mode in MODES.values()), *SPARE_COLOURS, *SERIES_COLOURS)
 """On light and on dark pages."""
 
 THEME = {INK: "ink", FAINT: "faint", PAPER: "paper", WARNING: "warning"} | {
     light: f"colour-{number}" for number, (light, _) in enumerate(COLOURS)
 }
-"""Colour to the name of the variable by which the page replaces it."""
+"""The CSS variable of each colour."""
 
 _STYLE: dict[str, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
@@ -60,7 +60,7 @@ _STYLE: dict[str, Any] = {
     "pdf.fonttype": 42,
 }
 WIDEST = 9.6
-"""What fits a page, also printed, with text that can be read. Unit: inches."""
+"""Fits a printed page with readable text. Unit: inches."""
 _PER_ROW = 3
 _NO_GLYPH = r"Glyph \d+ .* missing from"
 _NO_DATES = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}
@@ -71,10 +71,9 @@ class Sketch:
     """A figure that can be drawn.
 
     Attributes:
-        name: of its files, without a suffix; made fit for that.
-        caption: what it shows, what its error bars are, and what it leaves out.
-        section: the heading of the page that it stands under.
-        paint: makes the figure, within the project's style.
+        name: of its files, before characters are replaced.
+        section: its heading on the page.
+        paint: makes the figure in the current style.
     """
 
     name: str
@@ -86,11 +85,7 @@ class Sketch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A sketch as `svg` and `pdf`; `name` is that of its files.
-
-    Attributes:
-        parts: title, panels and legend of a figure that has panels beside each other; none of another one.
-    """
+    """A sketch as SVG and PDF; `parts` are its title, panels and legend if panels stand beside each other."""
 
     name: str
     sketch: Sketch
@@ -100,7 +95,7 @@ class Drawn:
 
 
 def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
-    """Paint a figure once and write it as SVG and PDF; one that is simulated says so. Equal input gives equal bytes."""
+    """Paint a figure and write it as SVG and PDF; equal input gives equal bytes."""
     import matplotlib as mpl
 
     style: Any = _STYLE | {"svg.hashsalt": name}
@@ -111,11 +106,10 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
         engine = figure.get_layout_engine()
         if engine is not None:
             engine.execute(figure)
-            figure.set_layout_engine(None)  # it is done; each format would do it again, and draw once more for it
-        parts = parts_of(figure, title)
+            figure.set_layout_engine(None)  # done: each format would repeat it
+        parts = split_figure(figure, title)
         written = {kind: io.BytesIO() for kind in _NO_DATES}
         for kind, target in written.items():
-            # A picture by itself is read on dark pages too; a PDF goes onto paper.
             ground = PAPER if kind == "svg" else "none"
             figure.savefig(target, format=kind, metadata=_NO_DATES[kind], facecolor=ground)
     return Drawn(
@@ -129,7 +123,7 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
 
 @contextmanager
 def _warn_once_of_boxes() -> Iterator[None]:
-    """Say in one line of all figures what Matplotlib says of each letter, twice a figure."""
+    """Replace Matplotlib's warning for each missing letter by one for all figures."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", _NO_GLYPH, UserWarning)
         yield
@@ -142,9 +136,7 @@ def _warn_once_of_boxes() -> Iterator[None]:
 
 @functools.cache
 def _say_boxes() -> None:
-    logger.warning(
-        "letters that DejaVu Sans lacks are boxes in the PDFs; the page and the SVGs show the reader's fonts"
-    )
+    logger.warning("some letters are not in DejaVu Sans and are boxes in the PDFs; the page and the SVGs show them")
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -154,10 +146,10 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def panels_of(number: int, height: float, *, most_bars: int = 0, columns: int = 0) -> tuple[Figure, list[Axes]]:
-    """Make a figure with a grid of panels. Unit of the height: inches for each row.
+def make_panels(number: int, height: float, *, most_bars: int = 0, columns: int = 0) -> tuple[Figure, list[Axes]]:
+    """Make a figure with a grid of panels, fewer in a row if they have more bars; `columns` sets two or three.
 
-    The more bars any panel has, the fewer panels stand beside each other; `columns` asks for two to three of them.
+    Unit of the height: inches for each row.
     """
     most = columns if columns in range(2, _PER_ROW + 1) else min(_PER_ROW, int(WIDEST / (0.6 + 0.13 * most_bars)))
     columns = max(1, min(number, most))
@@ -169,16 +161,16 @@ def panels_of(number: int, height: float, *, most_bars: int = 0, columns: int = 
     return figure, panels[:number]
 
 
-def room_of(axes: Axes) -> int:
-    """Return the number of characters of axis labels that fit into the width of a panel."""
+def count_characters(axes: Axes) -> int:
+    """Count the characters of axis labels that fit into the width of a panel."""
     figure, place = axes.get_figure(root=True), axes.get_subplotspec()
-    assert figure is not None and place is not None  # `panels_of` made it
+    assert figure is not None and place is not None  # `make_panels` made it
     return int(72 * 0.85 * figure.get_figwidth() / place.get_gridspec().ncols / 5.5)
 
 
 def set_title(axes: Axes, text: str) -> None:
     """Write the title of a panel above it, in as many lines as it takes."""
-    axes.set_title(wrap_lines(text, room_of(axes)), fontsize=8)
+    axes.set_title(wrap_lines(text, count_characters(axes)), fontsize=8)
 
 
 def add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str] | None = None) -> None:
@@ -203,7 +195,7 @@ def clean_text(text: str, longest: int = 80) -> str:
 
 
 def wrap_lines(text: str, width: int, most: int = 3) -> str:
-    """Wrap text into a few lines; the last one ends in dots where there is more."""
+    """Wrap text into a few lines; the last one ends in dots if text is cut off."""
     return "\n".join(textwrap.wrap(clean_text(text, 200), width, max_lines=most, placeholder=" ..."))
 
 

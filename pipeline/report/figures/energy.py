@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 from pipeline.base.domain import work_units
 from pipeline.base.domain.sharing_modes import SERIAL
-from pipeline.report.evaluate.cells import Cell, cases_in, modes_in
-from pipeline.report.evaluate.joules import JOULE, prefix_of, scale_estimate
+from pipeline.report.evaluate.cells import Cell, list_cases, list_modes
+from pipeline.report.evaluate.joules import JOULE, choose_prefix, scale_estimate
 from pipeline.report.figures.bars import (
     BARS_CAPTION,
     Bar,
-    bar_of,
     group_by_case,
     group_by_degree,
     grouped_bars,
-    legend_of,
+    make_bar,
+    make_legend,
     num_bars,
 )
-from pipeline.report.figures.drawing import Sketch, add_legend, panels_of, set_title
+from pipeline.report.figures.drawing import Sketch, add_legend, make_panels, set_title
 from pipeline.report.read.group_series import GroupSeries
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield one of the workloads and one of the mixes, where energy was measured; serial copies cost what one costs."""
+    """Yield one of the workloads and one of the mixes, if energy was measured."""
     for unit in dict.fromkeys(cell.unit for cell in cells if cell.unit):
         yield from _sketch_unit(unit, [cell for cell in cells if cell.unit == unit])
 
@@ -49,20 +49,20 @@ def _sketch_unit(unit: str, cells: Sequence[Cell]) -> Iterator[Sketch]:
 def _paint(cells: Sequence[Cell], unit: str) -> Figure:
     energy = work_units.energy_of(unit)
     known = [cell.estimates[energy] for cell in cells if cell.is_ranked and energy in cell.estimates]
-    scale, prefix = prefix_of(estimate.median for estimate in known)
+    scale, prefix = choose_prefix(estimate.median for estimate in known)
 
     def bar(cell: Cell) -> Bar:
-        return bar_of(cell, scale_estimate(cell.estimates[energy], scale) if energy in cell.estimates else None)
+        return make_bar(cell, scale_estimate(cell.estimates[energy], scale) if energy in cell.estimates else None)
 
     if cells[0].case.is_mix:
         contents = [("", group_by_case(cells, bar))]
     else:
-        copies = {case: [cell for cell in cells if cell.case == case] for case in cases_in(cells)}
+        copies = {case: [cell for cell in cells if cell.case == case] for case in list_cases(cells)}
         contents = [(case.label, group_by_degree(members, bar)) for case, members in copies.items()]
-    figure, panels = panels_of(len(contents), 2.9, most_bars=max(num_bars(groups) for _, groups in contents))
+    figure, panels = make_panels(len(contents), 2.9, most_bars=max(num_bars(groups) for _, groups in contents))
     for axes, (title, groups) in zip(panels, contents, strict=True):
         grouped_bars(axes, groups)
         set_title(axes, title)
         axes.set_ylabel(f"{prefix}{JOULE} per {work_units.format_singular(unit)}")
-    add_legend(figure, legend_of(modes_in(cells)))
+    add_legend(figure, make_legend(list_modes(cells)))
     return figure

@@ -1,4 +1,4 @@
-"""The chart of throughput gain against the number of jobs, with the ideal and what another step mode does alone."""
+"""The chart of throughput gain against the number of jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.system.grouping import group_by
-from pipeline.report.evaluate.cells import Case, Cell, cases_in, modes_in, speed_ratios
+from pipeline.report.evaluate.cells import Case, Cell, list_cases, list_modes, speed_ratios
 from pipeline.report.evaluate.metrics import TOTAL_TIME
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import absence_in_words
@@ -19,9 +19,9 @@ from pipeline.report.figures.drawing import (
     INK,
     Sketch,
     add_legend,
+    count_characters,
     error_bar,
-    panels_of,
-    room_of,
+    make_panels,
     set_title,
     wrap_lines,
 )
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield one of the workloads of which several copies ran, each as fast as it could."""
+    """Yield one of the workloads of which several copies ran, without a given rate."""
     copies = [cell for cell in cells if not cell.case.is_mix and not cell.num_given]
     if _cases(copies):
         yield Sketch(
@@ -48,27 +48,28 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 
 def _caption(cells: Sequence[Cell]) -> str:
     drawn = _cases(cells)
-    missing = [case.label for case in cases_in([cell for cell in cells if cell.degree > 1]) if case not in drawn]
+    missing = [case.label for case in list_cases([cell for cell in cells if cell.degree > 1]) if case not in drawn]
     has_others = any(_compare_step_modes(case, cells) for case in drawn)
-    dotted = "Dotted: one job at a time in another step mode, where measured. " if has_others else ""
+    dotted = "Dotted: one job at a time in another step mode. " if has_others else ""
     caption = (
-        "Speed of all jobs together over one at a time, in the same block: medians and 95 % t intervals. Dashed: the "
-        f"ideal, as many times as there are jobs. {dotted}Of several MIG layouts or limits at a degree, the fastest is "
-        "drawn."
+        "Speed of all jobs over serial in the same block: medians and 95 % t intervals. Dashed: ideal, the number of "
+        f"jobs. {dotted}Of several MIG layouts or MPS limits, the fastest is drawn."
     )
     return f"{caption} Without a figure: {', '.join(missing)}." if missing else caption
 
 
 def _cases(cells: Sequence[Cell]) -> list[Case]:
-    return cases_in([c for c in cells if c.degree > 1 and not c.is_derived and c.is_ranked and SPEEDUP in c.estimates])
+    return list_cases(
+        [c for c in cells if c.degree > 1 and not c.is_derived and c.is_ranked and SPEEDUP in c.estimates]
+    )
 
 
 def _paint(cells: Sequence[Cell]) -> Figure:
-    of_workload = group_by(_cases(cells), lambda case: case.params[0].get("workload", ""))
-    cases = [case for alike in of_workload.values() for case in alike]
-    variants = {len(alike) for alike in of_workload.values()}
-    # Precisions, data sources, ... of one workload stand beside each other where each has as many.
-    figure, panels = panels_of(len(cases), 2.7, columns=max(variants) if len(variants) == 1 else 0)
+    by_workload = group_by(_cases(cells), lambda case: case.params[0].get("workload", ""))
+    cases = [case for alike in by_workload.values() for case in alike]
+    variants = {len(alike) for alike in by_workload.values()}
+    # Variants of one workload share a row if all workloads have as many.
+    figure, panels = make_panels(len(cases), 2.7, columns=max(variants) if len(variants) == 1 else 0)
     handles: dict[str, Any] = {}
     tops: dict[Case, float] = {}
     for axes, case in zip(panels, cases, strict=True):
@@ -76,7 +77,7 @@ def _paint(cells: Sequence[Cell]) -> Figure:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
         axes.set_ylabel("speed-up against serial")
-    for alike in of_workload.values():
+    for alike in by_workload.values():
         for case in alike:
             panels[cases.index(case)].set_ylim(0, max(tops[member] for member in alike))
     add_legend(figure, list(handles.values()), list(handles))
@@ -84,12 +85,12 @@ def _paint(cells: Sequence[Cell]) -> Figure:
 
 
 def _panel(axes: Axes, case: Case, cells: Sequence[Cell], alone: Sequence[tuple[str, Estimate]]) -> float:
-    """Draw one case; up to where its axis should go."""
+    """Draw one case; return the upper limit of its axis."""
     degrees = sorted({cell.degree for cell in cells})
     axes.plot(degrees, degrees, color=FAINT, linewidth=1, linestyle="--", label="ideal")
     axes.axhline(1, color=FAINT, linewidth=0.8)
     reached = [1.0]
-    for mode in modes_in(cells):
+    for mode in list_modes(cells):
         if mode != SERIAL:
             reached += _line(axes, mode, [cell for cell in cells if cell.sharing == mode])
     for label, gain in alone:
@@ -98,13 +99,15 @@ def _panel(axes: Axes, case: Case, cells: Sequence[Cell], alone: Sequence[tuple[
     set_title(axes, case.label)
     axes.set_xticks(degrees)
     axes.set_xlim(degrees[0] - 0.3, degrees[-1] + 0.3)
-    axes.set_xlabel("\n".join(["jobs", *(wrap_lines(line, room_of(axes)) for line in _describe_missing(cells))]))
+    axes.set_xlabel(
+        "\n".join(["jobs", *(wrap_lines(line, count_characters(axes)) for line in _describe_missing(cells))])
+    )
     axes.grid(axis="y")
     return min(1.08 * max(degrees[-1], *reached), 1.35 * max(reached) + 0.3)
 
 
 def _line(axes: Axes, mode: SharingMode, cells: Sequence[Cell]) -> list[float]:
-    """Draw one mode; how high its medians and intervals reach."""
+    """Draw one mode; return the upper ends of its intervals."""
     by_degree: dict[int, Estimate] = {}
     marked: set[int] = set()
     for cell in cells:
@@ -124,9 +127,9 @@ def _line(axes: Axes, mode: SharingMode, cells: Sequence[Cell]) -> list[float]:
 
 
 def _describe_missing(cells: Sequence[Cell]) -> list[str]:
-    """Return a line for each number of jobs with modes that have no figure: `7: naive oom, MPS % wrong results`."""
+    """Return a line for each degree with modes without a figure: `7: naive oom, MPS % wrong results`."""
     by_degree: dict[int, list[str]] = defaultdict(list)
-    for mode in modes_in(cells):
+    for mode in list_modes(cells):
         for degree in {cell.degree for cell in cells if cell.sharing == mode}:
             members = [cell for cell in cells if (cell.sharing, cell.degree) == (mode, degree)]
             if not any(cell.is_ranked for cell in members) and (why := absence_in_words(members[0])):
@@ -143,7 +146,10 @@ def _compare_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Es
     gains = []
     for other in alone:
         (params,), (other_params,) = case.params, other.case.params
-        same = labels.program_of(params) == labels.program_of(other_params) and case.setting == other.case.setting
+        same = (
+            labels.identify_program(params) == labels.identify_program(other_params)
+            and case.setting == other.case.setting
+        )
         step_mode = other_params.get(labels.STEP_MODE)
         if not same or step_mode == params.get(labels.STEP_MODE):
             continue

@@ -1,4 +1,4 @@
-"""Mixes: their time against one job after another, and what training and inference keep beside each other."""
+"""Mixes: their time against serial, and training beside inference."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN, SPEEDUP
 from pipeline.base.domain.records import WindowKind
 from pipeline.base.domain.sharing_modes import SERIAL
-from pipeline.report.evaluate.cells import Cell, modes_in
+from pipeline.report.evaluate.cells import Cell, list_modes
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, METRICS, TOTAL_TIME
-from pipeline.report.figures.bars import BARS_CAPTION, bar_of, bar_of_figure, group_by_case, grouped_bars, legend_of
+from pipeline.report.figures.bars import (
+    BARS_CAPTION,
+    group_by_case,
+    grouped_bars,
+    make_bar,
+    make_figure_bar,
+    make_legend,
+)
 from pipeline.report.figures.drawing import FAINT, WIDEST, Sketch, add_legend, new_figure
 from pipeline.report.read.group_series import GroupSeries
 
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield one of all mixes of jobs as fast as they can, and one of all mixes of services and other jobs."""
+    """Yield one of all mixes without a given rate, and one of all mixes of services and other jobs."""
     mixes = [cell for cell in cells if cell.case.is_mix]
     if timed := [cell for cell in mixes if not cell.num_given]:
         yield Sketch(
@@ -37,9 +44,9 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
             name="beside-inference",
             title="Training beside inference",
             caption=(
-                "From above: throughput of the job that is slowed down most, over its throughput alone; latency of the "
-                "service that is slowed down most, over its latency alone; energy, where it was measured, over that of "
-                f"the same work, each job alone. {BARS_CAPTION}"
+                "From top to bottom, over the same job alone: throughput of the job that is slowed down most; latency "
+                "of the service that is slowed down most; energy, if measured, over that of the same work, each job "
+                f"alone. {BARS_CAPTION}"
             ),
             section="Mixes",
             paint=partial(_paint_shares, served, latency),
@@ -48,8 +55,8 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 
 def _caption(cells: Sequence[Cell]) -> str:
     if all(cell.window is WindowKind.WORK for cell in cells):
-        return "Total time of the mix over its total time one after another, in the same block; below 1 is a gain."
-    return "Time for the same work over its time one after another (the inverse of the speed-up); below 1 is a gain."
+        return "Total time of the mix over its serial total time, in the same block; below 1 is a gain."
+    return "Time for the same work over its serial time (the inverse of the speed-up); below 1 is a gain."
 
 
 def _paint_times(cells: Sequence[Cell]) -> Figure:
@@ -58,16 +65,16 @@ def _paint_times(cells: Sequence[Cell]) -> Figure:
     panels = list(figure.subplots(2 if has_seconds else 1, 1, squeeze=False)[:, 0])
     shared = [cell for cell in cells if cell.sharing != SERIAL]
     ratio = panels[0]
-    grouped_bars(ratio, group_by_case(shared, lambda cell: bar_of(cell, cell.estimate_inverse(SPEEDUP))))
+    grouped_bars(ratio, group_by_case(shared, lambda cell: make_bar(cell, cell.estimate_inverse(SPEEDUP))))
     ratio.axhline(1, color=FAINT, linewidth=1.2, linestyle="--")
     ratio.annotate("serial", (1, 1), xycoords=("axes fraction", "data"), xytext=(-2, 2), textcoords="offset points",
                    ha="right", fontsize=7, color=FAINT)  # fmt: skip
     ratio.set_ylabel("time against serial")
     ratio.set_ylim(top=max(1.15, ratio.get_ylim()[1]))
     if has_seconds:
-        grouped_bars(panels[1], group_by_case(cells, lambda cell: bar_of(cell, cell.estimates.get(TOTAL_TIME))))
+        grouped_bars(panels[1], group_by_case(cells, lambda cell: make_bar(cell, cell.estimates.get(TOTAL_TIME))))
         panels[1].set_ylabel("total time (s)")
-    add_legend(figure, legend_of(modes_in(cells if has_seconds else shared)))
+    add_legend(figure, make_legend(list_modes(cells if has_seconds else shared)))
     return figure
 
 
@@ -75,16 +82,16 @@ def _paint_shares(cells: Sequence[Cell], latency: str) -> Figure:
     has_energy = any(ENERGY_VS_ALONE in cell.estimates for cell in cells)
     figure = new_figure(WIDEST, 7.8 if has_energy else 5.4)
     throughput, paid, *energy = figure.subplots(3 if has_energy else 2, 1)
-    grouped_bars(throughput, group_by_case(cells, lambda cell: bar_of(cell, cell.estimate_inverse(SLOWDOWN))))
+    grouped_bars(throughput, group_by_case(cells, lambda cell: make_bar(cell, cell.estimate_inverse(SLOWDOWN))))
     throughput.set_ylabel("throughput kept")
-    grouped_bars(paid, group_by_case(cells, lambda cell: bar_of_figure(cell, latency)))
+    grouped_bars(paid, group_by_case(cells, lambda cell: make_figure_bar(cell, latency)))
     paid.set_ylabel(f"{METRICS[latency].title.removeprefix('worst slowdown of the ')}, times alone")
     for axes in energy:
-        grouped_bars(axes, group_by_case(cells, lambda cell: bar_of_figure(cell, ENERGY_VS_ALONE)))
-        axes.set_ylabel("energy, over that apart")
+        grouped_bars(axes, group_by_case(cells, lambda cell: make_figure_bar(cell, ENERGY_VS_ALONE)))
+        axes.set_ylabel("energy, times alone")
     for axes in (throughput, *energy):
         axes.set_ylim(top=max(1.05, axes.get_ylim()[1]))
     for axes in (throughput, paid, *energy):
         axes.axhline(1, color=FAINT, linewidth=1.2, linestyle="--")
-    add_legend(figure, legend_of(modes_in(cells)))
+    add_legend(figure, make_legend(list_modes(cells)))
     return figure

@@ -1,4 +1,4 @@
-"""Utilisation and memory of one group over time, each job's span as a bar below."""
+"""Utilisation, memory and job spans of one group over time."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _LINES = [(light, dashes) for dashes in _DASHES for light, _ in SERIES_COLOURS]
 
 
 def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield one of the group that was chosen, if it has samples."""
+    """Yield one of the chosen group, if it has samples."""
     if group is not None:
         is_divided = any(line.instance for line in (*group.activity, *group.memory_mib))
-        instances = "GPU instances are named by their profile, and id in parentheses. " if is_divided else ""
+        instances = "GPU instances: profile (id). " if is_divided else ""
         yield Sketch(
             name="over-time",
             title=f"{_name_sampled(group)} over time: {clean_text(group.name)}",
-            caption=f"Group {clean_text(group.name)}, block {group.block}. The bars below are the spans of the jobs' "
-            f"work; time runs from the start of the first. {instances}Series as sampled"
+            caption=f"Group {clean_text(group.name)}, block {group.block}. The bars at the bottom show when each job "
+            f"worked. {instances}Series as sampled"
             + (f", thinned to {group.thinned_to} points." if group.thinned_to else "."),
             section="One group over time",
             paint=partial(_paint, group),
@@ -68,7 +68,7 @@ def _name_sampled(group: GroupSeries) -> str:
 
 
 def _view(group: GroupSeries) -> tuple[float, float]:
-    """Return the time that is shown: jobs start and end for much longer than a short window lasts."""
+    """Return the range of the time axis, without most of the start and end of the jobs."""
     last = max((span.end_s for span in group.spans), default=math.inf)
     around = max(1.0, 0.1 * last)
     return -around, last + around
@@ -84,7 +84,7 @@ def _series(axes: Axes, lines: tuple[Line, ...], unit: str, what: str, view: tup
     for number, line in enumerate(shown):
         color, dashes = _LINES[number % len(_LINES)]
         label = line.label if not is_divided else line.instance or "whole GPU"
-        is_alone = sum(begin <= t_s <= end for t_s in line.t_s) == 1  # and no line, at least within what is shown
+        is_alone = sum(begin <= t_s <= end for t_s in line.t_s) == 1  # a line needs two
         style: dict[str, Any] = {"color": color, "linestyle": dashes, "marker": "o" if is_alone else ""}
         axes.plot(line.t_s, line.values, label=label, linewidth=1.1, markersize=3, **style)
     axes.set_ylabel(unit)
@@ -100,7 +100,7 @@ def _labels(lines: Sequence[Line]) -> list[str]:
 def _spans(axes: Axes, group: GroupSeries) -> None:
     axes.set_xlabel("time since the first job began (s)")
     if not group.spans:
-        say_missing(axes, "no job recorded when it worked")
+        say_missing(axes, "no job recorded its span")
         return
     for number, span in enumerate(group.spans):
         axes.barh(number, span.end_s - span.start_s, 0.72, left=span.start_s, color=group.sharing.colour,

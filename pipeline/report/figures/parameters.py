@@ -1,7 +1,6 @@
 """Figures against one swept parameter: batch size, sequence length, arrival rate, a script's flag, MIG profile, ...
 
-Cases that differ in one number among the params of one of their workloads are drawn against it, and the same jobs on
-instances of different MIG profiles against the profile.
+Cases that differ in one numeric param are drawn against it; the same jobs on different MIG profiles against those.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
 from pipeline.base.domain.sharing_modes import SharingMode
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import sweeps
-from pipeline.report.evaluate.cells import Cell, metrics_in
-from pipeline.report.evaluate.joules import prefix_of, scale_estimate
+from pipeline.report.evaluate.cells import Cell, list_metrics
+from pipeline.report.evaluate.joules import choose_prefix, scale_estimate
 from pipeline.report.evaluate.metrics import (
     INSTANCE_MEMORY,
     MEAN_LATENCY,
     MEMORY,
     P99_LATENCY,
     Metric,
-    instance_metric,
+    name_instance_metric,
 )
 from pipeline.report.evaluate.sweeps import FEWEST, Sweep, parse_number
 from pipeline.report.evaluate.wording import absence_in_words
@@ -36,9 +35,9 @@ from pipeline.report.figures.drawing import (
     Sketch,
     add_legend,
     clean_text,
+    count_characters,
     error_bar,
-    panels_of,
-    room_of,
+    make_panels,
     set_title,
     wrap_lines,
 )
@@ -50,11 +49,11 @@ if TYPE_CHECKING:
 
 _MOST_TICKS = 10
 _DOUBLING, _WIDE = 1.5, 8
-"""Values of which each is so many times the one before, or the last the first, are drawn on a logarithmic axis."""
+"""The axis is logarithmic if each value is so many times the one before, or the last so many times the first."""
 
 _STYLES = ("-", "--", "-.", ":")
 _MARKERS = ("x", "P", "*", "d", "h", "p", "8")
-"""Of the further lines of a mode: degrees, and if a mode has several of one degree, profiles and limits."""
+"""Of further lines of a mode, by degree; by profile or limit if a mode has several of one degree."""
 
 _MEDIAN_LATENCY, _P95_LATENCY = (
     service_figures.name_worst("latency_p50_ms"),
@@ -64,7 +63,7 @@ _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield one for each parameter that takes several values while all others stay."""
+    """Yield one for each parameter that was varied while all others stayed."""
     ran = [cell for cell in cells if not cell.is_derived]
     for swept in (*sweeps.numbers(ran, FEWEST), *sweeps.profiles(ran, FEWEST)):
         if panels := _panels(swept):
@@ -78,40 +77,34 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 
 
 def _caption(panels: Sequence[Metric]) -> str:
-    caption = "Medians and 95 % t intervals over the blocks, of memory the lowest and highest block."
+    caption = "Medians over the blocks and 95 % t intervals; for memory, the lowest and highest block."
     names = {metric.name for metric in panels}
     if MEAN_LATENCY in names:
         caption += (
-            " Latency is that of the slowest job: the line is its mean, the band goes from its median to its p99, or "
-            "to its p95 where requests were too few for a p99. Dotted: the objective, where there is one."
+            " Latency: of the slowest job; line: mean; band: from the median to the p99, or to the p95 with too few "
+            "requests for a p99; dotted: the objective."
         )
     if names & {*_ACTIVITY, MEMORY} or any("energy" in name for name in names):
-        caption += " Activity, memory and energy are those of the whole GPU, unless they are said to be of an instance."
+        caption += " Activity, memory and energy: of the whole GPU, unless a title says instance."
     return caption
 
 
 def _panels(swept: Sweep) -> list[Metric]:
     cells = list(itertools.chain(*swept.cells.values()))
-    known = metrics_in(cells)
+    known = list_metrics(cells)
     counts = work_units.find_units(known)
     slowdown = [SLOWDOWN] if cells[0].case.is_mix else []
     speed = [*map(work_units.total_of, counts), SPEEDUP, *slowdown, MEAN_LATENCY, service_figures.GOODPUT_TOTAL]
+    activity = [*_ACTIVITY, *map(name_instance_metric, _ACTIVITY)]
     return [
         known[name]
-        for name in (
-            *speed,
-            *_ACTIVITY,
-            *map(instance_metric, _ACTIVITY),
-            MEMORY,
-            INSTANCE_MEMORY,
-            *map(work_units.energy_of, counts),
-        )
+        for name in (*speed, *activity, MEMORY, INSTANCE_MEMORY, *map(work_units.energy_of, counts))
         if sum(any(name in cell.figures for cell in members) for members in swept.cells.values()) > 1
     ]
 
 
 def _lines(swept: Sweep) -> dict[tuple[str, int], dict[float, Cell]]:
-    """Return the cells of each line: a mode and a number of jobs. A line over profiles does not name its profile."""
+    """Return the cells of each line, by mode and number of jobs."""
     lines: dict[tuple[str, int], dict[float, Cell]] = defaultdict(dict)
     for place, members in swept.cells.items():
         for cell in members:
@@ -125,18 +118,18 @@ def _paint(swept: Sweep, metrics: Sequence[Metric]) -> Figure:
     every_cell = [cell for by_place in lines.values() for cell in by_place.values()]
     every_degree = sorted({degree for _, degree in lines})
     sharings = [(next(iter(by_place.values())).sharing, degree) for (_, degree), by_place in lines.items()]
-    says_degree = len(set(sharings)) == len(sharings)
+    styles_by_degree = len(set(sharings)) == len(sharings)
     panels = list(itertools.chain(*(_split_panels(metric, every_degree) for metric in metrics)))
-    figure, every_axes = panels_of(len(panels), 2.6)
+    figure, every_axes = make_panels(len(panels), 2.6)
     handles: dict[str, Any] = {}
     latencies: list[Axes] = []
     for axes, (metric, title, degrees) in zip(every_axes, panels, strict=True):
         known = (cell.figures[metric.name] for cell in every_cell if metric.name in cell.figures)
-        scale, prefix = prefix_of((estimate.median for estimate in known), metric.unit)
+        scale, prefix = choose_prefix((estimate.median for estimate in known), metric.unit)
         drawn: Counter[SharingMode] = Counter()
         for (mode, degree), by_place in lines.items():
             sharing = next(iter(by_place.values())).sharing
-            number = every_degree.index(degree) if says_degree else drawn[sharing]
+            number = every_degree.index(degree) if styles_by_degree else drawn[sharing]
             style: dict[str, Any] = {"color": sharing.colour, "markersize": 3.5, "linewidth": 1.4}
             style |= {"marker": [sharing.marker, *_MARKERS][number % len(_MARKERS)]}
             style |= {"linestyle": _STYLES[number % len(_STYLES)]}
@@ -162,7 +155,7 @@ def _paint(swept: Sweep, metrics: Sequence[Metric]) -> Figure:
 
 
 def _split_panels(metric: Metric, degrees: Sequence[int]) -> Iterator[tuple[Metric, str, Sequence[int]]]:
-    """Yield quantity, title and degrees of each panel; bands of latencies in one panel would hide each other."""
+    """Yield quantity, title and degrees of each panel; each degree of latencies has one, as bands hide each other."""
     together = [degree for degree in degrees if degree > 1]
     if metric.name != MEAN_LATENCY or len(together) < 2:
         yield metric, metric.title, degrees
@@ -185,7 +178,6 @@ def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[
 
 
 def _band(axes: Axes, by_place: Mapping[float, Cell], colour: str) -> None:
-    """Fill a band behind a line of mean latencies: from the median to the p99, or to the p95 if a p99 is missing."""
     served = {place: cell.estimates for place, cell in by_place.items() if MEAN_LATENCY in cell.figures}
     top = P99_LATENCY if all(P99_LATENCY in estimates for estimates in served.values()) else _P95_LATENCY
     known = [place for place, estimates in served.items() if {_MEDIAN_LATENCY, top} <= estimates.keys()]
@@ -197,7 +189,7 @@ def _latency(axes: Axes, swept: Sweep) -> None:
     from matplotlib.ticker import LogFormatter
 
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(LogFormatter())  # plain numbers, where the usual one writes formulas
+    axes.yaxis.set_major_formatter(LogFormatter())  # plain numbers
     axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     params = [params for members in swept.cells.values() for cell in members for params in cell.case.params]
     objectives = {
@@ -229,12 +221,12 @@ def _axis(axes: Axes, swept: Sweep, degrees: Sequence[int], *, is_of_latency: bo
         why = [(cell.mode, absence_in_words(cell) or unsustained.get(id(cell))) for cell in drawn]
         if words := [f"{mode} {word}" for mode, word in why if word]:
             lines.append(f"{tick}: {', '.join(words)}")
-    axes.set_xlabel("\n".join([swept.axis, *(wrap_lines(line, room_of(axes)) for line in lines)]))
+    axes.set_xlabel("\n".join([swept.axis, *(wrap_lines(line, count_characters(axes)) for line in lines)]))
 
 
 def _hide_touching(places: Sequence[float], labels: Sequence[str], axes: Axes) -> list[str]:
-    """Return the labels of ticks; those are empty that would touch one before them, or the last one."""
-    per_character = (places[-1] - places[0]) / max(1, 0.9 * room_of(axes))
+    """Blank the labels of ticks that would touch one before them, or the last one."""
+    per_character = (places[-1] - places[0]) / max(1, 0.9 * count_characters(axes))
 
     def touch(one: int, other: int) -> bool:
         return abs(places[one] - places[other]) < per_character * (1 + (len(labels[one]) + len(labels[other])) / 2)

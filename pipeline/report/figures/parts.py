@@ -1,4 +1,4 @@
-"""Figures in parts, so that a page can put their panels beside each other or, on a narrow screen, below each other."""
+"""Figures in parts, so that a page can put their panels beside or below each other."""
 
 from __future__ import annotations
 
@@ -14,16 +14,12 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Bbox
 
 _PAD = 3.0
-"""Around a part, because browsers have other fonts. Unit: points."""
+"""Around a part: fonts of browsers differ. Unit: points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A title, a panel or a legend in an SVG: the id of its group, and where it is, from above. Unit: points.
-
-    Attributes:
-        row: parts of one row stand beside each other.
-    """
+    """A title, a panel or a legend in an SVG: the id of its group, its row, and its box. Unit: points."""
 
     name: str
     row: int
@@ -33,11 +29,8 @@ class Part:
     height: float
 
 
-def parts_of(figure: Figure, title: Sequence[Artist]) -> tuple[Part, ...]:
-    """Give the parts of a figure that is laid out ids, and return where they are.
-
-    There are none where no panels stand beside each other: such a figure is one part.
-    """
+def split_figure(figure: Figure, title: Sequence[Artist]) -> tuple[Part, ...]:
+    """Give ids to the parts of a figure that is laid out; none if no panels stand beside each other."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     rows: dict[int, list[Axes]] = defaultdict(list)

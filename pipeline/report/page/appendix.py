@@ -1,4 +1,4 @@
-"""How a study was made and evaluated, in the words of a paper's appendix."""
+"""The methods and the provenance of a study, as in the appendix of a paper."""
 
 from __future__ import annotations
 
@@ -16,45 +16,44 @@ def list_methods() -> list[tuple[str, str]]:
         (
             "Baseline",
             "Every speed is compared with the serial baseline of the same block: the same jobs, one at a time, on the "
-            "same GPU since the same boot, with the same driver, power limit, ECC mode and clock settings. For n "
-            "copies that is one solo run, taken n times; the serial total of a mix with a fixed amount of work was "
-            "really executed.",
+            "same GPU since the same boot, with the same driver, power limit, ECC mode and clock settings. The "
+            "baseline of n copies is one solo run, times n. Mixes with fixed work have a serial run of their own.",
         ),
         (
             "Windows",
-            "In a steady window every job runs until it is told to stop, and throughput is measured while all of them "
-            "run past their warm-up; speed-up is the sum over the jobs of throughput together over throughput alone. "
-            "In a work window every job does a number of epochs, and speed-up is serial total time over total time.",
+            "Steady window: jobs run until they are stopped; throughput is measured while all run past their "
+            "warm-up; speed-up is the sum of each job's throughput over its throughput alone. Work window: every job "
+            "does a number of epochs; speed-up is serial total time over total time.",
         ),
         (
             "Repeats",
-            "A repeat is a complete block: every group of the study once, in random order, with baselines of its own. "
-            f"Figures are medians over the blocks; intervals are 95 % t intervals, from {MIN_FOR_INTERVAL} blocks on, "
-            "of the logarithm for quantities that scatter by factors; of peaks, the lowest and highest block.",
+            "A block is one repeat: every group of the study once, in random order, with its own baselines. Figures "
+            f"are medians over the blocks. From {MIN_FOR_INTERVAL} blocks on they have 95 % t intervals: of the "
+            "logarithm if a quantity scatters by factors; for peaks, the lowest and highest block.",
         ),
         (
             "Verdicts",
             "Modes are compared by the paired log-ratio of their speeds in the same block. A verdict needs at least "
             f"{MIN_BLOCKS} blocks, a median ratio beyond {MARGIN_IN_WORDS}, and a p value of the paired t test below "
-            "0.05 after correction over all claims of the table (Holm's, sharpened after Shaffer). Equal within "
-            f"{MARGIN_IN_WORDS} is a claim of its own, by two one-sided tests, in the same correction. Anything else "
-            "is no verdict. Intervals are 95 % each, one by one, so one may exclude 1 where there is no verdict.",
+            "0.05 after correction for all claims of the table (Holm, sharpened after Shaffer). Equality within "
+            f"{MARGIN_IN_WORDS} is tested by two one-sided tests, in the same correction. Otherwise there is no "
+            "verdict. Intervals are not corrected, so one may exclude 1 without a verdict.",
         ),
         (
             "What is not ranked",
-            "Groups that ran out of memory, were skipped, failed or computed wrong results are shown as what "
-            "they are. A quantity that no source gave is missing, never zero.",
+            "Groups that ran out of memory, were skipped, failed or computed wrong results are shown as such. A "
+            "quantity that was not measured is missing, never zero.",
         ),
         (
             "Utilisation",
-            "GRACT is the share of time in which some kernel was resident, SMACT the share of multiprocessors that "
-            "held a warp. Power, energy and clocks are those of the whole GPU, also under MIG.",
+            "GRACT: share of time with a kernel resident. SMACT: share of multiprocessors that held a warp. Power, "
+            "energy and clocks are those of the whole GPU, also under MIG.",
         ),
     ]
 
 
 def list_provenance(study: Study) -> list[tuple[str, tuple[str, ...]]]:
-    """Return where everything ran: names, and every value that the study's runs have."""
+    """Return names and values of all facts about machines, software and settings."""
     rows = study.rows
     settings = {"; ".join(f"{name}: {value}" for name, value in row.settings if value) for row in rows}
     results = Counter(row.result.value for row in rows)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
+from typing import Any
 
 from pipeline.base.domain.sharing_modes import MODES, SERIAL
 from pipeline.base.system.words import align_table, format_count
-from pipeline.report.evaluate.joules import prefix_of
+from pipeline.report.evaluate.joules import choose_prefix
 from pipeline.report.evaluate.outcomes import Outcome
 from pipeline.report.evaluate.study_board import Agreement, Board, Column, Entry, Line
 from pipeline.report.evaluate.wording import join_words
@@ -19,24 +19,12 @@ from pipeline.report.page.table_format import MISSING, Table, Values, format_est
 TEMPLATE = "board.html.jinja"
 TITLE = "Which sharing mode wins where"
 NOTE = (
-    "Best: the fastest mode of a case, or those of which none was shown to be slower than the fastest median, which "
-    "comes first and whose figures stand beside it. Gain: speed of all jobs over one after another, median over the "
-    "blocks and 95 % t interval, or what stands there with its unit. Energy: of the whole GPU for each unit of work, "
-    "and that of one job at a time. Verdicts: whether the columns have the same best kind of sharing (same), whether "
-    "some do not tell kinds apart (open), or whether they contradict each other (differ). Each column has the verdicts "
-    "of its own study, and no figure is made of two columns."
+    "Best: the fastest mode of a case; without a verdict, all candidates, the best median first. Gain: speed of all "
+    "jobs over serial, median over the blocks and 95 % t interval; another quantity has its unit. Energy: of the whole "
+    "GPU per work unit, and the same for one job at a time. Verdicts: same, the columns agree on the best sharing "
+    "mode; open, a column has no verdict; differ, they contradict each other. Each column has the verdicts of its own "
+    "study; no figure combines columns."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cell:
-    tied: list[tuple[str, str]]
-    notes: list[str]
-    differs: str
-    gain: str
-    blocks: str
-    energy: str
-    serial: str
 
 
 def render(board: Board) -> str:
@@ -57,7 +45,7 @@ def render(board: Board) -> str:
                 for case, lines in itertools.groupby(board.lines, lambda line: (line.label, line.consists))
             ],
             note=NOTE,
-            told=[(column, _describe_column(column)) for column in board.columns],
+            described=[(column, _describe_column(column)) for column in board.columns],
         )
     )
     return strip_forbidden(text)
@@ -88,11 +76,11 @@ def _describe_column_winners(place: int, board: Board) -> str:
     wins = Counter(next(iter(kinds)) for kinds in best if len(kinds) == 1)
     which = f"{column.mark} {column.name}" + (f" ({column.measured.stamp})" if column.measured.stamp else "")
     if not together:
-        return f"{which}: no case of several jobs has modes to compare."
+        return f"{which}: no case with several jobs has modes to compare."
     parts = [f"{mode} is best in {wins[mode]}" for mode in sorted(wins, key=lambda mode: (-wins[mode], mode))]
     undecided = len(together) - wins.total()
-    parts += [f"modes are not told apart in {undecided}"] if undecided else []
-    return f"{which}: of {format_count(len(together), 'case')} of several jobs, {join_words(parts)}."
+    parts += [f"no verdict in {undecided}"] if undecided else []
+    return f"{which}: of {format_count(len(together), 'case')} with several jobs, {join_words(parts)}."
 
 
 def stamps(board: Board) -> list[str]:
@@ -101,7 +89,7 @@ def stamps(board: Board) -> list[str]:
 
 
 def format_lines(board: Board) -> str:
-    """Return the board for a terminal: its columns by number, then a line a case."""
+    """Return the board for a terminal: its columns, then one line for each case."""
     heads = [f"{column.mark} {column.name}: {'; '.join(_describe_column(column))}" for column in board.columns]
     rows = [["case", "jobs", *(column.mark for column in board.columns), "verdicts"]]
     for line in board.lines:
@@ -124,20 +112,21 @@ def _brief(entry: Entry | None) -> str:
 
 
 def table(board: Board) -> Table:
-    """Return the board for machines: a row for each case and column that has it, numbers in full."""
+    """Return the board for machines: one row for each case and column, numbers in full."""
     rows: list[Values] = []
     for line in board.lines:
-        of_line = (line.label, line.degree, line.consists or None, line.agreement.value, line.why or None)
+        line_values = (line.label, line.degree, line.consists or None, line.agreement.value, line.why or None)
         for number, entry in line.entries.items():
-            column, of = board.columns[number], board.columns[number].measured
-            of_column = (f"{column.mark} {column.name}", of.experiment, of.device, of.stamp or None, of.num_gpus)
-            rows.append((*of_line, *of_column, *_list_entry(entry)))
+            column, study = board.columns[number], board.columns[number].measured
+            facts = (study.experiment, study.device, study.stamp or None, study.num_gpus)
+            column_values = (f"{column.mark} {column.name}", *facts)
+            rows.append((*line_values, *column_values, *_list_entry(entry)))
     line_heads = ("case", "jobs", "mix", "verdicts", "why")
     column_heads = ("column", "study", "device", "stamp", "GPUs")
     heads = ("best", "measure", "value", "low", "high", "blocks", "enough for verdicts")
     energy_heads = ("energy", "energy: low", "energy: high", "energy of serial", "energy in")
     last = ("compared modes", "no figure", "settings differ", "settings")
-    stamp = f"Among these are {join_words(stamp_words)} figures. " if (stamp_words := stamps(board)) else ""
+    stamp = f"Includes {join_words(stamp_words)} figures. " if (stamp_words := stamps(board)) else ""
     columns = (*line_heads, *column_heads, *heads, *energy_heads, *last)
     return Table("board", TITLE, columns, tuple(rows), f"{stamp}{NOTE}")
 
@@ -154,33 +143,33 @@ def _list_entry(entry: Entry) -> Values:
     )
 
 
-def _cells(line: Line, num_columns: int) -> list[_Cell | None]:
+def _cells(line: Line, num_columns: int) -> list[dict[str, Any] | None]:
     return [_cell(line.entries[number]) if number in line.entries else None for number in range(num_columns)]
 
 
-def _cell(entry: Entry) -> _Cell:
+def _cell(entry: Entry) -> dict[str, Any]:
     outcome, (energy, serial) = entry.outcome, _energy(entry.outcome)
     colours = {mode.label: THEME[mode.colour] for mode in MODES.values()}
     title, unit = _measure(outcome)
     blocks = format_count(outcome.num_blocks, "block") if outcome.tied else ""
     notes = list(outcome.endings)
     if len(outcome.kinds) == 1:
-        notes.insert(0, "the only one with a figure")
+        notes.insert(0, "only mode with a figure")
     if len(outcome.tied) > 1:
-        notes.insert(0, "not told apart" if outcome.is_enough else "too few blocks or GPUs for a verdict")
-    return _Cell(
-        tied=[(mode, colours.get(outcome.kinds[mode], "")) for mode in outcome.tied],
-        notes=notes,
-        differs=entry.differs,
-        gain=_gain(outcome),
-        blocks=f"{title}, {blocks}" if unit else blocks,
-        energy=energy,
-        serial=serial,
-    )
+        notes.insert(0, "no verdict" if outcome.is_enough else "too few blocks or GPUs for a verdict")
+    return {
+        "tied": [(mode, colours.get(outcome.kinds[mode], "")) for mode in outcome.tied],
+        "notes": notes,
+        "differs": entry.differs,
+        "gain": _gain(outcome),
+        "blocks": f"{title}, {blocks}" if unit else blocks,
+        "energy": energy,
+        "serial": serial,
+    }
 
 
 def _gain(outcome: Outcome) -> str:
-    """Return `6.80 (6.44 to 7.29)`, with the unit of what is no ratio."""
+    """Return `6.80 (6.44 to 7.29)`, with its unit if it is no ratio."""
     _, unit = _measure(outcome)
     return MISSING if outcome.figure is None else f"{format_estimate(outcome.figure)} {unit}".rstrip()
 
@@ -195,10 +184,9 @@ def _energy(outcome: Outcome) -> tuple[str, str]:
     if outcome.energy is None:
         return MISSING, ""
     median, serial = outcome.energy.median, outcome.energy_of_serial
-    scale, prefix = prefix_of([median])
-    beside = (
-        "" if serial is None or SERIAL.label in outcome.tied[:1] else f"{_short(serial.median / scale)} one at a time"
-    )
+    scale, prefix = choose_prefix([median])
+    is_compared = serial is not None and SERIAL.label not in outcome.tied[:1]
+    beside = f"{_short(serial.median / scale)} one at a time" if serial is not None and is_compared else ""
     return f"{_short(median / scale)} {prefix}{outcome.energy_unit}", beside
 
 
@@ -210,7 +198,6 @@ def _short(value: float) -> str:
 def _describe_column(column: Column) -> list[str]:
     study = column.measured
     gpus, blocks = format_count(study.num_gpus, "GPU"), format_count(study.num_blocks, "block")
-    stamp = [f"{study.stamp}, says nothing about a real GPU"] if study.stamp else []
-    host = [study.host] if study.host else []
-    about = [f"experiment {study.experiment}", f"{gpus}, {blocks}", *host]
-    return [*stamp, *about, *(f"{name} {value}" for name, value in study.facts.items()), f"from {column.source}"]
+    stamp = f"{study.stamp}, says nothing about a real GPU" if study.stamp else ""
+    about = filter(None, (stamp, f"experiment {study.experiment}", f"{gpus}, {blocks}", study.host))
+    return [*about, *(f"{name} {value}" for name, value in study.facts.items()), f"from {column.source}"]

@@ -1,4 +1,4 @@
-"""The devices that frameworks see, and whether they compute right: a table, also in text."""
+"""The devices that frameworks see, and whether they compute correctly on them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,14 @@ _TITLES = {
 }
 _NOT_INSTALLED, _NO = "not installed", "no"
 _NOTE = (
-    "Each computes a product whose answer is known, on each device that it sees, while the other jobs of its group do. "
-    "In part: right, on fewer devices than it was given. Up to drivers of the R525 era CUDA gives a process one MIG "
-    "device, from R570 on several."
+    "Each framework computes a known product on every device that it sees, together with the other jobs of its group. "
+    "In part: correct, but on fewer devices than it was given. CUDA gives a process one MIG device up to the R525 "
+    "drivers, several from R570 on."
 )
 
 
 class Answer(NamedTuple):
-    """The answer of one or more jobs.
-
-    Attributes:
-        where: on what; `None` if it never got there.
-        num_devices: number of devices that the scenario gave to each.
-    """
+    """The answer of one or more jobs; `num_devices` were given to each."""
 
     framework: str
     version: str | None
@@ -53,12 +48,12 @@ def framework_table(study: Study) -> Table:
     columns = ("framework", "version", "where", "jobs", "devices given", "sees", "works", "why")
     rows = tuple((*answer[:3], number, *answer[3:]) for answer, number in counts.items())
     drivers = ", ".join(sorted({row.facts.get("driver_version", "") for row in study.rows} - {""}))
-    driver = f" The driver here: {drivers}." if drivers else ""
-    return Table("frameworks", "What frameworks see and use", columns, rows, f"{_NOTE}{driver}")
+    driver = f" Driver here: {drivers}." if drivers else ""
+    return Table("frameworks", "Devices that frameworks see and use", columns, rows, f"{_NOTE}{driver}")
 
 
-def framework_lines(study: Study) -> list[str]:
-    """Return the table for a terminal; the reasons of skips stand below the table of groups already."""
+def format_frameworks(study: Study) -> list[str]:
+    """Return the table for a terminal; without the reasons of skips, which the table of groups has."""
     counts = count_answers(study)
     if not counts:
         return []
@@ -90,7 +85,7 @@ def count_answers(study: Study) -> Counter[Answer]:
 
 
 def _is_known(row: Row, job: JobRow) -> bool:
-    """Check that the study holds the answer: a study that resumes does not read those of earlier groups again."""
+    # A resumed study does not read the answers of earlier groups again.
     return row.result is not Result.OK or "job.works" in job.params
 
 

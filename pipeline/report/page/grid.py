@@ -1,4 +1,4 @@
-"""The grids of a page: a row for each case, a column for each kind of sharing, in a cell a figure with its interval."""
+"""The grids of a page: one row for each case, one column for each sharing mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import mixed_services
-from pipeline.report.evaluate.cells import Case, Cell, cases_of, group_places, metrics_in, modes_in
+from pipeline.report.evaluate.cells import Case, Cell, group_places, label_cases, list_metrics, list_modes
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, is_latency
 from pipeline.report.evaluate.mixed_services import Shared
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_FOR_INTERVAL, Estimate
@@ -23,12 +23,12 @@ from pipeline.report.page.table_format import round_value
 from pipeline.report.read.study_records import Study
 
 BEST, OPEN = "best", "open"
-"""States of entries: of the fastest mode, and of one that is not told apart from the fastest median."""
+"""States of entries: the fastest mode, and a mode without a verdict against the best median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A figure, `6.80 (6.44-7.29)`, or what came instead, `oom`; and what tells it from others in its place."""
+    """A figure, `6.80 (6.44-7.29)`, or why there is none, `oom`; and the detail of its mode."""
 
     text: str
     detail: str = ""
@@ -37,11 +37,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A case, with the entries of each kind of sharing.
+    """A case, with the entries of each sharing mode.
 
     Attributes:
-        consists: of which jobs a mix is.
-        measure: what the figures are, where it is not what the grid is about.
+        consists: the workloads of a mix.
+        measure: title of its figures, if it is not that of the grid.
     """
 
     case: str
@@ -53,7 +53,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Lines below the kinds of sharing that they have entries for."""
+    """Lines with entries for each sharing mode."""
 
     title: str
     modes: tuple[SharingMode, ...]
@@ -62,22 +62,21 @@ class Grid:
 
     @property
     def has_measures(self) -> bool:
-        """True if a line says what its figures are."""
+        """True if a line has a measure of its own."""
         return any(line.measure for line in self.lines)
 
     @property
     def by_case(self) -> list[tuple[tuple[str, str], list[Line]]]:
-        """The lines of each case that follow each other, with the case and of what it consists."""
+        """The lines of each case."""
         cases = itertools.groupby(self.lines, key=lambda line: (line.case, line.consists))
         return [(case, list(lines)) for case, lines in cases]
 
 
 def grids(study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner]) -> list[Grid]:
-    """Return the grids that have a line: speed in each mode, and what services and other jobs take from each other."""
+    """Return the grids that have a line: speed in each mode, and services beside other jobs."""
     consists = _describe_mixes(study)
-    return [
-        grid for grid in (_speed(cells, verdicts, winners, consists), _compare_mixes(cells, consists)) if grid.lines
-    ]
+    both = (_speed(cells, verdicts, winners, consists), _compare_mixes(cells, consists))
+    return [grid for grid in both if grid.lines]
 
 
 def _speed(
@@ -90,12 +89,12 @@ def _speed(
         for place, members in group_places(ran).items()
         if any(cell.sharing != SERIAL for cell in members)
     }
-    modes = tuple(modes_in([cell for members in places.values() for cell in members]))
+    modes = tuple(list_modes([cell for members in places.values() for cell in members]))
     lines = []
     for (case, degree), members in places.items():
         winner, name = best.get((case, degree)), _measure(members)
         if not name and any(cell.is_ranked for cell in members):
-            continue  # different jobs, of which the rate of some is given: their work adds up to nothing
+            continue  # different jobs, some at a given rate: their work has no sum
         entries = [[_entry(cell, name, winner) for cell in members if cell.sharing == mode] for mode in modes]
         if winner is not None and SERIAL in modes and not entries[modes.index(SERIAL)]:
             entries[modes.index(SERIAL)] = [Entry(text="1", state=_state(SERIAL.label, winner))]
@@ -104,11 +103,11 @@ def _speed(
                 case=case.label,
                 consists=consists.get(case, ""),
                 degree=degree,
-                measure="" if name in ("", SPEEDUP) else metrics_in(members)[name].heading(),
+                measure="" if name in ("", SPEEDUP) else list_metrics(members)[name].heading(),
                 entries=tuple(map(tuple, entries)),
             )
         )
-    return Grid(title="Speed of all jobs over one after another", modes=modes, lines=tuple(lines), note=_note(verdicts))
+    return Grid(title="Speed-up over serial", modes=modes, lines=tuple(lines), note=_note(verdicts))
 
 
 def _measure(cells: Sequence[Cell]) -> str:
@@ -137,7 +136,6 @@ def _state(mode: str, winner: Winner | None) -> str:
 
 
 def _figure(estimate: Estimate, *, is_ratio: bool = True) -> str:
-    """Return an estimate as `6.80 (6.44-7.29)`; the interval is left out where it says nothing."""
     low, high = estimate.low, estimate.high
     form: Callable[[float], str] = "{:.2f}".format if is_ratio else round_value
     if low is None or high is None or low == high:
@@ -148,19 +146,19 @@ def _figure(estimate: Estimate, *, is_ratio: bool = True) -> str:
 def _note(verdicts: Sequence[Verdict]) -> str:
     number = sum(verdict.ratio is not None for verdict in verdicts)
     corrected = (
-        f"verdicts (from {MIN_BLOCKS} blocks on) are corrected over all of {format_count(number, 'comparison')}: an "
-        "interval may exclude 1 where there is no verdict."
+        f"Verdicts (from {MIN_BLOCKS} blocks on) are corrected for {format_count(number, 'comparison')}; an interval "
+        "may exclude 1 without a verdict."
     )
     return (
-        "Bold: faster than every other mode of its row. Grey: not told apart from the highest median of its row. "
-        f"Intervals (from {MIN_FOR_INTERVAL} blocks on) are 95 % each, one by one"
-        + (f"; {corrected}" if number else ". No two modes have figures of the same block, so there is no verdict.")
+        "Speed of all jobs over the same jobs one at a time. Bold: faster than every other mode of its row. Grey: no "
+        f"verdict against the highest median of its row. Intervals (from {MIN_FOR_INTERVAL} blocks on) are 95 %. "
+        + (corrected if number else "No two modes have figures of the same block, so there is no verdict.")
     )
 
 
 def _compare_mixes(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
     by_case = group_by(mixed_services.compare_services(cells), lambda share: share.cell.case)
-    modes = tuple(modes_in([share.cell for members in by_case.values() for share in members]))
+    modes = tuple(list_modes([share.cell for members in by_case.values() for share in members]))
     lines = [
         Line(
             case=case.label,
@@ -173,10 +171,10 @@ def _compare_mixes(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
         for measure, entries in _list_measures(members)
     ]
     note = (
-        "Against the same jobs alone, in the same block: medians and 95 % t intervals, one by one. Throughput: 1 is as "
-        "fast as alone. Latency: 1 is as long as alone. Energy: of the whole GPU, over that of each job alone."
+        "Each job against itself alone, in the same block: medians and 95 % t intervals; 1 is no change. Energy: of "
+        "the whole GPU, over that of the same work, each job alone."
     )
-    return Grid(title="Services beside other jobs: what each keeps", modes=modes, lines=tuple(lines), note=note)
+    return Grid(title="Services beside other jobs, against alone", modes=modes, lines=tuple(lines), note=note)
 
 
 def _list_measures(members: Sequence[Shared]) -> Iterator[tuple[str, list[tuple[SharingMode, Entry]]]]:
@@ -204,8 +202,8 @@ def _make_kept_entry(cell: Cell, estimate: Estimate | None, missing: str = "") -
 
 
 def _describe_mixes(study: Study) -> dict[Case, str]:
-    """Return of which jobs each mix is, by size: `L: resnet152_imagenet bs32; S: resnet26_cifar10 bs128`."""
-    case_of = cases_of(study)
+    """Return the workload of each size in a mix: `L: resnet152_imagenet bs32; S: resnet26_cifar10 bs128`."""
+    case_of = label_cases(study)
     letters: dict[Case, dict[str, str]] = defaultdict(dict)
     for row in study.rows:
         for job in row.jobs if row.is_mix else ():

@@ -9,7 +9,7 @@ from pipeline.base.domain.group_names import list_program_params
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN
 from pipeline.base.domain.sharing_modes import MIG, SERIAL
 from pipeline.report.evaluate import other_gpus, scaling
-from pipeline.report.evaluate.cells import Case, Cell, cases_of
+from pipeline.report.evaluate.cells import Case, Cell, label_cases
 from pipeline.report.evaluate.mixed_services import describe_shares
 from pipeline.report.evaluate.statistics import MARGIN, MIN_BLOCKS, MIN_GPUS, times_in_words
 from pipeline.report.evaluate.verdicts import Winner
@@ -20,13 +20,11 @@ from pipeline.report.read.choice import STUDY
 from pipeline.report.read.study_records import Study
 
 _MOST_STUDIES = 5
-"""Named as not shown."""
 _MOST_NAMED = 2
-"""Cases that gain nothing."""
 
 
 def write_answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> list[str]:
-    """Return the answer of the report: the cost of other GPUs, the gain of sharing, and how sure that is."""
+    """Return the answer of the report: the cost of other GPUs, the gain of sharing, and its certainty."""
     if not study.rows:
         return ["There is no result yet."]
     return [*other_gpus.summarize_shares(other_gpus.compare_company(study)), *_describe_sharing(study, cells, winners)]
@@ -49,7 +47,7 @@ def _describe_sharing(study: Study, cells: Sequence[Cell], winners: Sequence[Win
         return [f"{on}, {mixed[0]}.", *(f"{_capitalise(clause)}." for clause in mixed[1:])]
     if clause := _describe_services(cells) or _describe_mig(cells):
         return [f"{on}, {clause}."]
-    return [f"{on} no group of several jobs has a figure to compare with its baseline."]
+    return [f"{on} no group of several jobs has a figure and a baseline."]
 
 
 def _describe_services(cells: Sequence[Cell]) -> str:
@@ -61,7 +59,7 @@ def _describe_services(cells: Sequence[Cell]) -> str:
         if known:
             ends = [known[0], known[-1]] if len(known) > 1 else known
             parts = [f"{times_in_words(c.estimates[name])} ({jobs_in_words(c.case, c.degree)}, {c.mode})" for c in ends]
-            return f"the {title} latency of services together is {' to '.join(parts)} that of one alone"
+            return f"the {title} latency of services that run together is {' to '.join(parts)} that of one alone"
     return ""
 
 
@@ -78,18 +76,18 @@ def _describe_mig(cells: Sequence[Cell]) -> str:
     if in_order:
         worst = in_order[0]
         parts.append(
-            f"beside neighbours on other instances it keeps {times_in_words(worst.throughput_ratio)} its throughput "
-            f"at least ({worst.cell.case.label}, {worst.cell.mode})"
+            f"beside co-runners on other instances it keeps at least {times_in_words(worst.throughput_ratio)} its "
+            f"throughput ({worst.cell.case.label}, {worst.cell.mode})"
         )
     return "; ".join(parts)
 
 
 def describe_setup(study: Study) -> list[str]:
-    """Return a sentence for each fact that all programs share, and on the GPUs of the blocks if there are several."""
+    """Return sentences on what all programs share, on the GPUs if there are several, and on differing hosts."""
     programs = [list_program_params(job.params) for row in study.rows for job in row.jobs]
     common = [next(iter(values)) for values in labels.collect_words(programs).values() if len(values) == 1]
-    whose = "All jobs" if all(map(labels.has_label_params, programs)) else "All jobs but scripts of your own"
-    sentences = [f"Only a part of experiment {study.experiment} is shown: {study.choice}."] if study.choice else []
+    whose = "All jobs" if all(map(labels.has_label_params, programs)) else "All jobs except your own scripts"
+    sentences = [f"This is a part of experiment {study.experiment}: {study.choice}."] if study.choice else []
     sentences += [f"{whose}: {', '.join(common)}."] if common else []
     blocks: dict[str, list[int]] = defaultdict(list)
     for block in study.blocks:
@@ -98,12 +96,12 @@ def describe_setup(study: Study) -> list[str]:
     if len(blocks) > 1:
         parts = [f"{_numbers(numbers)} on {gpu}" for gpu, numbers in blocks.items()]
         num_models = len(study.devices)
-        models = f" of {num_models} models, each with cells of its own" if num_models > 1 else ""
+        models = f" of {num_models} models, which are not pooled" if num_models > 1 else ""
         sentences.append(f"The blocks ran on {len(blocks)} GPUs{models}: {join_words(parts)}.")
     sentences += study.environments
     for device, differing in hosts.differences(study.rows).items():
         are_apart = any(dict(row.settings).get(hosts.SETTING) for row in study.rows if row.device == device)
-        treatment = "are cells of their own (--pool hosts: together)" if are_apart else "count as repeats of each other"
+        treatment = "are not pooled (--pool hosts does)" if are_apart else "are pooled"
         sentences.append(f"The hosts of {device} differ in {join_words(differing)}; their blocks {treatment}.")
     return sentences
 
@@ -111,13 +109,13 @@ def describe_setup(study: Study) -> list[str]:
 def count_unranked(cells: Sequence[Cell]) -> str:
     """Count the combinations of jobs and mode without a figure, by outcome; empty for none."""
     counts = Counter(cell.finding for cell in cells if not cell.is_derived and not cell.is_ranked)
-    endings = {result: words.of_several for result, words in ENDINGS.items() if counts[result] and words.of_several}
+    endings = {result: words.plural for result, words in ENDINGS.items() if counts[result] and words.plural}
     parts = [f"{counts[result]} {words}" for result, words in endings.items()]
-    return f"Of all combinations of jobs and mode, {join_words(parts)}; they are shown and not ranked." if parts else ""
+    return f"Of all combinations of jobs and mode, {join_words(parts)}; they are not ranked." if parts else ""
 
 
 def describe_missing(study: Study) -> list[str]:
-    """Return what a half-run study lacks and which runs were left out, and why; empty for a complete one."""
+    """Return sentences on missing groups and on runs that were left out; empty for a complete study."""
     sentences = [
         f"Block {block.number} on {block.device} lacks {block.num_missing} of {block.num_expected} groups."
         if block.num_groups
@@ -127,13 +125,13 @@ def describe_missing(study: Study) -> list[str]:
     ]
     if study.num_planned is not None and len(study.rows) < study.num_planned:
         sentences.append(
-            f"The study is not complete: {len(study.rows)} of {study.num_planned} planned groups have a row."
+            f"The study is incomplete: {len(study.rows)} of {study.num_planned} planned groups have a row."
         )
     return sentences + describe_left_out(study)
 
 
 def describe_left_out(study: Study) -> list[str]:
-    """Return a sentence for each reason why runs of the experiment are not in the report, and how to see them."""
+    """Return sentences on the runs and studies of the experiment that are not in the report."""
     sentences = [
         f"{'One run was' if number == 1 else f'{number} runs were'} left out ({reason})."
         for reason, number in sorted(study.left_out.items())
@@ -141,7 +139,7 @@ def describe_left_out(study: Study) -> list[str]:
     if study.not_shown:
         more = len(study.not_shown) - _MOST_STUDIES
         names = [*study.not_shown[:_MOST_STUDIES], *([f"{more} older ones"] if more > 0 else [])]
-        sentences.append(f"Studies of this experiment without a group here: {join_words(names)}; {STUDY} ID shows one.")
+        sentences.append(f"Studies of this experiment that are not shown: {join_words(names)}; {STUDY} ID shows one.")
     return sentences
 
 
@@ -157,10 +155,10 @@ def _describe_highest_gain(study: Study, together: Sequence[Winner]) -> str:
     best = together[0]
     jobs = _describe_winner(study, best)
     if not _gains(best):
-        return f"jobs gain nothing by running together: {times_in_words(best.speedup)} at most, {jobs}"
-    gain = f"{jobs} run {times_in_words(best.speedup)} as fast as one after another"
+        return f"sharing gains nothing: at most {times_in_words(best.speedup)} the serial speed, with {jobs}"
+    gain = f"{jobs} reach {times_in_words(best.speedup)} the serial speed"
     if best.over_best_solo is not None:
-        gain += f", and {times_in_words(best.over_best_solo)} as fast as one at a time in its best step mode"
+        gain += f", and {times_in_words(best.over_best_solo)} that of one job at a time in its best step mode"
     return f"{gain}{best.marks}"
 
 
@@ -169,7 +167,8 @@ def _describe_lowest_gain(study: Study, together: Sequence[Winner]) -> list[str]
     if len(together) == 1 or len(none) == len(together):
         return []
     if not none:
-        return [f"The smallest gain is {times_in_words(worst.speedup)}, {_describe_winner(study, worst)}{worst.marks}."]
+        jobs = f"{_describe_winner(study, worst)}{worst.marks}"
+        return [f"The smallest gain is {times_in_words(worst.speedup)}, with {jobs}."]
     names = [jobs_in_words(winner.case, winner.degree) for winner in none]
     if len(names) <= _MOST_NAMED:
         return [f"Sharing gains nothing for {join_words(names)}."]
@@ -182,23 +181,21 @@ def _gains(winner: Winner) -> bool:
 
 def _count_winners(cells: Sequence[Cell], together: Sequence[Winner]) -> list[str]:
     kinds = {cell.mode: cell.sharing.label for cell in cells}
-    wins = Counter(_way(kinds.get(winner.mode, winner.mode)) for winner in together if winner.mode is not None)
-    first, *runners_up = sorted(wins, key=lambda way: (-wins[way], way)) or [""]
+    wins = Counter(kinds.get(winner.mode, winner.mode) for winner in together if winner.mode is not None)
+    first, *runners_up = sorted(wins, key=lambda mode: (-wins[mode], mode)) or [""]
     undecided = len(together) - wins.total()
     if not wins:
-        return [f"No mode is told apart from the others in {_cases(len(together))}."]
+        return [f"There is no verdict on the fastest mode in {_cases(len(together))}."]
     if len(wins) == 1 and not undecided:
         return [f"{_capitalise(first)} is fastest in {_cases(len(together), 'all')}."]
-    parts = [
-        f"{first} is fastest in {wins[first]} of {_cases(len(together))}",
-        *(f"{way} in {wins[way]}" for way in runners_up),
-    ]
-    open_ = [f"in {undecided} no mode is told apart from all others"] if undecided else []
-    return [f"{_capitalise('; '.join([join_words(parts), *open_]))}."]
+    parts = [f"{first} is fastest in {wins[first]} of {_cases(len(together))}"]
+    parts += [f"{mode} in {wins[mode]}" for mode in runners_up]
+    no_verdict = f"; no verdict in {undecided}" if undecided else ""
+    return [f"{_capitalise(join_words(parts))}{no_verdict}."]
 
 
-def _cases(number: int, quantifier: str = "") -> str:
-    return "the one case of several jobs" if number == 1 else f"{quantifier or 'the'} {number} cases of several jobs"
+def _cases(number: int, quantifier: str = "the") -> str:
+    return "the one case with several jobs" if number == 1 else f"{quantifier} {number} cases with several jobs"
 
 
 def _describe_certainty(study: Study, together: Sequence[Winner]) -> str:
@@ -211,33 +208,27 @@ def _describe_certainty(study: Study, together: Sequence[Winner]) -> str:
     gpus = max(winner.num_gpus for winner in together)
     if num_open == len(together):
         if 1 < gpus < MIN_GPUS:
-            return f"Of several GPUs each counts once: these are {gpus}, and a verdict takes {MIN_GPUS}"
-        return f"{blocks}; a verdict takes {MIN_BLOCKS}"
-    sure = f"{blocks}; intervals are 95 % each, verdicts are corrected over all comparisons"
+            return f"Each of the {gpus} GPUs counts once; a verdict needs {MIN_GPUS}"
+        return f"{blocks}; a verdict needs {MIN_BLOCKS}"
+    sure = f"{blocks}; intervals are 95 %, verdicts are corrected for all comparisons"
     sure += ", and each GPU counts once" if gpus > 1 else ""
-    return f"{sure}; in {num_open} of the cases too few blocks or GPUs for a verdict" if num_open else sure
-
-
-def _way(mode: str) -> str:
-    return "one after another" if mode == SERIAL.label else mode
+    return f"{sure}; {num_open} of the cases have too few blocks or GPUs for a verdict" if num_open else sure
 
 
 def _describe_winner(study: Study, winner: Winner) -> str:
-    """Return `3 resnet26_cifar10 under MPS`; of tied modes the one with the fastest median."""
+    """Return `3 resnet26_cifar10 under MPS`; of tied modes, the one with the best median."""
     first, *rivals = winner.tied
-    jobs = f"{jobs_in_words(winner.case, winner.degree)}{sizes_in_words(study, [winner.case])}"
-    way = f"{jobs} {_way(first) if first == SERIAL.label else f'under {first}'}"
-    # Where no verdict can be, that is said of all cases.
-    is_told = rivals and winner.is_enough
-    return f"{way} (not told apart from {join_words([_way(mode) for mode in rivals])})" if is_told else way
+    jobs = f"{jobs_in_words(winner.case, winner.degree)}{sizes_in_words(study, [winner.case])} under {first}"
+    # Too few blocks for any verdict is a sentence of its own.
+    return f"{jobs} (no verdict against {join_words(rivals)})" if rivals and winner.is_enough else jobs
 
 
 def sizes_in_words(study: Study, cases: Collection[Case]) -> str:
-    """Return what the letters of some mixes stand for, as ` (L: resnet152_imagenet, S: resnet26_cifar10)`, or nothing.
+    """Return the workloads of the letters of some mixes: ` (L: resnet152_imagenet, S: resnet26_cifar10)`.
 
-    A letter that stands for several workloads is left out: the table of mixes has them.
+    A letter of several workloads is left out: the table of mixes has them.
     """
-    case_of = cases_of(study)
+    case_of = label_cases(study)
     meant: dict[str, set[str]] = defaultdict(set)
     for row in study.rows:
         if row.is_mix and case_of[row.run_id] in cases:

@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing beside it and no script."""
+"""The page of a report: one HTML file without scripts or other files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from pipeline.report.evaluate import paper, verdicts
-from pipeline.report.evaluate.cells import Cell, cells_of
+from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.doubts import list_doubts
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.figures import catalogue
@@ -19,7 +19,7 @@ from pipeline.report.figures.parts import Part
 from pipeline.report.page import appendix, publications
 from pipeline.report.page.grid import grids
 from pipeline.report.page.key_findings import count_unranked, describe_missing, describe_setup, write_answer
-from pipeline.report.page.study_tables import COMPARISONS, comparison_table, every_table
+from pipeline.report.page.study_tables import COMPARISONS, comparison_table, make_tables
 from pipeline.report.page.table_format import MISSING, Table, Values, format_value
 from pipeline.report.read.group_series import GroupSeries
 from pipeline.report.read.study_records import Study
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TEMPLATE = "page.html.jinja"
 _PX = 1.45
-"""Pixels of a point where a figure fills the column."""
+"""Pixels per point of a figure that fills the column."""
 _COLOR = re.compile("|".join(THEME))
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 """Characters that HTML must not have, and that UTF-8 cannot hold."""
@@ -37,7 +37,7 @@ _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\ufff
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """Everything that a report shows; figures of one section follow each other, tables for machines are only named."""
+    """Everything that a report shows; figures are in the order of sections."""
 
     study: Study
     cells: Sequence[Cell]
@@ -47,13 +47,13 @@ class Content:
     figures: Sequence[Drawn]
 
 
-def content_of(study: Study, timeline: GroupSeries | None = None) -> Content:
-    """Evaluate and draw a study, the samples of one group over time."""
-    cells = cells_of(study)
+def make_content(study: Study, timeline: GroupSeries | None = None) -> Content:
+    """Evaluate and draw a study, and the samples of one group over time."""
+    cells = make_cells(study)
     comparisons = verdicts.verdicts(cells)
     best = verdicts.winners(cells, comparisons)
-    tables = every_table(study, cells, comparisons, best, paper.compare(cells, comparisons))
-    figures = catalogue.every_figure(study, cells, timeline)
+    tables = make_tables(study, cells, comparisons, best, paper.compare(cells, comparisons))
+    figures = catalogue.draw_figures(study, cells, timeline)
     return Content(study=study, cells=cells, verdicts=comparisons, winners=best, tables=tables, figures=figures)
 
 
@@ -89,7 +89,7 @@ def render(content: Content) -> str:
             methods=appendix.list_methods(),
             provenance=appendix.list_provenance(study),
             shown=format_value,
-            p_shown=p_shown,
+            format_p=format_p,
             slug=slug,
             by_case=group_by_case,
         )
@@ -100,7 +100,7 @@ def render(content: Content) -> str:
 def _count_comparisons(verdicts: Sequence[Verdict]) -> str:
     number = sum(verdict.ratio is not None for verdict in verdicts)
     without = f", and {len(verdicts) - number} groups without a figure" if number < len(verdicts) else ""
-    return f"Each of the comparisons: {number}{without}"
+    return f"All {number} comparisons{without}"
 
 
 def environment() -> jinja2.Environment:
@@ -121,7 +121,7 @@ def strip_forbidden(text: str) -> str:
     return _FORBIDDEN.sub(" ", text)
 
 
-def p_shown(p: float | None) -> str:
+def format_p(p: float | None) -> str:
     """Format a p value for readers."""
     if p is None:
         return MISSING
@@ -141,9 +141,9 @@ def group_by_case(table: Table) -> list[tuple[str | None, list[Values]]]:
 
 
 def inline_figure(figure: Drawn) -> str:
-    """Return the SVG as part of a page: no header, ids of its own, and colours that follow the page's theme.
+    """Return the SVG for a page: without header, with unique ids, with the colours of the page's theme.
 
-    Its panels are SVGs of their own, which the page puts beside each other where there is room.
+    Panels become SVGs of their own, which the page can put beside or below each other.
     """
     root = ElementTree.fromstring(figure.svg)  # noqa: S314  matplotlib wrote it
     prefix = slug(figure.name)
@@ -169,11 +169,11 @@ def inline_figure(figure: Drawn) -> str:
         beside = list(parts)
         row = ElementTree.SubElement(panels, "div", {"class": "row" if len(beside) > 1 else "line"})
         for part in beside:
-            row.append(_svg_of(part, groups[f"{prefix}-{part.name}"], sum(other.width for other in beside)))
+            row.append(_make_svg(part, groups[f"{prefix}-{part.name}"], sum(other.width for other in beside)))
     return ElementTree.tostring(panels, encoding="unicode")
 
 
-def _svg_of(part: Part, group: ElementTree.Element, row_width: float) -> ElementTree.Element:
+def _make_svg(part: Part, group: ElementTree.Element, row_width: float) -> ElementTree.Element:
     view = f"{part.x:.1f} {part.y:.1f} {part.width:.1f} {part.height:.1f}"
     width = f"flex: {part.width / row_width:.4f} 1 0" if part.width < row_width else f"width: {part.width * _PX:.0f}px"
     svg = ElementTree.Element("svg", {"viewBox": view, "style": width})

@@ -1,4 +1,4 @@
-"""The tables of publications as the page has them: what differs from a publication is said once, above its table."""
+"""The tables of publications on the page: differences that concern all rows stand once, above the table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AGREEMENT, _DIFFERENCE, _MIND = "agreement", "by how much", "mind"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingsTable:
-    """Findings of a publication that stand to ours in the same way, and what differs for all of them, in a sentence."""
+    """Findings of a publication, and a sentence on the differences that concern all of them."""
 
     table: Table
     differs: str
@@ -25,7 +25,7 @@ class FindingsTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """A publication beside a study: what was measured at its settings and at others, and how much was not measured."""
+    """The findings of a publication that were measured at its settings, at others, and the number not measured."""
 
     name: str
     about: str
@@ -40,28 +40,29 @@ def split_by_agreement(table: Table) -> Publication:
     rows = group_by(table.rows, lambda row: str(row[agreement]))
     absent, other = rows.pop(Agreement.NOT_MEASURED.value, []), rows.pop(Agreement.OTHER_SETTINGS.value, [])
     same = [row for row in table.rows if str(row[agreement]) in rows]
+    differs = _describe_parts(_parts(table, same, _MIND))
     return Publication(
         name=table.name,
         about=table.about,
-        same=FindingsTable(
-            table=_drop_columns(table, same, _IN_FILES_ONLY), differs=_describe_parts(_parts(table, same, _MIND))
-        ),
+        same=FindingsTable(table=_drop_columns(table, same, _IN_FILES_ONLY), differs=differs),
         other=_merge_settings(table, other),
         num_absent=len(absent),
     )
 
 
 def _merge_settings(table: Table, rows: Sequence[Values]) -> FindingsTable:
-    """Return findings whose settings are others: those of some rows of a case stand there, all others above."""
+    """Move differences of settings that concern whole cases from the rows to the sentence above them."""
     case, difference = table.columns.index("case"), table.columns.index(_DIFFERENCE)
     settings: dict[Values, set[str]] = {row: set(_split(row[difference])) for row in rows}
     cases = group_by(rows, lambda row: row[case])
-    of_cases = [
+    case_parts = [
         part
         for part in _parts(table, rows, _DIFFERENCE)
         if all(len({part in settings[row] for row in members}) == 1 for members in cases.values())
     ]
-    settings_of_row = {row: "; ".join(part for part in _split(row[difference]) if part not in of_cases) for row in rows}
+    settings_of_row = {
+        row: "; ".join(part for part in _split(row[difference]) if part not in case_parts) for row in rows
+    }
     brief = [
         tuple(settings_of_row[row] or None if place == difference else value for place, value in enumerate(row))
         for row in rows
@@ -69,7 +70,7 @@ def _merge_settings(table: Table, rows: Sequence[Values]) -> FindingsTable:
     hidden = [*_IN_FILES_ONLY, _AGREEMENT, *([] if any(settings_of_row.values()) else [_DIFFERENCE])]
     shown = _drop_columns(table, brief, hidden)
     columns = tuple("other settings" if head == _DIFFERENCE else head for head in shown.columns)
-    differs = _describe_parts([*_parts(table, rows, _MIND), *of_cases])
+    differs = _describe_parts([*_parts(table, rows, _MIND), *case_parts])
     return FindingsTable(table=dataclasses.replace(shown, columns=columns), differs=differs)
 
 
@@ -83,7 +84,7 @@ def _split(value: object) -> list[str]:
 
 
 def _describe_parts(parts: Sequence[str]) -> str:
-    return f"Not as in the paper: {'; '.join(parts)}." if parts else ""
+    return f"Differences from the paper: {'; '.join(parts)}." if parts else ""
 
 
 def _drop_columns(table: Table, rows: Sequence[Values], hidden: Sequence[str]) -> Table:

@@ -1,4 +1,4 @@
-"""Tables of services: which rate each mode bears, and what training and inference take from each other."""
+"""Tables of services: the highest rate within the objective, and training beside inference."""
 
 from __future__ import annotations
 
@@ -17,24 +17,19 @@ from pipeline.report.evaluate.wording import join_words
 from pipeline.report.page.table_format import Table, Values, format_estimate
 
 _MOST_SAID = 2
-"""Workloads whose rates the answer of a report names."""
+"""Workloads whose rates are part of the answer of a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimit:
-    """The highest rate, of those that were tried, that the services of a mode sustain within their objective.
+    """The highest measured rate that the services of a mode sustain within their objective.
 
     Attributes:
-        what: their workload.
-        degree: how many of them.
-        mode: in which they ran, and its kind in `sharing`.
-        objective: theirs, in words.
-        num_rates: how many rates were tried.
-        highest: the highest rate of a job, in requests/s, that meets it; no lower one misses it. `None`: there is none.
-        latency: what the objective is about, at that rate.
-        missed: the lowest rate that misses it.
-        is_known: whether `highest` is, or the lowest rate that was tried misses it. A percentile that requests were too
-            few for meets and misses nothing.
+        what: name of the workload.
+        highest: of one job, in requests/s; no lower rate misses the objective. `None` if no rate meets it.
+        latency: at that rate, in the percentile of the objective.
+        missed: the lowest rate that misses the objective.
+        is_known: true if a rate meets the objective, or the lowest one misses it; percentiles need enough requests.
     """
 
     what: str
@@ -89,25 +84,29 @@ def _find_limit(what: str, by_rate: Mapping[float, Cell]) -> RateLimit:
 
 
 def objective_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the highest rate at which each mode answered the requests within the objective."""
+    """Return a table of the highest rate of each mode within the objective."""
     rows: list[Values] = []
     for one in find_rate_limits(cells):
         latency = None if one.latency is None else format_estimate(one.latency)
         rows.append((one.what, one.degree, one.mode, one.objective, one.highest, one.total, latency, one.missed))
-    of_rates = ("highest rate of a job (requests/s)", "of all jobs", "latency there (ms)", "lowest rate that misses it")
-    note = (
-        "A rate meets the objective if it was sustained and the percentile that was asked for was within the objective "
-        "in most blocks, for every job, and no lower rate misses it. A percentile takes its number of requests: a p99 "
-        "1,000 in the window."
+    rate_heads = (
+        "highest rate of a job (requests/s)",
+        "of all jobs",
+        "latency there (ms)",
+        "lowest rate that misses it",
     )
-    columns = ("case", "jobs", "mode", "objective", *of_rates)
+    note = (
+        "A rate meets the objective if, in most blocks and for every job, it was sustained with the percentile within "
+        "the objective, and no lower rate misses it. A p99 needs 1,000 requests in the window."
+    )
+    columns = ("case", "jobs", "mode", "objective", *rate_heads)
     return Table("objective", "The highest rate that meets the objective", columns, tuple(rows), note)
 
 
 def describe_limits(cells: Sequence[Cell]) -> str:
     """Return a clause on the requests/s within the objective, in each mode with the best number of jobs.
 
-    Empty where there is no objective, where less than two rates were tried, or for more than two workloads.
+    Empty without an objective, with fewer than two rates, or for more than two workloads.
     """
     by_workload: dict[tuple[str, str], dict[SharingMode, list[RateLimit]]] = defaultdict(lambda: defaultdict(list))
     for one in find_rate_limits(cells):
@@ -117,19 +116,19 @@ def describe_limits(cells: Sequence[Cell]) -> str:
         return ""
     return "; ".join(
         f"{what} answers {join_words([_describe_best(group) for group in by_mode.values()])} with a {objective}, "
-        "the highest of the rates that were tried"
+        "the highest of the measured rates"
         for (what, objective), by_mode in by_workload.items()
         if any(one.is_known for group in by_mode.values() for one in group)
     )
 
 
-def _describe_best(of_mode: Sequence[RateLimit]) -> str:
+def _describe_best(limits: Sequence[RateLimit]) -> str:
     """Return `400 requests/s in 4 jobs (MPS)`."""
-    best = max(of_mode, key=lambda one: (one.total or 0, -one.degree))
+    best = max(limits, key=lambda one: (one.total or 0, -one.degree))
     where = "alone" if best.sharing == SERIAL else f"in {format_count(best.degree, 'job')} ({best.sharing.label})"
     if best.total is not None:
         return f"{best.total:g} requests/s {where}"
-    none = "no rate" if all(one.is_known for one in of_mode) else "an unknown rate"
+    none = "no rate" if all(one.is_known for one in limits) else "an unknown rate"
     return f"{none} ({best.sharing.label})"
 
 
@@ -142,7 +141,6 @@ def _objective(params: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _meets_objective(cell: Cell) -> bool | None:
-    """Check that all requests came through within the objective; `None` if that is not known."""
     sustained = cell.values.get(service_figures.SUSTAINED_WORST, {}).values()
     met = cell.values.get(service_figures.OBJECTIVE_MET_WORST, {}).values()
     if not cell.is_ranked:
@@ -153,14 +151,12 @@ def _meets_objective(cell: Cell) -> bool | None:
 
 
 def beside_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the throughput that the jobs of each mix keep, and the latency that its services pay."""
+    """Return a table of the throughput and latency of each workload of a mix, against alone."""
     rows: list[Values] = []
     for share in mixed_services.compare_services(cells):
-        figures = [
-            None if estimate is None else format_estimate(estimate)
-            for estimate in (share.throughput_ratio, share.mean, share.p99)
-        ]
+        estimates = (share.throughput_ratio, share.mean, share.p99)
+        figures = [None if estimate is None else format_estimate(estimate) for estimate in estimates]
         rows.append((share.cell.case.label, share.cell.mode, share.workload, *figures))
     columns = ("mix", "mode", "workload", "throughput kept", "mean latency, times alone", "p99 latency, times alone")
-    note = "Of several jobs of a workload the worst; a service at a given rate has no throughput of its own to keep."
-    return Table("beside", "Training beside inference: what each kept", columns, tuple(rows), note)
+    note = "Of several jobs of a workload, the worst. Services at a given rate have no throughput to compare."
+    return Table("beside", "Training beside inference, against alone", columns, tuple(rows), note)

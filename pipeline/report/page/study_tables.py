@@ -1,4 +1,4 @@
-"""Every table of a report, as `Table`s."""
+"""The tables of a report."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pipeline.base.domain.records import CO_RUNNERS, DEVICE, Result, WindowKind
 from pipeline.base.domain.sharing_modes import PROFILE
 from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate import doubts, other_gpus, scaling
-from pipeline.report.evaluate.cells import Case, Cell, cases_of, metrics_in
-from pipeline.report.evaluate.joules import JOULE, prefix_of, scale_estimate
+from pipeline.report.evaluate.cells import Case, Cell, label_cases, list_metrics
+from pipeline.report.evaluate.joules import JOULE, choose_prefix, scale_estimate
 from pipeline.report.evaluate.metrics import (
     ACTIVITY,
     ENERGY_VS_ALONE,
@@ -25,7 +25,7 @@ from pipeline.report.evaluate.metrics import (
     METRICS,
     TOTAL_TIME,
     Scale,
-    table_of,
+    find_table,
 )
 from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.publication import WHOLE_GPU
@@ -38,31 +38,29 @@ from pipeline.report.page.service_tables import beside_table, objective_table
 from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
 from pipeline.report.read.study_records import Row, Study
 
-SIMULATED_NOTE = "Simulated GPU: jobs ran on the CPU, and no figure here says anything about a real GPU."
+SIMULATED_NOTE = "Simulated GPU: jobs ran on the CPU, figures say nothing about a real GPU."
 _INTERVALS = (
-    "Median over the blocks; low and high are a 95 % t interval, of peaks (memory, temperature) the lowest and highest "
-    "block, from three blocks on. Over several GPUs, each counts once, by the median of its blocks."
+    "Median over the blocks. Low and high (from three blocks on): 95 % t interval; for peaks (memory, temperature), "
+    "the lowest and highest block. With several GPUs, each counts once, by the median of its blocks."
 )
 COMPARISONS = "verdicts"
-"""Name of the table of all comparisons, which the page has in brief."""
-_OF_VERDICTS = (
-    "Ratio: speed over the other mode's in the same block, median and 95 % t interval on its logarithm, one by one. "
-    f"A verdict needs five blocks, a ratio beyond {MARGIN_IN_WORDS} and p below 0.05 after correction over all "
-    "claims of this table (Holm's, sharpened after Shaffer); p is of equality (two one-sided tests) where the "
-    "verdict is equality, else of a difference. Over several GPUs each counts once, and a verdict needs three."
+_VERDICT_NOTE = (
+    "Ratio: speed over that of the other mode in the same block; median and 95 % t interval of its logarithm. A "
+    f"verdict needs five blocks, a ratio beyond {MARGIN_IN_WORDS} and p below 0.05 after correction for all claims of "
+    "this table (Holm, sharpened after Shaffer). p: of equality (two one-sided tests) if the verdict is equal, else of "
+    "a difference. With several GPUs, each counts once, and a verdict needs three."
 )
-_OF_CELLS = f"{_INTERVALS} Serial copies are as many times the solo run. Wrong results have no figures."
+_CELL_NOTE = f"{_INTERVALS} Serial copies: the solo run, times their number. Wrong results have no figures."
 
-_OF_MIXES = (
-    "A GPU counts the energy of all that runs on it. Measured: that of the mix over that of the same work, each job "
-    "alone on the GPU, idle power included. A model: what of it each workload took. Above idle, each job is given as "
-    "much more or less than alone as the jobs of the mix took together."
+_MIX_NOTE = (
+    "A GPU meters the energy of all its jobs. Measured: energy of the mix over that of the same work, each job alone "
+    "on the GPU, idle power included. Model: energy of each workload in the mix; above idle, all of them change by the "
+    "same factor."
 )
-_Place = tuple[Case, int, str, str]
-"""Case, degree, mode and profile."""
+_Place = tuple[Case, int, str, str]  # case, degree, mode and profile
 
 
-def every_table(
+def make_tables(
     study: Study,
     cells: Sequence[Cell],
     verdicts: Sequence[Verdict],
@@ -95,13 +93,13 @@ def every_table(
 
 
 def instance_table(study: Study) -> Table:
-    """Return a table of the GPU instances of each profile: the mean of a group, of memory the highest."""
-    cases = cases_of(study)
+    """Return a table of the GPU instances of each profile."""
+    cases = label_cases(study)
     read: dict[_Place, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     gpus: dict[_Place, dict[int, str]] = defaultdict(dict)
     for row in (row for row in study.rows if row.is_valid):
         by_profile: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-        for job in row.jobs:  # jobs that share an instance say the same of it, those on compute instances as well
+        for job in row.jobs:  # jobs that share an instance have the same figures of it
             for name in (*ACTIVITY, INSTANCE_MEMORY):
                 if "gi_id" in job.place and PROFILE in job.place and name in job.metrics:
                     profile, _ = mig_names.split(job.place[PROFILE])
@@ -119,8 +117,8 @@ def instance_table(study: Study) -> Table:
         rows.append((place[0].label, *place[1:], *texts))
     titles = ["peak memory of an instance (MiB)" if name == INSTANCE_MEMORY else METRICS[name].title for name in names]
     note = (
-        "Mean over the instances of a profile, of memory the highest; then the median over the blocks. Shares are of "
-        "the instance, whatever its size."
+        "Mean over the instances of a profile (memory: the highest), then the median over the blocks. Shares are those "
+        "of the instance."
     )
     columns = ("case", "jobs", "mode", "profile", *titles)
     return Table("instances", "GPU instances by profile", columns, tuple(rows), note)
@@ -143,15 +141,15 @@ def mix_energy_table(cells: Sequence[Cell]) -> Table:
             by_block = [cell.values.get(name(label)) for name in (energy_alone, modelled_energy)]
             one = work_units.format_singular(params.get(work_units.PARAM, work_units.SAMPLES))
             rows.append((cell.case.label, cell.mode, ratio, label, one, *_energies(cell, by_block)))
-    of_each = ("above idle for one, alone", "above idle for one, in the mix (a model)")
-    columns = ("mix", "mode", "energy, over that of the same work alone", "workload", "one", *of_each)
-    return Table("mix-energy", "Energy of mixes", columns, tuple(rows), _OF_MIXES)
+    energy_heads = ("above idle for one, alone", "above idle for one, in the mix (a model)")
+    columns = ("mix", "mode", "energy, over that of the same work alone", "workload", "one", *energy_heads)
+    return Table("mix-energy", "Energy of mixes", columns, tuple(rows), _MIX_NOTE)
 
 
 def _energies(cell: Cell, by_block: Sequence[Mapping[int, float] | None]) -> list[str | None]:
-    """Return energies in J by block as figures with one unit; it may be another one in each row."""
+    """Return energies in J by block as estimates with a common unit."""
     estimates = [cell.estimate(values) if values else None for values in by_block]
-    scale, prefix = prefix_of(estimate.median for estimate in estimates if estimate is not None)
+    scale, prefix = choose_prefix(estimate.median for estimate in estimates if estimate is not None)
     return [
         None if estimate is None else f"{format_estimate(scale_estimate(estimate, scale))} {prefix}{JOULE}"
         for estimate in estimates
@@ -159,20 +157,20 @@ def _energies(cell: Cell, by_block: Sequence[Mapping[int, float] | None]) -> lis
 
 
 def scaling_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of how much faster a job is on the larger of two places, beside the ideal and published ratios."""
+    """Return a table of a job's speed-up on the larger of two MIG profiles, with ideal and published ratios."""
     rows: list[Values] = []
     for step in scaling.steps(cells):
         larger = "the whole GPU" if step.larger == WHOLE_GPU else step.larger
-        of_ideal = None if step.ideal is None else 100 * step.ratio.median / step.ideal
-        figures = (format_estimate(step.ratio), step.ideal, of_ideal, step.loss_pct, step.published or None)
+        ideal_pct = None if step.ideal is None else 100 * step.ratio.median / step.ideal
+        figures = (format_estimate(step.ratio), step.ideal, ideal_pct, step.loss_pct, step.published or None)
         rows.append((step.case.label, larger, step.smaller, *figures))
     note = (
-        "One job on each: its throughput on the larger over that on the smaller, and then the median over the blocks. "
-        "Ideal: the ratio of the multiprocessors; bandwidth goes by memory slices instead. Loss: what a job on the "
-        "profile of all slices lacks of that on the whole GPU. Published ratios are of the GPU in parentheses."
+        "Throughput of one job on the larger over that on the smaller, median over the blocks. Ideal: ratio of the "
+        "multiprocessors (memory bandwidth follows memory slices instead). Loss: of a job on the profile of all "
+        "slices, against the whole GPU. Published: on the GPU in parentheses."
     )
     columns = ("case", "larger", "smaller", "times as fast", "ideal", "of the ideal (%)", "loss (%)", "published")
-    return Table("scaling", "MIG's cost and scaling", columns, tuple(rows), note)
+    return Table("scaling", "Cost and scaling of MIG", columns, tuple(rows), note)
 
 
 def neighbour_table(cells: Sequence[Cell]) -> Table:
@@ -183,9 +181,9 @@ def neighbour_table(cells: Sequence[Cell]) -> Table:
         case = cell.case.label.removesuffix(f" [{CO_RUNNERS} {cell.neighbours}]")
         rows.append((case, cell.degree, cell.mode, cell.neighbours, format_estimate(effect.throughput_ratio)))
     rows.sort(key=lambda row: natural_key(str(row[0])))
-    note = "Throughput beside neighbours over that of the same jobs in the same mode without, by block."
+    note = "Throughput beside co-runners over that of the same jobs in the same mode without them, by block."
     columns = ("case", "jobs", "mode", "neighbours", "throughput kept")
-    return Table("neighbours", "What neighbours leave", columns, tuple(rows), note)
+    return Table("neighbours", "Throughput beside co-runners", columns, tuple(rows), note)
 
 
 def other_gpus_table(study: Study) -> Table:
@@ -195,8 +193,8 @@ def other_gpus_table(study: Study) -> Table:
         ran = (group.case.label, group.degree, group.mode, group.beside)
         rows.append((*ran, *list_ends(group.share), group.num_blocks, group.sentence))
     heads = ("case", "jobs", "mode", "GPUs beside", "speed in company", "low", "high", "blocks", "in words")
-    note = f"{_INTERVALS} Ratios of one block, in one state of the machine; 1 is as fast as alone."
-    return Table("other-gpus", "While other GPUs of the host work", heads, tuple(rows), note)
+    note = f"{_INTERVALS} Ratios are within a block and machine state; 1 is as fast as alone."
+    return Table("other-gpus", "Speed while other GPUs of the host work", heads, tuple(rows), note)
 
 
 def winner_table(winners: Sequence[Winner]) -> Table:
@@ -219,7 +217,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     compares = ("case", "jobs", "mode", "against", "ratio", "low", "high", "blocks")
     tests = ("p", "p adjusted", "verdict", "blocks needed", "in words")
     title = "Verdicts: each mode against serial, naive and MPS"
-    return Table(COMPARISONS, title, (*compares, *tests), tuple(rows), _OF_VERDICTS, is_for_machines=True)
+    return Table(COMPARISONS, title, (*compares, *tests), tuple(rows), _VERDICT_NOTE, is_for_machines=True)
 
 
 def comparison_table(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Table:
@@ -233,46 +231,45 @@ def comparison_table(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Tabl
         decided = (verdict.num_blocks, verdict.decision.value, verdict.p_adjusted, verdict.blocks_needed)
         rows.append((*compared, *decided))
     heads = ("case", "jobs", "mode", "against", "times as fast", "blocks", "verdict", "p adjusted", "blocks needed")
-    return Table(COMPARISONS, "Each mode against serial, naive and MPS", heads, tuple(rows), _OF_VERDICTS)
+    return Table(COMPARISONS, "Each mode against serial, naive and MPS", heads, tuple(rows), _VERDICT_NOTE)
 
 
 def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
-    """Return a table of some quantities of every cell, each as `median (low to high)`, for print."""
-    known = metrics_in(cells)
-    of_work = [key for cell in cells for key in cell.counted if key in known and table_of(known[key]) == name]
-    of_listeners = [key for cell in cells for key, metric in cell.sampled.items() if table_of(metric) == name]
-    in_order = dict.fromkeys([*of_work, *metrics, *of_listeners])
+    """Return a table of some quantities of every cell, each as `median (low to high)`."""
+    known = list_metrics(cells)
+    work_names = [key for cell in cells for key in cell.counted if key in known and find_table(known[key]) == name]
+    listener_names = [key for cell in cells for key, metric in cell.sampled.items() if find_table(metric) == name]
+    in_order = dict.fromkeys([*work_names, *metrics, *listener_names])
     names = [name for name in in_order if any(name in cell.estimates for cell in cells)]
     scales = {
-        name: prefix_of((c.estimates[name].median for c in cells if name in c.estimates), known[name].unit)
+        name: choose_prefix((c.estimates[name].median for c in cells if name in c.estimates), known[name].unit)
         for name in names
     }
     rows: list[Values] = []
     for cell in cells:
         if cell.is_derived and (cell.num_given or cell.window is WindowKind.STEADY):
-            # Services at a given rate do not wait for each other; in a steady window the row of one job says it all.
-            continue
+            continue  # these serial copies have the figures of one job
         figures = [
             format_estimate(scale_estimate(cell.estimates[name], scales[name][0])) if name in cell.estimates else None
             for name in names
         ]
-        if any(figures) or not cell.values:  # a training has no latency; what has no figure at all says so
+        if any(figures) or not cell.values:  # a training has no latency
             *ran, result = _describe_run(cell)
             rows.append((*ran, f"{result}*" if cell.marks else result, *figures))
     heads = ("case", "jobs", "mode", "result", *(known[name].heading(scales[name][1]) for name in names))
-    doubted = " *: doubtful, as the page says." if any(cell.marks for cell in cells) else ""
-    return Table(name, title, heads, tuple(rows) if names else (), _OF_CELLS + doubted)
+    doubted = " *: doubtful, see the page of the report." if any(cell.marks for cell in cells) else ""
+    return Table(name, title, heads, tuple(rows) if names else (), _CELL_NOTE + doubted)
 
 
 def host_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the speed of the host for each cell, and of the cells that it bound."""
+    """Return a table of the speed of the host, with a note on the cells that it bound."""
     table = group_table(cells, "host", "The host", HOST)
     return dataclasses.replace(table, note=f"{doubts.describe_host_bound(cells)} {table.note}".strip())
 
 
 def result_table(cells: Sequence[Cell]) -> Table:
     """Return a table of every cell with all quantities in full, for machines."""
-    known = metrics_in(cells)
+    known = list_metrics(cells)
     names = [name for name in known if any(name in cell.estimates for cell in cells)]
     titles = [known[name].heading() for name in names]
     heads = [head for title in titles for head in (title, f"{title}: low", f"{title}: high")]
@@ -282,11 +279,11 @@ def result_table(cells: Sequence[Cell]) -> Table:
         rows.append((*_describe_run(cell), sum(cell.results.values()), *figures))
     columns = ("case", "jobs", "mode", "result", "blocks", *heads)
     title = "Results by case, degree and mode"
-    return Table("results", title, columns, tuple(rows), _OF_CELLS, is_for_machines=True)
+    return Table("results", title, columns, tuple(rows), _CELL_NOTE, is_for_machines=True)
 
 
 def ending_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the cells that did not end well in every block, and why."""
+    """Return a table of the cells that did not end `ok` in every block, and why."""
     rows: list[Values] = []
     for cell in cells:
         if set(cell.results) == {Result.OK} or cell.is_derived:
@@ -295,12 +292,12 @@ def ending_table(cells: Sequence[Cell]) -> Table:
         unranked = statistics.median(wrong) if wrong else None
         rows.append((*_describe_run(cell), cell.reason, unranked))
     heads = ("case", "jobs", "mode", "result", "reason", "speed-up of the wrong results (not ranked)")
-    return Table("endings", "What did not end well", heads, tuple(rows))
+    return Table("endings", "Groups that did not end ok", heads, tuple(rows))
 
 
 def drift_table(study: Study) -> Table:
     """Return a table of how the baselines changed from block to block."""
-    cases = cases_of(study)
+    cases = label_cases(study)
     by_label: dict[tuple[str, str, str], dict[int, float]] = {}
     has_several = len({block.gpu_uuid for block in study.blocks}) > 1
     for row in study.rows:
@@ -308,7 +305,7 @@ def drift_table(study: Study) -> Table:
             unit, value = baseline
             case = cases[row.run_id]
             label = case.label if row.degree == 1 else jobs_in_words(case, row.degree)
-            gpu = row.gpu_uuid if has_several else ""  # what differs between GPUs is no drift
+            gpu = row.gpu_uuid if has_several else ""  # a difference between GPUs is no drift
             by_label.setdefault((label, gpu, unit), {})[row.block] = value
     rows: list[Values] = []
     for (name, gpu, unit), by_block in sorted(by_label.items()):
@@ -321,39 +318,39 @@ def drift_table(study: Study) -> Table:
             rows.append((label, unit, *blocks, change, spread, min(values), max(values)))
     heads = ("baseline", "unit", "blocks", "first block", "last block")
     figures = ("last against first (%)", "standard deviation (%)", "lowest", "highest")
-    note = "Speed-ups are against the baseline of the same block, so drift does not enter them."
+    note = "Speed-ups use the baseline of the same block, so drift does not affect them."
     return Table("drift", "Drift of the serial baselines between blocks", (*heads, *figures), tuple(rows), note)
 
 
 def case_table(study: Study) -> Table:
     """Return a table of the jobs of each mix."""
-    cases = cases_of(study)
+    cases = label_cases(study)
     mixes = [row for row in study.rows if row.is_mix]
     parts = {cases[row.run_id].label: {(job.size, job.label) for job in row.jobs} for row in mixes}
     rows: list[Values] = []
     for label, jobs in sorted(parts.items()):
         words = [f"{size}: {workload}" if size else workload for size, workload in sorted(jobs, key=str)]
         rows.append((label, "; ".join(words)))
-    return Table("mixes", "What the mixes consist of", ("mix", "jobs"), tuple(rows))
+    return Table("mixes", "Workloads of the mixes", ("mix", "jobs"), tuple(rows))
 
 
 def block_table(study: Study) -> Table:
-    """Return a table of the place and the completeness of each block."""
+    """Return a table of the GPU, the host and the missing groups of each block."""
     heads = ("block", "host", "device", "driver", "GPU", "boot", "groups", "missing", "loop on the host (ms)", "loop")
     facts = {(row.block, dict(row.settings)[DEVICE]): row.facts for row in study.rows}
     rows: list[Values] = []
-    for block, loop_ms, is_slow in doubts.host_loops(study):
+    for block, loop_ms, is_slow in doubts.time_host_loops(study):
         block_facts = facts.get((block.number, block.device), {})
         where = (block.number, block_facts.get("host"), block.device, block_facts.get("driver_version"), block.gpu_uuid)
         rows.append(
             (*where, block.boot_id[:8], block.num_groups, block.num_missing, loop_ms, "slower" if is_slow else None)
         )
-    note = f"Slower: the loop took more than {doubts.SLOW_HOST:g} times the median of the blocks."
+    note = f"Slower: the loop took more than {doubts.SLOW_HOST:g} times the median of all blocks."
     return Table("blocks", "Blocks", heads, tuple(rows), note)
 
 
 def publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
-    """Return a table for each publication, its numbers beside ours."""
+    """Return a table for each publication that is compared with the study."""
     columns = ("finding", "where", "case", "jobs", "mode", "paper")
     heads = (*columns, "ours", "low", "high", "agreement", "by how much", "mind")
     return [
@@ -377,7 +374,6 @@ def _describe_run(cell: Cell) -> Values:
 
 
 def _baseline(row: Row) -> tuple[str, float] | None:
-    """Return unit and figure of a serial run: the rate of one job, or the total time of several."""
     if not row.is_sequential or not row.is_valid:
         return None
     is_time = row.window is WindowKind.WORK

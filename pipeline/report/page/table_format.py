@@ -32,11 +32,10 @@ class Table:
 
     Attributes:
         name: of its files, without a suffix.
-        columns: heads, with units.
-        rows: one value a column; `None` is missing.
-        note: what a reader must know of it; a table of simulated figures says so here.
-        about: of a table that compares with a publication: what that is.
-        is_for_machines: the page has its content in words or in other tables; all of it is in its files.
+        columns: headings, with units.
+        rows: one value for each column; `None` is missing.
+        about: introduction to a publication that the table compares with.
+        is_for_machines: only its files hold the whole table; the page has a shorter form.
     """
 
     name: str
@@ -49,7 +48,7 @@ class Table:
 
     @property
     def is_numeric(self) -> tuple[bool, ...]:
-        """By column: whether all of its values that are there are numbers, so that it is aligned to the right."""
+        """True for each column of numbers, which is aligned to the right."""
         columns = [[row[i] for row in self.rows if row[i] is not None] for i in range(len(self.columns))]
         return tuple(bool(column) and all(isinstance(value, float | int) for value in column) for column in columns)
 
@@ -64,10 +63,7 @@ def format_value(value: Value) -> str:
 
 
 def format_estimate(estimate: Estimate) -> str:
-    """Format an estimate with three significant digits and its interval: `1.57 (1.53 to 1.62)`.
-
-    Without the interval where there is none, or it does not show in these digits.
-    """
+    """Format an estimate with three significant digits and its interval, if there is one: `1.57 (1.53 to 1.62)`."""
     if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
         return format_value(estimate.median)
     texts = [round_value(number) for number in (estimate.median, estimate.low, estimate.high)]
@@ -75,20 +71,19 @@ def format_estimate(estimate: Estimate) -> str:
 
 
 def list_ends(estimate: Estimate | None) -> tuple[Value, Value, Value]:
-    """Return an estimate and the ends of its interval in full, as three values of a row."""
+    """Return median, low and high in full, as three values of a row."""
     return (None, None, None) if estimate is None else (estimate.median, estimate.low, estimate.high)
 
 
 def round_value(value: float) -> str:
-    """Return three significant digits of a value, or its whole part if that has more."""
+    """Round to three significant digits, or to a whole number if that has more."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"  # what is rounded to 100 has no decimals
 
 
 def to_csv(table: Table) -> str:
-    """Return comma-separated text with one line of heads; numbers in full, a missing value is an empty field.
+    """Return comma-separated text with numbers in full; a missing value is an empty field.
 
-    The note comes first as a line that begins with `#`, so that a file of simulated figures says so wherever it goes:
-    `pandas.read_csv(..., comment="#")` leaves it out.
+    The note is the first line, after `#`: `pandas.read_csv(..., comment="#")` skips it.
     """
     text = io.StringIO()
     if table.note:

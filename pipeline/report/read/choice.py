@@ -1,4 +1,4 @@
-"""The part of an experiment that a report is about: chosen by a user, and either real or simulated."""
+"""The part of an experiment that a report shows: chosen by the user, and either real or simulated."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The rows that a user wants; all of them if nothing is named.
+    """The rows that a user chose; all of them if nothing is named.
 
     Attributes:
-        studies: ids of starts of the orchestrator, as the tag `collocation.study` has them.
-        devices: names, or parts of names that only one device has; of a simulated one with that word before it.
+        studies: values of the tag `collocation.study`.
+        devices: names or unique parts of them; `simulated NAME` for a simulated device.
     """
 
     studies: Sequence[str] = ()
@@ -41,10 +41,10 @@ class Choice:
         return shlex.join([*_repeat(STUDY, self.studies), *_repeat(DEVICE, self.devices)])
 
     def check(self, rows: Sequence[Row]) -> Choice:
-        """Return the choice with devices by their whole names.
+        """Return the choice with full device names.
 
         Raises:
-            ConfigError: no row is of a study or a device that it names, or it names real and simulated devices.
+            ConfigError: a study or device is unknown, or real and simulated devices are mixed.
         """
         starts = group_by(rows, lambda row: row.start).values()
         newest_first = sorted(starts, key=lambda members: -max(row.start_ms for row in members))
@@ -55,17 +55,17 @@ class Choice:
         devices = Counter(row.device_in_words for row in chosen)
         names = tuple(_find(device, devices) for device in self.devices)
         if len({row.is_simulated for row in chosen if row.device_in_words in names}) > 1:
-            raise ConfigError(f"{self.words}: a report is of real devices or of simulated ones; write one of each")
+            raise ConfigError(f"{self.words} mixes real and simulated devices; write a report of each")
         return dataclasses.replace(self, devices=names)
 
     def includes(self, row: Row) -> bool:
-        """Return whether a row is of a study and a device of this choice, which is checked."""
+        """Return whether a row is of a study and a device of this choice, after `check`."""
         is_of_study = not self.studies or row.start in self.studies
         return is_of_study and (not self.devices or row.device_in_words in self.devices)
 
 
 def separate_simulated(rows: Sequence[Row]) -> tuple[list[Row], Mapping[str, int]]:
-    """Return the rows of real devices, or all if none is; and how many simulated ones are left out, by reason."""
+    """Return the rows of real devices, or all if none is; and the number of simulated ones left out, by reason."""
     real = [row for row in rows if not row.is_simulated]
     devices = Counter(row.device_in_words for row in rows if row.is_simulated) if real else Counter[str]()
     left_out = {f"{name}; {shlex.join([DEVICE, name])} shows them": number for name, number in devices.items()}
@@ -80,7 +80,7 @@ def _find(name_or_part: str, devices: Mapping[str, int]) -> str:
     same = [name for name in devices if name.casefold() == name_or_part.casefold()]
     matches = same or [name for name in devices if name_or_part.casefold() in name.casefold()]
     if len(matches) != 1:
-        wrong = f"{len(matches)} devices have that in their names" if matches else "no such device"
+        wrong = f"{len(matches)} devices match" if matches else "no such device"
         raise ConfigError(f"{DEVICE} {name_or_part}: {wrong}; choose one of: {_list(matches or devices)}")
     return matches[0]
 
@@ -92,7 +92,7 @@ def _list(names: Iterable[str]) -> str:
 
 
 def _study(rows: Sequence[Row]) -> str:
-    """Return a start in words: `ID (17 groups on AMD EPYC, 2026-11-25 17:49)`."""
+    """Describe a start: `ID (17 groups on NVIDIA A100, 2026-11-25 17:49)`."""
     begin = datetime.fromtimestamp(min(row.start_ms for row in rows) / 1000, UTC).strftime("%Y-%m-%d %H:%M")
     devices = " and ".join(dict.fromkeys(row.device_in_words for row in rows))
     return f"{rows[0].start} ({format_count(len(rows), 'group')} on {devices}, {begin})"

@@ -1,4 +1,4 @@
-"""Environments in words: each by the package that tells it from the others, never by a digest."""
+"""Names of environments: the package that tells each from the others, never a digest."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pipeline.report.read.study_records import JobRow, Row
 logger = logging.getLogger(__name__)
 
 _FRAMEWORKS = ("torch", "jax", "tensorflow", "paddlepaddle", "cupy", "timm", "transformers", "numpy", "python")
-"""Packages that say most about an environment, in the order in which one is looked for."""
+"""Packages that are preferred in names, in order."""
 
 
 def name_environments(rows: Sequence[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Return rows whose jobs say their environment in words if there are several, and how each of these differs."""
+    """Return the rows with environments in words if there are several, and sentences on their differences."""
     jobs: dict[str, tuple[Row, JobRow]] = {}
     for row in sorted(rows, key=lambda row: row.start_ms):
         for job in row.jobs:
@@ -65,8 +65,8 @@ def _differences(locks: Mapping[str, Sequence[str]], names: Mapping[str, str]) -
     sentences = []
     for digest in later:
         differs = compare_locks(locks[first], locks[digest]) if locks[first] and locks[digest] else ""
-        what = differs or "the packages are not recorded"
-        sentences.append(f"Environment {names[digest]!r} against {names[first]!r}: {what}.")
+        packages = differs or "packages not recorded"
+        sentences.append(f"Environment {names[digest]!r} against {names[first]!r}: {packages}.")
     return sentences
 
 
@@ -76,5 +76,5 @@ def _read_lock(store: Path | str, run_id: str) -> str:
             path = fetch(open_named(store), run_id, layout.ENVIRONMENT, folder)
             return "" if path is None else path.read_text(encoding="utf-8", errors="replace")
     except (CollocationError, OSError) as error:
-        logger.warning("the environment of run %s cannot be read: %s", run_id, error)
+        logger.warning("cannot read the environment of run %s: %s", run_id, error)
         return ""

@@ -1,4 +1,4 @@
-"""The sampled series of one group, read from its artifact: of a whole study, one group is drawn over time."""
+"""The sampled series of the one group that a report draws over time, read from its artifact."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pipeline.observe.fields import Fields
 from pipeline.record.sample_series import Series, SeriesKey, read_table
 from pipeline.record.store.results import fetch
 from pipeline.record.store.store_access import open_named
-from pipeline.report.read.labels import mix_of
+from pipeline.report.read.labels import label_mix
 from pipeline.report.read.study_records import Row, Study
 
 POINTS = 1500
-"""Samples a series that are drawn: more than a page is wide."""
+"""Points that are drawn of each series."""
 
 _MIX, _S = "M+2S", 1e9
 _PREFERRED = (MPS, NAIVE, MIG)
@@ -30,12 +30,10 @@ _PREFERRED = (MPS, NAIVE, MIG)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One series.
+    """One series of a quantity; `t_s` counts from the begin of the first job.
 
     Attributes:
-        label: the quantity.
-        instance: the GPU instance that it is of, `2g.20gb (5)`; empty for the whole GPU.
-        t_s: seconds since the first job began its work.
+        instance: `2g.20gb (5)`; empty for the whole GPU.
     """
 
     label: str
@@ -46,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpan:
-    """From when to when a job worked. Unit: seconds since the first one began."""
+    """The time in which a job worked. Unit: seconds since the first one began."""
 
     label: str
     start_s: float
@@ -76,7 +74,7 @@ class GroupSeries:
 def choose_group(study: Study, name_or_id: str | None = None) -> Row | None:
     """Choose the group to draw: the named one, else the mix M+2S, else the one with the most jobs.
 
-    It is asked for by run id or name: of several blocks, the first that ended well.
+    Of several blocks, it is the first that ended `ok`.
 
     Raises:
         ConfigError: the study has no such group.
@@ -87,12 +85,9 @@ def choose_group(study: Study, name_or_id: str | None = None) -> Row | None:
         matches = [row for row in study.rows if name_or_id in (row.run_id, row.name)]
         if not matches:
             names = ", ".join(dict.fromkeys(row.name for row in study.rows)) or "none"
-            raise ConfigError(
-                f"--group {name_or_id}: experiment {study.experiment!r} has no group of that name or run id; "
-                f"choose one of: {names}"
-            )
+            raise ConfigError(f"--group {name_or_id}: no such name or run id; choose one of: {names}")
         return next((row for row in matches if row in rows), matches[0])
-    mixes = [row for row in rows if row.is_mix and mix_of(row.called) == _MIX]
+    mixes = [row for row in rows if row.is_mix and label_mix(row.called) == _MIX]
     together = [row for row in rows if not row.is_sequential]
     return min(mixes or together or rows, key=_preference, default=None)
 
@@ -145,18 +140,17 @@ def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
             drawn = {field.name for _, field in known if field.chart is not None and field.chart.panel}
             samples = read_table(path, drawn)
     except Exception as error:  # a damaged file may raise anything
-        raise TrackingError(f"could not read the samples of run {row.run_id} from {row.store}: {error}") from error
-    of_device = {origin: series for origin, series in samples.items() if known.is_of_device(origin.source, origin.job)}
-    return of_device, known
+        raise TrackingError(f"cannot read the samples of run {row.run_id} in {row.store}: {error}") from error
+    device_samples = {
+        origin: series for origin, series in samples.items() if known.is_of_device(origin.source, origin.job)
+    }
+    return device_samples, known
 
 
 def _lines(
     samples: Mapping[SeriesKey, Series], known: Fields, panel: Panel, begin: int, profiles: Mapping[str | None, str]
 ) -> tuple[tuple[Line, ...], bool]:
-    """Return a line for each quantity and instance, from the best source; and whether any was thinned.
-
-    `profiles` is by the instance's id.
-    """
+    """Return a line for each quantity and instance, from the best source; and whether any was thinned."""
     by_label: dict[str, dict[int | None, tuple[Field, Series]]] = defaultdict(dict)
     names = {origin.field for origin in samples}
     for source, field in known:

@@ -1,4 +1,4 @@
-"""Kinds of hosts: rows of one GPU model that were measured on hosts which differ are cells of their own."""
+"""Kinds of hosts: rows of one GPU model on different hosts are not pooled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pipeline.report.read.study_records import Row
 
 SETTING = "host"
-"""The setting of a row that says on which kind of host it was measured; of hosts that do not differ it has none."""
+"""The setting of a row with its kind of host, if hosts differ."""
 _KIND = {"cpu_model": "CPU", "cpus": "CPUs", "power_limit_w": "power limit (W)", "driver_version": "driver"}
 _UNKNOWN = "not recorded"
 
@@ -25,7 +25,7 @@ def differences(rows: Sequence[Row]) -> Mapping[str, tuple[str, ...]]:
 
 
 def separate_hosts(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with their kind of host among the settings, where the hosts of a device differ."""
+    """Return the rows with their kind of host among the settings, if the hosts of a device differ."""
     differing = differences(rows)
     facts = {words: fact for fact, words in _KIND.items()}
     labelled = []

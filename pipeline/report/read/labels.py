@@ -15,13 +15,7 @@ Program = tuple[str | tuple[str, str], ...]
 
 
 class JobLabel(NamedTuple):
-    """The label of one job of a group, in parts.
-
-    Attributes:
-        workload: the label of its workload.
-        size: its letter in a mix.
-        words: what that label says in parentheses (`params_in_words`).
-    """
+    """The label of a job in parts: of its workload, its letter in a mix, its `params_in_words`."""
 
     workload: str
     size: str | None = None
@@ -41,15 +35,15 @@ _WORDS = {
         "synthetic_device": "data on the GPU",
     },
 }
-"""Params that a label may say, in their order, and the words for their values; a value without one is said itself."""
+"""Params that labels show, in their order, with words for their values."""
 _UNSAID = (STEP_MODE, "eager")
 _SIZE_ORDER = ("L", "M", "S")
 _ASKED_PROFILES = {"profile", "profiles"}
 _LIMIT, _CHUNKS = "active_thread_pct", "chunks"
 
 
-def program_of(params: Mapping[str, str]) -> Program:
-    """Return all that decides what a job computes, its step mode aside."""
+def identify_program(params: Mapping[str, str]) -> Program:
+    """Return the workload and params that decide what a job computes, without the step mode."""
     settings = {key: value for key, value in list_program_params(params).items() if key != STEP_MODE}
     return (params.get("workload", ""), *sorted(settings.items()))
 
@@ -64,17 +58,17 @@ def collect_words(programs: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
 
 
 def has_label_params(params: Mapping[str, str]) -> bool:
-    """Check that a program has any of these params; a user's own program has none."""
+    """Check that a program has params of labels; a user's own program has none."""
     return not _WORDS.keys().isdisjoint(params)
 
 
 def params_in_words(params: Mapping[str, str], varying: Container[str]) -> str:
-    """Describe the params of a workload that differ within the study: `bf16, CUDA graph`; empty if none does."""
+    """Describe the params that vary within the study: `bf16, CUDA graph`."""
     keys = [key for key in _WORDS if key in varying and key in params and (key, params[key]) != _UNSAID]
     return ", ".join(value_in_words(key, params[key]) for key in keys)
 
 
-def workload_label(name: str, params: Mapping[str, str], words: str) -> str:
+def label_workload(name: str, params: Mapping[str, str], words: str) -> str:
     """Return the name of a workload with its batch size and the words for its params: `resnet26 bs128 (bf16)`."""
     label = f"{name} bs{params['batch_size']}" if "batch_size" in params else name
     return _with_words(label, words)
@@ -90,10 +84,7 @@ def value_in_words(key: str, value: str) -> str:
 
 
 def distinguish_params(alike: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return, for each of several params that share a label, the words that distinguish it from the others.
-
-    Environments are said where nothing else tells apart.
-    """
+    """Return the words that distinguish params with one label; environments only if nothing else does."""
     keys = find_differing_keys(alike)
     for subset in ([key for key in keys if key != ENVIRONMENT], keys):
         words = [" ".join(_describe_param(key, params[key]) for key in subset if key in params) for params in alike]
@@ -109,11 +100,8 @@ def _describe_param(key: str, value: str) -> str:
     return f"{key} {value}".strip() if key.startswith("-") else f"{key}={value}"
 
 
-def jobs_label(jobs: Sequence[JobLabel]) -> str:
-    """Label the jobs of a group in their order: `M+2S (bf16)` where they have sizes, else `a + 2 b`; `a` for copies.
-
-    The words of all labels, where these are the same, stand behind the sizes.
-    """
+def label_jobs(jobs: Sequence[JobLabel]) -> str:
+    """Label the jobs of a group in their order: `M+2S (bf16)` with sizes, else `a + 2 b`; `a` for copies."""
     names = Counter(job.workload for job in jobs)
     if len(names) == 1:
         return jobs[0].workload
@@ -129,8 +117,8 @@ def sort_jobs(jobs: Iterable[JobLabel]) -> list[JobLabel]:
     return sorted(jobs, key=lambda job: (places.get(job.size or "", len(places)), job.size or "", job.workload))
 
 
-def mix_of(jobs: Sequence[JobLabel]) -> str | None:
-    """Label the sizes of different jobs without their order: `M+2S`; `None` where a workload has not one of its own."""
+def label_mix(jobs: Sequence[JobLabel]) -> str | None:
+    """Label the sizes of different jobs in a fixed order: `M+2S`; `None` unless each workload has a size of its own."""
     return _sizes(sort_jobs(jobs))
 
 
@@ -141,17 +129,16 @@ def _sizes(jobs: Sequence[JobLabel]) -> str | None:
     return "+".join(f"{number}{size}" if number > 1 else size for size, number in sizes.items())
 
 
-def mode_detail(mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
-    """Return the detail behind the kind of sharing: `25 %`, `2g.10gb`, `3g+2g+1g`, `2x3g.40gb`; or nothing.
+def describe_mode(mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
+    """Return the detail of a sharing mode: `25 %`, `2g.10gb`, `3g+2g+1g`, `2x3g.40gb`; empty without one.
 
-    Compute instances stand behind the GPU instance that they share: `3g(2c+1c)+1g`. The places say where each job ran
-    (`mig_profile`, `gi_id`, ...); they are empty if the group never got there.
+    Compute instances follow their GPU instance: `3g(2c+1c)+1g`. The places of jobs that never started are empty.
     """
     words = []
     known = {_LIMIT, mode.label_option} | ({_CHUNKS} if mode.placement_fact == PARTITION else set())
     if mode.placement_fact == PROFILE:
         known |= _ASKED_PROFILES
-        profiles = profiles_of(mode, options, places)
+        profiles = find_profiles(mode, options, places)
         is_placed = any(PROFILE in place for place in places)
         instances = _instances(places)
         words.append(_slices_in_words(instances, counted=mode.counts_instances) if is_placed else "+".join(profiles))
@@ -163,7 +150,7 @@ def mode_detail(mode: SharingMode, options: Mapping[str, object], places: Sequen
 
 
 def _limit_in_words(mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
-    """Describe the limit of each job, by its placement or else its request: `25+50 %`, `56 SM`, `7 chunks`, `long`."""
+    """Describe the limit of each job, as placed or else as requested: `25+50 %`, `56 SM`, `7 chunks`, `long`."""
     for key, unit in ((PERCENTAGE, "%"), (PARTITION, "SM")):
         if limits := [place[key] for place in places if key in place]:
             return f"{'+'.join(limits[:1] if len(set(limits)) == 1 else limits)} {unit}"
@@ -174,21 +161,20 @@ def _limit_in_words(mode: SharingMode, options: Mapping[str, object], places: Se
     return describe_value(options[mode.label_option]) if mode.label_option in options else mode.default_text
 
 
-def profiles_of(
+def find_profiles(
     mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]
 ) -> tuple[str, ...]:
-    """Return the profiles of the MIG devices, the largest first; of a group that was not placed, the requested ones."""
+    """Return the profiles of the MIG devices, the largest first; if the jobs have no place, the requested ones."""
     if mode.placement_fact != PROFILE:
         return ()
     profiles = [profile for devices in _devices(places).values() for profile in devices.values()]
     if profiles:
-        return tuple(sorted(profiles, key=size_of_profile, reverse=True))
+        return tuple(sorted(profiles, key=rank_profile, reverse=True))
     requested = options.get("profiles") or options.get("profile", "auto")
     return () if requested == "auto" else tuple(requested) if isinstance(requested, list) else (str(requested),)
 
 
 def _devices(places: Sequence[Mapping[str, str]]) -> dict[object, dict[object, str]]:
-    """Return the profile of each MIG device, by its GPU instance and its compute instance."""
     devices: dict[object, dict[object, str]] = {}
     for position, place in enumerate(places):
         if PROFILE in place:
@@ -197,17 +183,17 @@ def _devices(places: Sequence[Mapping[str, str]]) -> dict[object, dict[object, s
 
 
 def _instances(places: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
-    """Return the profile of each GPU instance, the largest first, with the parts that jobs have of it: `(2c+1c)`."""
+    """Return the profile of each GPU instance, the largest first, and its compute instances: `(2c+1c)`."""
     instances = []
     for devices in _devices(places).values():
-        names = [mig_names.split(name) for name in sorted(devices.values(), key=size_of_profile, reverse=True)]
+        names = [mig_names.split(name) for name in sorted(devices.values(), key=rank_profile, reverse=True)]
         instances.append((names[0][0], [f"{slices}c" for _, slices in names if slices is not None]))
-    instances.sort(key=lambda instance: size_of_profile(instance[0]), reverse=True)
+    instances.sort(key=lambda instance: rank_profile(instance[0]), reverse=True)
     return [(profile, mig_names.format_division("", parts)) for profile, parts in instances]
 
 
 def is_placed(mode: SharingMode, places: Sequence[Mapping[str, str]]) -> bool:
-    """Check that the placements tell all that `mode_detail` needs."""
+    """Check that the places have all that `describe_mode` needs."""
     return not mode.placement_fact or (bool(places) and all(mode.placement_fact in place for place in places))
 
 
@@ -217,13 +203,13 @@ def _slices_in_words(instances: Sequence[tuple[str, str]], *, counted: bool) -> 
         instance = "".join(instances[0])
         return f"{len(instances)}x{instance}" if counted else instance
     slices = [profile.split(".")[0] for profile in profiles]
-    # Two profiles of as many slices (1g.10gb, 1g.20gb) are told apart by their full names only.
+    # Profiles of as many slices (1g.10gb, 1g.20gb) need their full names.
     shown = slices if len(set(slices)) == len(set(profiles)) else profiles
     return "+".join(f"{profile}{parts}" for profile, (_, parts) in zip(shown, instances, strict=True))
 
 
-def size_of_profile(profile: str) -> tuple[int, str]:
-    """Return a sort key of a MIG profile: its slices (of `2c.3g.40gb` two), then its name."""
+def rank_profile(profile: str) -> tuple[int, str]:
+    """Return a sort key of a MIG profile: its slices (two of `2c.3g.40gb`), then its name."""
     match = re.match(r"(\d+)[cg]", profile)
     return (int(match[1]) if match else 0, profile)
 

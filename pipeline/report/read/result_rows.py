@@ -1,4 +1,4 @@
-"""The rows of a study that has just ended as those of its report, before MLflow has them."""
+"""The rows of a study that has just ended, before MLflow has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.report.read.rows import study_of
 from pipeline.report.read.study_records import JobRow, Row, Study
 
 
-def study_of_results(experiment: str, rows: Iterable[GroupResult]) -> Study:
+def make_study_of_results(experiment: str, rows: Iterable[GroupResult]) -> Study:
     """Return the study that rows of groups make."""
     return study_of(experiment, map(_row, rows))
 

@@ -1,4 +1,4 @@
-"""Gives the rows of a study labels that tell them apart: a label depends on what else there is."""
+"""Labels that distinguish the rows of a study from each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def label_rows(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with labels that distinguish them."""
     names = _workload_names([job for row in rows for job in row.jobs])
     modes = modes_of(row.scenario for row in rows)
-    # A group that failed before it was placed is called as in the blocks in which it was placed.
+    # A group that failed before it had places gets the label of other blocks.
     placed: dict[str, Row] = {}
     for row in rows:
         if row.key not in placed or labels.is_placed(row.sharing, [job.place for job in row.jobs]):
@@ -34,15 +34,15 @@ def label_rows(rows: Sequence[Row]) -> list[Row]:
             row,
             jobs=tuple(jobs),
             sharing=modes[row.scenario],
-            detail=labels.mode_detail(row.sharing, row.options, places),
-            profiles=labels.profiles_of(row.sharing, row.options, places),
+            detail=labels.describe_mode(row.sharing, row.options, places),
+            profiles=labels.find_profiles(row.sharing, row.options, places),
         )
         renamed.append(row)
     return _add_differences(_add_order(_add_settings(renamed)))
 
 
 def _rename_rows(rows: Sequence[Row]) -> list[Row]:
-    """Name the rows as the plan of a study with all of them would: their runs may be those of several plans."""
+    """Name the rows as one plan with all of them would."""
     facts = [
         group_names.GroupFacts(
             scenario=row.scenario,
@@ -59,7 +59,7 @@ def _rename_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _add_settings(rows: Sequence[Row]) -> list[Row]:
-    """Add the settings in which rows of the same jobs differ; every row names its device if devices differ."""
+    """Add the settings in which rows of the same jobs differ; the device to all if there are several."""
     alike = group_by(rows, _jobs)
     devices = _find_varying(rows) & {"device"}
     varied = {jobs: _find_varying(same) | devices for jobs, same in alike.items()}
@@ -71,10 +71,7 @@ def _add_settings(rows: Sequence[Row]) -> list[Row]:
 
 
 def _add_order(rows: Sequence[Row]) -> list[Row]:
-    """Add the order of the jobs to the settings, where a mode ran the same jobs in several orders.
-
-    All modes of these jobs say it, so that each is compared with the others in its own order.
-    """
+    """Add the order of the jobs to the settings of all modes, if a mode ran them in several orders."""
     orders: dict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)
     for row in rows:
         digests = tuple(job.digest for job in row.jobs)
@@ -89,17 +86,19 @@ def _add_order(rows: Sequence[Row]) -> list[Row]:
 
 
 def _add_differences(rows: Sequence[Row]) -> list[Row]:
-    """Add to the detail what distinguishes different groups that would share their labels."""
+    """Extend the detail of different groups with one label."""
     alike: dict[tuple[object, ...], dict[str, Row]] = defaultdict(dict)
     for row in rows:
         alike[*_identify_jobs(row), row.mode].setdefault(row.key, row)
     details: dict[str, str] = {}
     for by_key in alike.values():
         keys = sorted(by_key) if len(by_key) > 1 else []
-        of_each = [{"scenario": by_key[key].scenario, **by_key[key].options} for key in keys]
-        words = labels.distinguish_params([{k: labels.describe_value(v) for k, v in of.items()} for of in of_each])
+        all_options = [{"scenario": by_key[key].scenario, **by_key[key].options} for key in keys]
+        words = labels.distinguish_params(
+            [{k: labels.describe_value(v) for k, v in options.items()} for options in all_options]
+        )
         for key, word in zip(keys, words, strict=True):
-            # No words for it: a few digits of the group's key, as of a program that differs in nothing that is said.
+            # Without distinguishing words: a few digits of the group's key.
             unsaid = "" if words.count(word) == 1 else f"({hashlib.sha256(key.encode()).hexdigest()[:6]})"
             details[key] = " ".join(filter(None, (by_key[key].detail, word, unsaid)))
     return [dataclasses.replace(row, detail=details.get(row.key, row.detail)) for row in rows]
@@ -107,14 +106,14 @@ def _add_differences(rows: Sequence[Row]) -> list[Row]:
 
 def _identify_jobs(row: Row) -> tuple[object, ...]:
     return (
-        labels.jobs_label(labels.sort_jobs(row.called)),
+        labels.label_jobs(labels.sort_jobs(row.called)),
         tuple(sorted(job.label for job in row.jobs)),
         row.setting,
     )
 
 
 def _jobs(row: Row) -> tuple[labels.Program, ...]:
-    programs = sorted((labels.program_of(job.params) for job in row.jobs), key=str)
+    programs = sorted((labels.identify_program(job.params) for job in row.jobs), key=str)
     return tuple(programs if len(set(programs)) > 1 else programs[:1])
 
 
@@ -132,7 +131,7 @@ def _workload_names(jobs: Sequence[JobRow]) -> dict[str, labels.JobLabel]:
     differing = [key for key, values in labels.collect_words(programs.values()).items() if len(values) > 1]
     words = {digest: labels.params_in_words(params, differing) for digest, params in programs.items()}
     label_of = {
-        digest: labels.workload_label(names[digest], params, words[digest]) for digest, params in programs.items()
+        digest: labels.label_workload(names[digest], params, words[digest]) for digest, params in programs.items()
     }
     apart = _distinguish_labels(label_of, programs, {job.digest: job.params.get("epochs") for job in jobs})
     return {digest: labels.JobLabel(label, words=words[digest]) for digest, label in apart.items()}
@@ -141,11 +140,7 @@ def _workload_names(jobs: Sequence[JobRow]) -> dict[str, labels.JobLabel]:
 def _distinguish_labels(
     label_of: Mapping[str, str], programs: Mapping[str, Mapping[str, str]], epochs: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Return the label of each digest, longer where different programs would share it.
-
-    Programs with the same settings are told apart too: other scripts, other environments. Epochs are the window, which
-    rows say of themselves, so that they need not tell programs apart.
-    """
+    """Return the label of each digest, extended if programs share it; epochs belong to the window, not to the label."""
     labels_by_digest = {}
     for label, digests in group_by(sorted(label_of), label_of.__getitem__).items():
         words = labels.distinguish_params([programs[digest] for digest in digests])

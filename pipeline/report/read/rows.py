@@ -1,4 +1,4 @@
-"""The runs of an experiment as records: one `Row` a group, those alone that may stand beside each other."""
+"""The runs of an experiment as comparable rows, one for each group."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ FACTS = {
     "job_cudnn": "cuDNN",
     "job_cublas": "cuBLAS",
 }
-"""What tags say of a whole study, and its jobs of their software (`job_`), by name: in words, in a reader's order."""
+"""Facts of a study, and of its jobs' software (`job_`), in words, in the order of the page."""
 
 
 def read(
@@ -65,21 +65,20 @@ def read(
 ) -> Study:
     """Read the study in an experiment: the newest finding of each group and block, in one machine state a block.
 
-    The stores, folders or URIs of servers, are such as those of several machines. Where some rows are of real devices,
-    simulated ones are left out unless `choice` names them.
+    Simulated rows beside real ones are left out, unless `choice` names them.
 
     Raises:
-        ConfigError: two of the stores hold the same run, which would count twice, or `choice` names what is not there.
+        ConfigError: two stores hold the same run, or `choice` names an unknown study or device.
         TrackingError: there is no such store or experiment.
     """
-    by_store = _rows_of_each(stores, experiment)
+    by_store = _read_rows(stores, experiment)
     rows = list(filter(None, itertools.chain(*by_store)))
     if choice:
         choice = choice.check(rows)
         rows = [row for row in rows if choice.includes(row)]
     real, left_out = separate_simulated(rows)
     run_ids = {row.run_id for row in real}
-    by_store = [[row for row in of_store if (row.run_id in run_ids if row else not choice)] for of_store in by_store]
+    by_store = [[row for row in members if (row.run_id in run_ids if row else not choice)] for members in by_store]
     study = study_of(experiment, *by_store, pools_hosts=pools_hosts)
     return dataclasses.replace(
         study, left_out={**left_out, **study.left_out}, choice=choice.words if choice is not None else ""
@@ -92,26 +91,26 @@ def read_apart(store: Path | str, experiment: str) -> list[Study]:
     Raises:
         TrackingError: there is no such store or experiment.
     """
-    (store_rows,) = _rows_of_each([store], experiment)
+    (store_rows,) = _read_rows([store], experiment)
     rows = list(filter(None, store_rows))
     kinds = [[row for row in rows if row.is_simulated == is_simulated] for is_simulated in (False, True)]
     return [study_of(experiment, members, pools_hosts=False) for members in kinds if members]
 
 
-def _rows_of_each(stores: Sequence[Path | str], experiment: str) -> list[list[Row | None]]:
-    by_store = [list(_rows_in(store, experiment)) for store in stores]
+def _read_rows(stores: Sequence[Path | str], experiment: str) -> list[list[Row | None]]:
+    by_store = [list(_read_store(store, experiment)) for store in stores]
     held: dict[str, Path | str] = {}
     for row in filter(None, itertools.chain(*by_store)):
         if row.run_id in held:
             raise ConfigError(
                 f"{held[row.run_id]} and {row.store} both hold run {row.run_id} of experiment {experiment!r}; "
-                "name one of them, or its blocks count twice"
+                "name only one of them"
             )
         held[row.run_id] = row.store
     return by_store
 
 
-def _rows_in(store: Path | str, experiment: str) -> Iterator[Row | None]:
+def _read_store(store: Path | str, experiment: str) -> Iterator[Row | None]:
     jobs = results.find_runs(store, experiment, JOB)
     children = group_by(jobs, lambda run: run.data.tags.get(Tag.PARENT_RUN, ""))
     groups = results.find_runs(store, experiment, GROUP)
@@ -121,7 +120,7 @@ def _rows_in(store: Path | str, experiment: str) -> Iterator[Row | None]:
 
 
 def _identity(groups: Iterable[Any]) -> Tag:
-    """Choose the digest of programs: with their packages, unless the user accepted results of other environments."""
+    """Choose the digest of programs: without packages if the user accepted other environments."""
     accepts = any(run.data.tags.get(Tag.ACCEPTS_ENVIRONMENT) == "true" for run in groups)
     return Tag.PROGRAM_DIGEST if accepts else Tag.WORKLOAD_DIGEST
 
@@ -129,14 +128,13 @@ def _identity(groups: Iterable[Any]) -> Tag:
 def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts: bool = True) -> Study:
     """Make a study of the rows of each store; `None` stands for a run without a result.
 
-    Each store has blocks of its own: those of the second follow those of the first. Units of one plan are blocks of
-    one study, in whatever stores they are. Blocks of hosts that differ are repeats of each other only if these are
-    pooled.
+    The blocks of a store are numbered after those of the store before, except for shards of one plan. Blocks of
+    different hosts are repeats of each other only with `pools_hosts`.
     """
     rows: list[Row] = []
     num_without_result, num_blocks = 0, 0
     planned: list[int] = []
-    first_of_plan: dict[str, int] = {}  # of plans that are run by units: how many blocks come before theirs
+    first_of_plan: dict[str, int] = {}  # number of blocks before those of a plan that ran as shards
     for store_rows in map(list, rows_of_stores):
         known = set(first_of_plan)
         numbered = []
@@ -153,7 +151,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
         planned += [int(number) for number in newest if number.isdigit()]
         rows += numbered
     chosen, not_chosen = selection.choose(rows)
-    left_out = {"no result: it runs, or was never closed": num_without_result, **not_chosen}
+    left_out = {"no result: still running, or never closed": num_without_result, **not_chosen}
     members, environments = name_environments([row for _, block_rows in chosen for row in block_rows])
     named = row_labels.label_rows(members if pools_hosts else hosts.separate_hosts(members))
     newest_first, shown = sorted(rows, key=lambda row: row.start_ms, reverse=True), {row.start for row in named}
@@ -170,7 +168,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
 
 
 def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) -> Row | None:
-    """Make a row of a run, with labels that do not yet distinguish it; `None` if it has no result."""
+    """Make a row of a run, without distinguishing labels; `None` if it has no result."""
     tags, params = run.data.tags, run.data.params
     facts = read_facts(tags)
     if (commit := tags.get(Tag.GIT_COMMIT, "")) not in ("", facts.get("git_commit")):
@@ -186,7 +184,7 @@ def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Ta
         settings, options = tuple(planned["settings"].items()), planned["options"]
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise TrackingError(
-            f"run {run.info.run_id} in {store} has no settings and options, as an earlier version recorded it; "
+            f"run {run.info.run_id} in {store} is of an earlier version, without settings and options; "
             "name another experiment, or delete the run"
         ) from error
     return Row(

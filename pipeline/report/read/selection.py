@@ -1,4 +1,4 @@
-"""The choice of rows that are compared: one plan for each part of a study, one machine state in each block."""
+"""The choice of comparable rows: one plan for each part of a study, one machine state for each block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[
     """Choose the rows of the newest plan of each part, one for each group and block; count the others by reason."""
     left_out: Counter[str] = Counter()
     states = merge_same(row.machine_state for row in rows)
-    # Of a plan whose units are cases, each case is as a study of its own.
+    # In a plan with cases as shards, each case is like a study of its own.
     members: dict[tuple[int, str, int, str], list[Row]] = defaultdict(list)
     expected: dict[tuple[str, int, str], set[str]] = defaultdict(set)
     # A profiler changes what it measures.
@@ -36,7 +36,7 @@ def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[
     for (block, device, number, case), part_rows in sorted(members.items()):
         expected_keys = expected[device, number, case]
         state, chosen = _choose_state(part_rows, states, expected_keys, left_out)
-        # Parts that ran in one state of the machine stand beside each other in one block.
+        # Parts in one machine state share a block.
         piece = blocks[block, device].setdefault(state, _Piece([], set()))
         piece.rows.extend(chosen)
         piece.expected.update(expected_keys)
@@ -52,7 +52,7 @@ class _Piece(NamedTuple):
 
 
 def _number_blocks(blocks: Mapping[tuple[int, str], Mapping[MachineState, _Piece]]) -> list[tuple[Block, list[Row]]]:
-    """Make blocks of the pieces: the first keeps the number it had, others get numbers of their own."""
+    """Make blocks of the pieces: the first keeps its number, others get new ones."""
     pieces = [
         (place, number, device, state, piece)
         for (number, device), by_state in blocks.items()
@@ -75,10 +75,7 @@ def _number_blocks(blocks: Mapping[tuple[int, str], Mapping[MachineState, _Piece
 
 
 def parts(rows: Sequence[Row]) -> list[list[Row]]:
-    """Split rows into parts without a common plan or program, the oldest part first, the newest row last.
-
-    Such as those of two precisions that were measured by two commands. One program in two windows is like two.
-    """
+    """Split rows into parts without a common plan or program (in one window): oldest part first, newest row last."""
     groups: list[tuple[set[object], list[Row]]] = []
     for row in sorted(rows, key=lambda row: (row.start_ms, row.run_id)):
         its_own = {row.plan, *((_identity(job.params), row.settings) for job in row.jobs)}
@@ -90,10 +87,9 @@ def parts(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def keep_newest_plans(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
-    """Keep the rows of the newest plan of each set of programs.
+    """Keep the rows of the newest plan of each set of programs, with their baselines.
 
-    Plans of one study for several GPU models count together. A plan of other programs is none of theirs, newer or not.
-    A baseline stays with what is compared with it.
+    Plans of one study for several GPU models count as one.
     """
     newest_first = sorted(rows, key=lambda row: (row.start_ms, row.run_id), reverse=True)
     plans: dict[_Compared, str] = {}
@@ -122,7 +118,7 @@ _Compared = tuple[frozenset[object], str, str]
 
 
 def _comparison_key(row: Row) -> _Compared:
-    """Return the programs that are compared, alone and in company, for which the newest plan decides the settings."""
+    """Return programs, other GPUs and co-runners, for which the newest plan decides the settings."""
     return frozenset(_identity(job.params) for job in row.jobs), row.beside, row.neighbours
 
 
@@ -131,7 +127,7 @@ def _identity(params: Mapping[str, str]) -> tuple[object, ...]:
 
 
 def _newest_programs(newest_first: Sequence[Row]) -> dict[tuple[object, ...], set[str]]:
-    """Return the digests in the newest plan, by workload and options; a plan may compare two environments."""
+    """Return the digests in the newest plan (several if it compares environments), by workload and options."""
     programs: dict[tuple[object, ...], set[str]] = {}
     plans: dict[tuple[object, ...], str] = {}
     for row in newest_first:
@@ -152,11 +148,11 @@ def _difference(row: Row, newest: set[_Settings]) -> str:
 def _choose_state(
     members: Sequence[Row], states: Mapping[MachineState, MachineState], expected: set[str], left_out: Counter[str]
 ) -> tuple[MachineState, list[Row]]:
-    """Choose the state of a block, and its rows from there: a complete set if there is one, else the largest."""
+    """Choose the machine state of a block with a complete, else the largest set of rows; return its rows."""
     by_state: dict[MachineState, dict[str, Row]] = defaultdict(dict)
     counting = skips.drop_superseded(members, lambda row: (row.key, row.result))
     if num_skipped := len(members) - len(counting):
-        left_out["skipped at first, and run later"] += num_skipped
+        left_out["skipped at first, run later"] += num_skipped
     for row in counting:  # newest first
         rows_by_key = by_state[states[row.machine_state]]
         newer = rows_by_key.setdefault(row.key, row)
@@ -165,9 +161,9 @@ def _choose_state(
         dropped = row
         if row.result.is_finding and not newer.result.is_finding:
             dropped, rows_by_key[row.key] = newer, row
-        # A group that was stopped and then run to its end leaves a study as if it had not been stopped.
+        # A group that was interrupted and run again is not worth a remark.
         if dropped.result is not Result.INTERRUPTED:
-            left_out["run again: the newest finding of the same group counts"] += 1
+            left_out["run again: the newest result counts"] += 1
 
     def rank(state: MachineState) -> tuple[bool, int, int]:
         rows = by_state[state].values()
@@ -177,5 +173,5 @@ def _choose_state(
     best = max(sorted(by_state), key=rank)
     for state, rows in by_state.items():
         if state != best:
-            left_out[f"another {best.difference(state)} than the rest of its block"] += len(rows)
+            left_out[f"different {best.difference(state)} than the rest of its block"] += len(rows)
     return best, list(by_state[best].values())

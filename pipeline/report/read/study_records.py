@@ -19,12 +19,11 @@ class JobRow:
     """One job of a group.
 
     Attributes:
-        run_id: of its run; empty where it has none.
+        run_id: empty before MLflow has the run.
         label, digest: of its workload; equal labels are equal programs.
-        words: what the label says in parentheses.
-        size: the mix letter, if any.
-        params: all params of its run.
-        place: where it ran (`device`, `gi_id`, `mig_profile`, ...).
+        words: the part of the label in parentheses.
+        size: its letter in a mix.
+        place: `device`, `gi_id`, `mig_profile`, ...
         start_ns, end_ns: of its work; monotonic clock.
     """
 
@@ -58,17 +57,15 @@ class Row:
 
     Attributes:
         key: the same for this group in every block.
-        sharing: its kind of sharing, whatever the options.
-        detail: what its label says behind that (`25 %`, `2g.10gb`); empty if nothing.
+        sharing, detail: parts of `mode`.
         profiles: of its MIG instances, the largest first.
-        options: of the scenario that are given, and what the GPU was made to be for it.
-        setting: what tells the settings of this row (window, seed, ...) from others of its jobs; else empty.
-        settings: these settings by name, all of which rows must share to be compared.
-        marks: why a row that is `ok` is invalid, and what is noted beside its figures.
+        options: of the scenario, as given or applied.
+        settings: window, seed, device, ...; rows are compared only if they are equal.
+        setting: the settings in which it differs from other rows of the same jobs, in words.
+        marks: why an `ok` row is invalid, and notes.
         start_ms, end_ms: wall clock, since the epoch.
-        start: name of the start of the orchestrator that it belongs to.
-        facts: provenance by name, as the run's tags have it.
-        store: that holds its run.
+        start: id of the start of the orchestrator (tag `collocation.study`).
+        facts: provenance, from the tags of the run.
     """
 
     run_id: str
@@ -116,24 +113,24 @@ class Row:
 
     @property
     def window_s(self) -> float | None:
-        """The length of its window; `None` if it is not known."""
+        """The length of its window; `None` if unknown."""
         begin, end = self.facts.get("window_start_ns", ""), self.facts.get("window_end_ns", "")
         return (int(end) - int(begin)) / 1e9 if begin.isdigit() and end.isdigit() else None
 
     @property
     def device_in_words(self) -> str:
-        """Its device; a simulated one is called so."""
+        """Its device; `simulated NAME` for a simulated one."""
         name = self.device or "unknown device"
         return f"simulated {name}" if self.is_simulated else name
 
     @property
     def plan(self) -> str:
-        """The identity of its plan; of a study that was resumed, several starts share it."""
+        """The identity of its plan, which the starts of a resumed study share."""
         return self.facts.get("plan") or self.start
 
     @property
     def plan_of_any_gpu(self) -> str:
-        """The identity that its plan shares with those of the same study on other GPU models."""
+        """The identity of its plan, shared by the same study on other GPU models."""
         return self.facts.get("plan_any_gpu") or self.plan
 
     @property
@@ -182,12 +179,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One repeat on one kind of device, in one state of the machine.
+    """One repeat on one kind of device, in one machine state.
 
     Attributes:
-        num_groups: groups that have a row.
         num_expected: groups that any block has.
-        num_missing: those of them that this one has no finding of.
+        num_missing: those of them without a finding in this block.
     """
 
     number: int
@@ -211,12 +207,11 @@ class Study:
     """The rows of the newest plan of each part of an experiment.
 
     Attributes:
-        rows: one a group and block, in the order of block and start.
-        blocks: each repeat, and how many of its groups have a result.
+        rows: one for each group and block, by block and start.
         left_out: number of runs that are not among the rows, by reason.
-        num_planned: how many groups the newest plan of each part and store has in all blocks; `None` where no run says.
-        not_shown: starts of the orchestrator of which no group with a result is among the rows, the newest first.
-        choice: options of the report that chose these rows; empty if none did.
+        num_planned: groups in all blocks of the newest plans; `None` if unknown.
+        not_shown: starts of the orchestrator without any of these rows, the newest first.
+        choice: options of the report that chose these rows.
         environments: how the packages of jobs differ, a sentence for each environment but the first.
         facts: by name, every value that the rows have (versions, commands, commits).
     """

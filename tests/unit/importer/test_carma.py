@@ -87,7 +87,7 @@ def test_exclusive_jobs_run_alone_and_collocated_ones_together(tmp_path, capsys)
     assert run(tmp_path, *jobs, "--together", "--force") == 0
     (block,) = blocks_of(tmp_path)
     assert block["mix"].count("BERT_base") == 4
-    assert "note: exclusive: not kept of 1 job" in capsys.readouterr().err
+    assert "note: exclusive: not kept for 1 job" in capsys.readouterr().err
     assert run(tmp_path, jobs[1], jobs[1], "--force") == 0
     assert [block["degree"] for block in blocks_of(tmp_path)] == [2]
 
@@ -105,9 +105,9 @@ def test_environments_are_kept_where_their_folder_is_known(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        (changed(n7="2"), "a job on 2 GPUs is not supported"),
-        (changed(n2="cd x && python train.py"), "needs a shell, because of '&&'"),
-        (changed(n2="python train.py > log"), "needs a shell, because of '>'"),
+        (changed(n7="2"), "it uses 2 GPUs"),
+        (changed(n2="cd x && python train.py"), "needs a shell for '&&'"),
+        (changed(n2="python train.py > log"), "needs a shell for '>'"),
         (changed(n2="python $HOME/train.py"), "needs a shell"),
         (changed(n2="OMP_NUM_THREADS=1 python train.py"), "sets OMP_NUM_THREADS"),
         (changed(n2="python 'train.py"), "No closing quotation"),
@@ -118,7 +118,7 @@ def test_a_job_that_cannot_be_run_here_is_listed_and_the_others_are_taken(tmp_pa
     job = write(tmp_path, "j", *lines)
     assert run(tmp_path, job, write(tmp_path, "k", *changed(n2="python x.py"))) == 1
     err = capsys.readouterr().err
-    assert f"not taken: {job}: " in err and reason in err and "1 of 2 files imported, 1 group" in err
+    assert f"not imported: {job}: " in err and reason in err and "1 of 2 files imported, 1 group" in err
     assert run(tmp_path, job, "--force") == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("error: none of the 1 files of ")
 
@@ -126,18 +126,18 @@ def test_a_job_that_cannot_be_run_here_is_listed_and_the_others_are_taken(tmp_pa
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        (("",), "instead of its command it has ''"),
-        (("Experiment,Workload", "1,1"), "instead of its command it has 'Experiment,Workload'"),
-        (LINES[:2], "instead of its command it has ''"),
+        (("",), "the command is ''"),
+        (("Experiment,Workload", "1,1"), "the command is 'Experiment,Workload'"),
+        (LINES[:2], "the command is ''"),
         (LINES[:5], "it ends before its batch size"),
-        ((*LINES, "9"), "it goes on after its memory, with '9'"),
+        ((*LINES, "9"), "it has a line after its memory: '9'"),
         (changed(n5="x"), "its batch size 'x' is no whole number above 0"),
         (changed(n5="0"), "its batch size '0' is no whole number above 0"),
         (changed(n6="maybe"), "its mode 'maybe' is neither exclusive nor collocated"),
         (changed(n7="-1"), "its number of GPUs '-1' is no"),
         (changed(n8="12 MB"), "its memory (measured) '12 MB' is no number of MB"),
         (changed(n9="nan"), "its memory (Horus) 'nan' is no number"),
-        (changed(n4="a\0b"), "it is no text"),
+        (changed(n4="a\0b"), "it is not text"),
         (("x" * 70_000,), "it is longer than 64 KiB"),
     ],
 )

@@ -146,7 +146,7 @@ def test_profiles_of_a_mix_follow_the_gpu_by_slices(tmp_path):
 def test_profiles_that_slices_would_confuse_keep_their_names(tmp_path, capsys):
     names = ["1g.5gb", "1g.10gb", "1g.5gb+me", "2g.10gb"]
     assert import_table(tmp_path, [job(1, name) for name in names], "--slices") == 0
-    assert "note: 1g.10gb, 1g.5gb, 1g.5gb+me: by full name" in capsys.readouterr().err
+    assert "note: 1g.10gb, 1g.5gb, 1g.5gb+me: full names kept" in capsys.readouterr().err
     (config,) = configs_of(arguments_to_run(tmp_path))
     assert config.scenario.profiles == [*names[:3], "2g"]
 
@@ -167,10 +167,10 @@ def test_what_looks_like_a_placeholder_is_text(tmp_path, monkeypatch):
     ("rows", "lines", "reason"),
     [
         ([job(1, devices="0+1")], [2], "several GPUs"),
-        ([job(1, devices="0"), job(1, devices="1")], [2, 3], "one group shares one GPU"),
-        ([job(1, "vGPU"), job(1)], [2, 3], "Collocation vGPU of its group is not known"),
+        ([job(1, devices="0"), job(1, devices="1")], [2, 3], "its group is on several GPUs"),
+        ([job(1, "vGPU"), job(1)], [2, 3], "Collocation vGPU of its group is unknown"),
         ([job(1, "MPS"), job(1)], [2, 3], "mixes the collocations"),
-        ([job(1, file="")], [2], "names no program"),
+        ([job(1, file="")], [2], "name a program"),
         ([job(1, params="--note 'open")], [2], "No closing quotation"),
         ([[*job(1, params="--layers 1"), "2", "3"]], [2], "from '2,3' on"),
         ([job(1), job(1, devices="0+1")], [2, 3], "runs together with line 3"),
@@ -178,7 +178,7 @@ def test_what_looks_like_a_placeholder_is_text(tmp_path, monkeypatch):
 )
 def test_rows_that_cannot_be_taken_are_named(tmp_path, capsys, rows, lines, reason):
     assert import_table(tmp_path, [*rows, job(9)]) == 1
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not taken")]
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("not imported")]
     assert [int(line.split()[3].rstrip(":")) for line in said] == lines
     assert any(reason in line for line in said)
     blocks = yaml.safe_load((tmp_path / "conf/experiment/imported.yaml").read_text())["blocks"]
@@ -210,7 +210,7 @@ def test_to_the_terminal(tmp_path, capsys):
     rows = [job(1, "MPS")] * 2 + [[*job(1, "MPS")[:7], "smi+top+iostat+free", ""]]
     assert __main__.main(["radt", str(write(tmp_path / "t.csv", rows)), "--out", "-"]) == 0
     out, err = capsys.readouterr()
-    assert "note: listeners without a counterpart here are left out: free, iostat\n" in err
+    assert "note: Listeners free, iostat: not kept, there is no counterpart\n" in err
     printed = yaml.safe_load(out)
     assert printed["blocks"][0]["degree"] == 3
     assert not (PROJECT_DIR / "conf/experiment/t.yaml").exists()
@@ -229,7 +229,7 @@ def notes_of(tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: list[list
         ("1", ["1"], "note: Devices 1: kept as gpu.device"),
         ("2.0", ["2"], "note: Devices 2: kept as gpu.device"),
         ("GPU-0b5e", ["GPU-0b5e"], "note: Devices GPU-0b5e: kept as gpu.device"),
-        ("0", ["auto"], "note: Devices 0: left to gpu.device=auto"),
+        ("0", ["auto"], "note: Devices 0: replaced by gpu.device=auto"),
         ("", ["auto"], ""),
     ],
 )
@@ -250,7 +250,7 @@ def test_devices_that_are_not_kept_are_said_with_their_groups(tmp_path, capsys):
     assert said in capsys.readouterr().err
     assert {config.gpu.device for config in configs_of(arguments_to_run(tmp_path))} == {"auto"}
     assert import_table(tmp_path, [job(1, devices="cuda")], "--force") == 2
-    assert "Devices cuda is neither the index of a GPU nor its UUID" in capsys.readouterr().err
+    assert "Devices cuda is neither index nor UUID of a GPU" in capsys.readouterr().err
 
 
 def test_every_column_that_is_not_kept_is_said(tmp_path, capsys):
@@ -263,15 +263,15 @@ def test_every_column_that_is_not_kept_is_said(tmp_path, capsys):
     ]
     said = notes_of(tmp_path, capsys, rows, header)
     assert [line for line in said.splitlines() if line.startswith("note: ")] == [
-        "note: Devices 0: left to gpu.device=auto, the first GPU or that which an allocation grants",
-        "note: listeners without a counterpart here are left out: free",
-        "note: listener nsys is a profiler here: profiler=nsys on the command line",
-        "note: Listeners differ from row to row; here all groups have all of them",
-        "note: Experiment 1, 2: they become one experiment, whose groups run in random order",
-        "note: --data-dir /raid/cifar10: not kept; data.root=FOLDER says where the data sets lie",
-        "note: Name no sharing, again: not kept, groups are named after what they run",
-        "note: Status and Run are results of radT and not kept: every row runs again",
-        "note: WorkloadListener nsys profile -o x: not kept, it has no counterpart here",
+        "note: Devices 0: replaced by gpu.device=auto, the first GPU or that of the allocation",
+        "note: Listeners free: not kept, there is no counterpart",
+        "note: Listeners nsys: not kept; run with profiler=nsys",
+        "note: Listeners differ between rows; all groups get all of them",
+        "note: Experiment 1, 2: merged into one experiment, with groups in random order",
+        "note: --data-dir /raid/cifar10: not kept; set data.root=FOLDER to the folder of the data sets",
+        "note: Name no sharing, again: not kept, groups are named after their jobs",
+        "note: Status and Run: results of radT, not kept; every row runs again",
+        "note: WorkloadListener nsys profile -o x: not kept, there is no counterpart",
     ]
 
 

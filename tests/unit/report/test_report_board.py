@@ -15,11 +15,11 @@ import pytest
 from pipeline.base.system.errors import ConfigError
 from pipeline.report import publish
 from pipeline.report.__main__ import main
-from pipeline.report.board_command import columns_of
+from pipeline.report.board_command import make_columns
 from pipeline.report.evaluate import outcomes, verdicts
-from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.outcomes import DeviceSummary, from_json, to_json
-from pipeline.report.evaluate.study_board import Agreement, Board, Column, Line, board_of
+from pipeline.report.evaluate.study_board import Agreement, Board, Column, Line, make_board
 from pipeline.report.page import board_page as page
 from pipeline.report.read.study_records import Row, Study
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
@@ -41,7 +41,7 @@ def rows(speeds: dict[str, float], blocks: int = 5, own: Any = None, degree: int
 
 
 def measured_in(of: Study) -> list[DeviceSummary]:
-    cells = cells_of(of)
+    cells = make_cells(of)
     found = verdicts.verdicts(cells)
     return outcomes.summarize_devices(of, cells, found, verdicts.winners(cells, found))
 
@@ -52,7 +52,7 @@ def column(number: int, *members: Row) -> Column:
 
 
 def board(*studies: list[Row]) -> Board:
-    return board_of([column(number, *members) for number, members in enumerate(studies, 1)])
+    return make_board([column(number, *members) for number, members in enumerate(studies, 1)])
 
 
 def only_line(*studies: list[Row]) -> Line:
@@ -65,7 +65,7 @@ def test_every_cell_is_what_its_own_study_says_and_nothing_is_pooled() -> None:
     made = board(here, there)
     for place, members in enumerate((here, there)):
         of = study(*members)
-        cells = cells_of(of)
+        cells = make_cells(of)
         winners = verdicts.winners(cells, verdicts.verdicts(cells))
         told = {(w.case.label, w.degree): (w.tied, w.speedup) for w in winners}
         shown = {(line.label, line.degree): line.entries[place].outcome for line in made.lines}
@@ -140,9 +140,9 @@ def test_figures_of_simulated_gpus_never_count_beside_those_of_real_ones() -> No
 def test_what_is_simulated_says_so_wherever_it_is_shown() -> None:
     made = board(rows(FASTER_MPS), rows(FASTER_MPS, device=A100, is_simulated=True))
     html, lines, table = page.render(made), page.format_lines(made), page.table(made)
-    assert '<p class="stamp">Simulated figures' in html and f"[2] {A100} <span" in html
+    assert '<p class="stamp">Some figures are simulated' in html and f"[2] {A100} <span" in html
     assert f"[2] {A100}: simulated, says nothing about a real GPU" in lines
-    assert table.note.startswith("Among these are simulated figures.")
+    assert table.note.startswith("Includes simulated figures.")
     assert [found[table.columns.index("stamp")] for found in table.rows] == [None, "simulated"]
     real = board(rows(FASTER_MPS))
     assert "simulated" not in page.render(real) + page.format_lines(real) + page.table(real).note
@@ -230,7 +230,7 @@ def test_a_board_of_published_reports(reports: list[Path], tmp_path: Path, capsy
     ("arguments", "says"),
     [
         ([], "the board has no studies"),
-        (["nowhere"], "nowhere: cases.json cannot be read: No such file or directory; name the folder of a report"),
+        (["nowhere"], "cannot read nowhere/cases.json: No such file or directory; name the folder of a report"),
         (["old"], "write the report again with this version"),
         (["damaged"], "it is damaged"),
         (["h100", "h200", "h100"], "h100 and h100 have the same figures"),
@@ -238,8 +238,8 @@ def test_a_board_of_published_reports(reports: list[Path], tmp_path: Path, capsy
         (["h100", "--experiment", "a", "a"], "a study is named twice"),
         (["--experiment", "a", "--root", "h100", "--root", "./h200/../h100"], "a study is named twice"),
         (["h100", "--experiment", "a", "--root", "no_store"], "no_store"),
-        (["h100", "--out", "h100/cases.json"], "that is a file"),
-        (["h100", "--out", "mine"], "content that no report wrote"),
+        (["h100", "--out", "h100/cases.json"], "it is a file"),
+        (["h100", "--out", "mine"], "files that no report wrote"),
         (["h100", "h200", "--out", "./h200"], "it holds the report of 'h200'; choose another folder with --out"),
     ],
 )
@@ -262,4 +262,4 @@ def test_what_a_board_cannot_be_made_of_is_one_line(
 
 def test_columns_of_one_device_are_told_apart() -> None:
     found = [(f"reports/{name}", each) for name in ("a", "b") for each in measured_in(study(*rows(FASTER_MPS)))]
-    assert [each.name for each in columns_of(found)] == ["NVIDIA H100 80GB HBM3, a", "NVIDIA H100 80GB HBM3, b"]
+    assert [each.name for each in make_columns(found)] == ["NVIDIA H100 80GB HBM3, a", "NVIDIA H100 80GB HBM3, b"]

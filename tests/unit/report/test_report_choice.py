@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.page.key_findings import describe_left_out, describe_setup, write_answer
 from pipeline.report.read import environments, rows
 from pipeline.report.read.choice import Choice
@@ -46,8 +46,8 @@ def test_simulated_rows_never_stand_beside_real_ones_nor_push_them_out(read) -> 
     assert {(row.start, row.is_simulated) for row in found.rows} == {(NEW, False)}
     words = " ".join(describe_left_out(found))
     assert f"2 runs were left out (simulated {A100}; --device 'simulated {A100}' shows them)." in words
-    assert f"Studies of this experiment without a group here: {OLD}; --study ID shows one." in words
-    assert "simulated" not in " ".join(write_answer(found, cells_of(found), []))
+    assert f"Studies of this experiment that are not shown: {OLD}; --study ID shows one." in words
+    assert "simulated" not in " ".join(write_answer(found, make_cells(found), []))
 
 
 @pytest.mark.parametrize(
@@ -73,11 +73,11 @@ def test_a_study_and_a_device_can_be_chosen(read, chosen, start) -> None:
         ({"devices": ["V100"]}, f"--device V100: no such device; choose one of: {GPU}, simulated {A100}"),
         (
             {"devices": ["NVIDIA"]},
-            f"--device NVIDIA: 2 devices have that in their names; choose one of: {GPU}, simulated {A100}",
+            f"--device NVIDIA: 2 devices match; choose one of: {GPU}, simulated {A100}",
         ),
         (
             {"devices": ["H100", "A100"]},
-            "--device H100 --device A100: a report is of real devices or of simulated ones",
+            "--device H100 --device A100 mixes real and simulated devices",
         ),
         (
             {"studies": ["x"]},
@@ -117,7 +117,7 @@ def test_environments_are_told_apart_by_a_package_and_never_by_a_digest(monkeypa
     (difference,) = found.environments
     assert all(name in difference for name in names)
     assert not any(
-        digest in text for digest in DIGESTS for text in (difference, *(cell.case.label for cell in cells_of(found)))
+        digest in text for digest in DIGESTS for text in (difference, *(cell.case.label for cell in make_cells(found)))
     )
 
 

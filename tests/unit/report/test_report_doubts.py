@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.report.evaluate.cells import cells_of
-from pipeline.report.evaluate.doubts import describe_host_bound, host_loops, list_doubts
-from pipeline.report.page.page import content_of, render
+from pipeline.report.evaluate.cells import make_cells
+from pipeline.report.evaluate.doubts import describe_host_bound, list_doubts, time_host_loops
+from pipeline.report.page.page import make_content, render
 from pipeline.report.page.study_tables import block_table, drift_table, host_table
 from pipeline.report.read.study_records import Study
 from tests.support.report_rows import copies, params, study
@@ -28,7 +28,7 @@ def blocks_with(*loops_ms: float) -> Study:
 
 def test_a_block_whose_host_was_much_slower_than_the_others_is_flagged() -> None:
     seen = blocks_with(*LOOPS_MS)
-    assert [(block.number, loop_ms, is_slow) for block, loop_ms, is_slow in host_loops(seen)] == [
+    assert [(block.number, loop_ms, is_slow) for block, loop_ms, is_slow in time_host_loops(seen)] == [
         (number, loop_ms, number == 4) for number, loop_ms in enumerate(LOOPS_MS, 1)
     ]
     (said,) = list_doubts(seen, ())
@@ -41,25 +41,25 @@ def test_blocks_of_equal_hosts_and_those_that_nothing_is_known_of_are_not() -> N
     unknown = study(copies("serial", 1, 1000.0))
     assert list_doubts(unknown, ()) == []
     assert block_table(unknown).rows[0][-2:] == (None, None)
-    assert not host_table(cells_of(unknown)).rows
+    assert not host_table(make_cells(unknown)).rows
 
 
 @pytest.mark.parametrize(
     ("degree", "gains", "words"),
     [
-        (2, (2.4, 2.5, 2.45), "a speed-up of 2.45 times (2.33 to 2.58) lies above the number of jobs"),
+        (2, (2.4, 2.5, 2.45), "speed-up of 2.45 (2.33 to 2.58) exceeds the number of jobs"),
         (2, (1.7, 2.6, 2.9), ""),  # the interval reaches below: one block alone may be noise
         (2, (2.6,), ""),
-        (2, (36.0,), "a speed-up of 36.00 times lies above the number of jobs"),
+        (2, (36.0,), "speed-up of 36.00 exceeds the number of jobs"),
         (
             1,
             (1.3, 1.32, 1.28),
-            "one job under naive is the serial run again, and ran 1.30 times (1.25 to 1.35) as fast",
+            "one naive job repeats the serial run, but ran 1.30 times (1.25 to 1.35) as fast",
         ),
         (
             1,
             (0.7, 0.72, 0.71),
-            "one job under naive is the serial run again, and ran 0.71 times (0.69 to 0.74) as fast",
+            "one naive job repeats the serial run, but ran 0.71 times (0.69 to 0.74) as fast",
         ),
         (1, (1.07, 1.06, 1.08), ""),
         (1, (1.9, 1.0, 0.8), ""),
@@ -69,9 +69,9 @@ def test_a_gain_that_cannot_be_is_judged_by_its_interval(degree, gains, words) -
     rows = [copies("serial", 1, 100.0, block) for block, _ in enumerate(gains, 1)]
     rows += [copies("naive", degree, 100.0 * gain / degree, block) for block, gain in enumerate(gains, 1)]
     seen = study(*rows)
-    notes = list_doubts(seen, cells_of(seen))
+    notes = list_doubts(seen, make_cells(seen))
     assert [note for note in notes if words in note] if words else not notes
-    (cell,) = (cell for cell in cells_of(seen) if cell.mode == "naive")
+    (cell,) = (cell for cell in make_cells(seen) if cell.mode == "naive")
     assert bool(cell.marks) == bool(words)
     assert cell.is_ranked, "a note excludes nothing"
 
@@ -86,7 +86,7 @@ def test_what_is_flagged_is_said_once_with_its_groups_and_marked_in_the_tables()
     name = "2x-resnet26_cifar10"
     (said,) = list_doubts(study(*rows), ())
     assert said == f"naive-{name} and mps-{name} (1 of 2 blocks): for example overlap 0.910 is below 0.95."
-    content = content_of(study(*rows))
+    content = make_content(study(*rows))
     (speed,) = (table for table in content.tables if table.name == "speed")
     assert [row[1:4] for row in speed.rows] == [(2, "naive", "ok*"), (2, "MPS", "ok*"), (3, "naive", "ok")]
     assert said in render(content) and "*: doubtful" in speed.note
@@ -99,7 +99,7 @@ def test_groups_that_are_bound_by_their_host_are_named() -> None:
         for block in (1, 2, 3)
         for scenario, degree, share in (("serial", 1, 1.0), ("naive", 2, 1.0), ("mps", 2, 0.5), ("mps", 7, 0.0))
     ]
-    cells = cells_of(study(*rows))
+    cells = make_cells(study(*rows))
     label = cells[0].case.label
     assert describe_host_bound(cells).endswith(f"of the time): one {label} (serial) and 2 {label} (naive, MPS).")
     table = host_table(cells)
@@ -111,7 +111,7 @@ def test_groups_that_are_bound_by_their_host_are_named() -> None:
 
 
 def test_without_gpu_activity_nothing_is_said_of_what_binds_a_group() -> None:
-    cells = cells_of(study(copies("naive", 2, 1000.0, metrics={"process_cpu_mean_pct": 99.0})))
+    cells = make_cells(study(copies("naive", 2, 1000.0, metrics={"process_cpu_mean_pct": 99.0})))
     assert describe_host_bound(cells) == ""
 
 
@@ -122,13 +122,13 @@ def test_nothing_is_compared_with_a_baseline_that_stood_still() -> None:
         for scenario, degree in (("serial", 1), ("naive", 2))
     ]
     seen = study(*rows)
-    (pair,) = (cell for cell in cells_of(seen) if cell.degree == 2 and not cell.is_derived)
+    (pair,) = (cell for cell in make_cells(seen) if cell.degree == 2 and not cell.is_derived)
     assert pair.values["speedup_vs_serial_ratio"] == {1: pytest.approx(2.0), 3: pytest.approx(2.0)}
-    (said,) = list_doubts(seen, cells_of(seen))
+    (said,) = list_doubts(seen, make_cells(seen))
     name = "serial-1x-resnet26_cifar10 (1 of 3 blocks)"
-    assert said == f"{name}: {STOOD_STILL}; invalid, so it is compared with nothing."
+    assert said == f"{name}: {STOOD_STILL}; invalid, so not compared."
     assert drift_table(seen).rows[0][2] == 2, "blocks with a baseline"
-    assert "invalid, so it is compared with nothing" in render(content_of(seen))
+    assert "invalid, so not compared" in render(make_content(seen))
 
 
 def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> None:
@@ -137,7 +137,7 @@ def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> N
         return study(*(copies("naive", n, 1000.0, own=each, facts=facts) for n, each in enumerate(own, 1)))
 
     (said,) = list_doubts(resumed("old", "new", accepts_environment="true"), ())
-    assert said.startswith("Rows of 2 environments stand beside each other: the study was resumed with resume=accept_")
+    assert said.startswith("Rows of 2 environments are compared: the study was resumed with resume=accept_")
     assert (
         list_doubts(resumed("same", "same", accepts_environment="true"), ())
         == list_doubts(resumed("old", "new"), ())
@@ -149,8 +149,8 @@ def test_a_note_on_gains_is_said_once_with_all_jobs_that_have_it() -> None:
     rows = [copies("serial", 1, 10.0, own=params(f"work{number}")) for number in range(6)]
     rows += [copies("mps", 2, 20.0 + number, own=params(f"work{number}")) for number in range(6)]
     found = study(*rows)
-    (note,) = [line for line in list_doubts(found, cells_of(found)) if "lies above the number of jobs" in line]
+    (note,) = [line for line in list_doubts(found, make_cells(found)) if "exceeds the number of jobs" in line]
     assert note.startswith(
         "2 work0 bs128 (MPS), 2 work1 bs128 (MPS), 2 work2 bs128 (MPS), 2 work3 bs128 (MPS) and 2 more: "
     )
-    assert note.count("the baseline was slowed down") == 1 and "for example a speed-up of 4.00 times" in note
+    assert note.count("the baseline was slow,") == 1 and "for example speed-up of 4.00 exceeds" in note

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.base.domain.records import Result
-from pipeline.report.page.frameworks import framework_lines, framework_table
-from pipeline.report.page.study_tables import every_table
+from pipeline.report.page.frameworks import format_frameworks, framework_table
+from pipeline.report.page.study_tables import make_tables
 from pipeline.report.read.study_records import JobRow
 from tests.support.report_rows import copies, job, params, row, study
 
@@ -41,19 +41,19 @@ def test_each_answer_is_said_once_with_the_number_of_its_jobs():
         ("JAX", None, 3, None, None, "not installed", "why it is skipped"),
         ("PaddlePaddle", "the whole device", 1, 1, None, "no", "why it is failed"),
     ]
-    assert "The driver here: 580.159.04." in table.note
-    lines = framework_lines(study(*rows))
+    assert "Driver here: 580.159.04." in table.note
+    lines = format_frameworks(study(*rows))
     assert len(lines) == 1 + 5 + 2
     assert lines[0].split() == ["framework", "version", "where", "given", "sees", "works"]
     assert lines[-2:] == [
         f"PyTorch, MIG 2g.20gb + 1g.10gb at once: {FEWER['why']}",
         "PaddlePaddle, the whole device: why it is failed",
     ]
-    assert "frameworks" in [each.name for each in every_table(study(*rows), [], [], [], [])]
+    assert "frameworks" in [each.name for each in make_tables(study(*rows), [], [], [], [])]
 
 
 def test_answers_of_groups_that_a_resumed_study_found_measured_are_not_no():
-    lines = framework_lines(
+    lines = format_frameworks(
         study(row("naive", (probe(0, "torch", WHOLE),)), row("mps", (probe(0, "jax", WHOLE, **ONE),)))
     )
     assert [line.split()[0] for line in lines] == ["framework", "JAX"]
@@ -61,5 +61,5 @@ def test_answers_of_groups_that_a_resumed_study_found_measured_are_not_no():
 
 def test_a_study_of_other_programs_has_no_such_table():
     rows = study(copies("naive", 2, 100.0))
-    assert framework_lines(rows) == []
+    assert format_frameworks(rows) == []
     assert framework_table(rows).rows == ()

@@ -13,7 +13,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MODES
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.report.evaluate import paper
-from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.metrics import METRICS
 from pipeline.report.evaluate.paper import Agreement, FindingCheck
 from pipeline.report.evaluate.publication import FOLDER, Finding, publications
@@ -38,7 +38,7 @@ def published(workload: str = "robroek_small", **changes: Any) -> dict[str, str]
 
 def checks(rows: Sequence[Row], start: str) -> list[FindingCheck]:
     """What a study says to the findings that begin so."""
-    cells = cells_of(study(*rows))
+    cells = make_cells(study(*rows))
     return [check for check in paper.compare(cells, verdicts(cells)) if check.finding.text.startswith(start)]
 
 
@@ -59,7 +59,7 @@ def seven(slowdowns: Sequence[float], **changes: Any) -> list[Row]:
         ((2.00, 2.01, 1.99, 2.00, 2.01), Agreement.DIFFERS, "11 % higher"),
         ((1.61, 1.63, 1.61, 1.58, 1.60), Agreement.UNDECIDED, "the interval is wider"),
         ((1.58, 1.62, 1.59, 1.60, 1.57), Agreement.UNDECIDED, "1 % lower, but the interval reaches into the range"),
-        ((1.70, 1.71), Agreement.UNDECIDED, "too few values for an interval"),
+        ((1.70, 1.71), Agreement.UNDECIDED, "too few blocks for an interval"),
     ],
 )
 def test_the_whole_interval_agrees_or_differs(
@@ -298,7 +298,7 @@ def test_a_mode_is_held_against_another_in_any_quantity() -> None:
 
 
 def test_nothing_of_a_study_at_other_settings_agrees_or_differs() -> None:
-    cells = cells_of(study(*collocation_study()))
+    cells = make_cells(study(*collocation_study()))
     found = paper.compare(cells, verdicts(cells))
     assert {check.agreement for check in found} == {Agreement.OTHER_SETTINGS, Agreement.NOT_MEASURED}
     others = [check for check in found if check.agreement is Agreement.OTHER_SETTINGS]

@@ -7,13 +7,13 @@ import itertools
 from typing import Any
 
 from pipeline.base.domain.records import Result
-from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.figures import parameters
 from tests.support.report_rows import copies, job, params, row, study
 
 
 def sketches(*rows: Any) -> dict[str, Any]:
-    return {sketch.name: sketch for sketch in parameters.sketches(cells_of(study(*rows)), None)}
+    return {sketch.name: sketch for sketch in parameters.sketches(make_cells(study(*rows)), None)}
 
 
 def panels(sketch: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def test_settings_that_all_findings_of_a_case_share_stand_above_and_others_in_th
         )
     )
     shared = "rn26 instead of small; recipe plain instead of timm; rn152 instead of large"
-    assert found.other.differs == f"Not as in the paper: H100 instead of A100; {shared}."
+    assert found.other.differs == f"Differences from the paper: H100 instead of A100; {shared}."
     assert found.other.table.columns == ("finding", "case", "ours", "other settings")
     assert [row[-1] for row in found.other.table.rows] == [None, "batch 128 instead of 32", None]
     assert found.other.table.note == "" and (found.num_absent, found.same.table.rows) == (1, ())
@@ -41,5 +41,5 @@ def test_a_column_that_says_nothing_more_is_left_out() -> None:
     assert found.same.table.columns == ("finding", "case", "ours", "agreement", "by how much")
     assert (
         found.same.table.rows[0][-1] == "9 % lower"
-        and found.same.differs == "Not as in the paper: H100 instead of A100."
+        and found.same.differs == "Differences from the paper: H100 instead of A100."
     )

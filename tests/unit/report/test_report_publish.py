@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.base.system.errors import ConfigError
 from pipeline.report import publish
-from pipeline.report.page.page import Content, content_of
+from pipeline.report.page.page import Content, make_content
 from tests.support.report_rows import copies, study
 
 STEPS = ("write_bytes", "write_text", "replace", "unlink", "mkdir")
@@ -23,7 +23,7 @@ class KilledError(BaseException):
 
 @pytest.fixture(scope="module")
 def content() -> Content:
-    whole = content_of(study(*(copies(mode, degree, 9.0) for mode in ("naive", "mps") for degree in (1, 2))))
+    whole = make_content(study(*(copies(mode, degree, 9.0) for mode in ("naive", "mps") for degree in (1, 2))))
     return dataclasses.replace(whole, figures=whole.figures[:1], tables=whole.tables[:2])
 
 
@@ -126,7 +126,7 @@ def test_what_no_report_wrote_is_neither_removed_nor_written_over(content: Conte
     manifest["files"] += ["figures/../../outside.svg", "../outside.svg", 3, None, "notes.txt"]
     (tmp_path / publish.MANIFEST).write_text(json.dumps(manifest))
     there = files_in(tmp_path)
-    with pytest.raises(ConfigError, match=rf"no report wrote figures/{mine.name} there; move"):
+    with pytest.raises(ConfigError, match=rf"it has figures/{mine.name} that no report wrote; move"):
         publish.write(content, tmp_path)
     assert files_in(tmp_path) == there
     mine.unlink()

@@ -17,7 +17,7 @@ from pipeline.prepare.env.current import CurrentEnv
 from pipeline.record import group_folder
 from pipeline.record.spool import Spool
 from pipeline.report.evaluate import other_gpus
-from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.verdicts import verdicts, winners
 from pipeline.report.page.key_findings import describe_setup, write_answer
 from pipeline.report.page.study_tables import block_table
@@ -35,7 +35,7 @@ def test_the_newest_finding_of_a_group_counts_and_a_failure_only_while_there_is_
     later_failure = copies("naive", 2, 1.0, result=Result.TIMEOUT, start_ms=4)
     found = study(failed, first, second, later_failure)
     assert [r.start_ms for r in found.rows] == [3]
-    assert found.left_out == {"run again: the newest finding of the same group counts": 3}
+    assert found.left_out == {"run again: the newest result counts": 3}
     assert [r.result for r in study(failed).rows] == [Result.FAILED]
 
 
@@ -54,7 +54,7 @@ def test_a_group_that_was_skipped_and_could_begin_later_is_not_called_skipped(bo
     later = copies("mps", 2, 1.0, result=Result.TIMEOUT, start_ms=3)
     found = study(*whole, later)
     assert [r.result for r in found.rows] == [Result.OK, Result.TIMEOUT]
-    assert found.left_out == {"skipped at first, and run later": 1} and found.blocks[0].num_missing == 1
+    assert found.left_out == {"skipped at first, run later": 1} and found.blocks[0].num_missing == 1
     assert [
         r.result for r in study(whole[0], later, dataclasses.replace(skipped, start_ms=4, boot_id="boot-1")).rows
     ] == [
@@ -68,7 +68,7 @@ def test_a_complete_block_of_one_boot_is_preferred_to_newer_pieces_of_another() 
     new = copies("naive", 2, 99.0, start_ms=3, boot_id="boot-2")
     found = study(*old, new)
     assert {r.boot_id for r in found.rows} == {"boot-1"}
-    assert found.left_out == {"another boot than the rest of its block": 1}
+    assert found.left_out == {"different boot than the rest of its block": 1}
     assert (found.blocks[0].num_groups, found.blocks[0].num_missing) == (2, 0)
 
 
@@ -83,7 +83,7 @@ def test_rows_of_two_states_of_a_machine_never_stand_in_one_block(change: dict[s
     found = study(*old, dataclasses.replace(mps, facts=mps.facts | before | change))
     assert [each.scenario for each in found.rows] == ["serial", "naive"]
     (reason,) = found.left_out
-    assert reason in {f"another {word} than the rest of its block" for word in ("driver", "power limit", "ECC mode")}
+    assert reason in {f"different {word} than the rest of its block" for word in ("driver", "power limit", "ECC mode")}
     unknown = dataclasses.replace(mps, facts=mps.facts | dict.fromkeys(change, ""))
     assert [each.scenario for each in study(*old, unknown).rows] == ["serial", "naive", "mps"]
 
@@ -110,7 +110,7 @@ def test_where_a_unit_is_a_case_each_case_of_a_block_comes_from_a_gpu_of_its_own
         *((1, "GPU-1", 2, 0), (2, "GPU-1", 4, 0)),
         (3, "GPU-2", 2, 0),
     ]
-    ratios = [cell.values[SPEEDUP] for cell in cells_of(found) if cell.degree == 2 and cell.mode == "naive"]
+    ratios = [cell.values[SPEEDUP] for cell in make_cells(found) if cell.degree == 2 and cell.mode == "naive"]
     assert ratios == [{1: 1.2, 2: 1.2}, {2: 1.2, 3: 1.2}]
 
 
@@ -127,10 +127,10 @@ def test_rows_alone_and_in_company_are_cells_of_their_own_and_are_compared_on_on
     found = study(*alone, *company, of_company("3", 99.0, 3, gpu_uuid="GPU-2"))
     assert not found.left_out
     assert found.num_planned == len(found.rows) == 6
-    assert [(cell.case.setting, len(cell.gpus)) for cell in cells_of(found)] == [("", 3), ("GPUs beside 3", 3)]
+    assert [(cell.case.setting, len(cell.gpus)) for cell in make_cells(found)] == [("", 3), ("GPUs beside 3", 3)]
     (kept,) = other_gpus.compare_company(found)
     assert (kept.beside, kept.num_blocks, kept.share.median, kept.case.setting) == (3, 2, 0.9, "")
-    assert kept.sentence.endswith("at 0.900 of its speed while 3 other GPUs work.")
+    assert kept.sentence.endswith("keeps 0.900 of its speed while 3 other GPUs work.")
     assert not list(other_gpus.compare_company(study(*alone)))
 
 
@@ -145,13 +145,10 @@ def test_what_other_gpus_cost_is_said_in_a_sentence_with_the_least_and_the_most(
 
     jobs = "naive percent=0 with 2 resnet26_cifar10 bs128"
     (sentence,) = said((0.9,))
-    assert sentence == (
-        f"While another GPU works, the speed of {jobs} is 0.900 of that alone; an interval needs 3 blocks."
-    )
+    assert sentence == f"While another GPU works, {jobs} keeps 0.900 of its speed; an interval needs 3 blocks."
     (sentence,) = said((0.9, 0.91, 0.92), (0.9, 1.0, 1.1), (0.8, 0.8, 0.81), beside="3")
-    assert sentence.startswith(
-        "While 3 other GPUs work, the speed of 3 groups is 0.800 (0.789 to 0.818) of that alone "
-    )
+    assert sentence.startswith("While 3 other GPUs work, ")
+    assert " keeps 0.800 (0.789 to 0.818) of its speed (the lowest of 3 groups), " in sentence
     assert sentence.endswith("; 2 of 3 intervals exclude 1.")
     assert said() == []
 
@@ -186,19 +183,19 @@ def on_host(store: int, **facts: str) -> list[Row]:
 def test_kinds_of_hosts_are_cells_of_their_own_unless_they_are_pooled() -> None:
     stores = (on_host(1), on_host(2, driver_version="590.2"), on_host(3))
     found = study_of("e", *stores, pools_hosts=False)
-    assert [(cell.case.setting, cell.mode, sorted(cell.gpus)) for cell in cells_of(found) if cell.degree == 2] == [
+    assert [(cell.case.setting, cell.mode, sorted(cell.gpus)) for cell in make_cells(found) if cell.degree == 2] == [
         (f"host driver {driver}", mode, blocks)
         for driver, blocks in (("580.1", [1, 3]), ("590.2", [2]))
         for mode in ("serial", "naive")
     ]
-    assert "The hosts of NVIDIA H100 80GB HBM3 differ in driver; their blocks are cells of their own" in str(
+    assert "The hosts of NVIDIA H100 80GB HBM3 differ in driver; their blocks are not pooled" in str(
         describe_setup(found)
     )
     pooled = study_of("e", *stores, pools_hosts=True)
-    assert {(cell.case.setting, len(cell.gpus)) for cell in cells_of(pooled)} == {("", 3)}
-    assert "differ in driver; their blocks count as repeats of each other" in str(describe_setup(pooled))
+    assert {(cell.case.setting, len(cell.gpus)) for cell in make_cells(pooled)} == {("", 3)}
+    assert "differ in driver; their blocks are pooled" in str(describe_setup(pooled))
     alike = study_of("e", on_host(1), on_host(2), pools_hosts=False)
-    assert {cell.case.setting for cell in cells_of(alike)} == {""}
+    assert {cell.case.setting for cell in make_cells(alike)} == {""}
     assert "hosts" not in str(describe_setup(alike))
 
 
@@ -222,22 +219,22 @@ def test_gpu_models_of_one_study_stand_beside_each_other_and_never_mix(pools_hos
     assert [(block.number, block.device, block.num_missing) for block in found.blocks] == [
         (number, model, 0) for number in (1, 2) for model in (A100, GPU.name)
     ]
-    together = [cell for cell in cells_of(found) if cell.degree == 2]
+    together = [cell for cell in make_cells(found) if cell.degree == 2]
     assert {(cell.case.setting, cell.device, cell.mode, len(set(cell.gpus.values()))) for cell in together} == {
         (f"device {model}", model, mode, 1) for model in (A100, GPU.name) for mode in ("serial", "naive", "MPS")
     }
     gains = {cell.mode: cell.values[SPEEDUP] for cell in together}
     assert gains["naive"] == pytest.approx({1: 1.2, 2: 1.2}) and gains["MPS"] == pytest.approx({1: 1.6, 2: 1.6})
-    judged = verdicts(cells_of(found))
+    judged = verdicts(make_cells(found))
     against_serial = {round(each.ratio.median, 9) for each in judged if each.ratio and each.against == "serial"}
     assert against_serial == {1.2, 1.6}
-    assert {winner.case.setting for winner in winners(cells_of(found), judged)} == {
+    assert {winner.case.setting for winner in winners(make_cells(found), judged)} == {
         f"device {A100}",
         f"device {GPU.name}",
     }
-    assert "The blocks ran on 2 GPUs of 2 models, each with cells of its own: " in str(describe_setup(found))
-    said = write_answer(found, cells_of(found), winners(cells_of(found), judged))
-    assert said[-1] == "2 complete blocks of each GPU model; a verdict takes 5."
+    assert "The blocks ran on 2 GPUs of 2 models, which are not pooled: " in str(describe_setup(found))
+    said = write_answer(found, make_cells(found), winners(make_cells(found), judged))
+    assert said[-1] == "2 complete blocks of each GPU model; a verdict needs 5."
     assert [row[:4] for row in block_table(found).rows[:2]] == [
         (1, f"host of {model}", model, "580.1") for model in (A100, GPU.name)
     ]
@@ -255,7 +252,7 @@ def test_a_half_run_study_says_which_blocks_lack_groups() -> None:
     found = study(*rows, None)
     assert [block.num_missing for block in found.blocks] == [0, 0, 2]
     assert found.num_complete_blocks == 2
-    assert found.left_out == {"no result: it runs, or was never closed": 1}
+    assert found.left_out == {"no result: still running, or never closed": 1}
 
 
 def test_blocks_of_a_second_store_follow_those_of_the_first() -> None:
@@ -271,8 +268,8 @@ def test_blocks_of_a_second_store_follow_those_of_the_first() -> None:
         (5, "GPU-2", 1),
     ]
     assert found.num_planned == 12 and len(found.rows) == 9
-    assert found.left_out == {"no result: it runs, or was never closed": 1}
-    (naive,) = [cell for cell in cells_of(found) if cell.mode == "naive"]
+    assert found.left_out == {"no result: still running, or never closed": 1}
+    (naive,) = [cell for cell in make_cells(found) if cell.mode == "naive"]
     assert naive.values["speedup_vs_serial_ratio"] == dict.fromkeys((1, 2, 3, 4), 1.8)
     (reason,) = study_of("synthetic", [copies("naive", 2, 9.0, settings=settings("20 s"), start_ms=1)], first).left_out
     assert reason.startswith("older plan: ")
@@ -290,7 +287,7 @@ def test_units_of_one_plan_are_one_study_in_whatever_stores_they_are() -> None:
         *((1, "GPU-1", 0), (2, "GPU-2", 0), (3, "GPU-1", 0)),
     ]
     assert found.num_planned == 6
-    assert found.left_out == {"another GPU than the rest of its block": 1}
+    assert found.left_out == {"different GPU than the rest of its block": 1}
 
 
 def test_settings_are_named_only_where_rows_of_the_same_jobs_differ_in_them() -> None:
@@ -345,7 +342,7 @@ def test_scripts_are_told_apart_by_their_flags_and_groups_of_several_studies_by_
     found = study(*rows).rows
     assert {r.jobs[0].label for r in found} == {"train --bs 20", "train --amp --bs 30", "train --bs 30"}
     assert {r.name for r in found} == {f"naive-2x-train-{said}" for said in ("bs=20", "bs=30-amp", "bs=30")}
-    assert labels.workload_label("train", programs[0], "") == "train"
+    assert labels.label_workload("train", programs[0], "") == "train"
 
 
 def test_what_ran_under_a_profiler_neither_counts_nor_replaces_anything() -> None:
@@ -376,7 +373,7 @@ def test_two_precisions_that_ran_apart_stand_beside_each_other() -> None:
     ]  # fmt: skip
     labels = {r.jobs[0].label for r in found.rows}
     assert labels == {"resnet26_cifar10 bs128 (default precision)", "resnet26_cifar10 bs128 (bf16)"}
-    gains = [cell.values["speedup_vs_serial_ratio"] for cell in cells_of(found) if cell.mode == "naive"]
+    gains = [cell.values["speedup_vs_serial_ratio"] for cell in make_cells(found) if cell.mode == "naive"]
     assert gains == [{3: 2.0, 4: 2.0}, {1: 2.0, 2: 2.0}]
 
 
@@ -403,7 +400,9 @@ def test_a_label_says_only_what_differs_within_the_study() -> None:
 def test_step_modes_of_a_program_have_a_best_one_and_versions_of_a_script_none() -> None:
     def best_of(*programs: JobRow) -> set[str]:
         rows = [row("serial", (one,), block) for block in (1, 2) for one in programs]
-        return {name for cell in cells_of(study(*rows)) for name in cell.values if name == "speedup_vs_best_solo_ratio"}
+        return {
+            name for cell in make_cells(study(*rows)) for name in cell.values if name == "speedup_vs_best_solo_ratio"
+        }
 
     script = {"workload": "script", "model": "x"}
     assert best_of(job(0, params(), 5.0), job(0, params(step_mode="cuda_graph"), 9.0))
@@ -487,7 +486,7 @@ def parts(*profiles: str) -> list[dict[str, str]]:
 )
 def test_modes_are_called_as_in_a_paper(scenario, options, places, label) -> None:
     mode = mode_of(scenario)
-    assert f"{mode.word} {labels.mode_detail(mode, options, places)}".strip() == label
+    assert f"{mode.word} {labels.describe_mode(mode, options, places)}".strip() == label
 
 
 def test_mixes_are_called_by_their_sizes_whatever_their_order() -> None:
@@ -495,7 +494,7 @@ def test_mixes_are_called_by_their_sizes_whatever_their_order() -> None:
     for sizes, label in (("SMS", "M+2S"), ("LMSS", "L+M+2S"), ("MM", "resnet50")):
         jobs = tuple(job(i, own[size], 5.0, size=size) for i, size in enumerate(sizes))
         (found,) = study(row("naive", jobs)).rows
-        assert labels.jobs_label(labels.sort_jobs(found.called)).startswith(label)
+        assert labels.label_jobs(labels.sort_jobs(found.called)).startswith(label)
         assert found.is_mix == (sizes != "MM")
 
 
@@ -507,7 +506,7 @@ def test_words_that_all_jobs_of_a_mix_share_stand_behind_their_sizes() -> None:
         )
 
     rows = study(mix("bf16", "bf16"), mix("bf16", "fp32")).rows
-    assert sorted(labels.jobs_label(found.called) for found in rows) == ["M+S", "M+S (bf16)"]
+    assert sorted(labels.label_jobs(found.called) for found in rows) == ["M+S", "M+S (bf16)"]
 
 
 def recorded(group: Group, root: Path, **facts: str) -> Row:
@@ -566,7 +565,7 @@ def test_sizes_and_options_with_several_values_are_read_as_they_were_recorded(ma
     mix = ["mix=[M,S]", "data.source=synthetic_device", "scenario=mig", "scenario.profiles=[4g,1g]"]
     (found,) = study(recorded(make_plan(mix, device=GPU).groups[0], tmp_path)).rows
     assert ([job.size for job in found.jobs], found.mode, found.profiles) == (["M", "S"], "MIG 4g+1g", ("4g", "1g"))
-    (case,) = {cell.case for cell in cells_of(study(found))}
+    (case,) = {cell.case for cell in make_cells(study(found))}
     assert case.label == "M+S"
     assert [(one["workload"], one["batch_size"], one["step_mode"]) for one in case.params] == [
         ("resnet26_cifar10", "128", "eager"),

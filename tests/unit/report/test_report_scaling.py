@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.base.domain.records import CO_RUNNERS
 from pipeline.report.evaluate import paper, scaling
-from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.evaluate.publication import publications
 from pipeline.report.page.key_findings import write_answer
@@ -49,7 +49,7 @@ def scaled(**rates: float) -> list[Row]:
 
 
 def test_each_place_stands_against_the_next_and_7g_against_3g_beside_the_ideal():
-    cells = cells_of(study(*scaled(full=16.8, _7g=15.3, _4g=8.9, _3g=6.7, _2g=4.4, _1g=2.1)))
+    cells = make_cells(study(*scaled(full=16.8, _7g=15.3, _4g=8.9, _3g=6.7, _2g=4.4, _1g=2.1)))
     found = {(step.larger.partition(".")[0], step.smaller.partition(".")[0]): step for step in scaling.steps(cells)}
     assert list(found) == [
         ("full", "7g"),
@@ -73,7 +73,7 @@ def test_each_place_stands_against_the_next_and_7g_against_3g_beside_the_ideal()
 def test_neighbours_are_another_case_and_what_they_leave_is_told_by_profile():
     rows = scaled(full=16.8, _1g=2.0)
     rows += [on("1g.5gb", 1.5 * (1 + b / 10_000), b, neighbours="6x micro_fp32_cuda") for b in range(1, 6)]
-    cells = cells_of(study(*rows))
+    cells = make_cells(study(*rows))
     (beside,) = scaling.compare_neighbours(cells)
     assert (beside.cell.mode, round(beside.throughput_ratio.median, 3)) == ("MIG 1g.5gb", 0.75)
     assert "neighbours 6x micro_fp32_cuda" in beside.cell.case.label
@@ -81,7 +81,7 @@ def test_neighbours_are_another_case_and_what_they_leave_is_told_by_profile():
 
 
 def test_cerns_rows_agree_with_ratios_that_are_near():
-    cells = cells_of(study(*scaled(full=16.8, _7g=15.3, _3g=5.1)))
+    cells = make_cells(study(*scaled(full=16.8, _7g=15.3, _3g=5.1)))
     found = {check.finding.text: check for check in paper.compare(cells, [])}
     assert found["fp32 on CUDA cores, the full GPU over 7g"].agreement is Agreement.AGREES
     other = found["fp32 on CUDA cores, 7g over 3g"]
@@ -104,23 +104,23 @@ def test_the_answer_says_what_mig_and_neighbours_take():
     rows = scaled(full=16.8, _7g=15.3, _3g=7.0)
     rows += [on("3g.20gb", 6.3 * (1 + b / 10_000), b, neighbours="1x micro_fp32_cuda") for b in range(1, 6)]
     found = study(*rows)
-    (said,) = write_answer(found, cells_of(found), [])
+    (said,) = write_answer(found, make_cells(found), [])
     assert "on 7g.40gb a job is 8.9 % slower (micro_fp32_cuda) than on the whole GPU" in said
-    assert "it keeps 0.90 times (0.90 to 0.90) its throughput at least" in said
+    assert "it keeps at least 0.90 times (0.90 to 0.90) its throughput" in said
     twice = study(
         *rows,
         *(on("full", 16.8, b, "micro_copy") for b in range(1, 6)),
         *(on("7g.40gb", 15.3, b, "micro_copy") for b in range(1, 6)),
     )
-    (said,) = write_answer(twice, cells_of(twice), [])
+    (said,) = write_answer(twice, make_cells(twice), [])
     assert "8.9 % slower (micro_fp32_cuda) to 8.9 % slower (micro_copy) than on the whole GPU" in said
     faster = study(
         *rows,
         *(on(place, rate, b, "micro_copy") for place, rate in (("full", 10), ("7g.40gb", 15)) for b in range(1, 6)),
     )
-    (said,) = write_answer(faster, cells_of(faster), [])
+    (said,) = write_answer(faster, make_cells(faster), [])
     assert "a job is 50.0 % faster (micro_copy) to 8.9 % slower (micro_fp32_cuda) than on the whole GPU" in said
-    (row,) = neighbour_table(cells_of(found)).rows
+    (row,) = neighbour_table(make_cells(found)).rows
     assert row[:4] == ("micro_fp32_cuda", 1, "MIG 3g.20gb", "1x micro_fp32_cuda")
 
 
@@ -135,12 +135,12 @@ def test_what_neighbours_leave_is_told_at_equal_settings_and_of_equal_jobs_only(
     rows = [placed(block, 1000.0, SETTINGS) for block in range(1, 6)]
     rows += [placed(block, 500.0, pinned) for block in range(1, 6)]
     rows += [placed(block, 900.0, SETTINGS, "1x other") for block in range(1, 6)]
-    (beside,) = scaling.compare_neighbours(cells_of(study(*rows)))
+    (beside,) = scaling.compare_neighbours(make_cells(study(*rows)))
     assert beside.throughput_ratio.median == pytest.approx(0.9)
-    assert not list(scaling.compare_neighbours(cells_of(study(*rows[5:]))))
+    assert not list(scaling.compare_neighbours(make_cells(study(*rows[5:]))))
     given = [{**job.params, "given_rate": "true"} for job in rows[0].jobs]
     services = [dataclasses.replace(e, jobs=(dataclasses.replace(e.jobs[0], params=given[0]),)) for e in rows]
-    assert not list(scaling.compare_neighbours(cells_of(study(*services))))
+    assert not list(scaling.compare_neighbours(make_cells(study(*services))))
 
 
 def test_a_later_study_beside_neighbours_stands_beside_that_without() -> None:
@@ -149,5 +149,5 @@ def test_a_later_study_beside_neighbours_stands_beside_that_without() -> None:
     later = [dataclasses.replace(each, facts=plan, start_ms=each.start_ms + 10**9) for each in later]
     found = study(*scaled(_1g=2.0), *later)
     assert not found.left_out
-    (beside,) = scaling.compare_neighbours(cells_of(found))
+    (beside,) = scaling.compare_neighbours(make_cells(found))
     assert beside.throughput_ratio.median == pytest.approx(0.75, abs=0.01)

@@ -11,15 +11,15 @@ import pytest
 
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate import outcomes
-from pipeline.report.evaluate.cells import cells_of, metrics_in
+from pipeline.report.evaluate.cells import list_metrics, make_cells
 from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
 from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.figures import copies, gain, mixes
 from pipeline.report.page.grid import grids
 from pipeline.report.page.key_findings import write_answer
-from pipeline.report.page.page import content_of, render
+from pipeline.report.page.page import make_content, render
 from pipeline.report.page.service_tables import beside_table, objective_table
-from pipeline.report.page.study_tables import every_table, mix_energy_table
+from pipeline.report.page.study_tables import make_tables, mix_energy_table
 from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import job, params, row, study
 
@@ -54,16 +54,16 @@ def test_the_highest_rate_lies_below_the_lowest_that_misses_the_objective() -> N
         served("mps", 4, 200, 9.0, rate_sustained_worst_ratio=0.9),
         row("mps", tuple(service(i, 400, 1.0) for i in range(4)), result=Result.OOM),
     ]
-    table = objective_table(cells_of(study(*rows)))
+    table = objective_table(make_cells(study(*rows)))
     assert [line[1:4] + line[4:] for line in table.rows] == [
         (1, "serial", "p99 within 50 ms", 400, 400, "15", None),
         (4, "naive", "p99 within 50 ms", 50, 200, "18", 100),
         (4, "MPS", "p99 within 50 ms", 100, 400, "24", 200),
     ]
-    (said,) = write_answer(study(*rows), cells_of(study(*rows)), [])
+    (said,) = write_answer(study(*rows), make_cells(study(*rows)), [])
     assert "infer answers 400 requests/s alone, 200 requests/s in 4 jobs (naive) and 400 requests/s in 4 j" in said
     speed = next(
-        table for table in every_table(study(*rows), cells_of(study(*rows)), [], [], []) if table.name == "speed"
+        table for table in make_tables(study(*rows), make_cells(study(*rows)), [], [], []) if table.name == "speed"
     )
     assert {line[1:3] for line in speed.rows} == {(1, "serial"), (4, "naive"), (4, "MPS")}
 
@@ -75,10 +75,10 @@ def test_a_rate_of_too_few_requests_for_the_percentile_is_not_called_none() -> N
 
     grew = {"rate_sustained_worst_ratio": 0.5}
     unknown = [asked(mode, rate) for mode in ("serial", "mps") for rate in (50, 100)] + [asked("mps", 200, **grew)]
-    (said,) = write_answer(study(*unknown), cells_of(study(*unknown)), []) or [""]
+    (said,) = write_answer(study(*unknown), make_cells(study(*unknown)), []) or [""]
     assert "rate" not in said
     half = [*unknown, *(asked("naive", rate, objective_met_worst_ratio=0.0) for rate in (50, 100))]
-    (said,) = write_answer(study(*half), cells_of(study(*half)), [])
+    (said,) = write_answer(study(*half), make_cells(study(*half)), [])
     assert "an unknown rate (serial), no rate (naive) and an unknown rate (MPS) with a p99 within 50 ms" in said
 
 
@@ -89,7 +89,7 @@ def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
         rows.append(served("serial", 1, 50, 5.0, block))
         rows.append(served("naive", 4, 50, 20.0 * jitter, block))
         rows.append(served("mps", 4, 50, 10.0 / jitter, block))
-    cells = cells_of(study(*rows))
+    cells = make_cells(study(*rows))
     found = {(each.mode, each.against): each for each in verdicts(cells)}
     assert found["MPS", "naive"].metric == "latency_p99_worst_ms"
     assert found["MPS", "naive"].ratio is not None
@@ -100,7 +100,7 @@ def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
     assert not any("speedup_vs_serial_ratio" in cell.estimates for cell in cells)
     assert [*gain.sketches(cells, None)] == []
     (said,) = write_answer(study(*rows), cells, [])
-    assert "the p99 latency of services together is 1.99 times" in said and "(4 infer bs128, naive)" in said
+    assert "the p99 latency of services that run together is 1.99 times" in said and "(4 infer bs128, naive)" in said
 
 
 def test_a_service_that_does_not_sustain_its_rate_in_every_block_is_not_compared() -> None:
@@ -111,7 +111,7 @@ def test_a_service_that_does_not_sustain_its_rate_in_every_block_is_not_compared
         saturated = served("naive", 4, 50, 10.0, block, rate_sustained_worst_ratio=0.8 if block < 4 else 1.0)
         without = {key: value for key, value in saturated.metrics.items() if "latency" not in key}
         rows.append(dataclasses.replace(saturated, metrics=without) if block < 4 else saturated)
-    cells = cells_of(study(*rows))
+    cells = make_cells(study(*rows))
     found = verdicts(cells)
     assert [(each.mode, each.against) for each in found] == [("naive", "serial"), ("MPS", "serial")]
     assert found[0].ratio is None
@@ -132,7 +132,7 @@ def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_
     for scenario, rate, latency_ms in (("naive", 40.0, 20.0), ("mps", 80.0, 10.0)):
         jobs = (job(0, train, rate, size="T"), service(1, 50, latency_ms, size="I"))
         rows.append(row(scenario, jobs, metrics={"latency_mean_worst_ms": latency_ms}))
-    cells = cells_of(study(*rows))
+    cells = make_cells(study(*rows))
     assert [line[1:] for line in beside_table(cells).rows] == [
         ("naive", "infer", None, "4", "4"),
         ("naive", "train", "0.4", None, None),
@@ -163,13 +163,15 @@ def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_gri
     saturated = (job(0, train, 70.0, size="T"), service(1, 50, 30.0, size="I"))
     rows.append(row("mps_percent", saturated, metrics={"rate_sustained_worst_ratio": 0.8}))
     found = study(*rows)
-    cells = cells_of(found)
+    cells = make_cells(found)
     kept, energy, latency = write_answer(found, cells, [])
     assert kept == (
         "On one NVIDIA H100 80GB HBM3, jobs beside services keep 0.70 (T+I, MPS equal shares) to 0.90 (T+I, "
         "naive) of their throughput (I: infer, T: train)."
     )
-    assert re.fullmatch(r"Both together take 0\.\d\d \(T\+I, MPS\) to 0\.\d\d \(T\+I, naive\) of the energy .*", energy)
+    assert re.fullmatch(
+        r"Services and jobs together take 0\.\d\d \(T\+I, MPS\) to 0\.\d\d \(T\+I, naive\) of the energy .*", energy
+    )
     assert latency == "The p99 latency of services is 2.00 (T+I, MPS) to 4.00 (T+I, naive) times that alone."
     (grid,) = grids(found, cells, verdicts(cells), [])
     assert [mode.label for mode in grid.modes] == ["naive", "MPS", "MPS %"]
@@ -177,17 +179,17 @@ def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_gri
     assert texts["throughput kept by train"] == [["0.90"], ["0.80"], ["0.70"]]
     assert texts["p99 latency of infer"] == [["4.00"], ["2.00"], ["rate not sustained"]]
     assert [bool(entries and entries[0]) for entries in texts["energy of all"]] == [True, True, False]
-    page = render(content_of(found))
+    page = render(make_content(found))
     assert "No two modes have figures" not in page and "throughput kept by train" in page
     opening = page[page.index("<figure") : page.index("</figure>")]
-    assert 'id="figure-beside-inference"' in opening and "energy, over that apart" in opening
+    assert 'id="figure-beside-inference"' in opening and "energy, times alone" in opening
 
 
 def test_bars_of_one_colour_say_which_they_are() -> None:
     alone = [row("serial", (job(0, params("train"), 100.0),)), row("serial", (service(0, 50, 5.0),))]
     jobs = (job(0, params("train"), 80.0, size="T"), service(1, 50, 10.0, size="I"))
     both = [row("mps", jobs), row("mps", jobs, options={"priority": [1, 0]}), row("naive", jobs)]
-    (sketch,) = mixes.sketches(cells_of(study(*alone, *both)), None)
+    (sketch,) = mixes.sketches(make_cells(study(*alone, *both)), None)
     kept, *_ = sketch.paint().axes
     assert {tick.get_text() for tick in kept.get_xticklabels(minor=True)} == {"", "MPS", "priority=1+0"}
 
@@ -197,8 +199,8 @@ def test_what_is_as_many_as_the_requests_is_said_once() -> None:
         figures = {"throughput_total_images_per_s": 50.0 * images, "energy_per_image_j": 1.0}
         return [served("serial", 1, 50, 5.0, **figures), served("naive", 1, 50, 5.0, **figures)]
 
-    assert [name for name in metrics_in(cells_of(study(*with_images(1)))) if "image" in name] == []
-    eight = metrics_in(cells_of(study(*with_images(8))))
+    assert [name for name in list_metrics(make_cells(study(*with_images(1)))) if "image" in name] == []
+    eight = list_metrics(make_cells(study(*with_images(8))))
     assert [name for name in eight if "throughput_total" in name] == [
         "throughput_total_requests_per_s",
         "throughput_total_images_per_s",
@@ -219,15 +221,15 @@ def test_the_energy_of_a_mix_is_measured_and_the_part_of_each_workload_is_a_mode
         row("mps", both, metrics=together),
         row("naive", both, metrics={"energy_j": 2700.0}),
     ]
-    assert [line[1:] for line in mix_energy_table(cells_of(study(*rows))).rows] == [
+    assert [line[1:] for line in mix_energy_table(make_cells(study(*rows))).rows] == [
         ("naive", "0.9", "infer bs128", "request", None, None),
         ("naive", "0.9", "train bs128", "sample", None, None),
         ("MPS", "0.8", "infer bs128", "request", "1 J", "0.8 J"),
         ("MPS", "0.8", "train bs128", "sample", "2 J", "1.6 J"),
     ]
     longer = dataclasses.replace(rows[2], facts=rows[2].facts | {"window_end_ns": "13000000000"})  # 12 s for 10 s
-    made = mix_energy_table(cells_of(study(*rows[:2], longer))).rows
+    made = mix_energy_table(make_cells(study(*rows[:2], longer))).rows
     assert {line[2] for line in made} == {"0.6667"}
-    assert mix_energy_table(cells_of(study(*rows[1:]))).rows == ()  # one job alone was not measured
+    assert mix_energy_table(make_cells(study(*rows[1:]))).rows == ()  # one job alone was not measured
     neighbours = row("mps", both, metrics=together, settings=(*rows[2].settings, ("neighbours", "2 others")))
-    assert mix_energy_table(cells_of(study(*rows[:2], neighbours))).rows == ()
+    assert mix_energy_table(make_cells(study(*rows[:2], neighbours))).rows == ()

@@ -56,7 +56,7 @@ def ratios_of(rates: NDArray[np.float64]) -> NDArray[np.float64]:
     return pairs.reshape(len(rates), NUM_CASES * len(PAIRS), NUM_BLOCKS)
 
 
-def cells_of(case: int, rates: NDArray[np.float64], gpus: dict[int, str] | None = None) -> list[Cell]:
+def make_cells(case: int, rates: NDArray[np.float64], gpus: dict[int, str] | None = None) -> list[Cell]:
     """The modes of a case, by their speed over that of the first one. Shape: [block, mode]."""
     return [
         Cell(
@@ -85,7 +85,7 @@ def assert_a_report_says_the_same(found: list[Verdict], *expected: NDArray[Any])
 def test_many_studies_are_judged_at_once_as_a_report_judges_each(noise: float, speeds: tuple[float, ...]) -> None:
     several = studies(noise, speeds, 20)
     for study, *expected in zip(several, *judged(ratios_of(several)), strict=True):
-        cells = [cell for case, rates in enumerate(study) for cell in cells_of(case, rates)]
+        cells = [cell for case, rates in enumerate(study) for cell in make_cells(case, rates)]
         assert_a_report_says_the_same(verdicts(cells), *expected)
 
 
@@ -114,7 +114,7 @@ def test_at_most_5_percent_of_tables_have_a_wrong_claim_of_any_kind(num_at_margi
     assert share <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / NUM_TABLES)
     for table in range(20):
         pairs = [np.stack([np.ones(10), ratios[table, case]], axis=1) for case in range(6)]
-        cells = [cell for case, rates in enumerate(pairs) for cell in cells_of(case, rates)]
+        cells = [cell for case, rates in enumerate(pairs) for cell in make_cells(case, rates)]
         assert_a_report_says_the_same(verdicts(cells), decisions[table], different[table], equal[table])
 
 
@@ -168,7 +168,7 @@ def test_at_most_5_percent_of_tables_over_several_gpus_have_a_wrong_claim(betwee
         cells = [
             cell
             for case, of_blocks in enumerate(ratios[table])
-            for cell in cells_of(case, np.stack([np.ones(len(of_blocks)), of_blocks], axis=1), GPUS)
+            for cell in make_cells(case, np.stack([np.ones(len(of_blocks)), of_blocks], axis=1), GPUS)
         ]
         expected = judged(units[table : table + 1])
         assert_a_report_says_the_same(verdicts(cells), *(each[0] for each in expected))

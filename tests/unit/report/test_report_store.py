@@ -15,7 +15,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import TrackingError
 from pipeline.record.store.local_store import open_store
 from pipeline.report.evaluate import paper, verdicts
-from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.page import study_tables as report_tables
 from pipeline.report.read import rows
 
@@ -108,11 +108,11 @@ def test_a_half_run_study_is_read_as_far_as_it_went(root: Path) -> None:
     study = rows.read([root], EXPERIMENT)
     assert len(study.rows) == 5 and study.num_planned == 99
     assert (len(study.blocks), study.num_complete_blocks) == (3, 2)
-    assert study.left_out == {"no result: it runs, or was never closed": 1}
+    assert study.left_out == {"no result: still running, or never closed": 1}
     assert study.facts["git_commit"] == ("0123abcd",) and study.facts["program_commit"] == ("4567cdef, changed",)
     assert study.facts["job_torch"] == ("2.11",)
     assert study.devices == (DEVICE,) and not study.is_simulated
-    naive = next(c for c in cells_of(study) if c.mode == "naive")
+    naive = next(c for c in make_cells(study) if c.mode == "naive")
     assert naive.values["speedup_vs_serial_ratio"] == {1: 1.4, 2: 1.4}
     assert not [name for row in study.rows for name in row.metrics if name.startswith("system/")]
 
@@ -120,7 +120,7 @@ def test_a_half_run_study_is_read_as_far_as_it_went(root: Path) -> None:
 @pytest.mark.parametrize("planned", ["", "{}", "[]", "{"])
 def test_a_run_that_does_not_say_its_settings_is_one_error(root: Path, planned: str) -> None:
     insert(root, [group("serial", 1, 1, 100.0), group("naive", 2, 1, 70.0, planned=planned)])
-    with pytest.raises(TrackingError, match=r"run 0{23}10{8} in .* has no settings and options"):
+    with pytest.raises(TrackingError, match=r"run 0{23}10{8} in .* is of an earlier version"):
         rows.read([root], EXPERIMENT)
 
 
@@ -129,7 +129,7 @@ def test_what_failed_before_a_resume_is_replaced_by_what_came_after(root: Path) 
     insert(root, [*before, group("naive", 2, 1, 80.0, study="20261121-120000-bbbbbb")])
     study = rows.read([root], EXPERIMENT)
     assert [(row.mode, row.result) for row in study.rows] == [("serial", Result.OK), ("naive", Result.OK)]
-    assert study.left_out == {"run again: the newest finding of the same group counts": 1}
+    assert study.left_out == {"run again: the newest result counts": 1}
 
 
 def test_an_experiment_that_is_not_there_is_an_error_and_an_empty_one_an_empty_study(root: Path) -> None:
@@ -137,11 +137,11 @@ def test_an_experiment_that_is_not_there_is_an_error_and_an_empty_one_an_empty_s
         rows.read([root], "nothing")
     open_store(root).open_experiment("empty")
     study = rows.read([root], "empty")
-    cells = cells_of(study)
+    cells = make_cells(study)
     found = verdicts.verdicts(cells)
     best = verdicts.winners(cells, found)
     assert (study.rows, cells, found, best) == ((), [], [], [])
-    assert report_tables.every_table(study, cells, found, best, paper.compare(cells, found)) == []
+    assert report_tables.make_tables(study, cells, found, best, paper.compare(cells, found)) == []
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_three_thousand_runs_are_read_and_judged_in_seconds(root: Path) -> None:
     began = time.process_time()  # not the clock: other tests run beside this one
     study = rows.read([root], EXPERIMENT)
     reading_s = time.process_time() - began
-    cells = cells_of(study)
+    cells = make_cells(study)
     found = verdicts.verdicts(cells)
     verdicts.winners(cells, found)
     paper.compare(cells, found)

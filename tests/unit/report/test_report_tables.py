@@ -10,7 +10,7 @@ from listeners.nvml import NvmlListener
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.domain.samples import Field, FieldTable, Summary
 from pipeline.observe.fields import Fields
-from pipeline.report.evaluate.cells import Cell, cases_of, cells_of
+from pipeline.report.evaluate.cells import Cell, label_cases, make_cells
 from pipeline.report.evaluate.metrics import BEST_SOLO
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import verdicts
@@ -29,7 +29,7 @@ def cell(found: list[Cell], mode: str, degree: int, label: str = "") -> Cell:
 def test_copies_are_compared_with_the_solo_run_of_their_own_block() -> None:
     rows = [copies("serial", 1, 1000.0 * block, block) for block in (1, 2, 3)]
     rows += [copies("naive", 3, 500.0 * block, block) for block in (1, 2, 3)]
-    naive = cell(cells_of(study(*rows)), "naive", 3)
+    naive = cell(make_cells(study(*rows)), "naive", 3)
     assert naive.values["speedup_vs_serial_ratio"] == {1: 1.5, 2: 1.5, 3: 1.5}
     assert naive.values["slowdown_worst_ratio"] == {1: 2.0, 2: 2.0, 3: 2.0}
     assert naive.values["throughput_total_samples_per_s"] == {1: 1500.0, 2: 3000.0, 3: 4500.0}
@@ -46,7 +46,7 @@ def test_serial_copies_are_as_many_times_the_solo_run() -> None:
 
     together = tuple(job(i, params(), None, metrics={"makespan_s": 16.0, "epoch_time_mean_s": 8.0}) for i in range(2))
     pair = row("naive", together, window=WindowKind.WORK, metrics={"makespan_s": 16.0})
-    found = cells_of(study(alone(1), pair))
+    found = make_cells(study(alone(1), pair))
     serial = cell(found, "serial", 2)
     assert serial.is_derived and not cell(found, "serial", 1).is_derived
     assert serial.values["makespan_s"] == {1: 20.0}
@@ -64,7 +64,7 @@ def test_a_mix_is_compared_with_the_same_jobs_really_executed_in_sequence() -> N
 
     serial = row("serial", jobs(20.0, 10.0), window=WindowKind.WORK, metrics={"makespan_s": 30.5})
     naive = row("naive", jobs(24.0, 15.0), window=WindowKind.WORK, metrics={"makespan_s": 24.0})
-    found = cells_of(study(serial, naive))
+    found = make_cells(study(serial, naive))
     assert [c.case.label for c in found] == ["M+S", "M+S"]
     assert cell(found, "naive", 2).values["speedup_vs_serial_ratio"] == {1: 30.5 / 24}
     assert cell(found, "naive", 2).values["slowdown_worst_ratio"] == {1: 1.5}
@@ -80,7 +80,7 @@ def test_the_best_step_mode_alone_is_a_baseline_where_several_were_measured() ->
         copies("serial", 1, 50.0, own=params("other")),
         copies("naive", 7, 40.0, own=params("other")),
     ]
-    found = cells_of(study(*rows))
+    found = make_cells(study(*rows))
     naive = cell(found, "naive", 7, "resnet26")
     assert naive.values["speedup_vs_serial_ratio"] == {1: pytest.approx(4.2)}
     assert naive.values["speedup_vs_best_solo_ratio"] == {1: pytest.approx(1.05)}
@@ -95,7 +95,7 @@ def test_programs_that_differ_otherwise_are_cases_of_their_own_with_best_step_mo
             own, replayed = params(**{key: value}), params(**{key: value}, step_mode="cuda_graph")
             rows += [copies("serial", 1, alone, block, own), copies("serial", 1, graph, block, replayed)]
             rows += [copies("naive", 7, naive + block, block, own), copies("mps", 7, 2 * naive, block, own)]
-    found = cells_of(study(*rows))
+    found = make_cells(study(*rows))
     naives = {c.case.params[0][key]: c for c in found if (c.mode, c.degree) == ("naive", 7)}
     assert len({c.case for c in naives.values()}) == 2
     assert naives["one"].values[BEST_SOLO][5] == pytest.approx(7 * 305 / 4000)
@@ -113,13 +113,13 @@ def test_a_script_has_no_step_modes() -> None:
     own = {"workload": "script", "seed": "0"}
     old, new = ((job(0, own, rate, salt=salt),) for rate, salt in ((1000.0, "old"), (4000.0, "new")))
     together = tuple(job(index, own, 600.0, salt="old") for index in range(7))
-    found = cells_of(study(row("serial", old), row("serial", new), row("naive", together)))
+    found = make_cells(study(row("serial", old), row("serial", new), row("naive", together)))
     assert len(found) == 4 and not any(BEST_SOLO in c.values for c in found)
 
 
 def test_energy_is_given_raw_and_above_idle() -> None:
     energy = {"energy_j": 200.0, "energy_above_idle_j": 150.0, "energy_per_sample_j": 0.4}
-    found = cell(cells_of(study(copies("naive", 2, 900.0, metrics=energy))), "naive", 2)
+    found = cell(make_cells(study(copies("naive", 2, 900.0, metrics=energy))), "naive", 2)
     assert found.values["energy_per_sample_j"] == {1: 0.4}
     assert found.values["energy_above_idle_per_sample_j"] == {1: pytest.approx(0.3)}
 
@@ -127,7 +127,7 @@ def test_energy_is_given_raw_and_above_idle() -> None:
 def test_wrong_results_are_kept_apart_and_not_ranked() -> None:
     rows = [copies("serial", 1, 1000.0, block) for block in (1, 2)]
     rows += [copies("mps_percent", 2, 900.0, 1), copies("mps_percent", 2, 950.0, 2, result=Result.WRONG_RESULTS)]
-    found = cell(cells_of(study(*rows)), "MPS equal shares", 2)
+    found = cell(make_cells(study(*rows)), "MPS equal shares", 2)
     assert found.results == {Result.OK: 1, Result.WRONG_RESULTS: 1}
     assert found.values["speedup_vs_serial_ratio"] == {1: 1.8}
     assert found.wrong_values["speedup_vs_serial_ratio"] == {2: 1.9}
@@ -137,13 +137,13 @@ def test_wrong_results_are_kept_apart_and_not_ranked() -> None:
 
 
 def test_a_cell_without_any_figure_keeps_its_reason_and_nothing_is_zero() -> None:
-    found = cell(cells_of(study(copies("naive", 7, 1.0, result=Result.OOM))), "naive", 7)
+    found = cell(make_cells(study(copies("naive", 7, 1.0, result=Result.OOM))), "naive", 7)
     assert (found.values, found.estimates, found.reason) == ({}, {}, "why it is oom")
     assert found.finding is Result.OOM and not found.is_ranked
 
 
 def test_without_a_baseline_there_is_no_speed_up() -> None:
-    found = cell(cells_of(study(copies("naive", 2, 900.0, 1), copies("serial", 1, 1000.0, 2))), "naive", 2)
+    found = cell(make_cells(study(copies("naive", 2, 900.0, 1), copies("serial", 1, 1000.0, 2))), "naive", 2)
     assert "speedup_vs_serial_ratio" not in found.values
     assert found.values["throughput_total_samples_per_s"] == {1: 1800.0}
 
@@ -153,7 +153,7 @@ def test_mixes_of_other_jobs_with_the_same_sizes_are_told_apart() -> None:
         own = {"M": params("resnet50_imagenet64"), "S": params(batch_size=batch_size)}
         return row("naive", tuple(job(i, own[size], 5.0, size=size) for i, size in enumerate("MS")))
 
-    found = [c.case.label for c in cells_of(study(mix(32), mix(128)))]
+    found = [c.case.label for c in make_cells(study(mix(32), mix(128)))]
     assert len(set(found)) == 2
     assert all(label.startswith("M+S: resnet26_cifar10 bs") for label in found)
 
@@ -161,7 +161,7 @@ def test_mixes_of_other_jobs_with_the_same_sizes_are_told_apart() -> None:
 def blocks_of_each_cell(*rows: Row) -> dict[tuple[str, str], list[float]]:
     """The throughputs that each cell has, by case and mode."""
     name = "throughput_total_samples_per_s"
-    return {(c.case.label, c.mode): list(c.values[name].values()) for c in cells_of(study(*rows))}
+    return {(c.case.label, c.mode): list(c.values[name].values()) for c in make_cells(study(*rows))}
 
 
 def test_groups_that_differ_in_options_that_no_label_says_never_share_a_cell() -> None:
@@ -201,9 +201,9 @@ def test_orders_of_the_same_jobs_never_share_a_cell_and_are_compared_within_an_o
     first, second = sizes, sizes[::-1]
     one = [mix("naive", first, 1.0), mix("mps", first, 3.0)]
     jobs = [labels.JobLabel(name, size) for name, size in zip("ab", sizes, strict=True)]
-    label = labels.jobs_label(jobs)
-    assert label == "+".join(first) and labels.jobs_label(jobs[::-1]) == "+".join(second)
-    assert labels.mix_of(jobs) == labels.mix_of(jobs[::-1]) == {"AB": "A+B", "SM": "M+S"}[sizes]
+    label = labels.label_jobs(jobs)
+    assert label == "+".join(first) and labels.label_jobs(jobs[::-1]) == "+".join(second)
+    assert labels.label_mix(jobs) == labels.label_mix(jobs[::-1]) == {"AB": "A+B", "SM": "M+S"}[sizes]
     assert blocks_of_each_cell(*one) == {(label, "naive"): [2.0], (label, "MPS"): [6.0]}
     called = "+".join(second)  # as the first of the groups by name, and no order is told from another
     assert blocks_of_each_cell(one[0], mix("mps", second, 3.0)) == {(called, "naive"): [2.0], (called, "MPS"): [6.0]}
@@ -221,7 +221,7 @@ def test_a_mix_is_called_in_the_order_of_the_first_of_its_groups(sizes: tuple[st
         return row(scenario, tuple(jobs))
 
     found = study(mix("serial", 0, 1), mix("naive", 0, 1), mix("mps", 1, 0))
-    assert {case.label for case in cases_of(found).values()} == {label}
+    assert {case.label for case in label_cases(found).values()} == {label}
     assert min(own_row.name for own_row in found.rows) == f"mps-{label.replace(' bs128', '').replace(' ', '')}"
 
 
@@ -233,7 +233,7 @@ def test_each_order_of_a_mix_has_its_own_baseline_where_it_ran() -> None:
         return row(scenario, jobs, window=WindowKind.WORK, metrics={"makespan_s": seconds})
 
     def speedups(*rows: Row) -> dict[tuple[str, str], float]:
-        return {(c.case.label, c.mode): c.values["speedup_vs_serial_ratio"][1] for c in cells_of(study(*rows))}
+        return {(c.case.label, c.mode): c.values["speedup_vs_serial_ratio"][1] for c in make_cells(study(*rows))}
 
     orders = [("SM", 10.0), ("MS", 20.0)]
     found = speedups(*(mix(mode, order, s / n) for order, s in orders for mode, n in (("serial", 1), ("naive", 2))))
@@ -254,7 +254,7 @@ def test_a_job_that_never_ran_alone_is_compared_with_its_turns_in_mixes() -> Non
         return row(scenario, made, window=WindowKind.WORK, metrics={"makespan_s": sum(seconds)})
 
     def slowdown(*rows: Row) -> float:
-        (found,) = [c for c in cells_of(study(*rows)) if c.mode == "naive"]
+        (found,) = [c for c in make_cells(study(*rows)) if c.mode == "naive"]
         return found.values["slowdown_worst_ratio"][1]
 
     together = mix("naive", "MS", 30.0, 40.0)
@@ -290,7 +290,7 @@ def test_an_interval_is_rounded_to_three_digits() -> None:
 
 def test_cells_come_by_case_degree_and_mode() -> None:
     rows = [copies(scenario, degree, 10.0) for scenario in ("mig", "mps", "naive") for degree in (3, 2)]
-    assert [(c.degree, c.mode) for c in cells_of(study(*rows))] == [
+    assert [(c.degree, c.mode) for c in make_cells(study(*rows))] == [
         *((2, mode) for mode in ("naive", "MPS", "MIG 3g.40gb")),
         *((3, mode) for mode in ("naive", "MPS", "MIG 2g.20gb")),
     ]
@@ -309,10 +309,10 @@ def test_a_figure_of_a_new_listener_has_its_columns_without_being_known_here() -
     facts = {"figures": Fields([fans, NvmlListener(1000).table]).describe_titled(metrics)}
     rows = [row("serial", (job(0, params(), 100.0),), block, metrics=metrics, facts=facts) for block in (1, 2)]
     rows.append(row("naive", tuple(job(i, params(), 60.0) for i in range(2))))
-    found = cells_of(study(*rows))
+    found = make_cells(study(*rows))
     assert cell(found, "serial", 1).estimates["fan_max_rpm"].median == 900.0
     assert cell(found, "serial", 2).estimates["fan_idle_mean_ratio"].median == 0.25
-    made = {table.name: table.columns for table in report_tables.every_table(study(*rows), found, [], [], [])}
+    made = {table.name: table.columns for table in report_tables.make_tables(study(*rows), found, [], [], [])}
     assert made["energy"][4:] == ("power of the GPU (W)", "fan speed (1/min)")
     assert made["utilisation"][4:] == ("fan at rest",)
     assert {"fan speed (1/min)", "fan at rest: low"} <= set(made["results"])
@@ -320,5 +320,5 @@ def test_a_figure_of_a_new_listener_has_its_columns_without_being_known_here() -
 
 
 def test_the_energy_of_an_epoch_is_that_of_its_samples() -> None:
-    (found,) = cells_of(study(copies("naive", 2, 1000.0, metrics={"energy_per_sample_j": 0.05})))
+    (found,) = make_cells(study(copies("naive", 2, 1000.0, metrics={"energy_per_sample_j": 0.05})))
     assert found.values["energy_per_epoch_j"] == {1: pytest.approx(0.05 * 49920)}

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate import paper, scaling, statistics, verdicts
-from pipeline.report.evaluate.cells import Cell, cells_of
+from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.metrics import SPEEDUP
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.evaluate.verdicts import Decision, Verdict
@@ -23,7 +23,7 @@ from tests.support.report_rows import collocation_study, copies, study
 
 
 def judged(rows: list[Row]) -> list[Verdict]:
-    return verdicts.verdicts(cells_of(study(*rows)))
+    return verdicts.verdicts(make_cells(study(*rows)))
 
 
 def one(found: list[Verdict], mode: str, against: str, label: str, degree: int) -> Verdict:
@@ -35,7 +35,7 @@ def one(found: list[Verdict], mode: str, against: str, label: str, degree: int) 
 
 @pytest.fixture(scope="module")
 def whole() -> tuple[list[Cell], list[Verdict], list[verdicts.Winner]]:
-    cells = cells_of(study(*collocation_study()))
+    cells = make_cells(study(*collocation_study()))
     found = verdicts.verdicts(cells)
     return cells, found, verdicts.winners(cells, found)
 
@@ -77,7 +77,7 @@ def test_each_case_has_its_winner(whole) -> None:
 def test_less_than_five_blocks_give_no_verdict_and_say_what_would() -> None:
     found = judged(collocation_study(num_blocks=4))
     assert {v.decision for v in found} == {Decision.NO_VERDICT, Decision.NOT_RANKED}
-    assert one(found, "MPS", "serial", "resnet26", 7).sentence.endswith("no verdict: it takes about 5 blocks).")
+    assert one(found, "MPS", "serial", "resnet26", 7).sentence.endswith("no verdict: it needs about 5 blocks).")
     (single,) = [
         v
         for v in judged(collocation_study(num_blocks=1))
@@ -110,7 +110,7 @@ def on_gpus(speedups: dict[str, tuple[float, ...]]) -> list[Row]:
 
 def test_of_several_gpus_each_counts_once_and_the_verdict_names_them() -> None:
     several = {"GPU-a": (1.50, 1.51, 1.50, 1.49, 1.50), "GPU-b": (1.52, 1.51), "GPU-c": (1.48, 1.49, 1.48, 1.49)}
-    cells = cells_of(study(*on_gpus(several)))
+    cells = make_cells(study(*on_gpus(several)))
     (verdict,) = verdicts.verdicts(cells)
     assert (verdict.decision, verdict.num_blocks, verdict.num_gpus) == (Decision.BETTER, 11, 3)
     expected = statistics.estimate([1.50, 1.515, 1.485])
@@ -128,7 +128,7 @@ def test_blocks_of_gpus_that_differ_do_not_make_a_verdict_together() -> None:
     (verdict,) = judged(on_gpus(differing))
     assert verdict.decision is Decision.NO_VERDICT and verdict.blocks_needed is None
     assert verdict.ratio is not None and verdict.ratio.low < 1 < verdict.ratio.high
-    assert verdict.sentence.endswith("each GPU counts once, and it takes more of them or less scatter).")
+    assert verdict.sentence.endswith("each GPU counts once, and it needs more of them or less scatter).")
     pooled = on_gpus({"GPU-a": tuple(itertools.chain(*differing.values()))})
     assert judged(pooled)[0].decision is Decision.BETTER
 
@@ -137,7 +137,7 @@ def test_two_gpus_have_no_interval_and_no_verdict() -> None:
     (verdict,) = judged(on_gpus({"GPU-a": (1.5, 1.5, 1.51, 1.5, 1.49), "GPU-b": (1.5, 1.51, 1.5, 1.5, 1.49)}))
     assert verdict.decision is Decision.NO_VERDICT
     assert verdict.ratio is not None and (verdict.ratio.low, verdict.ratio.high) == (None, None)
-    assert verdict.sentence.endswith("(10 blocks on these 2 GPUs; no verdict: each GPU counts once, and it takes 3).")
+    assert verdict.sentence.endswith("(10 blocks on these 2 GPUs; no verdict: each GPU counts once, and it needs 3).")
 
 
 def test_a_wide_spread_gives_no_verdict() -> None:
@@ -147,7 +147,7 @@ def test_a_wide_spread_gives_no_verdict() -> None:
     (verdict,) = judged(rows)
     assert verdict.decision is Decision.NO_VERDICT
     assert verdict.blocks_needed is not None and verdict.blocks_needed > 10
-    assert f"it takes about {verdict.blocks_needed} blocks" in verdict.sentence
+    assert f"it needs about {verdict.blocks_needed} blocks" in verdict.sentence
 
 
 def test_without_a_baseline_modes_are_still_compared_with_each_other() -> None:
@@ -166,7 +166,7 @@ def test_a_baseline_that_stood_still_is_compared_with_nothing() -> None:
         rows.append(copies("naive", 2, 800.0 + block, block))
         rows.append(copies("mig", 1, 850.0 + block, block))
     assert judged(rows) == []
-    cells = cells_of(study(*rows))
+    cells = make_cells(study(*rows))
     assert not list(scaling.steps(cells)) and verdicts.winners(cells, []) == []
     rows += [copies("mps", 2, 900.0 + block, block) for block in range(1, 6)]
     assert {(verdict.mode, verdict.against) for verdict in judged(rows)} == {("MPS", "naive")}
@@ -190,7 +190,7 @@ def test_what_is_invalid_leads_nothing_and_what_is_noted_says_so_wherever_it_lea
         rows.append(copies("naive", 2, 600.0 + block, block, note="hot"))
         rows.append(copies("mps", 2, 900.0 + block, block, invalid="suspended"))
         rows.append(copies("mig", 2, 550.0 + block, block, invalid="suspended" if block == 1 else ""))
-    cells = cells_of(study(*rows))
+    cells = make_cells(study(*rows))
     found = verdicts.verdicts(cells)
     (winner,) = [winner for winner in verdicts.winners(cells, found) if winner.degree == 2]
     assert (
@@ -213,7 +213,7 @@ def test_the_winner_is_no_mode_that_another_was_shown_to_be_faster_than() -> Non
         rows.append(copies("serial", 1, 1000.0, block))
         rows.append(copies("naive", 2, 520.0 * faster + block, block))
         rows += [copies("mps", 2, 572.0 + block, block)] if block <= 5 else []
-    cells = cells_of(study(*rows))
+    cells = make_cells(study(*rows))
     found = verdicts.verdicts(cells)
     assert one(found, "MPS", "naive", "resnet26", 2).decision is Decision.BETTER
     (winner,) = [each for each in verdicts.winners(cells, found) if each.degree == 2]
@@ -227,7 +227,7 @@ def test_a_loser_without_any_baseline_is_no_part_of_the_winners() -> None:
     for block in range(1, 11):
         rows.append(copies("naive", 2, 600.0 + block, block))
         rows.append(copies("serial", 1, 500.0, block)) if block <= 5 else rows.append(copies("mps", 2, 400.0, block))
-    cells = cells_of(study(*rows))
+    cells = make_cells(study(*rows))
     found = verdicts.verdicts(cells)
     assert one(found, "MPS", "naive", "resnet26", 2).decision is Decision.WORSE
     (winner,) = [each for each in verdicts.winners(cells, found) if each.degree == 2]
@@ -248,13 +248,13 @@ def test_a_missing_baseline_takes_no_block_from_what_needs_none() -> None:
 def test_what_is_simulated_says_so_everywhere() -> None:
     rows = [dataclasses.replace(row, is_simulated=True) for row in collocation_study(num_blocks=2)]
     found = study(*rows)
-    cells = cells_of(found)
+    cells = make_cells(found)
     judgements = verdicts.verdicts(cells)
     best = verdicts.winners(cells, judgements)
     assert all(v.sentence.endswith("(simulated)") for v in judgements)
     assert all(w.sentence.endswith("(simulated)") for w in best)
     compared = paper.compare(cells, judgements)
-    for table in report_tables.every_table(found, cells, judgements, best, compared):
+    for table in report_tables.make_tables(found, cells, judgements, best, compared):
         assert table.note.startswith("Simulated GPU")
         assert to_csv(table).startswith("# Simulated GPU")
         assert "Simulated GPU" in to_latex(table)
@@ -285,12 +285,12 @@ def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
     assert len(lines) == len(whole[0])
     oom = next(line for line in lines if line["result"] == "oom")
     assert oom["speed-up against serial"] == "" and "0.0" not in oom.values()
-    names = [t.name for t in report_tables.every_table(found, *whole, paper.compare(*whole[:2]))]
+    names = [t.name for t in report_tables.make_tables(found, *whole, paper.compare(*whole[:2]))]
     assert names == [
         *("winners", "verdicts", "speed", "fairness", "utilisation", "energy", "results", "endings", "paper"),
         *("drift", "mixes", "blocks"),
     ]
-    tex = to_latex(next(t for t in report_tables.every_table(found, *whole, []) if t.name == "speed"))
+    tex = to_latex(next(t for t in report_tables.make_tables(found, *whole, []) if t.name == "speed"))
     assert r"\resizebox{\linewidth}{!}{\begin{tabular}{" in tex and r"\end{tabular}}" in tex
     assert re.search(r"MPS & ok & \d+ \(\d+ to \d+\) & ", tex)
     endings = report_tables.ending_table(whole[0])
@@ -303,7 +303,7 @@ def test_a_serial_run_with_wrong_results_is_not_among_the_fastest() -> None:
     rows = [copies(mode, 2, rate, block) for block in range(1, 7) for mode, rate in (("naive", 400.0), ("mps", 410.0))]
     endings = [Result.WRONG_RESULTS, *[Result.OK] * 5]
     rows += [copies("serial", 1, 1000.0, block, result=result) for block, result in enumerate(endings, start=1)]
-    cells = cells_of(study(*rows))
+    cells = make_cells(study(*rows))
     (winner,) = verdicts.winners(cells, verdicts.verdicts(cells))
     assert winner.mode == "MPS" and winner.tied == ("MPS",)
 

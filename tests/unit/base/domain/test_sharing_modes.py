@@ -6,7 +6,7 @@ import dataclasses
 
 from pipeline.base.domain.sharing_modes import MODES, SPARE_COLOURS, mode_of, modes_of
 from pipeline.report.evaluate import verdicts
-from pipeline.report.evaluate.cells import cells_of
+from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.figures import catalogue
 from pipeline.report.figures.drawing import THEME
 from tests.conftest import GPU
@@ -48,14 +48,14 @@ def test_a_mode_that_is_in_no_table_is_judged_and_drawn_like_the_others() -> Non
     rows += [copies("mps", 2, 600.0 + block, block) for block in range(1, 6)]
     rows += [turns(700.0 + block, block) for block in range(1, 6)]
     found = study(*rows)
-    cells = cells_of(found)
+    cells = make_cells(found)
     assert [cell.mode for cell in cells] == ["serial", "serial", "MPS", "turns slice_ms=2"]
     sentences = [verdict.sentence for verdict in verdicts.verdicts(cells)]
     assert [sentence.split(" (")[0] for sentence in sentences if "turns" in sentence] == [
         "2 x resnet26_cifar10 bs128, turns slice_ms=2: 1.40 x serial",
         "2 x resnet26_cifar10 bs128, turns slice_ms=2: 1.17 x MPS",
     ]
-    drawn = {figure.name: figure.svg for figure in catalogue.every_figure(found, cells, None)}
+    drawn = {figure.name: figure.svg for figure in catalogue.draw_figures(found, cells, None)}
     spare, _ = SPARE_COLOURS[0]
     assert all(spare in svg for svg in drawn.values()) and len(drawn) == 2
     assert ">turns<" in drawn["gain"] and ">slice_ms=2<" in drawn["workload-resnet26-cifar10-bs128"]

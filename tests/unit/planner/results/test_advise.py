@@ -18,9 +18,9 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner.commands.advise_command import answer_of
 from pipeline.planner.results.advice import Advice, advise
 from pipeline.planner.results.follow_up_sweep import build_command
-from pipeline.report.evaluate.cells import Case, Cell, cells_of
+from pipeline.report.evaluate.cells import Case, Cell, make_cells
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.verdicts import Decision, Verdict, slower_pairs, verdicts, winners
+from pipeline.report.evaluate.verdicts import Decision, Verdict, find_slower_pairs, verdicts, winners
 from pipeline.report.read.study_records import Row
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
 from tests.unit.report.test_report_services import served, service
@@ -33,7 +33,7 @@ TINY = params("tiny")
 
 
 def advice_on(*rows: Row) -> list[Advice]:
-    cells = cells_of(study(*rows))
+    cells = make_cells(study(*rows))
     return advise(cells, verdicts(cells))
 
 
@@ -51,7 +51,7 @@ def blocks(number: int, **speeds: float) -> list[Row]:
 @pytest.mark.parametrize(("num_blocks", "noise"), [(5, 0.01), (5, 0.04), (9, 0.002), (3, 0.01)])
 def test_advice_agrees_with_the_verdicts_of_the_report(num_blocks: int, noise: float) -> None:
     for seed in range(4):
-        cells = cells_of(study(*collocation_study(num_blocks, noise, seed)))
+        cells = make_cells(study(*collocation_study(num_blocks, noise, seed)))
         found = verdicts(cells)
         best = {(each.case, each.degree): each for each in winners(cells, found)}
         made = advise(cells, found)
@@ -130,7 +130,7 @@ def test_advice_on_what_was_measured_on_real_gpus_agrees_with_the_published_verd
                 fastest[place].partition(": ")[2].split(", ")
             )
         here = [verdict for verdict in found if (verdict.case.label, verdict.degree) == place]
-        assert advice.mode not in {slower for slower, _ in slower_pairs(here)}
+        assert advice.mode not in {slower for slower, _ in find_slower_pairs(here)}
 
 
 def test_a_recommendation_has_its_interval_the_runner_up_and_what_would_change_it() -> None:
@@ -181,7 +181,7 @@ def test_modes_that_no_verdict_compares_are_compared() -> None:
         place = {"mps_active_thread_percentage": "50"}
         limited = tuple(job(i, TINY, 70.0 + 0.01 * block, place=place) for i in range(2))
         rows += [copies("mig", 2, 85.0, block, TINY), row("mps_percent", limited, block)]
-    found = verdicts(cells_of(study(*rows)))
+    found = verdicts(make_cells(study(*rows)))
     assert not any({each.mode, each.against} == {"MIG 3g.40gb", "MPS 50 %"} for each in found)
     (advice,) = advice_on(*rows)
     assert (advice.mode, advice.runner_up) == ("MIG 3g.40gb", "MPS 50 %")

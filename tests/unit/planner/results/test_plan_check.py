@@ -17,7 +17,7 @@ from pipeline.planner.export.experiment import deal_rates, group_gpus, select_mo
 from pipeline.planner.profile_table import Profile
 from pipeline.planner.results.plan_check import Check, Compared, build_table, check
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.page.page import content_of, render
+from pipeline.report.page.page import make_content, render
 from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import job, params, row, study
 from tests.unit.planner.export.test_export import H100, WHOLE, divided, plan_of
@@ -233,6 +233,6 @@ def test_within_is_whether_the_intervals_overlap(low, high, measured, is_within)
 def test_it_is_a_section_of_the_report() -> None:
     rows = [each for block in (1, 2, 3) for each in runs_of(PLAN, block, 1 + 0.001 * block)]
     table = build_table(check(PLAN, study(*rows), None, "plan.json"), "plan.json")
-    content = content_of(study(*rows))
+    content = make_content(study(*rows))
     page = render(replace(content, tables=[table, *content.tables]))
     assert "Planned and measured" in page and "throughput (1/s)" in page and "+67.0%" in page
