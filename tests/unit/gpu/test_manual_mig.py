@@ -177,13 +177,13 @@ def test_a_model_only_shows(a100: Kept, capsys: pytest.CaptureFixture[str]) -> N
     assert main([*command, "--dry-run", "--admin", "sudo,-n"]) == 0
     assert "would run: sudo -n nvidia-smi -i GPU-" in capsys.readouterr().out
     assert main(command) == 2
-    assert "is a model: add --dry-run" in capsys.readouterr().err
+    assert "is a model; add --dry-run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("layout", "why"),
     [
-        ("3g,3g,1g", "9 memory slices, but there are 8. Nearest: ["),
+        ("3g,3g,1g", "9 memory slices, but there are 8; use ["),
         ("5g", "has no MIG profile '5g'"),
         ("", "''"),
         ("4c.3g", "choose among 1c.3g.20gb"),
@@ -237,7 +237,7 @@ def test_a_job_that_a_killed_study_left_is_ended_first_but_by_no_dry_run(a100: K
 def test_instances_of_others_are_never_touched(a100: Kept) -> None:
     a100.driver.set_mig_mode(0, is_on=True)
     gi_id = a100.foreign()
-    assert f"has the GPU instances {gi_id}, which this run did not make" in refused(a100, "create", "1g")
+    assert f"already has the GPU instances {gi_id};" in refused(a100, "create", "1g")
     assert a100.run("destroy")[0] == 0
     assert a100.places() == [(PROFILE_2G, 4)]
     assert [each["is_made_by_hand"] for each in a100.gpu_told()["gpu_instances"]] == [False]

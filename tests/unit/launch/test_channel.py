@@ -117,8 +117,8 @@ def test_a_job_that_breaks_the_protocol_is_named_and_the_others_are_heard(jobs, 
 @pytest.mark.parametrize(
     ("first", "words"),
     [
-        (READY, "spoke over its control socket before it said hello"),
-        (BYE, "spoke over its control socket before it said hello"),
+        (READY, "sent a message over its control socket before its hello"),
+        (BYE, "sent a message over its control socket before its hello"),
         (hello("true"), "said hello over its control socket as job True"),
         (hello(1), "said hello over its control socket as job 1"),
         (b"\xff" * 5000, "sent "),

@@ -49,7 +49,9 @@ def test_a_grant_of_nothing_is_the_cpus_or_an_error(nothing, monkeypatch) -> Non
 
 
 def test_no_device_at_all_is_said_as_such() -> None:
-    with pytest.raises(ConfigError, match=r"^--gpu=0: there is no NVIDIA GPU here; check that `nvidia-smi` lists one"):
+    with pytest.raises(
+        ConfigError, match=r"^--gpu=0 needs an NVIDIA GPU, but there is none; check that `nvidia-smi` lists one"
+    ):
         device_choice.choose("--gpu", "0", [])
 
 

@@ -307,7 +307,7 @@ def test_clean_names_what_stays_with_its_remedy(a100: Kept, sleeper: int, monkey
     code, text = a100.ask("clean", as_json=False)
     assert code == 1
     assert "not undone: destroy the GPU instance of profile 14 at slice 4. " in text or "at slice 0. " in text
-    assert f"train (pid {sleeper}) holds it: end it; then: python -m pipeline.gpu clean" in text
+    assert f"end what holds the GPU: train (pid {sleeper}); then: python -m pipeline.gpu clean" in text
     assert len(a100.gpu.instances) == 1
     os.kill(sleeper, 9)
     assert a100.ask("clean")[0] == 0
@@ -407,7 +407,7 @@ def test_the_folder_of_a_process_that_hangs_in_the_kernel_stays_and_clean_says_s
             code, answer = ask("clean")
             assert (code, answer["abandoned"], answer["hanging"]) == (1, {}, {str(folder): [hanging.pid]})
             code, text = ask("clean", as_json=False)
-            assert code == 1 and f"left {folder}: processes [{hanging.pid}] do not end, not even by SIGKILL" in text
+            assert code == 1 and f"kept {folder}: processes [{hanging.pid}] survive SIGKILL" in text
             assert folder.is_dir()
         assert ask("clean")[0] == 0
         assert hanging.wait() == -signal.SIGTERM
