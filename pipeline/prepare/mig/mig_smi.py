@@ -128,8 +128,8 @@ def switch_off(programs: Programs, uuid: str, admin: Sequence[str], boot: str | 
         state = control.read()
         if state.instances:
             raise SharingError(
-                f"MIG mode of {uuid} stays on: {format_count(len(state.instances), 'GPU instance')} of other users, or "
-                f"not destroyed; when they are gone: {_CLEAN}"
+                f"MIG mode of {uuid} stays on because of {format_count(len(state.instances), 'GPU instance')} that "
+                f"this project did not make or could not destroy; when they are gone: {_CLEAN}"
             )
         return not state.is_on and state.is_settled
 
@@ -178,8 +178,8 @@ def destroy_instance(
         (target,) = ours(state)
         if is_divided and (parts := inside(state, target)):
             raise SharingError(
-                f"{what} failed: its compute instances {', '.join(map(str, parts))} are of other users, or not "
-                f"destroyed; when they are gone: {_CLEAN}"
+                f"{what} failed because of the compute instances {', '.join(map(str, parts))} that this project "
+                f"did not make or could not destroy; when they are gone: {_CLEAN}"
             )
         outputs = [
             control.run(control.destruction_command(target, ci_id)).printed_line for ci_id in inside(state, target)
@@ -234,7 +234,7 @@ def destroy_part(
         if len(candidates) > 1:
             ids = ",".join(map(str, candidates))
             raise SharingError(
-                f"{what} failed: one of {ids} is of another user; destroy all of them as administrator: "
+                f"{what} failed: one of {ids} was made by another program; destroy all of them as administrator: "
                 f"nvidia-smi mig -dci -i {uuid} -gi {gi_id} -ci {ids}; then: {_CLEAN}"
             )
         return control.run(control.destruction_command(gi_id, candidates[0])).printed_line

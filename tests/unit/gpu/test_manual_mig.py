@@ -276,7 +276,9 @@ def test_what_a_study_on_a_mig_device_holds_or_left_is_not_taken(a100: Kept, sle
         assert f"which is held by {myself()} on {part.uuid}" in refused(a100, "destroy")
     Journal(a100.locks, part.uuid).add("mps_daemon", pipes=str(a100.folder / "pipe"))
     Clients(a100.file).hold(made["uuid"], sleeper, "nvidia-cuda-mps-server", 60)
-    assert f"(pid {sleeper}): first python -m pipeline.gpu clean --machine {a100.file.path}" in refused(a100, "destroy")
+    assert f"(pid {sleeper}); run first: python -m pipeline.gpu clean --machine {a100.file.path}" in refused(
+        a100, "destroy"
+    )
 
 
 def test_a_second_layout_needs_the_first_to_go(a100: Kept) -> None:
@@ -302,7 +304,7 @@ def test_after_a_restart_nothing_of_it_is_taken_for_ours(a100: Kept, monkeypatch
         monkeypatch.setattr(f"{module}.boot_id", lambda: "another")
     told = a100.gpu_told()
     assert [each["is_made_by_hand"] for each in told["gpu_instances"]] == [False]
-    assert "(gone with a restart of the machine)" in told["made_by_hand"][0]["undoing"]
+    assert "(undone by a restart of the machine)" in told["made_by_hand"][0]["undoing"]
     assert a100.run("destroy")[0] == 0
     assert a100.places() == [(9, 0)]
 
@@ -356,7 +358,7 @@ def test_half_a_layout_is_taken_back(a100: Kept) -> None:
     a100.fail("nvmlDeviceCreateGpuInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
     status, text = a100.run("create", "3g,2g")
     assert (status, a100.gpu, a100.journal.read_steps()) == (1, before, ())
-    assert "There is no room for it" in text
+    assert "It has no room" in text
     assert not a100.made.path.exists()
 
 

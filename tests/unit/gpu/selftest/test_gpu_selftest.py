@@ -99,7 +99,7 @@ def test_an_instance_that_is_capped_fails_with_its_name(h100: Kept) -> None:
     status, text = h100.run()
     assert status == 1
     assert "simulated, by a model of the load" in text
-    assert "not ok: gpm, GI 1: SMACT is 0.267 where 1.000 was to be seen" in text
+    assert "not ok: gpm, GI 1: SMACT is 0.267, expected 1.000" in text
     assert "capped at the share of GI 11 with 16 SMs" in text
     assert text.splitlines()[0].startswith("simulated NVIDIA H100")
 

@@ -116,7 +116,7 @@ def test_without_permission_nothing_changed_and_the_command_is_named(machine):
 @pytest.mark.parametrize(
     ("sharing", "jobs", "gpu", "words"),
     [
-        (Naive(), "ab", {"exclusive_process": True}, "is for scenario=mps"),
+        (Naive(), "ab", {"exclusive_process": True}, "does not work with scenario=naive"),
         (Mig(), "ab", {"exclusive_process": True}, "does not work with scenario"),
         (Mps(), "ab", {"exclusive_process": True, "admin": None}, "gpu.admin=null forbids"),
         (Naive(), "ab", {"mode": "exclusive_process"}, "only one process at once, but this group has 2; .*-c DEFAULT"),

@@ -166,7 +166,9 @@ def test_what_cannot_be_is_refused_beforehand(machine):
             machine.group("a"), device=dataclasses.replace(whole, parent=whole.uuid)
         ),
         "gpu.admin=null forbids": dataclasses.replace(machine.group("a"), gpu=gpu_settings(admin=None)),
-        "exclusive_process is for": dataclasses.replace(machine.group("a"), gpu=gpu_settings(exclusive_process=True)),
+        "exclusive_process does not work": dataclasses.replace(
+            machine.group("a"), gpu=gpu_settings(exclusive_process=True)
+        ),
     }
     for words, group in refused.items():
         with pytest.raises(ConfigError, match=words):

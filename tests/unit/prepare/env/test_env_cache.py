@@ -40,7 +40,7 @@ def imports(interpreter: Interpreter) -> bool:
 
 def test_it_is_built_once_and_found_again(env, capsys):
     built = env.resolve()
-    assert "is not built yet: uv builds it in" in capsys.readouterr().err
+    assert "is not built yet; uv builds it in" in capsys.readouterr().err
     stamp = (folder_of(built) / "environment.json").stat().st_mtime_ns
     assert env.resolve() == built and env.preview() == built
     assert (folder_of(built) / "environment.json").stat().st_mtime_ns == stamp
@@ -77,7 +77,7 @@ def test_what_root_refuses_it_leaves_as_it_was(env, tmp_path):
     public.chmod(0o1777)
     (public / "deep").mkdir()
     os.chown(public / "deep", 65533, -1)
-    with pytest.raises(ConfigError, match=f"other users can change {public / 'deep'}, and"):
+    with pytest.raises(ConfigError, match=f"other users can change {public / 'deep'}; choose"):
         refused.preview()
     (public / "deep").rmdir()
     assert refused.preview().to_build is not None and list(public.iterdir()) == []

@@ -198,9 +198,9 @@ def test_an_environment_without_python_is_refused(channel, resolve, tmp_path):
         ),
         ("e.yml", "channels: [a]\ndependencies: [python, {pip: ['-r gone.txt']}]\n", "gone.txt cannot be read"),
         ("e.yml", "channels: [a]\ndependencies: [python, '-e git+https://h/C.git']\n", "put it below `- pip:`"),
-        ("e.yml", "channels: a\ndependencies: [python]\n", "are lists"),
-        ("e.txt", "numpy\n", "for env=venv"),
-        ("e.txt", "@EXPLICIT\nnumpy\n", "address of a package"),
+        ("e.yml", "channels: a\ndependencies: [python]\n", "must be lists"),
+        ("e.txt", "numpy\n", "or use env=venv"),
+        ("e.txt", "@EXPLICIT\nnumpy\n", "URL of a package"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_before_anything_is_built(tmp_path, name, text, words):

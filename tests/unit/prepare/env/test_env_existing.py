@@ -145,7 +145,7 @@ def test_a_prefix_without_an_interpreter_is_refused(tmp_path, make, seen):
 
 
 def test_without_a_prefix_the_error_says_what_to_give():
-    with pytest.raises(ConfigError, match=r"env\.prefix=~/miniconda3/envs/NAME .* workload\.env_prefix"):
+    with pytest.raises(ConfigError, match=r"env\.prefix=~/miniconda3/envs/NAME, .* workload\.env_prefix"):
         ExistingEnv()
 
 

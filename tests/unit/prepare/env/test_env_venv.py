@@ -247,7 +247,7 @@ def test_a_solve_that_fails_is_said_in_uvs_words_and_leaves_nothing(resolve, tmp
 
 @pytest.mark.parametrize("text", ["[project", "project = 3"])
 def test_a_pyproject_that_is_none_is_said_in_uvs_words(resolve, tmp_path, text):
-    with pytest.raises(ConfigError, match=r"uv says:\n(.|\n)*pyproject\.toml(.|\n)*TOML"):
+    with pytest.raises(ConfigError, match=r"uv printed:\n(.|\n)*pyproject\.toml(.|\n)*TOML"):
         resolve(write(tmp_path / "pyproject.toml", text))
 
 
@@ -260,7 +260,7 @@ def test_a_python_that_cannot_run_jobs_is_said_and_leaves_nothing(resolve, tmp_p
 
 def test_a_python_that_is_not_there_is_said(resolve, tmp_path, monkeypatch):
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
-    with pytest.raises(ConfigError, match=r"uv says(.|\n)*3\.77"):
+    with pytest.raises(ConfigError, match=r"uv printed(.|\n)*3\.77"):
         resolve(write(tmp_path / "requirements.txt", OFFLINE), python="3.77")
 
 

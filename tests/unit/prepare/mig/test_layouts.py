@@ -181,7 +181,7 @@ def test_an_illegal_layout_is_refused_with_its_reason_and_legal_ones(
     with pytest.raises(ConfigError) as refused:
         layouts.plan_layout(gpu, wanted)
     assert reason in str(refused.value)
-    assert f"Nearest: [{','.join(near[0])}];" in str(refused.value)
+    assert f"; use [{','.join(near[0])}] or" in str(refused.value)
 
 
 def test_the_nearest_layouts_change_least_and_keep_the_order_of_the_jobs() -> None:
@@ -205,7 +205,7 @@ def test_slices_that_suffice_and_still_leave_no_place() -> None:
     narrow = Profile(name="1g.10gb", profile_id=2, memory_slices=1, starts=(1, 2), **common)
     gpu = MigGpu(name="made up", compute_slices=4, memory_slices=4, multiprocessors=None, profiles=(narrow, wide))
     assert layouts.place(gpu, [narrow, wide]) is None
-    reason = "no place for all on the 4 memory slices (1g.20gb takes 2 from 1; 1g.10gb takes 1 from 1, 2)"
+    reason = "have room on the 4 memory slices (1g.20gb takes 2, from slice 1; 1g.10gb takes 1, from slice 1, 2)"
     assert reason in str(layouts.explain_illegal(gpu, [narrow, wide]))
     assert layouts.find_nearest(gpu, [narrow, wide]) == (("1g.10gb", "1g.10gb"),)
 
@@ -229,7 +229,7 @@ def test_a_request_names_slices_or_a_profile() -> None:
     requests = ("1g", "1g.10gb", "1g.5gb+me", "3G", " 7g.40gb ")
     assert [p.name for p in named(A100, *requests)] == ["1g.5gb", "1g.10gb", "1g.5gb+me", "3g.20gb", "7g.40gb"]
     for unknown in ("5g", "1g.20gb", "", "19"):
-        with pytest.raises(ConfigError, match=f"A100-SXM4-40GB has no MIG profile '{unknown}'; it has .*3g.20gb"):
+        with pytest.raises(ConfigError, match=f"A100-SXM4-40GB has no MIG profile '{unknown}'; choose from .*3g.20gb"):
             layouts.resolve(A100, unknown)
 
 

@@ -171,7 +171,7 @@ def test_a_count_that_the_driver_does_not_have_is_missing(library: MigLibrary) -
 
 def test_a_gpu_without_mig_is_an_error(library: MigLibrary) -> None:
     library.answers.clear()
-    with pytest.raises(ConfigError, match=r"H100 80GB HBM3 .* cannot be divided"):
+    with pytest.raises(ConfigError, match=r"H100 80GB HBM3 .* has no MIG profile"):
         profiles.find_gpu("0")
 
 

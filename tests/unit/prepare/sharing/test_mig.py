@@ -211,12 +211,12 @@ def test_compute_instances_share_a_gpu_instance_and_are_undone_before_it(a100: M
 def test_a_compute_instance_that_cannot_be_made_takes_all_back(a100: Machine) -> None:
     a100.fail("nvmlGpuInstanceCreateComputeInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
     message = refused(a100, SharingError, None, None, profiles=("1c.3g", "2c.3g"))
-    assert "a 1c compute instance in GPU instance" in message
-    assert "There is no room for it" in message
+    assert "did not create one 1c compute instance in GPU instance" in message
+    assert "It has no room" in message
 
 
 def test_a_compute_instance_of_somebody_else_keeps_our_gpu_instance(h100: Machine) -> None:
-    asked = pytest.raises(SharingError, match="its compute instances 1 are of other users")
+    asked = pytest.raises(SharingError, match="because of the compute instances 1 that this project")
     with asked, h100.shared(None, profiles=("2c.3g",)) as slots:
         gi_id = slots.slots[0].gi_id
         foreign = h100.driver.create_compute_instance(0, gi_id, 0)
@@ -251,7 +251,7 @@ def test_a_compute_instance_whose_id_nobody_wrote_down_is_the_one_that_came(h100
 
     for other in ({"gi_id": gi_id + 1}, {"slices": 2}, {"boot": "an earlier one"}, {"ci_id": 5}, {"beside": [0, 1]}):
         assert undo(**other) == [0, 1]
-    with pytest.raises(SharingError, match="one of 0,1 is of another user"):
+    with pytest.raises(SharingError, match="one of 0,1 was made by another program"):
         undo()
     assert undo(beside=[0]) == [0]
     assert undo(beside=[0]) == [0]
@@ -299,7 +299,7 @@ def test_instances_of_somebody_else_are_left_alone(h100: Machine) -> None:
 
 def test_a_gpu_in_use_is_refused(a100: Machine, sleeper: int) -> None:
     Clients(a100.file).hold(a100.device.uuid, sleeper, "train", 100)
-    assert f"in use by train (pid {sleeper}): end them" in refused(a100, SharingError)
+    assert f"in use by train (pid {sleeper}); end these processes" in refused(a100, SharingError)
 
 
 def test_a_mode_that_waits_for_a_reset_is_refused(a100: Machine) -> None:
@@ -357,7 +357,7 @@ def test_a_gpu_without_mig_is_refused(a100: Machine) -> None:
 def test_what_does_not_fit_is_refused_with_what_comes_nearest(a100: Machine) -> None:
     message = refused(a100, ConfigError, "L", "L", "S")
     assert "does not fit" in message
-    assert "Nearest: [" in message
+    assert "; use [" in message
 
 
 def test_a_simulated_gpu_has_its_own_program_or_none(a100: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +383,7 @@ def test_a_mode_left_pending_is_taken_back(a100: Machine) -> None:
 
 def test_a_list_that_fails_half_way_is_taken_back(a100: Machine) -> None:
     a100.fail("nvmlDeviceCreateGpuInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
-    assert "There is no room for it" in refused(a100, SharingError, None, None, None)
+    assert "It has no room" in refused(a100, SharingError, None, None, None)
 
 
 def test_an_instance_without_a_compute_instance_is_taken_back(a100: Machine) -> None:
@@ -431,7 +431,10 @@ def test_a_process_that_stays_on_an_instance_is_named(a100: Machine, sleeper: in
 
 @pytest.mark.usefixtures("impatient")
 def test_instances_that_came_later_are_not_taken_by_switching_off(a100: Machine) -> None:
-    with pytest.raises(SharingError, match="1 GPU instances that are not ours"), a100.shared(None, profile="1g.5gb"):
+    with (
+        pytest.raises(SharingError, match="because of 1 GPU instance that this project"),
+        a100.shared(None, profile="1g.5gb"),
+    ):
         a100.driver.create_gpu_instance(0, FOREIGN)
     assert a100.profiles() == ["2g.10gb"]
     assert [step.kind for step in a100.journal.read_steps()] == ["mig_mode"]
@@ -627,7 +630,7 @@ def test_what_would_change_the_gpu_of_a_mig_device_is_refused(divided: Machine, 
         with pytest.raises(ConfigError, match=f"divides a whole GPU.* gpu.device={divided.device.uuid} scenario=mig"):
             Mig(**options).check(divided.group(None, device=device))
     exclusive = gpu_settings(lock_dir=divided.folder, exclusive_process=True)
-    with pytest.raises(ConfigError, match="exclusive_process is for a whole GPU"):
+    with pytest.raises(ConfigError, match="exclusive_process does not work on a MIG device"):
         Mps().check(divided.group(None, device=device, gpu=exclusive))
 
 

@@ -96,7 +96,7 @@ def test_a_partition_that_the_daemon_refuses_is_an_error_with_its_words(machine,
         ControlProgram, "ask", lambda self, text, *limit: asked(self, text.replace(" 4", " 40"), *limit)
     )
     group = machine.group("a")
-    says = "made no partition of 4 chunks .*It said: Failed to fulfill the requested SM partition of 40 chunks"
+    says = "made no partition of 4 chunks .*: Failed to fulfill the requested SM partition of 40 chunks"
     with pytest.raises(SharingError, match=says), MpsStatic(chunks=4).prepare(group.device, group, machine.folder):
         pytest.fail("it was refused")
 
@@ -120,7 +120,7 @@ def test_an_older_driver_is_refused_and_so_is_an_older_control_program(machine):
         MpsStatic().check(machine.group("a"))
     assert "\n" not in str(refused.value)
     group = machine.group("a", cuda="13.1")
-    says = "starting MPS .* -d -S was answered with: Unrecognized option"
+    says = "MPS did not start .* -d -S was refused: Unrecognized option"
     with pytest.raises(SharingError, match=says), MpsStatic().prepare(group.device, group, machine.folder):
         pytest.fail("it does not know static partitions")
     assert not machine.journal.path.exists()
@@ -172,7 +172,7 @@ def test_a_simulated_gpu_whose_multiprocessors_nobody_knows_is_refused_and_a_rea
     group = machine.group("a")
     details = tuple((name, value) for name, value in group.device.details if name != "multiprocessors")
     device = dataclasses.replace(group.device, details=details)
-    with pytest.raises(ConfigError, match=r"how many multiprocessors .* has is not known"):
+    with pytest.raises(ConfigError, match=r"number of multiprocessors of .* is unknown"):
         MpsStatic().check(dataclasses.replace(group, device=device))
     real = dataclasses.replace(device, kind=machine.device.kind, programs=())
     MpsStatic().check(dataclasses.replace(group, device=real))
