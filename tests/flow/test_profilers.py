@@ -98,7 +98,7 @@ def test_a_missing_profiler_is_refused_before_anything_is_touched(profiled, tmp_
     before = sorted(tmp_path.rglob("*"))
     status, _, err = profiled(*TOY, "baseline=never", "profiler=nsys", f"profiler.program={tmp_path}/nothing")
     assert status == 2
-    assert f"profiler.program={tmp_path}/nothing is not a program that can be run" in err
+    assert f"profiler.program={tmp_path}/nothing is no executable" in err
     assert "NVIDIA Nsight Systems" in err
     (tmp_path / "nothing").write_text("not executable")
     assert profiled(*TOY, "baseline=never", "profiler=ncu", f"profiler.program={tmp_path}/nothing").status == 2

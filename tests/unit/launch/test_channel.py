@@ -186,4 +186,4 @@ def test_a_process_below_a_job_speaks_for_it_and_one_of_no_job_fails_nobody(jobs
         jobs.pump(lambda: False, 0.1)
         assert stranger.recv(1) == b""
     assert jobs.faults == []
-    assert "a process that is of no job sent an invalid message" in caplog.text
+    assert "a process outside all jobs sent an invalid message" in caplog.text
