@@ -85,11 +85,10 @@ class ThreadedListener(ABC):
     def __init__(self, interval_ms: int, **options: object) -> None:
         if interval_ms < MIN_INTERVAL_MS:
             raise ConfigError(
-                f"listener {self.name}: interval_ms={interval_ms} is too short; use {MIN_INTERVAL_MS} or more, as "
-                "sensors do not change faster and reading them takes CPU time from the jobs"
+                f"listener {self.name}: interval_ms={interval_ms} is too short; use {MIN_INTERVAL_MS} or more"
             )
         if options:
-            raise ConfigError(f"listener {self.name}: unknown options {', '.join(sorted(options))}")
+            raise ConfigError(f"listener {self.name}: unknown options {', '.join(sorted(options))}; remove them")
         self.interval_ms = interval_ms
 
     @abstractmethod
@@ -227,8 +226,8 @@ class _Observation:
         self._thread.join(_STOP_LIMIT_S)
         if self._thread.is_alive():
             return ListenerError(
-                f"listener {self._listener.name} hangs in a reading of {self._watch.device.name}: "
-                f"it did not stop within {_STOP_LIMIT_S:g} s"
+                f"listener {self._listener.name} did not stop reading {self._watch.device.name} within "
+                f"{_STOP_LIMIT_S:g} s"
             )
         self._stop.close()
         return self._failure
@@ -254,7 +253,7 @@ class _Observation:
                 self._sink.put(sample)
                 self._is_under_way = True
             elif self._watch.device.is_simulated and not self._is_under_way:
-                message = "listener %s: the simulated %s has no readings for it; they are absent"
+                message = "listener %s: the simulated %s has no readings for it; its figures are absent"
                 _log.warning(message, self._listener.name, self._watch.device.name)
                 self._is_under_way = True
         if self._is_under_way:

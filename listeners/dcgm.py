@@ -206,8 +206,8 @@ def _answer(dcgmi: str, *arguments: str) -> str:
         return helper_program.run([dcgmi, *arguments], timeout_s=_COMMAND_LIMIT_S).stdout
     except CommandError as error:
         raise ListenerError(
-            f"listener dcgm: {_flat(str(error))}; dcgmi needs DCGM's host engine, so start it as root, with "
-            "`systemctl start nvidia-dcgm` or `nv-hostengine`, or leave dcgm out"
+            f"listener dcgm: {_flat(str(error))}; start DCGM's host engine as root, with `systemctl start nvidia-dcgm` "
+            "or `nv-hostengine`, or leave dcgm out"
         ) from error
 
 
@@ -227,8 +227,8 @@ def _select_accepted(
         refusals[fields[-1].source_id] = f"not together with the others: {complaints}"
     if len(refusals) == len(fields):
         raise ListenerError(
-            f"listener dcgm: DCGM's host engine refuses every field ({complaints}); it must run as root, on a GPU with "
-            "profiling counters, which no other profiler (ncu, nsys) may hold; `dcgmi profile -l` lists what it offers"
+            f"listener dcgm: DCGM's host engine refuses every field ({complaints}); run it as root, stop other "
+            "profilers (ncu, nsys), and see with `dcgmi profile -l` which fields the GPU offers"
         )
     for field_id, refusal in refusals.items():
         _log.warning(

@@ -51,7 +51,7 @@ class GpmListener(PollingListener):
             try:
                 gpu = _pynvml().nvmlDeviceGetHandleByUUID(device.gpu_uuid)
             except _pynvml().NVMLError as error:
-                raise ListenerError(f"listener gpm: NVML does not give GPU {device.gpu_uuid}: {error}") from error
+                raise ListenerError(f"listener gpm: NVML cannot read GPU {device.gpu_uuid}: {error}") from error
             _check_support(gpu, device.name)
             counters = _open(gpu, sorted({slot.gi_id for slot in watch.slots if slot.gi_id is not None}), stack)
             time.sleep(_APART_S)
@@ -99,7 +99,7 @@ class _Counters:
             nvml_c.nvmlGpmMetricsGet(self._request)
         except nvml_c.NVMLError as error:
             raise ListenerError(
-                f"listener gpm: NVML does not give counters of {_subject(self.gi_id)}: {error}"
+                f"listener gpm: NVML cannot read counters of {_subject(self.gi_id)}: {error}"
             ) from error
         self._before, self._now = self._now, self._before
         return {
@@ -148,7 +148,7 @@ def _check_support(gpu: object, name: str) -> None:
     except nvml_c.NVMLError_NotSupported:
         is_supported = False
     except nvml_c.NVMLError as error:
-        raise ListenerError(f"listener gpm: NVML does not tell whether {name} has GPM counters: {error}") from error
+        raise ListenerError(f"listener gpm: NVML does not report whether {name} has GPM counters: {error}") from error
     if not is_supported:
         raise ListenerError(
             f"listener gpm: {name} has no GPM counters, which came with Hopper GPUs (H100, H200, GH200); use listener "
@@ -168,9 +168,9 @@ def _open(gpu: object, gi_ids: Sequence[int], stack: ExitStack) -> list[_Counter
             refusals.append(f"{_subject(gi_id)}: {error}")
     if not opened:
         raise ListenerError(
-            f"listener gpm: NVML gives no counters ({'; '.join(refusals)}); if it lacks permission, run as root, or "
+            f"listener gpm: NVML cannot read counters ({'; '.join(refusals)}); if it lacks permission, run as root, or "
             "load the nvidia kernel module with NVreg_RestrictProfilingToAdminUsers=0"
         )
     for refusal in refusals:
-        _log.warning("listener gpm: NVML gives no counters of %s; they are left out", refusal)
+        _log.warning("listener gpm: NVML cannot read counters of %s; they are left out", refusal)
     return opened

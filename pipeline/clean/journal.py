@@ -55,7 +55,7 @@ def describe(step: UndoStep) -> str:
     with suppress(KeyError):  # of an argument that another version wrote
         if kind is not None:
             return kind.words.format(**step.arguments)
-    return f"a step of kind {step.kind!r} that this version does not know"
+    return f"a step of unknown kind {step.kind!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +126,8 @@ class Journal:
         try:
             kind.undo(self._programs, **current.arguments)
         except OSError as error:
-            what = f"not done: {describe(current)}: {error}"
-            raise JournalError(f"{what}; when that is mended: {entry_points.spell('gpu', 'clean')}") from error
+            what = f"cannot {describe(current)}: {error}"
+            raise JournalError(f"{what}; when that is fixed: {entry_points.spell('gpu', 'clean')}") from error
         self.discard(step)
 
     def discard(self, step: UndoStep) -> None:

@@ -19,9 +19,7 @@ from pipeline.base.system.errors import CollocationError
 # systemd-tmpfiles, which removes old files of /var/tmp, leaves a file with the sticky bit. Source: its function
 # dir_cleanup; XDG Base Directory Specification, XDG_RUNTIME_DIR.
 _FILE_MODE = 0o1644
-_REMOVE = (
-    f"Look at it, then remove it; {entry_points.spell('gpu', 'clean')} undoes only steps that nobody else can write"
-)
+_REMOVE = f"check it, then remove it: {entry_points.spell('gpu', 'clean')} undoes only steps that nobody else can write"
 
 
 class JournalError(CollocationError):
@@ -92,13 +90,13 @@ def _open(path: Path, flags: int) -> int:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise JournalError(f"cannot open the journal {path}: {error.strerror}. {_REMOVE}") from error
+        raise JournalError(f"cannot open the journal {path}: {error.strerror}; {_REMOVE}") from error
     finally:
         os.close(folder)
     status = os.fstat(descriptor)
     if not (stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and _is_private(status)):
         os.close(descriptor)
-        raise JournalError(f"the journal {path} is not a plain file that only we can write. {_REMOVE}")
+        raise JournalError(f"the journal {path} is not a plain file that only this user can write; {_REMOVE}")
     return descriptor
 
 
@@ -113,10 +111,10 @@ def _open_folder(folder: Path, *, is_made: bool) -> int:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise JournalError(f"cannot open the folder {folder} of the journals: {error.strerror}. {_REMOVE}") from error
+        raise JournalError(f"cannot open the folder {folder} of the journals: {error.strerror}; {_REMOVE}") from error
     if not _is_private(os.fstat(descriptor)):
         os.close(descriptor)
-        raise JournalError(f"the folder {folder} is not one that only we can write. {_REMOVE}")
+        raise JournalError(f"the folder {folder} is not one that only this user can write; {_REMOVE}")
     return descriptor
 
 

@@ -64,7 +64,7 @@ def _remove(folder: Path, marks: Sequence[str]) -> list[int]:
     hanging = sorted(pid for mark in marks for pid in processes.list_marked(mark))
     if hanging:
         pids = ", ".join(map(str, hanging))
-        words.say(f"warning: processes {pids} do not end, not even by SIGKILL; {folder} stays until they are gone")
+        words.say(f"warning: processes {pids} survive SIGKILL; {folder} stays until they are gone")
     else:
         shutil.rmtree(folder, ignore_errors=True)
     return hanging

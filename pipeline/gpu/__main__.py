@@ -1,8 +1,7 @@
-"""Command `python -m pipeline.gpu COMMAND [--gpu GPU] [--json]`: questions about GPUs, and MIG by hand.
+"""Command `python -m pipeline.gpu COMMAND [--gpu GPU] [--json]`: state and profiles of GPUs, and MIG by hand.
 
-The exit status is 2 when the question cannot be answered as it was put, or
-somebody uses the GPU, and nothing was touched; 1 when a GPU does not answer, or something that a study did to it is not
-undone.
+The exit status is 2 if the arguments are wrong or the GPU is in use, and nothing was touched; 1 if a GPU does not
+answer, or a change of a study is not undone.
 """
 
 from __future__ import annotations
@@ -166,14 +165,14 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
     destroy = add(_destroy, "destroy", "undo what `create` did, nothing else (exit status 1 if any remains)")
     for command in (create, destroy):
         command.add_argument("--dry-run", action="store_true", help="show what would be done, and change nothing")
-        about = "put before commands that need an administrator, with commas: sudo,-n (gpu.admin)"
+        about = "prefix of commands that need an administrator, with commas: sudo,-n (gpu.admin)"
         command.add_argument("--admin", metavar="WORDS", help=about)
-    about = "load a GPU and see whether its counters can be believed; its health (exit status 1 if not)"
-    about_health = "the health only: no load, whoever computes on the GPU"
+    about = "check the counters of a GPU under load, and its health (exit status 1 if one is not ok)"
+    about_health = "check the health only, without load; the GPU may be in use"
     add(_check, "selftest", about).add_argument("--health", action="store_true", help=about_health)
     about = "the MIG profiles of a GPU, with placements, SMs and compute instances"
     add(show_profiles, "profiles", about, has_journals=False)
-    about = "every combination of MIG instances to which none can be added"
+    about = "every combination of MIG instances to which no instance can be added"
     about_double = "include plain profiles with double memory for their slices"
     combinations = add(show_partitions, "partitions", about, has_journals=False)
     combinations.add_argument("--double-memory", action="store_true", help=about_double)

@@ -45,7 +45,7 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
     ended = {str(path): pids for path, pids in abandoned.items() if str(path) not in hanging}
     lines = [f"removed {path}" + (f" and ended processes {pids}" if pids else "") for path, pids in ended.items()]
     lines += [line for gpu_report in gpus for line in _list_lines(gpu_report)]
-    lines += [f"left {path}: processes {pids} do not end, not even by SIGKILL" for path, pids in hanging.items()]
+    lines += [f"kept {path}: processes {pids} survive SIGKILL" for path, pids in hanging.items()]
     is_left = bool(hanging) or any(gpu_report["failed"] or gpu_report["refused"] for gpu_report in gpus)
     text = "\n".join(map(make_printable, lines)) or "nothing to clean"
     data = {"gpus": gpus, "abandoned": ended, "hanging": hanging, "is_clean": not is_left}
@@ -59,7 +59,7 @@ def _clean(device: Device, folder: Path, programs: Programs, *, is_kept: bool) -
         with lease.hold(device, folder):
             if not is_kept and is_made_for_study(device.uuid):
                 gone = device_journal.forget_device_steps()
-                gpu["undone"] = [f"{describe(step)}: went with its simulated machine" for step in gone]
+                gpu["undone"] = [f"{describe(step)}: gone with its simulated machine" for step in gone]
             data = undo(device_journal)
             gpu["undone"], gpu["failed"] = gpu["undone"] + data["undone"], data["failed"]
             device_journal.refuse_foreign()
@@ -67,8 +67,8 @@ def _clean(device: Device, folder: Path, programs: Programs, *, is_kept: bool) -
         gpu["refused"] = str(error)
     if gpu["failed"] and not is_there(device):
         gpu["refused"] = (
-            f"the GPU is not there: add --machine FILE for a simulated one; if it left this machine for good, "
-            f"remove {device_journal.path}"
+            f"{device.uuid} is not in this machine; add --machine FILE if it is simulated, or remove "
+            f"{device_journal.path} if it is gone for good"
         )
     return gpu
 

@@ -87,8 +87,8 @@ def create(layout_request: str, request: ManualMigRequest) -> CommandAnswer:
     """Make the instances of a layout, `3g,2g,1g`, to stay until `destroy`; MIG mode is switched on if it was off.
 
     Raises:
-        ConfigError: it is not legal, or somebody holds the GPU, which nobody has touched then.
-        SharingError: it did not become what was asked for, and was undone.
+        ConfigError: the layout is not legal, or the GPU is in use; nothing was touched then.
+        SharingError: the GPU was not divided as planned, and the changes were undone.
     """
     with ExitStack() as stack:
         with _refuse_untouched():
@@ -114,7 +114,7 @@ def create(layout_request: str, request: ManualMigRequest) -> CommandAnswer:
         lines.insert(0, f"the GPU instances are {', '.join(map(str, layout.instances))}")
     if not before.is_on:
         lines.insert(0, "switched MIG mode on")
-    lines.append(f"they stay until: {request.destroy_command}; use them with scenario=mig scenario.layout=existing")
+    lines.append(f"use them with scenario=mig scenario.layout=existing; remove them: {request.destroy_command}")
     return _answer(target, {"has_switched_mode": not before.is_on, "instances": rows}, lines)
 
 
@@ -122,7 +122,7 @@ def destroy(request: ManualMigRequest) -> CommandAnswer:
     """Undo what `create` did, and nothing else; the status is 1 when some of it is left.
 
     Raises:
-        ConfigError: somebody uses the instances, or another user made them; nothing was touched then.
+        ConfigError: the instances are in use, or of another user; nothing was touched then.
     """
     with ExitStack() as stack:
         with _refuse_untouched():
@@ -166,7 +166,7 @@ def _refuse_untouched() -> Iterator[None]:
     try:
         yield
     except InUseError as error:
-        raise ConfigError(f"{error.holder}: wait until that is done, or choose another GPU with --gpu") from error
+        raise ConfigError(f"cannot use {error.holder}; wait for its end, or choose another GPU with --gpu") from error
     except CollocationError as error:
         raise ConfigError(str(error)) from error
 
@@ -176,7 +176,7 @@ def _open_target(request: ManualMigRequest) -> Iterator[_Target]:
     with open_driver(request.gpu, request.machine) as selector:
         if request.is_model and not request.is_dry:
             raise ConfigError(
-                f"{request.gpu} is a model: add --dry-run, or name a simulated machine with --machine FILE"
+                f"--gpu {request.gpu} is a model; add --dry-run, or name a simulated machine with --machine FILE"
             )
         device = find_gpu(selector, request.folder)
         # Nobody becomes an administrator for a simulated GPU.
@@ -258,5 +258,9 @@ def _refuse_users(target: _Target, request: ManualMigRequest) -> None:
         if device.gi_id in created and (users := gpu_reader.list_staying_processes(device.uuid, lambda process: True)):
             listed = ", ".join(map(str, users))
             is_left = Journal(request.folder, device.uuid).read_steps()
-            how = f"first {spell_command('clean', request.folder, request.machine)}" if is_left else "end them first"
-            raise ConfigError(f"{device.uuid} of {target.name} is in use by {listed}: {how}")
+            how = (
+                f"run first: {spell_command('clean', request.folder, request.machine)}"
+                if is_left
+                else "end these processes first"
+            )
+            raise ConfigError(f"{device.uuid} of {target.name} is in use by {listed}; {how}")

@@ -26,7 +26,7 @@ from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.state_file import StateFile, is_made_for_study
 
 _MIB = 2**20
-ABSENT = "a GPU that is not there"
+ABSENT = "absent GPU"
 _HIDDEN = "shown to administrators only"
 
 
@@ -87,13 +87,13 @@ def find_targets(selector: str | None, folder: Path, *, is_real: bool) -> list[D
 
 def _refuse_absent(folder: Path) -> None:
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder; give --lock-dir the gpu.lock_dir of the studies")
+        raise ConfigError(f"{folder} is not a folder; set --lock-dir to the gpu.lock_dir of the studies")
 
 
 def describe(step: UndoStep) -> str:
     """Describe what undoing a step does, or that a restart has done it."""
     is_gone = step.arguments.get("boot", boot_id()) != boot_id()
-    return f"{journal.describe(step)}{' (gone with a restart of the machine)' if is_gone else ''}"
+    return f"{journal.describe(step)}{' (undone by a restart of the machine)' if is_gone else ''}"
 
 
 def undo(steps: Journal) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def undo(steps: Journal) -> dict[str, Any]:
 
 def list_undone(data: dict[str, Any]) -> list[str]:
     """List the lines that say what `undo` returned."""
-    failures = (f"not undone: {failed['undoing']}. {failed['reason']}" for failed in data["failed"])
+    failures = (f"not undone: {failed['undoing']}; {failed['reason']}" for failed in data["failed"])
     return [*(f"undone: {step}" for step in data["undone"]), *failures]
 
 
@@ -126,12 +126,12 @@ def status(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
         ]
     abandoned = {str(path): pids for path, pids in leftovers.find_abandoned().items()}
     is_clean = all(report["is_clean"] for report in gpus) and not abandoned
-    lines = [line for report in gpus for line in _list_lines(report)] or ["there is no NVIDIA GPU on this machine"]
+    lines = [line for report in gpus for line in _list_lines(report)] or ["this machine has no NVIDIA GPU"]
     for path, pids in abandoned.items():
         running = f", with processes {', '.join(map(str, pids))}" if pids else ""
         lines.append(f"left by a killed orchestrator: {path}{running}")
     is_left = bool(abandoned) or any(not report["is_clean"] and report["holder"] is None for report in gpus)
-    in_use = "not clean: a study is running and undoes this itself"
+    in_use = "not clean: the running study will undo this"
     lines.append(
         "clean" if is_clean else f"not clean: {spell_command('clean', folder, machine)}" if is_left else in_use
     )
@@ -250,7 +250,7 @@ def _list_instances(device: Device, state: MigState, by_hand: Sequence[UndoStep]
 
 
 def _list_lines(gpu: dict[str, Any]) -> list[str]:
-    name = gpu["name"] or f"{ABSENT} (a simulated one? --machine FILE)"
+    name = gpu["name"] or f"{ABSENT} (if simulated: --machine FILE)"
     if gpu["is_simulated"]:
         name = f"simulated {name}"
     lines = [f"{'-' if gpu['index'] is None else gpu['index']}: {name}  {gpu['uuid']}"]
@@ -271,20 +271,20 @@ def _list_lines(gpu: dict[str, Any]) -> list[str]:
 
 
 def _list_settings(gpu: dict[str, Any]) -> list[str]:
-    unknown = _HIDDEN if gpu["mig_mode_current"] == "enabled" else "not told by the driver"
+    unknown = _HIDDEN if gpu["mig_mode_current"] == "enabled" else "not reported by the driver"
     used, total = (unknown if gpu[key] is None else f"{gpu[key]:.0f} MiB" for key in ("memory_used_mib", "memory_mib"))
     return [
-        f"driver:    {gpu['driver_version']}, compute mode {gpu['compute_mode'] or 'not told by the driver'}",
+        f"driver:    {gpu['driver_version']}, compute mode {gpu['compute_mode'] or 'not reported by the driver'}",
         f"memory:    {used} used of {total}",
     ]
 
 
 def _list_mig_lines(gpu: dict[str, Any]) -> list[str]:
     if gpu["mig_device_of"] is not None:
-        return [f"MIG:       a device of {gpu['mig_device_of']}"]
+        return [f"MIG:       a MIG device of {gpu['mig_device_of']}"]
     current, pending = gpu["mig_mode_current"], gpu["mig_mode_pending"]
     if current is None:
-        return ["MIG:       not on this GPU"]
+        return ["MIG:       not supported by this GPU"]
     lines = [f"MIG:       {current}" + ("" if pending == current else f", {pending} after the next reset of the GPU")]
     if "gpu_instances" in gpu["hidden"]:
         lines.append(f"instances: {_HIDDEN}")

@@ -183,7 +183,7 @@ class Channel:
     def _check_message(self, connection: Connection, message: Message) -> str | None:
         index = message.get("index")
         if message.get("type") != "hello":
-            return None if connection.index is not None else "spoke over its control socket before it said hello"
+            return None if connection.index is not None else "sent a message over its control socket before its hello"
         if type(index) is not int or index not in self._jobs.values():
             return f"said hello over its control socket as job {repr(index)[:_SHOWN_BYTES]}, which does not exist"
         speaker = connection.owner if connection.index is None else connection.index
@@ -199,7 +199,7 @@ class Channel:
         self._drop(connection)
         if index is None:
             level = logging.WARNING if self._refused_strangers == 0 else logging.DEBUG
-            log.log(level, "a process that is of no job %s; the connection was closed", connection.fault)
+            log.log(level, "a process outside all jobs %s; its connection was closed", connection.fault)
             self._refused_strangers += 1
             return
         self._refused.add(index)

@@ -277,7 +277,7 @@ class _Reader:
         written = self._events.written
         now = self._read_instant(event), parse_count(event["stdout"]), parse_count(event["stderr"])
         if any(size > most for size, most in zip(now[1:], self._output_bytes, strict=True)):
-            raise ImpossibleLineError("more output than there is")
+            raise ImpossibleLineError("more output than the job wrote")
         columns = (written.t_ns, written.stdout, written.stderr)
         if written.t_ns and any(value < column[-1] for value, column in zip(now, columns, strict=True)):
             raise ImpossibleLineError("less output than before")

@@ -129,7 +129,7 @@ class JobGroup:
             for state in self.states:
                 if not state.said.is_ready:
                     phase = events.read_progress(state.folder / layout.EVENTS).phase
-                    late = f"not ready within {self._limits.ready_s:g} s (last phase: {phase})"
+                    late = f"not ready within limits.ready_s={self._limits.ready_s:g} s (last phase: {phase})"
                     state.notice(Result.TIMEOUT, late)
         return not self.went_wrong
 
@@ -178,7 +178,7 @@ class JobGroup:
             idle = [state for state in idle if events.read_progress(state.folder / layout.EVENTS).total is None]
         self._notice_early(self.states)
         for state in idle if not self.went_wrong else ():
-            state.notice(Result.TIMEOUT, f"a neighbour that made no step within {self._limits.ready_s:g} s")
+            state.notice(Result.TIMEOUT, f"made no step within limits.ready_s={self._limits.ready_s:g} s")
         return not self.went_wrong
 
     def _stop(self, states: Sequence[JobState]) -> None:
@@ -186,7 +186,9 @@ class JobGroup:
         for state in states:
             state.ended.told_ns = now
             self._channel.send(state.job.index, type="stop")
-        self._wait_end(states, self._limits.stop_s, f"limits.stop_s={self._limits.stop_s:g} s of being told to stop")
+        self._wait_end(
+            states, self._limits.stop_s, f"limits.stop_s={self._limits.stop_s:g} s after the request to stop"
+        )
 
     def _wait_end(self, states: Sequence[JobState], limit_s: float, limit: str) -> None:
         waited_for = {state.job.index for state in states}
@@ -282,7 +284,7 @@ class JobGroup:
         kind = message.get("type")
         if kind == "hello" and message.get("protocol") != PROTOCOL:
             spoken = str(message.get("protocol"))[:20]
-            state.notice(Result.FAILED, f"speaks version {spoken} of the job protocol, not {PROTOCOL}")
+            state.notice(Result.FAILED, f"uses version {spoken} of the job protocol, not {PROTOCOL}")
         elif kind == "hello":
             pid = message.get("pid")
             # Anything could come over the socket; what we observe, and look for on the GPU, must be the group's.

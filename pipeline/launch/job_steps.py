@@ -31,10 +31,10 @@ _JITTER_NS = 100_000_000
 """Between taking an instant and writing it, on a busy machine."""
 
 _REPEATED = "a step counts work that was counted before"
-_JUMP = "a total does not go on from the one before"
+_JUMP = "a total does not continue the one before"
 _EARLIER = "a step is earlier than the one before"
-_LATER = "a step is later than what was written after it"
-_TOO_LARGE = "a step is of more work than can be"
+_LATER = "a step is later than an event written after it"
+_TOO_LARGE = "a step has more work than possible"
 
 
 class Step(NamedTuple):

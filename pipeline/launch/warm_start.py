@@ -68,7 +68,7 @@ class WarmStart:
         server = None if key is None else self._await_ready(key)
         return server or Spawner(interpreter)
 
-    def rest(self) -> None:
+    def await_imports(self) -> None:
         """Wait until no server imports: that would take CPU time from the jobs that are measured."""
         for key in self._servers:
             self._await_ready(key)

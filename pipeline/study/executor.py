@@ -337,7 +337,7 @@ class _Execution:
                 return
         slots.verify(running.pids())
         self.shared.sender.rest()
-        self.shared.warm_start.rest()
+        self.shared.warm_start.await_imports()
         self.phases.begin(phases.WINDOW)
         with self._measure_overhead():
             running.measure(group.window)

@@ -232,7 +232,7 @@ def test_a_dry_run_says_what_would_be_built_and_builds_nothing(begin, channel, t
     channel.environment_yml(tmp_path / "environment.yml")
     before = sorted(tmp_path.rglob("*"))
     status, out, _ = begin(*TOY, "baseline=never", "env=conda", "env.file=environment.yml", "dry_run=true")
-    assert status == 0 and "is not built yet, and is built by py-rattler before the study starts" in out
+    assert status == 0 and "is not built yet; py-rattler builds it before the study starts" in out
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -247,8 +247,8 @@ def test_a_solve_that_fails_is_one_refusal_and_nothing_was_started(begin, channe
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["env=existing"], "env=existing needs an environment that is there"),
-        (["env=existing", "env.prefix=wheels"], "there is no interpreter in it"),
+        (["env=existing"], "env=existing names no environment"),
+        (["env=existing", "env.prefix=wheels"], "it has no interpreter"),
         (["workload.env_prefix=wheels"], "choose env=existing"),
         (["env=venv", "env.file=gone.txt"], "there is no such file"),
         (["workload.env_file=environment.yml"], "choose env=conda or env=venv"),

@@ -214,7 +214,7 @@ def test_a_full_stdout_does_not_stop_a_job(run):
 def test_a_job_that_is_never_ready_runs_into_its_deadline(run):
     row = run("well", "never_ready", limits=Limits(ready_s=1, group_s=5, stop_s=5))
     assert row.result is Result.TIMEOUT
-    assert "not ready within 1 s (last phase: setup)" in row.reason
+    assert "not ready within limits.ready_s=1 s (last phase: setup)" in row.reason
 
 
 @pytest.mark.sampled(3)

@@ -142,7 +142,7 @@ def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(
         assert text.count("3g.20gb at ") == 2
         assert text.count("the running study will undo") == 3
         assert str(scratch) not in text
-        assert "a study is running" in text
+        assert "the running study will undo this" in text
         code, text = a100.ask("clean")
         assert code == 1
         assert f"(pid {study.pid}" in text
@@ -187,7 +187,7 @@ def test_a_foreign_gpu_instance_is_named_and_stays(a100: Kept) -> None:
     before = a100.file.read()
     status, text = a100.run("scenario=mig", "degree=1", "scenario.profile=1g")
     assert status == 1
-    assert f"has the GPU instances {foreign.id}, which this run did not make" in text
+    assert f"already has the GPU instances {foreign.id};" in text
     assert a100.ask("clean") == (0, "nothing to clean\n")
     assert a100.file.read() == before
 
@@ -212,7 +212,7 @@ def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a1
     status, text = a100.run("scenario=mig", "degree=1", code=IMPATIENT)
     assert status == 1
     assert "In use by another client" in text
-    assert "No process is on it, so a monitor (DCGM, an exporter) or the driver holds it: end it" in text
+    assert "no process is on the GPU, so stop monitors (DCGM, an exporter)" in text
     assert f"then: python {PROJECT_DIR}/collocate.py gpu clean" in text
     assert [step.kind for step in a100.journal.read_steps()] == ["mig_mode", "mig_instance"]
     assert len(a100.gpu.instances) == 1

@@ -81,7 +81,7 @@ def test_the_report_of_each_job_is_among_its_files(profiled, name, suffix):
     done = profiled(*TOY, "baseline=never", *SHORT, f"profiler={name}")
     assert done.status == 0, done.err
     assert f"naive-2x-toy-{name}" in done.out
-    assert f"profiler={name}: what the profiler costs is in every figure" in done.err
+    assert f"profiler={name}: every figure includes the cost of the profiler" in done.err
     assert ("say nothing about running together" in done.err) == (name == "ncu")
     ((group, jobs),) = done.groups
     assert group.data.tags["collocation.profiler"] == group.data.params["profiler"] == name
@@ -98,7 +98,7 @@ def test_a_missing_profiler_is_refused_before_anything_is_touched(profiled, tmp_
     before = sorted(tmp_path.rglob("*"))
     status, _, err = profiled(*TOY, "baseline=never", "profiler=nsys", f"profiler.program={tmp_path}/nothing")
     assert status == 2
-    assert f"profiler.program={tmp_path}/nothing is not a program that can be run" in err
+    assert f"profiler.program={tmp_path}/nothing is no executable" in err
     assert "NVIDIA Nsight Systems" in err
     (tmp_path / "nothing").write_text("not executable")
     assert profiled(*TOY, "baseline=never", "profiler=ncu", f"profiler.program={tmp_path}/nothing").status == 2

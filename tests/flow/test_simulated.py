@@ -195,7 +195,7 @@ def test_mps_is_rehearsed_alone_and_inside_mig(rehearse, tmp_path):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("bypass", "not under MPS: 0-toy"),
+        ("bypass", "not clients of MPS: 0-toy"),
         ("start_fails", "Failed to start the MPS control daemon"),
         ("fault_on_client", "job 0-toy: MpsClientFault: simulated fatal fault"),
     ],

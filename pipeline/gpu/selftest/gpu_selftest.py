@@ -1,4 +1,4 @@
-"""`python -m pipeline.gpu selftest`: holds the GPU, measures, judges, and says it. Changes no setting.
+"""`python -m pipeline.gpu selftest`: holds the GPU, measures, judges and reports. Changes no setting.
 
 Loads the GPU for less than a minute, more on one with many instances; nobody else may compute on it meanwhile.
 """
@@ -32,12 +32,10 @@ from pipeline.prepare.device import lease, nvml
 
 _PREFIX, _RANDOM = "colloc-selftest-", "[a-z0-9_]+"  # as tempfile makes names
 _HEADS = {"gract_ratio": "GRACT", "smact_ratio": "SMACT", "smocc_ratio": "occupancy", "utilization_ratio": "util."}
-_UNKNOWN = "not checked: the number of SMs of this simulated model is not known, so nothing can be expected"
-_NO_INSTANCE = (
-    f"not checked: MIG mode is on and there is no instance to compute on ({entry_points.spell('gpu', 'create')})"
-)
-_HEALTH_ONLY = "not asked for"
-_NO_SOURCE = "not checked: no listener reads any here"
+_UNKNOWN = "not checked: the number of SMs of this simulated model is unknown"
+_NO_INSTANCE = f"not checked: MIG mode is on without instances; make one: {entry_points.spell('gpu', 'create')}"
+_HEALTH_ONLY = "not checked: --health"
+_NO_SOURCE = "not checked: no listener reads counters of this GPU"
 
 
 def check_gpu(gpu: str, folder: Path, machine: str | None, *, is_only_health: bool = False) -> CommandAnswer:
@@ -51,8 +49,8 @@ def check_gpu(gpu: str, folder: Path, machine: str | None, *, is_only_health: bo
     with open_driver(gpu, machine) as selector:
         if not nvml.list_devices():
             raise ConfigError(
-                f"--gpu {gpu}: there is no NVIDIA GPU on this machine to check; `--gpu simulated_h100_80gb` shows what "
-                "the answer looks like"
+                f"--gpu {gpu} needs an NVIDIA GPU, but this machine has none; see an example with --gpu "
+                "simulated_h100_80gb"
             )
         device = find_gpu(selector, folder)
         if machine is not None or selector != gpu:
@@ -81,7 +79,7 @@ def check_gpu(gpu: str, folder: Path, machine: str | None, *, is_only_health: bo
         "units": {**dict.fromkeys(QUANTITIES, "share, 0 to 1"), "t_s": "s since the machine was started"},
     }
     lines = [*_list_health(items), *_list_counters(device, measured, findings, unchecked)]
-    lines += [f"not ok: {text}" for text in trouble] or ["ok" if unchecked is None else "ok, as far as it was checked"]
+    lines += [f"not ok: {text}" for text in trouble] or ["ok" if unchecked is None else "ok, without the counters"]
     name = f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})"
     return CommandAnswer(data=data, text="\n".join(map(make_printable, [name, *lines])), status=int(bool(trouble)))
 
@@ -106,7 +104,7 @@ def _make_scratch() -> Iterator[Path]:
                 shutil.rmtree(folder, ignore_errors=True)
             scratch = stack.enter_context(temporary_folder.hold(parent, _PREFIX))
         except OSError as error:
-            raise ConfigError(f"there is no place for the files of a self-test: {error}") from error
+            raise ConfigError(f"a temporary folder cannot be made: {error}; set TMPDIR") from error
         yield scratch
 
 
@@ -118,7 +116,7 @@ def _hold(device: Device, folder: Path) -> Iterator[None]:
             lease.refuse_strangers(device, ())
             yield
     except InUseError as error:
-        raise ConfigError(f"{error.holder}: wait until that is done, or choose another GPU with --gpu") from error
+        raise ConfigError(f"cannot use {error.holder}; wait for its end, or choose another GPU with --gpu") from error
     except GpuBusyError as error:
         raise ConfigError(str(error)) from error
 
@@ -135,7 +133,7 @@ def _list_trouble(measured: Measurement, findings: Sequence[Finding], items: Seq
         *(f"{item.name}: {item.trouble}" for item in items if item.trouble),
         *map(str, findings),
         *([measured.failure] if measured.failure else []),
-        *(f"{name} stopped on the way: {why}" for name, why in measured.died.items()),
+        *(f"{name} stopped early: {why}" for name, why in measured.died.items()),
         *(f"{where}: {number} results of the load are wrong" for where, number in measured.num_wrong.items()),
     ]
 
@@ -158,7 +156,7 @@ def _convert_row(row: Row, findings: Sequence[Finding]) -> dict[str, Any]:
 def _judge(row: Row, findings: Sequence[Finding]) -> str:
     if not row.readings:
         return "-"
-    return "cannot be" if any(finding.matches(row) for finding in findings) else "ok"
+    return "impossible" if any(finding.matches(row) for finding in findings) else "ok"
 
 
 def _list_health(items: Sequence[HealthCheck]) -> list[str]:
@@ -175,7 +173,7 @@ def _list_counters(
     if measured.rows:
         model = "; simulated, by a model of the load" if device.is_simulated else ""
         lines += [f"counters, expected in parentheses{model}", *_make_table(measured.rows, findings)]
-        lines.append("   32 threads are a warp, the least that is launched; one thread counts as much")
+        lines.append("   32 threads are one warp, the smallest load that counters can show")
     lines += [f"   {name} is left out: {why}" for name, why in measured.absent.items()]
     return lines
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.base.system.words import format_count, format_duration
 from pipeline.prepare.device.gpu_health import Health
 
-_UNKNOWN = "not told by the driver"
+_UNKNOWN = "not reported by the driver"
 
 # Errors of the GPU, its memory, its links or its firmware, not of a program that ran there (as 13, 31 and 43 are).
 # Source: NVIDIA, "Xid Errors" and "GPU Memory Error Management": uncorrectable ECC error, failed row remapping, NVLink,
@@ -47,7 +47,7 @@ def _check_ecc(health: Health) -> HealthCheck:
     if now is None and ever is None:
         return HealthCheck(name=name, text=_UNKNOWN, is_known=False)
     text = f"{_format_number(now)} since the driver was loaded, {_format_number(ever)} ever"
-    trouble = "data was lost since the driver was loaded: let an administrator reset the GPU" if now else None
+    trouble = "memory was corrupted since the driver was loaded; have an administrator reset the GPU" if now else None
     return HealthCheck(name=name, text=text, trouble=trouble)
 
 
@@ -62,9 +62,9 @@ def _check_rows(health: Health) -> HealthCheck:
     ]
     trouble = None
     if health.has_remap_failed:
-        trouble = "a row could not be remapped: the GPU is to be replaced"
+        trouble = "a row could not be remapped; replace the GPU"
     elif health.is_remap_pending:
-        trouble = "rows wait to be remapped: let an administrator reset the GPU"
+        trouble = "rows wait to be remapped; have an administrator reset the GPU"
     return HealthCheck(name=name, text=", ".join([text, *(states or ["none pending, none failed"])]), trouble=trouble)
 
 
@@ -72,7 +72,7 @@ def _check_pages(health: Health) -> HealthCheck:
     name, pending = "retired pages", health.is_page_retirement_pending
     if pending is None and health.num_pages_retired is None:
         return HealthCheck(name=name, text=f"{_UNKNOWN} (GPUs from Ampere on remap rows instead)", is_known=False)
-    trouble = "pages wait to be retired: let an administrator reset the GPU" if pending else None
+    trouble = "pages wait to be retired; have an administrator reset the GPU" if pending else None
     return HealthCheck(
         name=name, text=f"{_format_number(health.num_pages_retired)}{', pending' if pending else ''}", trouble=trouble
     )
@@ -80,11 +80,11 @@ def _check_pages(health: Health) -> HealthCheck:
 
 def _check_resets(health: Health) -> HealthCheck:
     name, action = "pending resets", health.recovery_action
-    changes = [f"the driver asks for: {action}"] if action not in (None, "none") else []
+    changes = [f"the driver requests: {action}"] if action not in (None, "none") else []
     changes += list(health.waiting)
     if changes:
         return HealthCheck(
-            name=name, text="; ".join(changes), trouble=f"{'; '.join(changes)}: an administrator must see to it"
+            name=name, text="; ".join(changes), trouble=f"{', '.join(changes)}; have an administrator do it"
         )
     return HealthCheck(
         name=name, text="none" if action == "none" else f"none by its settings; recovery action {_UNKNOWN}"
@@ -103,7 +103,7 @@ def _check_xids(health: Health, before: Health, now_s: float) -> HealthCheck:
     last = f"the last one {format_duration(max(0.0, now_s - health.xids[-1].t_s))} ago"
     trouble = None
     if bad:
-        which = f"{format_count(len(bad), 'XID event')} that no program causes, or during the self-test"
+        which = f"{format_count(len(bad), 'XID event')} of the hardware, or during the self-test"
         trouble = f"{which}; the last: {bad[-1].text}"
     return HealthCheck(name=name, text=f"{numbers} in the kernel's log, {last}", trouble=trouble)
 
@@ -113,7 +113,7 @@ def _check_throttling(health: Health) -> HealthCheck:
     if reasons is None:
         return HealthCheck(name=name, text=_UNKNOWN, is_known=False)
     bad = [reason for reason in reasons if reason in _PROTECTION]
-    trouble = f"{', '.join(bad)}: look at cooling and power supply" if bad else None
+    trouble = f"{', '.join(bad)}: check cooling and power supply" if bad else None
     return HealthCheck(name=name, text=", ".join(reasons) or "no", trouble=trouble)
 
 

@@ -1,4 +1,4 @@
-"""The process that loads one place of a GPU: `workloads/occupy.py`, told what to do over its input.
+"""The process that loads one place of a GPU: `workloads/occupy.py`, which gets its commands on standard input.
 
 It sees one device and no MPS daemon of the machine. It ends when its input does, so also when this process is killed.
 """
@@ -55,7 +55,7 @@ class Loader:
             self.facts = self._answer("device", _START_LIMIT_S)
         except LaunchError as error:
             if self._process.returncode == _REFUSED:
-                raise ConfigError(f"{error}; --health tells the health without a load") from error
+                raise ConfigError(f"{error}; --health checks the health without a load") from error
             raise
 
     def begin(self, load: Load) -> None:
@@ -106,7 +106,7 @@ class Loader:
                         if isinstance(message, dict) and key in message:
                             return cast(dict[str, Any], message[key])
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise self._failure(f"said nothing of {key!r} for {limit_s:g} s")
+                    raise self._failure(f"sent no {key!r} for {limit_s:g} s")
                 if not (chunk := os.read(stdout.fileno(), 65536)):
                     raise self._failure("ended")
                 self._pending += chunk
@@ -118,7 +118,7 @@ class Loader:
         lines = [line.strip() for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
         return LaunchError(
             f"the load of the self-test on {self._device.name} ({self._device.uuid}) {how} "
-            f"(status {self._process.returncode}): {lines[-1] if lines else 'it said nothing'}"
+            f"(status {self._process.returncode}): {lines[-1] if lines else 'no message'}"
         )
 
 

@@ -1,7 +1,7 @@
 """Readings of a self-test that are impossible. Pure.
 
-Limits are wide on purpose: a listener is not to be accused of what the moment of its samples explains. What is found
-with them are counters that mean something else than they say.
+Limits are wide on purpose, so that the instants of samples explain no finding: a finding is a counter that means
+something else than its name.
 """
 
 from __future__ import annotations
@@ -150,14 +150,14 @@ def _explain_distance(row: Row, quantity: str, value: float, rows: Sequence[Row]
     assert row.place is not None and row.load is not None
     name, must = _NAMES[quantity], row.expected[quantity]
     if row.load.blocks == 0:
-        return f"{name} is {value:.3f}, and nothing ran there", value
+        return f"{name} is {value:.3f}, though nothing ran", value
     blocks = format_count(row.load.blocks, "block")
     ran = f"{blocks} of {row.load.threads} threads ran on {row.place.multiprocessors} SMs"
-    text = f"{name} is {value:.3f} where {must:.3f} was to be seen: {ran}"
+    text = f"{name} is {value:.3f}, expected {must:.3f}: {ran}"
     neighbour = None if quantity == "smocc_ratio" else _find_cap(row, value, rows)
     if neighbour is None:
         return text, abs(value - must)
-    return f"{text}; capped at the share of its neighbour {neighbour.name}, which has {neighbour.multiprocessors}", 1.0
+    return f"{text}; capped at the share of {neighbour.name} with {neighbour.multiprocessors} SMs", 1.0
 
 
 def _find_cap(row: Row, value: float, rows: Sequence[Row]) -> Place | None:
@@ -196,7 +196,7 @@ def _find_missing(rows: Sequence[Row]) -> Iterator[Finding]:
         covered = {row.where for row in rows if row.place is not None and quantity in row.readings.get(source, {})}
         for name in places if covered else ():
             if name not in covered:
-                what = f"no {_NAMES[quantity]}, which it tells of {', '.join(sorted(covered))}"
+                what = f"no {_NAMES[quantity]}, which it reports of {', '.join(sorted(covered))}"
                 yield Finding(source=source, quantity=quantity, where=name, what=what)
 
 

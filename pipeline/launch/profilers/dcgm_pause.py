@@ -76,14 +76,14 @@ def _run(words: Sequence[str]) -> bool:
     try:
         done = helper_program.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
     except CommandError as error:
-        raise SharingError(f"DCGM's profiling ({words[-1]}): {error}") from error
+        raise SharingError(f"DCGM's profiling was not changed: {error}") from error
     if done.status == 0:
         return True
     if done.status == _NO_ENGINE:
         return False
     raise SharingError(
-        f"`{' '.join(words)}` failed with status {done.status}: {done.printed_line}. A profiler and DCGM cannot "
-        f"both have the GPU's counters; try the command by hand, or stop DCGM for the time of the study"
+        f"`{' '.join(words)}` failed with status {done.status}: {done.printed_line}; stop DCGM during the study, as a "
+        "profiler needs the counters of the GPU for itself"
     )
 
 

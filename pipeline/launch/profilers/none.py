@@ -18,7 +18,9 @@ class NoProfiler:
     def __init__(self, program: str | None = None, options: Sequence[str] = ()) -> None:
         for key, value in {"program": program, "options": list(options)}.items():
             if value:
-                raise ConfigError(f"profiler.{key}={value} is for a profiler: choose profiler=nsys or profiler=ncu")
+                raise ConfigError(
+                    f"profiler.{key}={value} has no effect without a profiler; choose profiler=nsys or ncu"
+                )
 
     def check(self, group: Group) -> None: ...
 

@@ -39,8 +39,8 @@ class _Nsight:
         for option in self._options:
             if option.split("=")[0] in self.own_options:
                 raise ConfigError(
-                    f"profiler.options={words.format_list(self._options)}: {option} cannot be set, because the report "
-                    "of each job goes to the job's folder and becomes its artifact; leave it out"
+                    f"profiler.options={words.format_list(self._options)} sets {option}, which the project sets; leave "
+                    "it out"
                 )
 
     def check(self, group: Group) -> None:
@@ -55,7 +55,7 @@ class _Nsight:
 
     def notes(self, device: Device) -> tuple[str, ...]:
         cost = (
-            f"profiler={self.name}: what the profiler costs is in every figure, so these groups are compared with "
+            f"profiler={self.name}: every figure includes the cost of the profiler; these groups are compared with "
             "each other only"
         )
         if device.is_gpu and not device.is_simulated:
@@ -71,16 +71,16 @@ class _Nsight:
             path = shutil.which(expand_path("profiler.program", self._program))
             if path is None:
                 raise ConfigError(
-                    f"profiler.program={self._program} is not a program that can be run (looked for as a path and on "
-                    f"PATH); profiler={self.name} needs {self.product}"
+                    f"profiler.program={self._program} is no executable, neither as a path nor on PATH; install "
+                    f"{self.product}"
                 )
             return str(Path(path).absolute())
         path = next(filter(None, map(shutil.which, [self.name, *self._list_installed()])), None)
         if path is None:
             looked = ", ".join(["PATH", *self.places])
             raise ConfigError(
-                f"profiler={self.name} needs {self.product}, whose program {self.name} is not in any of: {looked}. "
-                f"Install it, put it on PATH, or name it with profiler.program=/path/to/{self.name}"
+                f"profiler={self.name} needs {self.product}, but {self.name} is not in {looked}; install it, or set "
+                f"profiler.program=/path/to/{self.name}"
             )
         return str(Path(path).absolute())
 

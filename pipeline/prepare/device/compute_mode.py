@@ -24,11 +24,12 @@ log = logging.getLogger(__name__)
 EXCLUSIVE = "exclusive_process"
 
 
-def refuse_exclusive(group: Group, why: str) -> None:
+def refuse_exclusive(group: Group) -> None:
     """Raise ConfigError if a sharing mode without a server is to use `gpu.exclusive_process`."""
     if group.gpu.exclusive_process:
         raise ConfigError(
-            f"gpu.exclusive_process is for scenario=mps, mps_percent and mps_static: scenario={group.scenario} {why}"
+            f"gpu.exclusive_process does not work with scenario={group.scenario}; leave it out, or use scenario=mps, "
+            "mps_percent or mps_static"
         )
 
 
@@ -44,7 +45,7 @@ def refuse_forbidden(group: Group, at_once: int) -> None:
         return
     raise ConfigError(
         f"scenario={group.scenario}: the compute mode {mode} of {device.name} ({device.uuid}) allows {what}; "
-        f"an administrator can change that: nvidia-smi -i {device.uuid} -c DEFAULT"
+        f"change it as administrator: nvidia-smi -i {device.uuid} -c DEFAULT"
     )
 
 
@@ -75,7 +76,7 @@ def restore(programs: Programs, uuid: str, admin: Sequence[str], mode: str, boot
     if current == EXCLUSIVE:
         set_mode(Smi.locate(programs, uuid, admin), mode)
     elif current != mode:
-        log.warning("the compute mode of %s is %s, which this project did not set: it stays", uuid, current)
+        log.warning("the compute mode of %s stays %s, as another program set it", uuid, current)
 
 
 def set_mode(smi: Smi, mode: str) -> None:
@@ -87,6 +88,6 @@ def set_mode(smi: Smi, mode: str) -> None:
     output = smi.run(words).printed_line
     if nvml.read_compute_mode(smi.uuid) != mode:
         raise SharingError(
-            f"the compute mode of {smi.uuid} is not {mode} after `{' '.join(words)}`, which said: {output}. An "
-            "administrator must allow this command; then say how it is run, as in 'gpu.admin=[sudo,-n]'"
+            f"the compute mode of {smi.uuid} is not {mode} after `{' '.join(words)}` ({output}); have an administrator "
+            "allow this command, and set gpu.admin, as in 'gpu.admin=[sudo,-n]'"
         )

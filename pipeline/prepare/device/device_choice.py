@@ -29,16 +29,16 @@ def find_device(name: str | None, *, needs_gpu: bool) -> Device:
     if selector in _NOTHING and not is_named:
         if may_be_cpu:
             return cpu_device()
-        raise ConfigError(f"gpu=nvidia, but {key}={selector!r} grants no GPU; ask for one, or name it with gpu.device")
+        raise ConfigError(f"gpu=nvidia needs a GPU, but {key}={selector!r} grants none; request one, or set gpu.device")
     devices = nvml.list_devices()
     if devices:
         return choose(key, selector, list_selectable(selector, devices))
     if may_be_cpu:
         return cpu_device()
-    request = f"gpu.device={selector!r} names a GPU" if is_named else "gpu=nvidia"
+    request = f"gpu.device={selector!r}" if is_named else "gpu=nvidia"
     raise ConfigError(
-        f"{request}, but NVML does not answer, so there is no NVIDIA driver or no GPU here; use gpu=cpu and no "
-        "gpu.device, or check that `nvidia-smi` works"
+        f"{request} needs an NVIDIA GPU, but NVML finds none; check that `nvidia-smi` works, or use gpu=cpu without "
+        "gpu.device"
     )
 
 
@@ -77,18 +77,18 @@ def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "")
     """
     is_mig = selector.startswith(nvml.MIG_PREFIX)
     if not devices and not is_mig:
-        raise ConfigError(f"{key}={selector}: there is no NVIDIA GPU here; check that `nvidia-smi` lists one{remedy}")
+        raise ConfigError(
+            f"{key}={selector} needs an NVIDIA GPU, but there is none; check that `nvidia-smi` lists one{remedy}"
+        )
     if is_mig and devices and not any(device.parent for device in devices):
-        raise ConfigError(f"{key}={selector} names a MIG device, and what is needed here is a whole GPU{remedy}")
+        raise ConfigError(f"{key}={selector} names a MIG device; name a whole GPU{remedy}")
     if selector.isdecimal():
         matches = [device for device in devices if device.index == int(selector)]
     else:
         matches = [device for device in devices if selector and device.uuid.startswith(selector)]
     if len(matches) != 1:
-        choices = (
-            f"{'-' if device.index is None else device.index}: {device.name} {device.uuid}" for device in devices
-        )
+        rows = (f"{'-' if device.index is None else device.index}: {device.name} {device.uuid}" for device in devices)
         what = "MIG devices" if is_mig else "GPUs"
-        listing = "; ".join(choices) or "none: check that `nvidia-smi` lists one"
-        raise ConfigError(f"{key}={selector!r} matches {len(matches)} {what}, not one. There are {listing}{remedy}")
+        listing = f"choose from {', '.join(rows)}" if devices else "check that `nvidia-smi` lists one"
+        raise ConfigError(f"{key}={selector!r} matches {len(matches)} {what}, not one; {listing}{remedy}")
     return matches[0]

@@ -44,8 +44,7 @@ class WaitBudget:
         try:
             while not error.is_over():
                 if self._remaining_s <= 0:
-                    waited = format_duration(self._limit_s)
-                    raise GpuBusyError(f"waited {waited} ({self._limit}) in vain: {error}") from error
+                    raise GpuBusyError(f"after {format_duration(self._limit_s)} ({self._limit}): {error}") from error
                 time.sleep(min(_LOOK_S, self._remaining_s))
                 self.waited_s = waited_s + time.monotonic() - begin_s
         except Interrupted as interrupted:

@@ -1,6 +1,6 @@
-"""Health of a GPU as the driver tells it: memory errors, rows, pages, pending resets, XIDs, throttling.
+"""Health of a GPU as the driver reports it: memory errors, rows, pages, pending resets, XIDs, throttling.
 
-Reads only. What a GPU or its driver does not tell is `None`. What is healthy is not judged here.
+Reads only, and judges nothing. Facts that a GPU or its driver does not report are `None`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Health:
         waiting: settings that come into force with the next reset, each as `what: now -> then`.
         throttle_reasons: why the clocks are what they are at this instant.
         xids: of this GPU in the kernel's log, oldest first.
-        xids_unread: why there are none to tell.
+        xids_unread: why they cannot be read.
     """
 
     ecc_mode: str | None = None
@@ -126,7 +126,7 @@ def read(device: Device) -> Health:
             for counter in (pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC)
         )
         pages, action = _count_retired_pages(handle), _read_recovery_action(handle)
-    xids, unread = (None, "a simulated GPU has no kernel") if device.is_simulated else _read_xids(device)
+    xids, unread = (None, "a simulated GPU has no kernel log") if device.is_simulated else _read_xids(device)
     switches = {"ECC": ecc, "MIG mode": mig}
     return Health(
         ecc_mode=None if ecc is None else _format_switch(ecc[0]),
@@ -217,11 +217,11 @@ def _read_recovery_action(handle: object) -> str | None:
 def _read_xids(device: Device) -> tuple[tuple[Xid, ...] | None, str | None]:
     bus_id = dict(device.details).get("pci_bus_id")
     if bus_id is None:
-        return None, "the driver does not tell its PCI address"
+        return None, "the driver does not report its PCI address"
     try:
         return parse_xids(bus_id, _read_kernel_log()), None
     except OSError as error:
-        return None, f"{KERNEL_LOG}: {error.strerror} (administrators may read it, outside most containers)"
+        return None, f"{KERNEL_LOG}: {error.strerror} (readable by root, outside most containers)"
 
 
 def _read_kernel_log() -> Iterator[str]:

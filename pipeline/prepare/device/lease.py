@@ -22,7 +22,7 @@ from pipeline.base.system import host_info, locks
 from pipeline.base.system.errors import GpuBusyError, InUseError
 from pipeline.prepare.device import gpu_reader
 
-# Whoever only asks who holds a device locks the file for a moment. Unit: s.
+# A query for the holder locks the file for a moment. Unit: s.
 _PATIENCE_S = 0.3
 _LOOK_S = 0.02
 _MOST_BYTES = 4096
@@ -105,8 +105,8 @@ def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
     if processes := strangers():
         listed = ", ".join(map(str, processes))
         raise InUseError(
-            f"{device.name} ({device.uuid}) is in use by {listed}; end them, wait for their end with wait=true, choose "
-            "another GPU with gpu.device, or let programs that hardly use it stay: 'gpu.tolerate=[NAME]'",
+            f"{device.name} ({device.uuid}) is in use by {listed}; end these processes, wait with wait=true, choose "
+            "another GPU with gpu.device, or accept light users: 'gpu.tolerate=[NAME]'",
             f"{device.name} ({device.uuid}), which is in use by {listed}",
             lambda: not strangers(),
         )
@@ -118,10 +118,9 @@ def _find_path(folder: Path, device_uuid: str) -> Path:
 
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        what = "we may not write in it" if folder.is_dir() else "there is no such folder"
+        what = "is not writable" if folder.is_dir() else "does not exist"
         raise GpuBusyError(
-            f"gpu.lock_dir={folder} cannot hold the locks of the devices: {what}. Choose a folder that every user of "
-            "this machine can write and that survives a restart, or ask an administrator for one"
+            f"gpu.lock_dir={folder} {what}; choose a folder that survives a restart and every user can write"
         )
 
 
@@ -137,7 +136,7 @@ def _lock(path: Path, device: Device, *, is_shared: bool = False) -> int:
             other = _find_blocker(path, is_shared=True) or describe_holder(device, path.parent) or Holder()
             raise InUseError(
                 f"{device.name} ({device.uuid}) is held by another orchestrator: {other} (lock file {path}); "
-                "wait for it with wait=true, or choose another device with gpu.device",
+                "wait with wait=true, or choose another device with gpu.device",
                 f"{device.name} ({device.uuid}), which is held by {other}",
                 lambda: _find_blocker(path, is_shared=is_shared) is None,
             )
@@ -193,10 +192,10 @@ def _open(path: Path, device: Device) -> int:
     except OSError as error:
         raise GpuBusyError(
             f"cannot open the lock file {path} of {device.name}: {error.strerror}; remove it if it is not a plain file "
-            "that everyone may write, or choose a folder with gpu.lock_dir"
+            "that every user can write, or choose another gpu.lock_dir"
         ) from error
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:  # else we would empty somebody's file
         os.close(descriptor)
-        raise GpuBusyError(f"the lock file {path} of {device.name} is not a plain file of one name; remove it")
+        raise GpuBusyError(f"the lock file {path} of {device.name} is not a plain file with one link; remove it")
     return descriptor

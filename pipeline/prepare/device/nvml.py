@@ -58,10 +58,10 @@ def session() -> Iterator[None]:
     """Keep NVML open. Can be nested and used by several threads: NVML counts.
 
     Raises:
-        ConfigError: there is no NVIDIA driver, or one that does not work; the message says which and what to do.
+        ConfigError: there is no NVIDIA driver, or it does not work.
     """
     if not _start():
-        raise ConfigError("there is no NVIDIA driver on this machine: install one, or use gpu=cpu")
+        raise ConfigError("this machine has no NVIDIA driver; install one, or use gpu=cpu")
     try:
         yield
     finally:
@@ -146,16 +146,16 @@ def _start() -> bool:
         if not _has_nvidia_hardware():
             return False
         raise ConfigError(
-            "this machine has an NVIDIA GPU, but its kernel module is not loaded: `modprobe nvidia` says why, "
-            "`dkms status` whether it was built for this kernel; or use gpu=cpu"
+            "the kernel module of the NVIDIA GPU is not loaded; see what `modprobe nvidia` and `dkms status` print, "
+            "or use gpu=cpu"
         ) from error
     except pynvml.NVMLError_LibRmVersionMismatch as error:
         raise ConfigError(
-            "the NVIDIA kernel module and libnvidia-ml are of different versions, as after an upgrade of the driver: "
-            "restart the machine, or unload and load the nvidia kernel modules; or use gpu=cpu"
+            "the NVIDIA kernel module and libnvidia-ml have different versions, as after a driver upgrade; restart the "
+            "machine, reload the nvidia kernel modules, or use gpu=cpu"
         ) from error
     except pynvml.NVMLError as error:
-        raise ConfigError(f"NVML does not start: {error}. See what `nvidia-smi` says; or use gpu=cpu") from error
+        raise ConfigError(f"NVML does not start: {error}; see what `nvidia-smi` prints, or use gpu=cpu") from error
     return True
 
 
@@ -174,7 +174,7 @@ def translate_errors(what: str) -> Iterator[None]:
     try:
         yield
     except pynvml.NVMLError as error:
-        raise NvmlError(f"NVML does not give {what}: {error}") from error
+        raise NvmlError(f"NVML cannot read {what}: {error}") from error
 
 
 def ask(what: str, function: Callable[..., Any], *arguments: object) -> Any:

@@ -26,9 +26,9 @@ def refuse_mps_clients(device: Device, tolerated: Sequence[str]) -> None:
     if clients:
         listed = ", ".join(map(str, clients))
         raise SharingError(
-            f"clients of an MPS server on {device.name} ({device.uuid}): {listed}; this scenario runs without MPS. A "
-            "job must keep the CUDA_MPS_PIPE_DIRECTORY that it is given, else it finds a daemon of the machine; end "
-            "that daemon (echo quit | nvidia-cuda-mps-control) or keep the variable"
+            f"MPS clients are on {device.name} ({device.uuid}), though this scenario runs without MPS: {listed}; keep "
+            "CUDA_MPS_PIPE_DIRECTORY in the environment of the job, or stop the machine's MPS daemon: echo quit | "
+            "nvidia-cuda-mps-control"
         )
 
 
@@ -46,9 +46,7 @@ def refuse_without_admin(group: Group, change: str) -> None:
     """Raise ConfigError if `gpu.admin` forbids a change of the GPU's settings, or names no program that is there."""
     admin = group.gpu.admin
     if admin is None:
-        raise ConfigError(
-            f"{change}, which gpu.admin=null forbids: gpu.admin=[] allows it to root, gpu.admin=[sudo,-n] to others"
-        )
+        raise ConfigError(f"{change}, which gpu.admin=null forbids; set gpu.admin=[] as root, else gpu.admin=[sudo,-n]")
     if group.device.details and not group.device.is_simulated:  # else nothing is run here
         driver_programs.refuse_absent_admin(admin, f"gpu.admin={words.format_list(admin)}", "'gpu.admin=[sudo,-n]'")
 
@@ -68,7 +66,6 @@ def refuse_mig(group: Group) -> None:
     if device.mig_enabled:
         raise ConfigError(
             f"scenario={group.scenario} needs the whole of {device.name} ({device.uuid}), but MIG mode is on; "
-            f"an administrator can switch it off: nvidia-smi -i {device.index} -mig 0; if a killed run left it "
-            f"on: {entry_points.spell('gpu', 'clean')}; if `create` switched it on: "
-            f"{entry_points.spell('gpu', 'destroy')}"
+            f"switch it off as administrator: nvidia-smi -i {device.index} -mig 0; after a killed run: "
+            f"{entry_points.spell('gpu', 'clean')}; after `create`: {entry_points.spell('gpu', 'destroy')}"
         )

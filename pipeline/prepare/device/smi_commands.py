@@ -72,13 +72,13 @@ class Smi:
         try:
             completed = helper_program.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
         except CommandError as error:
-            raise SharingError(f"changing {self.uuid}: {error}") from error
+            raise SharingError(f"changing {self.uuid} failed: {error}") from error
         log.debug("%s: status %d: %s", " ".join(words), completed.status, completed.printed_line)
         is_refused = self.admin and completed.status != 0 and _SUDO_REFUSES in completed.printed_line
         if "permission" in completed.printed_line.lower() or is_refused:
             raise SharingError(
-                f"no permission for `{' '.join(words)}`: {completed.printed_line}. An administrator must allow it, as "
-                "in sudoers; then say how it is run: 'gpu.admin=[sudo,-n]', or --admin sudo,-n by hand"
+                f"no permission for `{' '.join(words)}`: {completed.printed_line}; have an administrator allow it, as "
+                "in sudoers, and set 'gpu.admin=[sudo,-n]', or by hand --admin sudo,-n"
             )
         return completed
 
@@ -93,7 +93,7 @@ def await_last_write(uuid: str) -> None:
     while pids := _find_writers(uuid):
         if time.monotonic() > deadline:
             raise SharingError(
-                f"nvidia-smi (pid {', '.join(map(str, pids))}) still changes {uuid}: it hangs in the driver; "
+                f"nvidia-smi (pid {', '.join(map(str, pids))}) still changes {uuid}, as it hangs in the driver; "
                 f"when it is gone, or after a restart of the machine: {entry_points.spell('gpu', 'clean')}"
             )
         time.sleep(_LOOK_S)

@@ -42,13 +42,12 @@ def read(smi: Smi) -> str:
     try:
         completed = helper_program.run(smi.policy_command(), timeout_s=_READ_LIMIT_S, check=False)
     except CommandError as error:
-        raise SharingError(f"reading the time slice of {smi.uuid}: {error}") from error
+        raise SharingError(f"the time slice of {smi.uuid} cannot be read: {error}") from error
     time_slice = _find_value(completed.stdout) if completed.status == 0 else None
     if time_slice is None:
         raise SharingError(
-            f"`{' '.join(completed.argv)}` does not tell the time slice of the GPU, so nothing was changed: "
-            f"{completed.printed_line or 'no message'} (status {completed.status}). The setting needs driver R455, "
-            "and not every GPU has it; use scenario=naive"
+            f"`{' '.join(completed.argv)}` does not show the time slice of the GPU, which needs driver R455 and not "
+            f"every GPU has: {completed.printed_line or 'no message'} (status {completed.status}); use scenario=naive"
         )
     return time_slice
 
@@ -99,7 +98,7 @@ def restore(programs: Programs, uuid: str, admin: Sequence[str], found: str, our
     if current == ours:
         _set(smi, found)
     elif current != found:
-        log.warning("the time slice of %s is %s, which this project did not set: it stays", uuid, current)
+        log.warning("the time slice of %s stays %s, as another program set it", uuid, current)
 
 
 def _set(smi: Smi, target: str) -> None:
@@ -108,9 +107,8 @@ def _set(smi: Smi, target: str) -> None:
     output = smi.run(words).printed_line
     if read(smi) != target:
         raise SharingError(
-            f"the time slice of {smi.uuid} is not {target} after `{' '.join(words)}`, which said: {output}. Not every "
-            "GPU has this setting, and an administrator must allow the command; then say how it is run, as in "
-            "'gpu.admin=[sudo,-n]'"
+            f"the time slice of {smi.uuid} is not {target} after `{' '.join(words)}` ({output}), and not every GPU has "
+            "this setting; have an administrator allow the command, and set gpu.admin, as in 'gpu.admin=[sudo,-n]'"
         )
 
 

@@ -40,14 +40,12 @@ def capture_variables(prefix: Path, title: str) -> tuple[tuple[str, str], ...]:
     try:
         printed = helper_program.run([shell, "-c", _SCRIPT], timeout_s=_LIMIT_S, environ=begin).stdout
     except CommandError as error:
-        words = error.stderr.strip() or "nothing"
-        raise ConfigError(
-            f"{title} cannot be activated: an activation script of its packages failed and says: {words}"
-        ) from error
+        words = error.stderr.strip() or "no message"
+        raise ConfigError(f"{title} cannot be activated: an activation script failed: {words}") from error
     try:
         end: dict[str, str] = json.loads(printed)
     except ValueError as error:
-        raise ConfigError(f"{title} cannot be activated: a script of its packages ended the shell") from error
+        raise ConfigError(f"{title} cannot be activated: an activation script ended the shell") from error
     changed = {key: value for key, value in end.items() if os.environ.get(key) != value and key not in _OF_THE_SHELL}
     return tuple(sorted(changed.items()))
 

@@ -34,7 +34,7 @@ class BuiltEnv(Recipe):
         return Interpreter(
             python=find_interpreter(self.cache.prefix(self)),
             lock_digest=f"unbuilt-{self.key}",
-            to_build=f"{self.title} {state}, and is built by {self.tool} before the study starts",
+            to_build=f"{self.title} {state}; {self.tool} builds it before the study starts",
             requested=self.requested,
         )
 

@@ -42,7 +42,7 @@ class Cache:
         return self._folder(recipe) / "prefix"
 
     def find(self, recipe: Recipe) -> Interpreter | str:
-        """Find the environment and keep it from being rebuilt; or say in words why there is none."""
+        """Find the environment and keep it from being rebuilt; return in words why there is none."""
         path = self._lock_path(recipe)
         if path not in _held and not path.exists():
             self._refuse_unsafe(recipe)
@@ -96,8 +96,7 @@ class Cache:
                 _held[path] = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
             except OSError as error:
                 raise ConfigError(
-                    f"env.cache_root={self.root}: environments cannot be kept there: {error.strerror}; "
-                    "name a folder that you may write"
+                    f"env.cache_root={self.root} cannot be used: {error.strerror}; choose a folder that you can write"
                 ) from error
         return _held[path]
 
@@ -110,8 +109,8 @@ class Cache:
             part = trust.find_replaceable_part(path) if os.path.lexists(path) else None
             if part is not None:
                 raise ConfigError(
-                    f"env.cache_root={self.root}: other users can change {part}, and root would run what they put "
-                    "there; name a folder that only root may write"
+                    f"env.cache_root={self.root} is unsafe for root: other users can change {part}; choose a folder "
+                    "that only root can write"
                 )
 
     def _inspect(self, recipe: Recipe) -> Interpreter | str:
@@ -125,7 +124,7 @@ class Cache:
         except (OSError, ValueError):
             return "was built only in part"
         if marker.get("format") != FORMAT or marker.get("lock") != _sha256(text):
-            return "has a lock that is not its own"
+            return "has a lock file that was changed"
         if (archive := find_changed_archive(text)) is not None:
             return f"was built from {archive}, which has changed since"
         try:
@@ -133,10 +132,10 @@ class Cache:
         except CommandError as error:
             return f"is broken ({' '.join(str(error).split())[:300]})"
         if _digest_packages(prefix, probed) != marker.get("fingerprint"):
-            return "holds other packages than it was built with"
+            return "has other packages than it was built with"
         # Looked at each time: 0.2 s of CPU time for the 35,000 files of an environment with torch.
         if changed := set(files.splitlines()) - set(_iterate_files(prefix)):
-            return f"has lost or changed {min(line.partition(' ')[2] for line in changed)}"
+            return f"has a missing or changed file: {min(line.partition(' ')[2] for line in changed)}"
         return Interpreter(
             python=find_interpreter(prefix),
             environ=recipe.activation(prefix),
@@ -146,7 +145,7 @@ class Cache:
 
     def _build(self, recipe: Recipe, handle: int, why: str) -> None:
         folder, prefix = self._folder(recipe), self.prefix(recipe)
-        words.say(f"{recipe.title} {why}: {recipe.tool} builds it in {folder}")
+        words.say(f"{recipe.title} {why}; {recipe.tool} builds it in {folder}")
         begin_s = time.monotonic()
         try:
             _remove(folder)

@@ -55,8 +55,8 @@ class CondaEnv(BuiltEnv):
             self._program()
         elif importlib.util.find_spec("rattler") is None:
             raise ConfigError(
-                "env=conda needs py-rattler, which is not installed here: pip install 'py-rattler>=0.28,<1'; "
-                "or name a program that is: env.tool=conda, mamba or micromamba"
+                "env=conda needs py-rattler; run pip install 'py-rattler>=0.28,<1', or set env.tool to conda, mamba or "
+                "micromamba"
             )
         if self._content.pip:
             uv.find_program()
@@ -95,8 +95,7 @@ class CondaEnv(BuiltEnv):
             None if self._tool is EnvTool.mamba else shutil.which(os.environ.get(variable, ""))
         )
         if program is None:
-            tool = self._tool.name
-            raise ConfigError(f"env.tool={tool}: there is no such program on PATH; env.tool=rattler needs none")
+            raise ConfigError(f"env.tool={self._tool.name} is not on PATH; install it, or use env.tool=rattler")
         return program
 
     def _command(self, prefix: Path, scratch: Path) -> list[str]:

@@ -57,8 +57,8 @@ def read(file: Path) -> CondaFile:
         content = _read_explicit(file, text)
     else:
         raise ConfigError(
-            f"env.file={file}: env=conda takes an environment.yml or a list of packages with a line {_EXPLICIT}; "
-            "requirements of Python packages alone are for env=venv"
+            f"env.file={file} is not a file for env=conda; give an environment.yml or a package list with a line "
+            f"{_EXPLICIT}, or use env=venv"
         )
     return replace(content, content=(text, *requirements.parse(content.pip, file).content))
 
@@ -105,20 +105,18 @@ def _read_yaml(file: Path, text: str) -> CondaFile:
     except yaml.YAMLError as error:
         raise ConfigError(f"env.file={file} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict) or set(content) - _KEYS:
-        unknown = sorted(map(str, set(content) - _KEYS)) if isinstance(content, dict) else ["none at all"]
-        raise ConfigError(
-            f"env.file={file}: an environment has the keys {', '.join(sorted(_KEYS))}; found {', '.join(unknown)}"
-        )
+        unknown = ", ".join(sorted(map(str, set(content) - _KEYS))) if isinstance(content, dict) else "no keys"
+        raise ConfigError(f"env.file={file} has {unknown}; use only the keys {', '.join(sorted(_KEYS))}")
     dependencies, channels = content.get("dependencies") or [], content.get("channels") or []
     variables = content.get("variables") or {}
     if not isinstance(dependencies, list) or not isinstance(channels, list) or not isinstance(variables, dict):
-        raise ConfigError(f"env.file={file}: channels and dependencies are lists, variables are keys with values")
+        raise ConfigError(
+            f"env.file={file}: channels and dependencies must be lists, variables must be keys with values"
+        )
     specs, pip = list[str](), list[str]()
     for dependency in dependencies:
         if isinstance(dependency, str) and dependency.startswith("-"):
-            raise ConfigError(
-                f"env.file={file}: `{dependency}` is a line of pip; put it below `- pip:` in dependencies"
-            )
+            raise ConfigError(f"env.file={file}: `{dependency}` is a pip option; put it below `- pip:` in dependencies")
         if isinstance(dependency, str):
             specs.append(dependency)
         elif isinstance(dependency, dict) and set(dependency) == {"pip"} and isinstance(dependency["pip"], list):
@@ -129,7 +127,7 @@ def _read_yaml(file: Path, text: str) -> CondaFile:
     if not specs or not named:
         missing = "dependencies" if not specs else "channels"
         raise ConfigError(
-            f"env.file={file}: names no {missing}; give at least one, as in "
+            f"env.file={file} names no {missing}; give at least one, as in "
             "`channels: [conda-forge]` and `dependencies: [python=3.12, numpy]`"
         )
     return CondaFile(
@@ -159,7 +157,9 @@ def _read_explicit(file: Path, text: str) -> CondaFile:
             sha256 = ""
     wrong = [package["url"] for package in packages if "://" not in package["url"]]
     if wrong or not packages:
-        raise ConfigError(f"env.file={file}: after {_EXPLICIT} every line is the address of a package: {wrong[:3]}")
+        raise ConfigError(
+            f"env.file={file}: every line after {_EXPLICIT} must be the URL of a package, not {wrong[:3]}"
+        )
     requested = lock.read_request(text.splitlines())
     return CondaFile(packages=tuple(packages), pip=tuple(pip), variables=variables, requested=requested)
 
@@ -168,7 +168,7 @@ def _parse_variables(file: Path, text: str) -> dict[str, str]:
     try:
         return {str(key): str(value) for key, value in dict(json.loads(text)).items()}
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"env.file={file}: after `{_VARIABLES.strip()}` comes a JSON object, not {text}") from error
+        raise ConfigError(f"env.file={file}: `{_VARIABLES.strip()}` needs a JSON object, not {text}") from error
 
 
 def _list_addresses(channel: str, folder: Path) -> tuple[str, ...]:

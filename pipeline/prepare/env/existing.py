@@ -1,4 +1,4 @@
-"""An environment, or an interpreter, that is there already: it is asked what is installed, and never changed."""
+"""An existing environment or interpreter: its packages are listed, and it is never changed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ExistingEnv:
     def __init__(self, prefix: str | None = None) -> None:
         if prefix is None:
             raise ConfigError(
-                "env=existing needs an environment that is there: env.prefix=~/miniconda3/envs/NAME for all jobs, or "
-                f"workload.env_prefix (sizes.S.env_prefix, ...) for those of one workload; {_WANTED}"
+                "env=existing names no environment; set env.prefix=~/miniconda3/envs/NAME, or for one workload "
+                "workload.env_prefix (sizes.S.env_prefix, ...)"
             )
         self._given, self._python = prefix, _find_interpreter(prefix)
 
@@ -44,7 +44,7 @@ def _find_interpreter(prefix: str) -> Path:
     if not path.exists():
         seen = f"{path} does not exist"
     elif not python.is_file():
-        seen = f"there is no interpreter in it: {python} does not exist"
+        seen = f"it has no interpreter {python}"
     elif not os.access(python, os.X_OK):
         seen = f"{python} cannot be executed"
     else:

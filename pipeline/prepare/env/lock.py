@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlencode, urlsplit
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.secrets import strip_logins
 
-EDITABLE = "a package installed from a folder can change and cannot be recorded; build a wheel and name that"
+EDITABLE = "a package installed from a folder can change and cannot be recorded; install a wheel of it"
 _FIRST_LINE = "# environment lock: "
 _REQUESTED = "# requested: "
 _ARCHIVE = re.compile(r" @ (file://\S+)#sha256=([0-9a-f]{64})$", flags=re.MULTILINE)

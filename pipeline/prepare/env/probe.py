@@ -71,7 +71,7 @@ def probe(prefix: Path) -> Probe:
 def probe_new(prefix: Path, title: str) -> Probe:
     """Probe an environment that was just built; ConfigError if it cannot run jobs."""
     if not find_interpreter(prefix).exists():
-        raise ConfigError(f"{title} has no interpreter: add `python` to its dependencies")
+        raise ConfigError(f"{title} has no interpreter; add `python` to its dependencies")
     try:
         return probe(prefix)
     except CommandError as error:

@@ -74,8 +74,8 @@ class Builder:
             helper_program.run(argv, timeout_s=BUILD_LIMIT_S, environ=variables, stdin=stdin, keep_open=[self.lock])
         except CommandError as error:
             lines = [line.rstrip() for line in error.stderr.splitlines() if line.strip()][-_SHOWN_LINES:]
-            words = "\n    ".join(lines or [f"nothing, and ended with status {error.status}"])
-            raise ConfigError(f"{self.title} cannot be built: {tool} says:\n    {words}") from error
+            words = "\n    ".join(lines or [f"no message (status {error.status})"])
+            raise ConfigError(f"{self.title} cannot be built; {tool} printed:\n    {words}") from error
 
 
 def find_interpreter(prefix: Path) -> Path:

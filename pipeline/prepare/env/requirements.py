@@ -46,19 +46,18 @@ class Requirements:
 def read(file: Path) -> Requirements:
     """Read a file of requirements and what it includes; TOML is left to uv, and counts as a whole."""
     try:
-        data = file.read_bytes()
+        content = file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"env.file: {file} cannot be read: {error.strerror}") from error
-    text = data.decode("utf-8", errors="replace")
+        raise ConfigError(f"env.file={file} cannot be read: {error.strerror}") from error
+    text = content.decode("utf-8", errors="replace")
     is_toml = file.suffix == ".toml" or file.name == "uv.lock"
     try:
         parsed = parse(() if is_toml else _iterate_lines(text), file)
     except RecursionError as error:
-        raise ConfigError(f"{file} includes itself") from error
+        raise ConfigError(f"{file} includes itself; remove that line") from error
     places = (str(file.parent.resolve()),) if is_toml else ()
-    content = (hashlib.sha256(data).hexdigest(), *places, *parsed.content)
     return Requirements(
-        content=content,
+        content=(hashlib.sha256(content).hexdigest(), *places, *parsed.content),
         options=parsed.options,
         python=lock.read_python_version(text),
         packages=parsed.packages,

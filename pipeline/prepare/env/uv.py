@@ -22,7 +22,7 @@ def find_program() -> str:
     except (ImportError, FileNotFoundError):
         path = shutil.which("uv")
     if path is None:
-        raise ConfigError("this environment needs uv, which is not installed here: pip install uv")
+        raise ConfigError("this environment needs uv; install it: pip install uv")
     return path
 
 
@@ -33,7 +33,7 @@ def run(builder: Builder, arguments: Sequence[str], folder: Path) -> None:
         builder.step(argv, tool="uv", environ=certificates.choose_variables())
     except ConfigError as error:
         if _UNTRUSTED in str(error):
-            raise ConfigError(f"{error}\n    name the file of the issuer's certificate with SSL_CERT_FILE") from error
+            raise ConfigError(f"{error}\n    set SSL_CERT_FILE to the file of the issuer's certificate") from error
         raise
 
 

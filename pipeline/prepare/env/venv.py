@@ -30,8 +30,8 @@ class VenvEnv(BuiltEnv):
         super().__init__(file, cache_root)
         if self.file.suffix not in _SUFFIXES:
             raise ConfigError(
-                f"env.file={self.file}: env=venv takes requirements.txt, pyproject.toml, uv.lock, pylock.toml or a "
-                "lock that the project recorded; an environment.yml is for env=conda"
+                f"env.file={self.file} is not a file for env=venv; give requirements.txt, pyproject.toml, uv.lock, "
+                "pylock.toml or a recorded lock, or use env=conda with an environment.yml"
             )
         self.title = f"the virtual environment of {self.file}"
         read = env_requirements.read(self.file)

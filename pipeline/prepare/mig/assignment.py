@@ -28,7 +28,7 @@ def assign(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
     from one GPU instance if there is one that has them all.
 
     Raises:
-        ConfigError: the GPU is not divided, or lacks what is asked for; it says what is there.
+        ConfigError: the GPU is not divided, or lacks a requested device; the message lists its devices.
     """
     devices = [device for device in nvml.list_mig_devices(gpu) if read_profile(device)]
     unassigned = sorted(devices, key=_measure)
@@ -48,10 +48,10 @@ def assign(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
             fitting = [one[job]] if one else [device for device in unassigned if _fits(device, request)]
             if not fitting:
                 listed = ", ".join(read_profile(device) for device in devices) or "none"
-                such = "no MIG device" if request is None else f"no MIG device of {request}"
+                wanted = "" if request is None else f" of {request}"
                 raise ConfigError(
-                    f"scenario.layout=existing: {such} is left for job {job} on {gpu.name} ({gpu.uuid}); it has "
-                    f"{listed}: choose among them with scenario.profiles, or let an administrator divide it"
+                    f"scenario.layout=existing: {gpu.name} ({gpu.uuid}) has no free MIG device{wanted} for job {job}; "
+                    f"choose with scenario.profiles from its devices: {listed}"
                 )
             by_job[job] = fitting[-1] if request is None else fitting[0]
             unassigned.remove(by_job[job])

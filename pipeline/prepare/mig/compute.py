@@ -1,8 +1,8 @@
 """Compute instances: parts of a GPU instance, which share its memory; and how a list of them makes GPU instances.
 
 A `1c.3g.40gb` has one of the three compute slices of a 3g.40gb. Parts of one profile that follow each other in a list
-fill a GPU instance; the first that has no room there opens the next one. Pure: where the GPU instances go is the matter
-of `partitions`. Source of the widths: `mig_table.ci_profiles`.
+fill a GPU instance; the first that has no room there opens the next one. Pure: `layouts` places the GPU
+instances. Source of the widths: `mig_table.ci_profiles`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def resolve(gpu: MigGpu, request: str) -> Share:
     """Resolve a profile of GPU instances (`3g`, `3g.40gb`) or a part of one (`1c.3g`, `1c.3g.40gb`).
 
     Raises:
-        ConfigError: the GPU has no such profile, or it has no such part; the message says what there is.
+        ConfigError: the GPU has no such profile, or it has no such part; the message lists them.
     """
     of_instance, slices = mig_names.split(request.strip().lower())
     if slices is None:
@@ -76,7 +76,7 @@ def resolve(gpu: MigGpu, request: str) -> Share:
 
 
 def choose(gpu: MigGpu, requests: Sequence[str | None]) -> tuple[Share, ...]:
-    """Choose the share of each job from `partitions.list_requests`; ConfigError if there is none."""
+    """Choose the share of each job from `layouts.list_requests`; ConfigError if there is none."""
     if None in requests:
         return (Share(profile=layouts.choose_auto_profile(gpu, len(requests))),) * len(requests)
     return tuple(resolve(gpu, str(request)) for request in requests)
@@ -96,14 +96,12 @@ def plan_layout(gpu: MigGpu, shares: Sequence[Share]) -> Layout:
         return layouts.plan_layout(gpu, profiles)
     layout = layouts.place(gpu, profiles)
     if layout is None:
-        request, into = (
-            ",".join(share.name for share in shares),
-            ", ".join(str(_make_instance(*pair)) for pair in divided),
-        )
-        near = "; ".join(f"[{','.join(names)}]" for names in _find_nearest(gpu, divided))
+        request = ",".join(share.name for share in shares)
+        into = ", ".join(str(_make_instance(*pair)) for pair in divided)
+        near = " or ".join(f"[{','.join(names)}]" for names in _find_nearest(gpu, divided))
         raise ConfigError(
             f"[{request}], as the GPU instances {into}, does not fit on {gpu.name}: "
-            f"{layouts.explain_illegal(gpu, profiles)}. Nearest: {near}"
+            f"{layouts.explain_illegal(gpu, profiles)}; use {near}"
         )
     return Layout(
         instances=tuple(

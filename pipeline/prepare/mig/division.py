@@ -26,22 +26,21 @@ def refuse_unready(device: Device, state: MigState) -> None:
     if not state.is_settled:
         pending, current = ("on", "off") if state.is_pending_on else ("off", "on")
         raise SharingError(
-            f"MIG mode of {which} is {current} and waits to be switched {pending} by a reset that somebody else asked "
-            f"for; an administrator can reset it: nvidia-smi -i {device.uuid} --gpu-reset"
+            f"{which} has a pending change of MIG mode from {current} to {pending}; reset it as administrator: "
+            f"nvidia-smi -i {device.uuid} --gpu-reset"
         )
     if state.instances:
         ids = ", ".join(str(instance.gi_id) for instance in state.instances)
         raise SharingError(
-            f"{which} has the GPU instances {ids}, which this run did not make: use them with scenario=mig "
-            "scenario.layout=existing, choose another GPU, or let their owner destroy them; those made by hand: "
-            f"{entry_points.spell('gpu', 'destroy')}; those of an earlier run that was killed: "
-            f"{entry_points.spell('gpu', 'clean')}"
+            f"{which} already has the GPU instances {ids}; use them with scenario=mig scenario.layout=existing, "
+            "choose another GPU, or have their owner remove them: made by hand with "
+            f"{entry_points.spell('gpu', 'destroy')}, left by a killed run with {entry_points.spell('gpu', 'clean')}"
         )
     if clients := gpu_reader.list_staying_processes(device.uuid, lambda process: True):
         whom = ", ".join(map(str, clients))
         raise SharingError(
-            f"{which} cannot be divided while it is in use by {whom}: end them, gpu.tolerate does not help here; or "
-            "choose another GPU"
+            f"{which} cannot be divided while it is in use by {whom}; end these processes (gpu.tolerate has no "
+            "effect here), or choose another GPU"
         )
 
 
@@ -72,7 +71,7 @@ def divide(control: MigSmi, before: MigState, layout: Layout, journal: Journal, 
     Gives the MIG devices in the order of the jobs.
 
     Raises:
-        SharingError: it does not become what was asked for, or we have no permission.
+        SharingError: the GPU is not divided as planned afterwards, or a command is not permitted.
     """
     if not before.is_on:
         stack.enter_context(journal.guard("mig_mode", **control.to_mode_record()))
@@ -91,15 +90,15 @@ def divide(control: MigSmi, before: MigState, layout: Layout, journal: Journal, 
     if set(state.instances or ()) != set(instances.values()):
         raise SharingError(
             f"{control.uuid} was divided into the instances {describe_instances(instances.values())}, but NVML lists "
-            f"{describe_instances(state.instances or ())}: somebody else changes it at the same time"
+            f"{describe_instances(state.instances or ())}; stop the other program that changes this GPU"
         )
     undivided = {device.gi_id: [device] for device in state.devices}
     devices = [device for job in sorted(instances) for device in parts[job] or undivided.get(instances[job].gi_id, [])]
     if set(devices) != set(state.devices):
         places = ", ".join(f"{device.gi_id}/{device.ci_id}" for device in state.devices)
         raise SharingError(
-            f"{control.uuid} was divided, but NVML does not list the compute instances that were made: it has {places} "
-            "(GPU instance/compute instance): somebody else changes it at the same time"
+            f"{control.uuid} was divided, but NVML lists other compute instances: {places} (GPU instance/compute "
+            "instance); stop the other program that changes this GPU"
         )
     return devices
 

@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from pipeline.base.domain import mig_names
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import format_count
 from pipeline.prepare.mig.profiles import MigGpu, Profile
 
 AUTO = "auto"
@@ -91,7 +92,7 @@ def resolve(gpu: MigGpu, request: str) -> Profile:
     by_name = {profile.name: profile for profile in gpu.profiles}
     by_name |= {f"{profile.compute_slices}g": profile for profile in list_slice_profiles(gpu)}
     if name not in by_name:
-        raise ConfigError(f"{gpu.name} has no MIG profile '{request}'; it has {', '.join(sorted(by_name))}")
+        raise ConfigError(f"{gpu.name} has no MIG profile '{request}'; choose from {', '.join(sorted(by_name))}")
     return by_name[name]
 
 
@@ -101,7 +102,7 @@ def choose_auto_profile(gpu: MigGpu, degree: int) -> Profile:
         if place(gpu, [profile] * degree) is not None:
             return profile
     most = max(profile.max_instances for profile in list_plain_profiles(gpu))
-    raise ConfigError(f"{degree} MIG instances do not fit on {gpu.name}: it takes at most {most}")
+    raise ConfigError(f"{degree} MIG instances do not fit on {gpu.name}; use at most {most}")
 
 
 def list_requests(
@@ -122,8 +123,8 @@ def list_requests(
     if profiles:
         if len(profiles) != len(sizes):
             raise ConfigError(
-                f"scenario.profiles names {len(profiles)} MIG profiles, {', '.join(profiles)}, for {len(sizes)} jobs; "
-                "name one for each job"
+                f"scenario.profiles names {format_count(len(profiles), 'MIG profile')} ({', '.join(profiles)}) for "
+                f"{format_count(len(sizes), 'job')}; name one for each job"
             )
         return list(profiles)
     if profile != AUTO:
@@ -131,7 +132,7 @@ def list_requests(
     if all(size is None for size in sizes):
         return [None] * len(sizes)
     if unknown := sorted({str(size) for size in sizes} - set(size_profile)):
-        raise ConfigError(f"no MIG profile is given for size {', '.join(unknown)}; add it to scenario.size_profile")
+        raise ConfigError(f"size {', '.join(unknown)} has no MIG profile; add it to scenario.size_profile")
     return [size_profile[str(size)] for size in sizes]
 
 
@@ -139,9 +140,9 @@ def plan_layout(gpu: MigGpu, profiles: Sequence[Profile]) -> Layout:
     """Place the instances, one a job, on an empty GPU; a ConfigError says why they do not fit, and what does."""
     layout = place(gpu, profiles)
     if layout is None:
-        near = "; ".join(f"[{','.join(names)}]" for names in find_nearest(gpu, profiles))
+        near = " or ".join(f"[{','.join(names)}]" for names in find_nearest(gpu, profiles))
         request = ",".join(profile.name for profile in profiles)
-        raise ConfigError(f"[{request}] does not fit on {gpu.name}: {explain_illegal(gpu, profiles)}. Nearest: {near}")
+        raise ConfigError(f"[{request}] does not fit on {gpu.name}: {explain_illegal(gpu, profiles)}; use {near}")
     return layout
 
 
@@ -175,10 +176,10 @@ def explain_illegal(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
     if limit is not None or place(gpu, profiles) is not None:
         return limit
     possible = "; ".join(
-        f"{profile.name} takes {profile.memory_slices} from {', '.join(map(str, profile.starts))}"
+        f"{profile.name} takes {profile.memory_slices}, from slice {', '.join(map(str, profile.starts))}"
         for profile in sorted(set(profiles), key=_order_largest_first)
     )
-    return f"there is no place for all on the {gpu.memory_slices} memory slices ({possible})"
+    return f"not all of them have room on the {gpu.memory_slices} memory slices ({possible})"
 
 
 def explain_misplaced(gpu: MigGpu, placed: Placed) -> str | None:
@@ -192,7 +193,7 @@ def explain_misplaced(gpu: MigGpu, placed: Placed) -> str | None:
             return f"{profile.name} cannot begin at memory slice {start}, only at {possible}"
     for (one, start), (other, next_start) in itertools.pairwise(sorted(placed, key=lambda instance: instance[1])):
         if start + one.memory_slices > next_start:
-            return f"{one.name} at memory slice {start} reaches into {other.name} at {next_start}"
+            return f"{one.name} at memory slice {start} overlaps {other.name} at {next_start}"
     return None
 
 
@@ -319,10 +320,10 @@ def _find_broken_limit(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
         return f"{memory} memory slices, but there are {gpu.memory_slices}"
     with_engines = [profile.name for profile in profiles if profile.suffix in _WITH_ENGINES]
     if len(with_engines) > 1:
-        return f"{' and '.join(with_engines)} need the media engines that exist once"
+        return f"only one instance can have the media engines, not {' and '.join(with_engines)}"
     without = [profile.name for profile in profiles if profile.suffix not in ("-me", "+me.all")]
     if without and any(profile.suffix == "+me.all" for profile in profiles):
-        return f"beside {with_engines[0]}, which has all media engines, only profiles with -me fit, not {without[0]}"
+        return f"{with_engines[0]} has all media engines, so profiles beside it need -me, unlike {without[0]}"
     halves = {profile.size for profile in profiles} >= {(3, 4), (4, 4)}
     if halves and gpu.driver_branch is not None and gpu.driver_branch < _HALVES_COEXIST_BRANCH:
         return f"4g and 3g together need a driver of branch {_HALVES_COEXIST_BRANCH} or later, not {gpu.driver_branch}"

@@ -15,6 +15,7 @@ from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import SharingError
 from pipeline.base.system.host_info import boot_id
+from pipeline.base.system.words import format_count
 from pipeline.clean.kinds import undoes
 from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.prepare.device.smi_commands import Smi, await_last_write
@@ -65,10 +66,9 @@ class MigSmi(Smi):
         output = self.run(self.mode_command(is_on=True)).printed_line
         if not self.read().is_on:
             raise SharingError(
-                f"MIG mode of {self.uuid} was not switched on: a client holds the GPU (a monitor such as DCGM, an "
-                "exporter or a display server), or it is passed through to a virtual machine. Stop the clients and try "
-                f"again, or let an administrator do it: nvidia-smi -i {self.uuid} -mig 1, then --gpu-reset. "
-                f"nvidia-smi said: {output}"
+                f"MIG mode of {self.uuid} was not switched on; stop what holds the GPU (DCGM, an exporter, a display "
+                f"server), or switch it as administrator, as in a virtual machine: nvidia-smi -i {self.uuid} -mig 1, "
+                f"then --gpu-reset. nvidia-smi printed: {output}"
             )
 
     def create(self, profile_id: int, start: int, *, is_divided: bool = False) -> GpuInstance:
@@ -81,10 +81,9 @@ class MigSmi(Smi):
         created = [i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start)]
         num_parts = 0 if is_divided else 1
         if len(created) != 1 or sum(device.gi_id == created[0].gi_id for device in state.devices) != num_parts:
-            amiss = "has one compute instance already" if is_divided else "has not one compute instance"
             raise SharingError(
-                f"a MIG instance of profile {profile_id} at slice {start} of {self.uuid} is not there, or {amiss}. "
-                f"nvidia-smi said: {output}. {_suggest_remedy(output)}"
+                f"nvidia-smi created no MIG instance of profile {profile_id} at slice {start} of {self.uuid} with "
+                f"{format_count(num_parts, 'compute instance')}; it printed: {output}. {_suggest_remedy(output)}"
             )
         return created[0]
 
@@ -94,8 +93,8 @@ class MigSmi(Smi):
         created = [device for device in self.read().devices if device.gi_id == gi_id and device.ci_id not in beside]
         if len(created) != 1 or created[0].compute_slices != slices:
             raise SharingError(
-                f"a {slices}c compute instance in GPU instance {gi_id} of {self.uuid} is not there, or not the only "
-                f"new one. nvidia-smi said: {output}. {_suggest_remedy(output)}"
+                f"nvidia-smi did not create one {slices}c compute instance in GPU instance {gi_id} of {self.uuid}; it "
+                f"printed: {output}. {_suggest_remedy(output)}"
             )
         return created[0]
 
@@ -104,7 +103,7 @@ class MigSmi(Smi):
         rows = _INSTANCE_ROW.findall(completed.stdout)
         if not rows and "No GPU instances found" not in completed.stdout:
             raise SharingError(
-                f"the MIG instances of {self.uuid} cannot be listed. nvidia-smi said: {completed.printed_line}"
+                f"the MIG instances of {self.uuid} cannot be listed; nvidia-smi printed: {completed.printed_line}"
             )
         instances = (GpuInstance(gi_id=int(gi), profile_id=int(profile), start=int(at)) for profile, gi, at in rows)
         return tuple(sorted(instances, key=lambda instance: instance.start))
@@ -112,7 +111,7 @@ class MigSmi(Smi):
 
 @undoes("mig_mode", "switch MIG mode off")
 def switch_off(programs: Programs, uuid: str, admin: Sequence[str], boot: str | None = None) -> None:
-    """Undo `Control.switch_on`, also when it left the mode pending. Safe to repeat.
+    """Undo `MigSmi.switch_on`, also when it left the mode pending. Safe to repeat.
 
     With a boot, nothing is done after a restart of the machine: a mode that is on was switched on by somebody else.
 
@@ -129,8 +128,8 @@ def switch_off(programs: Programs, uuid: str, admin: Sequence[str], boot: str | 
         state = control.read()
         if state.instances:
             raise SharingError(
-                f"MIG mode of {uuid} stays on: it has {len(state.instances)} GPU instances that are not ours or could "
-                f"not be destroyed; when they are gone: {_CLEAN}"
+                f"MIG mode of {uuid} stays on because of {format_count(len(state.instances), 'GPU instance')} that "
+                f"this project did not make or could not destroy; when they are gone: {_CLEAN}"
             )
         return not state.is_on and state.is_settled
 
@@ -151,7 +150,7 @@ def destroy_instance(
     gi_id: int | None = None,
     is_divided: bool = False,
 ) -> None:
-    """Undo `Control.create`: the compute instance first. Safe to repeat, and after half of it was done.
+    """Undo `MigSmi.create`: the compute instance first. Safe to repeat, and after half of it was done.
 
     Only an instance of this profile at this start is touched, and after a restart of the machine none. Its id is not
     known if the orchestrator was killed before it could write it down. Of a divided one, each part has a step of its
@@ -179,8 +178,8 @@ def destroy_instance(
         (target,) = ours(state)
         if is_divided and (parts := inside(state, target)):
             raise SharingError(
-                f"{what}: it has the compute instances {', '.join(map(str, parts))}, which are not ours or could not "
-                f"be destroyed; when they are gone: {_CLEAN}"
+                f"{what} failed because of the compute instances {', '.join(map(str, parts))} that this project "
+                f"did not make or could not destroy; when they are gone: {_CLEAN}"
             )
         outputs = [
             control.run(control.destruction_command(target, ci_id)).printed_line for ci_id in inside(state, target)
@@ -208,7 +207,7 @@ def destroy_part(
     boot: str,
     ci_id: int | None = None,
 ) -> None:
-    """Undo `Control.create_part` in the GPU instance of this profile, start and id. Safe to repeat.
+    """Undo `MigSmi.create_part` in the GPU instance of this profile, start and id. Safe to repeat.
 
     Only a compute instance of this width is touched. Without its id, which the orchestrator could not write down if it
     was killed, it is the one that is not among those that it was made beside.
@@ -235,7 +234,7 @@ def destroy_part(
         if len(candidates) > 1:
             ids = ",".join(map(str, candidates))
             raise SharingError(
-                f"{what}: one of {ids} was made by somebody else; an administrator can destroy all of them: "
+                f"{what} failed: one of {ids} was made by another program; destroy all of them as administrator: "
                 f"nvidia-smi mig -dci -i {uuid} -gi {gi_id} -ci {ids}; then: {_CLEAN}"
             )
         return control.run(control.destruction_command(gi_id, candidates[0])).printed_line
@@ -251,10 +250,10 @@ def _repeat(step: Callable[[], str], is_done: Callable[[], bool], control: MigSm
         if is_done():
             return
         if _IN_USE not in output.lower():
-            raise SharingError(f"{what} failed. nvidia-smi said: {output}. When that is fixed: {_CLEAN}")
+            raise SharingError(f"{what} failed; nvidia-smi printed: {output}; when that is fixed: {_CLEAN}")
         if time.monotonic() > deadline:
             raise SharingError(
-                f"{what} failed for {_RETRY_LIMIT_S:g} s. nvidia-smi said: {output}. "
+                f"{what} failed for {_RETRY_LIMIT_S:g} s; nvidia-smi printed: {output}; "
                 f"{_describe_holders(control.uuid)}; then: {_CLEAN}"
             )
         time.sleep(_RETRY_S)
@@ -262,14 +261,14 @@ def _repeat(step: Callable[[], str], is_done: Callable[[], bool], control: MigSm
 
 def _describe_holders(uuid: str) -> str:
     if names := ", ".join(map(str, gpu_reader.list_processes(uuid))):
-        return f"{names} holds it: end it"
+        return f"end what holds the GPU: {names}"
     return (
-        "No process is on it, so a monitor (DCGM, an exporter) or the driver holds it: end it, or an administrator can "
-        f"reset the GPU: nvidia-smi -i {uuid} --gpu-reset"
+        "no process is on the GPU, so stop monitors (DCGM, an exporter), or reset it as administrator: "
+        f"nvidia-smi -i {uuid} --gpu-reset"
     )
 
 
 def _suggest_remedy(output: str) -> str:
     if "insufficient resources" in output.lower():
-        return "There is no room for it: another program divides this GPU at the same time, or its driver is older"
+        return "It has no room: another program divides this GPU at the same time, or the driver is older"
     return "Try again when nobody else uses or monitors the GPU"

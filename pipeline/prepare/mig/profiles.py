@@ -1,6 +1,6 @@
 """The MIG profiles of a GPU as records: from the table of known models, or as NVML reports them of a real GPU.
 
-Reads only. What the table or the driver does not know is `None`. Which instances fit together is `partitions`' matter.
+Reads only. What the table or the driver does not know is `None`. Which instances fit together is in `layouts`.
 """
 
 from __future__ import annotations
@@ -117,8 +117,7 @@ def _choose_device(selector: str) -> Device:
     devices = nvml.list_devices()
     if not devices:
         raise ConfigError(
-            "there is no NVIDIA GPU on this machine, or no driver for it; a model can be looked at without one: "
-            f"--gpu {SIMULATED}a100_40gb"
+            f"this machine has no NVIDIA GPU, or no driver for it; name a model instead: --gpu {SIMULATED}a100_40gb"
         )
     return choose("--gpu", selector, devices)
 
@@ -127,7 +126,7 @@ def read_gpu(device: Device) -> MigGpu:
     """Read the profiles of a GPU of this machine from NVML; MIG mode may be off. ConfigError if it shows none."""
     gpu = _read(device)
     if gpu is None:
-        raise ConfigError(f"{device.name} ({device.uuid}) cannot be divided: the driver names no MIG profile for it")
+        raise ConfigError(f"{device.name} ({device.uuid}) has no MIG profile; choose another GPU")
     return gpu
 
 
@@ -179,7 +178,7 @@ def _read_profiles(device: Device) -> list[Profile]:
         try:
             infos = list(list_offered(handle, version=2))
         except pynvml.NVMLError_FunctionNotFound as error:
-            raise ConfigError("this NVIDIA driver is too old to name MIG profiles: install a newer one") from error
+            raise ConfigError("this NVIDIA driver is too old to list MIG profiles; install a newer one") from error
     return [_convert_info(info, _read_placements(device, handle, info.id)) for info in infos]
 
 
@@ -205,8 +204,12 @@ def _read_placements(device: Device, handle: object, profile_id: int) -> list[tu
         try:
             pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, room, ctypes.byref(count))
         except pynvml.NVMLError_NoPermission as error:
-            raise ConfigError(f"the driver shows the MIG placements of {device.name} to administrators only") from error
+            raise ConfigError(
+                f"the driver shows the MIG placements of {device.name} to administrators only; run as root"
+            ) from error
     placements = [(placement.start, placement.size) for placement in room[: count.value]]
     if len({size for _, size in placements}) != 1:
-        raise nvml.NvmlError(f"NVML gives placements {placements} for MIG profile {profile_id} of {device.name}")
+        raise nvml.NvmlError(
+            f"NVML reports unequal placements of MIG profile {profile_id} of {device.name}: {placements}"
+        )
     return placements

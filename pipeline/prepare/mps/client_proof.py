@@ -82,6 +82,5 @@ class MpsSlots:
     def _explain_bypass(self, pids: Mapping[int, int]) -> SharingError:
         jobs = ", ".join(f"{self._names[index]} (pid {pid})" for index, pid in pids.items())
         return SharingError(
-            f"not under MPS: {jobs}; check that the program uses CUDA and keeps CUDA_MPS_PIPE_DIRECTORY in its "
-            "environment"
+            f"not clients of MPS: {jobs}; check that these programs use CUDA and keep CUDA_MPS_PIPE_DIRECTORY"
         )

@@ -21,9 +21,8 @@ def describe_fault(job: Job, device: Device, share_pct: float) -> str | None:
     if multiprocessors not in _FAULTY_MULTIPROCESSORS:
         return None
     return (
-        f"job {job.name}: under active_thread_pct={share_pct:g} ({multiprocessors} of 132 multiprocessors) matrix "
-        f"products in {precision or 'fp16 and bf16'} are known to come out wrong on this GPU, without an error; "
-        "fp32 is not affected (docs/mps.md)"
+        f"job {job.name}: active_thread_pct={share_pct:g} ({multiprocessors} of 132 multiprocessors) makes matrix "
+        f"products in {precision or 'fp16 and bf16'} wrong on this GPU, without an error; use fp32 (docs/mps.md)"
     )
 
 

@@ -62,11 +62,11 @@ class MpsDaemon:
             raise SharingError(f"the MPS daemon is gone: {error}{self.logs.explain()}") from error
         is_active = status == "ACTIVE" if status is not None else not self.logs.has_server_ended()
         if servers != [self.server] or not is_active:
-            status = "not told by this control program" if status is None else status or "none"
+            status = "unknown to this control program" if status is None else status or "none"
             raise SharingError(
                 f"the MPS server {self.server} was replaced or is not active (status: {status}; "
-                f"servers now: {servers or 'none'}); look for a fatal GPU error of one client, which ends all of them, "
-                f"in stderr.log of the jobs{self.logs.explain()}"
+                f"servers now: {servers or 'none'}); look in stderr.log of the jobs for a fatal GPU error of one "
+                f"client, which ends all{self.logs.explain()}"
             )
 
 
@@ -123,7 +123,7 @@ def end_daemon(programs: Programs, pipes: str) -> None:
     if survivors := processes.list_marked(mark):
         pids = ", ".join(map(str, survivors))
         raise SharingError(
-            f"the MPS processes {pids} of {pipes} do not end, not even by SIGKILL: they hang in the driver; "
+            f"the MPS processes {pids} of {pipes} survive SIGKILL, as they hang in the driver; "
             f"when they are gone, or after a restart of the machine: {entry_points.spell('gpu', 'clean')}"
         )
 
@@ -142,7 +142,7 @@ def _start(
             divide(control)
         server = _start_server(control, logs)
     except (CommandError, SharingError) as error:
-        raise SharingError(f"starting MPS for {visible_device}: {error}{logs.explain()}") from error
+        raise SharingError(f"MPS did not start on {visible_device}: {error}{logs.explain()}") from error
     return MpsDaemon(control=control, logs=logs, server=server)
 
 
@@ -151,9 +151,9 @@ def _start_daemon(control: ControlProgram, environ: Mapping[str, str], options: 
     done = helper_program.run([control.program, *options], environ=environ, timeout_s=_ANSWER_LIMIT_S)
     first_line = (done.stdout or done.stderr).partition("\n")[0].strip(" \0")
     if first_line.startswith(_REFUSAL):
-        raise SharingError(f"{CONTROL} {' '.join(options)} was answered with: {first_line}")
+        raise SharingError(f"{CONTROL} {' '.join(options)} was refused: {first_line}")
     if not _wait(lambda: _answers(control), _ANSWER_LIMIT_S):
-        raise SharingError(f"the daemon does not answer{f'; it said: {first_line}' if first_line else ''}")
+        raise SharingError(f"the daemon does not answer{f'; it printed: {first_line}' if first_line else ''}")
 
 
 def _answers(control: ControlProgram) -> bool:
@@ -191,14 +191,14 @@ def _start_server(control: ControlProgram, logs: MpsLogs) -> int:
             return servers[0]
         if status is None and not logs.is_written:
             raise SharingError(
-                "its control program knows no get_server_status, and no control.log says when its server is ready; "
-                f"use driver R550 or newer ({_HELP})"
+                "its control program has no get_server_status, and there is no control.log; use driver R550 or newer "
+                f"({_HELP})"
             )
         if (not servers or status == "FAULT") and time.monotonic() > doubtful_until:
             answer = f"; start_server was answered with: {' / '.join(reply)}" if reply else ""
             raise SharingError(f"{'its server is in FAULT' if servers else 'there is no server'}{answer} ({_HELP})")
         if time.monotonic() > deadline:
-            untold = "; this control program knows no get_server_status" if status is None else ""
+            untold = "; this control program has no get_server_status" if status is None else ""
             raise SharingError(f"its server was not ready within {_START_LIMIT_S:g} s{untold} ({_HELP})")
         time.sleep(_LOOK_S)
 

@@ -69,10 +69,9 @@ def divide(control: ControlProgram, uuid: str, request: Sequence[int] | None, nu
     (free,) = [row.free for row in _list_rows(control, uuid) if row.partition is None]
     chunks = list(request or [free // num_jobs] * num_jobs)
     if sum(chunks) > free or not all(chunks):
-        asked_for = f"{sum(chunks)} are asked for" if request else "each needs one"
         raise SharingError(
-            f"{uuid} has {free} chunks of multiprocessors for {num_jobs} jobs, and {asked_for}: choose fewer with "
-            "scenario.chunks, or fewer jobs"
+            f"{uuid} has {free} chunks of multiprocessors, but {num_jobs} jobs need {sum(chunks) or num_jobs}; lower "
+            "scenario.chunks, or use fewer jobs"
         )
     names = [_add(control, uuid, number) for number in chunks]
     rows = {row.partition: row for row in _list_rows(control, uuid)}
@@ -96,7 +95,7 @@ def _add(control: ControlProgram, uuid: str, chunks: int) -> str:
     reply = " / ".join(_ask(control, f"sm_partition add {uuid} {chunks}"))
     name = _NAME.search(reply)
     if name is None:
-        raise SharingError(f"the MPS daemon made no partition of {chunks} chunks on {uuid}. It said: {reply}")
+        raise SharingError(f"the MPS daemon made no partition of {chunks} chunks on {uuid}: {reply}")
     return f"{uuid}/{name[1]}"
 
 
@@ -105,9 +104,8 @@ def _list_rows(control: ControlProgram, uuid: str) -> list[_Row]:
     rows = [row for line in lines if (row := _parse_row(line)) is not None and uuid.startswith(row.gpu)]
     if sum(row.partition is None for row in rows) != 1:
         raise SharingError(
-            f"the MPS daemon lists no chunks of multiprocessors of {uuid}: static partitions need the control program "
-            "of CUDA 13.1 (driver R590) or newer, and an Ampere GPU or newer. "
-            f"It said: {' / '.join(lines) or 'nothing'}"
+            f"the MPS daemon lists no chunks of multiprocessors of {uuid} ({' / '.join(lines) or 'no answer'}); static "
+            "partitions need driver R590 (CUDA 13.1) or newer, and an Ampere GPU or newer"
         )
     return rows
 
@@ -132,4 +130,4 @@ def _ask(control: ControlProgram, text: str) -> list[str]:
     try:
         return control.ask(text, _LIMIT_S)
     except CommandError as error:
-        raise SharingError(f"asking the MPS daemon to {text}: {error}") from error
+        raise SharingError(f"the MPS daemon did not answer {text}: {error}") from error

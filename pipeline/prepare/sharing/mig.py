@@ -1,4 +1,4 @@
-"""MIG: each job has MIG devices of its own, made for the group and destroyed after it, or that are there.
+"""MIG: each job has its own MIG devices: made for the group and destroyed after it, or existing ones.
 
 What somebody else made on the GPU is never touched: a GPU that is not as empty as MIG needs it is refused.
 """
@@ -55,13 +55,13 @@ def check_places(slots: Sequence[Slot], jobs: Sequence[Job], pids: Mapping[int, 
         for index, pid in pids.items():
             if uuid not in slots[index].device_uuids and list_tree(pid) & computing:
                 raise SharingError(
-                    f"job {jobs[index].name} (pid {pid}) runs on {uuid}, which is not its MIG device: it must keep the "
-                    "CUDA_VISIBLE_DEVICES that it is given"
+                    f"job {jobs[index].name} (pid {pid}) runs on {uuid}, which is not its MIG device; it must not "
+                    "change CUDA_VISIBLE_DEVICES"
                 )
 
 
 class Mig:
-    """Each job has a MIG device. Options: `config_schema.MigConfig`, sizes as in `partitions.SIZE_PROFILE`."""
+    """Each job has a MIG device. Options: `config_schema.MigConfig`, sizes as in `layouts.SIZE_PROFILE`."""
 
     def __init__(
         self,
@@ -104,15 +104,16 @@ class Mig:
                 f"naive or mps on it, or all MIG devices of its GPU: gpu.device={device.parent} scenario=mig "
                 "scenario.layout=existing"
             )
-        compute_mode.refuse_exclusive(group, "cannot use it: no compute mode but the default is possible under MIG")
+        compute_mode.refuse_exclusive(group)
         compute_mode.refuse_forbidden(group, 1 if group.sequential else group.degree)
         if self._per_job > 1 and self._profiles and len(self._profiles) != len(group.jobs) * self._per_job:
             raise ConfigError(
-                f"{what}: scenario.profiles names {len(self._profiles)} instances, and scenario.instances_per_job="
-                f"{self._per_job} gives {len(group.jobs) * self._per_job} to {format_count(len(group.jobs), 'job')}"
+                f"scenario.profiles names {format_count(len(self._profiles), 'instance')}, but "
+                f"{format_count(len(group.jobs), 'job')} with scenario.instances_per_job={self._per_job} need "
+                f"{len(group.jobs) * self._per_job}; name one for each"
             )
         if not self._uses_existing:
-            refusals.refuse_without_admin(group, f"{what} has to change the settings of {device.name}")
+            refusals.refuse_without_admin(group, f"{what} changes settings of {device.name}")
         if device.details and "mig_mode_current" not in dict(device.details):
             raise ConfigError(
                 f"{what}: {device.name} ({device.uuid}) has no MIG; choose another GPU with gpu.device, or scenario=mps"
@@ -203,10 +204,7 @@ class Mig:
         return layout
 
     def _refuse_parts_of_one(self, instances: Sequence[object]) -> None:
-        """Refuse a job with two compute instances of one GPU instance, from the GPU instance of each MIG device.
-
-        Source: MIG User Guide, CUDA device enumeration: a process uses one compute instance of a GPU instance.
-        """
+        # Source: MIG User Guide, CUDA device enumeration: a process uses one compute instance of a GPU instance.
         for begin in range(0, len(instances), self._per_job):
             of_job = instances[begin : begin + self._per_job]
             if len(set(of_job)) < len(of_job):

@@ -71,12 +71,14 @@ class MigMps(Mig):
     def _check_request(self, group: Group) -> None:
         num_instances, dealt = len(self.list_sizes(group)), self._deal(group)
         if len(dealt) != group.degree:
-            raise ConfigError(f"scenario.instance_of has {len(dealt)} values for {group.degree} jobs; give one a job")
+            raise ConfigError(
+                f"scenario.instance_of has {len(dealt)} values for {group.degree} jobs; give one for each job"
+            )
         if sorted(set(dealt)) != list(range(num_instances)):
             used = ", ".join(map(str, sorted(set(dealt))))
             raise ConfigError(
-                f"the jobs are dealt to the instances {used}, but there are {num_instances}, counted "
-                "from 0: give each instance a job, with scenario.instance_of, fewer scenario.profiles or more jobs"
+                f"the jobs use the instances {used} of {num_instances}, counted from 0; give each instance a job, with "
+                "scenario.instance_of, fewer scenario.profiles or more jobs"
             )
         for position in range(group.degree):
             self._mps.list_variables(position, group.degree)

@@ -64,9 +64,7 @@ class Mps:
         compute_mode.refuse_forbidden(group, at_once=1)  # the server
         gpu = group.gpu
         if gpu.exclusive_process and device.parent is not None:
-            raise ConfigError(
-                "gpu.exclusive_process is for a whole GPU: no compute mode but the default is possible under MIG"
-            )
+            raise ConfigError("gpu.exclusive_process does not work on a MIG device; leave it out")
         if gpu.exclusive_process:
             refusals.refuse_without_admin(group, f"gpu.exclusive_process changes a setting of {device.name}")
         for position in range(group.degree):
@@ -137,7 +135,7 @@ class Mps:
 class MpsPercent(Mps):
     """Jobs share the GPU under MPS, each capped to a share of its multiprocessors; see `MpsPercentConfig`.
 
-    A share that MPS does not know is refused here: MPS would ignore it and say so in its log only.
+    A share that MPS does not know is refused here: MPS would ignore it and tell its log only.
     """
 
     def __init__(
@@ -188,7 +186,7 @@ def refuse_too_many(group: Group, num_jobs: int, where: str = "one GPU", share: 
     if num_jobs > most:
         larger = "" if share == 1 else " or larger MIG devices"
         raise ConfigError(
-            f"scenario={group.scenario}: MPS of CUDA {cuda} takes {most} clients on {where}, not {num_jobs}: choose a "
+            f"scenario={group.scenario}: MPS of CUDA {cuda} takes {most} clients on {where}, not {num_jobs}; choose a "
             f"lower degree{larger}"
         )
 

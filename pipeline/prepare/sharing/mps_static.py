@@ -40,9 +40,9 @@ class PartitionSlots:
         return self.clients.slots
 
     def verify(self, pids: Mapping[int, int]) -> None:
-        """Each job is a client, and a client is in each partition: there are as many, so each is in its own.
+        """Check that each job is a client, and a client is in each partition: so each is in its own.
 
-        A script unchanged is left out: it says nothing when it initialises CUDA.
+        Unmodified scripts are left out: they do not report when they initialise CUDA.
         """
         self.clients.verify(pids)
         due = {
@@ -55,7 +55,7 @@ class PartitionSlots:
             if time.monotonic() > deadline:
                 names = ", ".join(f"{due[partition].name} (pid {pids[due[partition].index]})" for partition in unused)
                 raise SharingError(
-                    f"not in its MPS static partition: {names}; a job must keep its CUDA_MPS_SM_PARTITION"
+                    f"not in its MPS static partition: {names}; a job must not change CUDA_MPS_SM_PARTITION"
                 )
             time.sleep(_LOOK_S)
 
@@ -90,22 +90,24 @@ class MpsStatic(Mps):
             return
         capability = parse_version(details.get("compute_capability", "0.0"))
         if capability < _SINCE_CAPABILITY:
-            raise ConfigError(f"{what} needs an Ampere GPU or a newer one, not {device.name}: use scenario=mps_percent")
+            raise ConfigError(f"{what} needs an Ampere GPU or a newer one, not {device.name}; use scenario=mps_percent")
         if parse_version(details.get("cuda_version", "0.0")) < _SINCE_CUDA:
             remedy = ", or rehearse it with gpu.driver=590" if device.is_simulated else ""
             raise ConfigError(
                 f"{what} needs a driver of CUDA 13.1 or newer (R590), not {details.get('driver_version')} with CUDA "
-                f"{details.get('cuda_version')}: use scenario=mps or mps_percent{remedy}"
+                f"{details.get('cuda_version')}; use scenario=mps or mps_percent{remedy}"
             )
         if device.is_simulated and "multiprocessors" not in details:
             raise ConfigError(
-                f"{what}: how many multiprocessors {device.name} has is not known, so a simulated one has none to "
-                "divide: choose another gpu.model"
+                f"{what}: the number of multiprocessors of {device.name} is unknown; choose another gpu.model"
             )
         most = sm_partitions.count_chunks(capability, int(details.get("multiprocessors", 0)))
-        if "multiprocessors" in details and sum(chunks or [1] * group.degree) > most:
-            request = f"{sum(chunks)} are asked for" if chunks else f"there are {group.degree} jobs"
-            raise ConfigError(f"{what}: {device.name} has at most {most} chunks of multiprocessors, and {request}")
+        num_needed = sum(chunks or [1] * group.degree)
+        if "multiprocessors" in details and num_needed > most:
+            raise ConfigError(
+                f"{what}: {device.name} has at most {most} chunks of multiprocessors, but the jobs need {num_needed}; "
+                "lower scenario.chunks, or use fewer jobs"
+            )
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:

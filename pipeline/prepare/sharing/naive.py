@@ -31,7 +31,7 @@ class Naive:
 
     def check(self, group: Group) -> None:
         refusals.refuse_mig(group)
-        compute_mode.refuse_exclusive(group, "lets every job compute on the GPU itself")
+        compute_mode.refuse_exclusive(group)
         compute_mode.refuse_forbidden(group, 1 if group.sequential else group.degree)
 
     def warnings(self, group: Group) -> tuple[str, ...]:

@@ -177,13 +177,13 @@ def test_a_model_only_shows(a100: Kept, capsys: pytest.CaptureFixture[str]) -> N
     assert main([*command, "--dry-run", "--admin", "sudo,-n"]) == 0
     assert "would run: sudo -n nvidia-smi -i GPU-" in capsys.readouterr().out
     assert main(command) == 2
-    assert "is a model: add --dry-run" in capsys.readouterr().err
+    assert "is a model; add --dry-run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("layout", "why"),
     [
-        ("3g,3g,1g", "9 memory slices, but there are 8. Nearest: ["),
+        ("3g,3g,1g", "9 memory slices, but there are 8; use ["),
         ("5g", "has no MIG profile '5g'"),
         ("", "''"),
         ("4c.3g", "choose among 1c.3g.20gb"),
@@ -237,7 +237,7 @@ def test_a_job_that_a_killed_study_left_is_ended_first_but_by_no_dry_run(a100: K
 def test_instances_of_others_are_never_touched(a100: Kept) -> None:
     a100.driver.set_mig_mode(0, is_on=True)
     gi_id = a100.foreign()
-    assert f"has the GPU instances {gi_id}, which this run did not make" in refused(a100, "create", "1g")
+    assert f"already has the GPU instances {gi_id};" in refused(a100, "create", "1g")
     assert a100.run("destroy")[0] == 0
     assert a100.places() == [(PROFILE_2G, 4)]
     assert [each["is_made_by_hand"] for each in a100.gpu_told()["gpu_instances"]] == [False]
@@ -276,7 +276,9 @@ def test_what_a_study_on_a_mig_device_holds_or_left_is_not_taken(a100: Kept, sle
         assert f"which is held by {myself()} on {part.uuid}" in refused(a100, "destroy")
     Journal(a100.locks, part.uuid).add("mps_daemon", pipes=str(a100.folder / "pipe"))
     Clients(a100.file).hold(made["uuid"], sleeper, "nvidia-cuda-mps-server", 60)
-    assert f"(pid {sleeper}): first python -m pipeline.gpu clean --machine {a100.file.path}" in refused(a100, "destroy")
+    assert f"(pid {sleeper}); run first: python -m pipeline.gpu clean --machine {a100.file.path}" in refused(
+        a100, "destroy"
+    )
 
 
 def test_a_second_layout_needs_the_first_to_go(a100: Kept) -> None:
@@ -302,7 +304,7 @@ def test_after_a_restart_nothing_of_it_is_taken_for_ours(a100: Kept, monkeypatch
         monkeypatch.setattr(f"{module}.boot_id", lambda: "another")
     told = a100.gpu_told()
     assert [each["is_made_by_hand"] for each in told["gpu_instances"]] == [False]
-    assert "(gone with a restart of the machine)" in told["made_by_hand"][0]["undoing"]
+    assert "(undone by a restart of the machine)" in told["made_by_hand"][0]["undoing"]
     assert a100.run("destroy")[0] == 0
     assert a100.places() == [(9, 0)]
 
@@ -356,7 +358,7 @@ def test_half_a_layout_is_taken_back(a100: Kept) -> None:
     a100.fail("nvmlDeviceCreateGpuInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
     status, text = a100.run("create", "3g,2g")
     assert (status, a100.gpu, a100.journal.read_steps()) == (1, before, ())
-    assert "There is no room for it" in text
+    assert "It has no room" in text
     assert not a100.made.path.exists()
 
 

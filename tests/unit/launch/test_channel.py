@@ -117,8 +117,8 @@ def test_a_job_that_breaks_the_protocol_is_named_and_the_others_are_heard(jobs, 
 @pytest.mark.parametrize(
     ("first", "words"),
     [
-        (READY, "spoke over its control socket before it said hello"),
-        (BYE, "spoke over its control socket before it said hello"),
+        (READY, "sent a message over its control socket before its hello"),
+        (BYE, "sent a message over its control socket before its hello"),
         (hello("true"), "said hello over its control socket as job True"),
         (hello(1), "said hello over its control socket as job 1"),
         (b"\xff" * 5000, "sent "),
@@ -186,4 +186,4 @@ def test_a_process_below_a_job_speaks_for_it_and_one_of_no_job_fails_nobody(jobs
         jobs.pump(lambda: False, 0.1)
         assert stranger.recv(1) == b""
     assert jobs.faults == []
-    assert "a process that is of no job sent an invalid message" in caplog.text
+    assert "a process outside all jobs sent an invalid message" in caplog.text

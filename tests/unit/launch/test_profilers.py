@@ -64,7 +64,9 @@ def test_the_newest_installed_version_is_taken_where_path_has_none(tmp_path, mon
 def test_a_missing_profiler_says_where_it_was_looked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(Nsys, "places", (f"{tmp_path}/opt/*/nsys",))
-    with pytest.raises(ConfigError, match=rf"profiler=nsys needs .*: PATH, {tmp_path}/opt/\*/nsys\. Install it"):
+    with pytest.raises(
+        ConfigError, match=rf"profiler=nsys needs .* is not in PATH, {tmp_path}/opt/\*/nsys; install it"
+    ):
         Nsys().check(make_group("a"))
     (tmp_path / "nsys").write_text("not executable")
     with pytest.raises(ConfigError, match="profiler=nsys needs"):
@@ -75,12 +77,12 @@ def test_a_missing_profiler_says_where_it_was_looked_for(tmp_path, monkeypatch):
     ("kind", "option"), [(Nsys, "-o"), (Nsys, "--output=/x"), (Ncu, "--export"), (Ncu, "--target-processes")]
 )
 def test_options_that_are_decided_here_are_refused(kind, option):
-    with pytest.raises(ConfigError, match=f"{option} cannot be set"):
+    with pytest.raises(ConfigError, match=f"sets {option.split(chr(61))[0]}"):
         kind(options=[option])
 
 
 def test_no_profiler_takes_no_options():
-    with pytest.raises(ConfigError, match=r"profiler\.options=\['-x'\] is for a profiler"):
+    with pytest.raises(ConfigError, match=r"profiler\.options=\['-x'\] has no effect without a profiler"):
         NoProfiler(options=["-x"])
     assert NoProfiler().prefix(Path("/x")) == () and NoProfiler().report(Path("/x")) is None
 

@@ -233,7 +233,7 @@ def test_nothing_is_imported_once_it_rests(tmp_path, monkeypatch):
             warm.begin(job, PYTHON)
         assert isinstance(warm.starter(quick, PYTHON), ForkServer)
         assert not imported.exists()
-        warm.rest()
+        warm.await_imports()
         assert imported.exists()
         assert isinstance(warm.starter(slow, PYTHON), ForkServer)
 

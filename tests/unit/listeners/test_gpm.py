@@ -293,7 +293,7 @@ def test_instances_are_sampled_where_the_whole_gpu_may_not_be(
 
 def test_a_gpu_that_nvml_does_not_know_is_an_error(library: GpmLibrary) -> None:
     library.change(uuid="GPU-other")
-    with pytest.raises(ListenerError, match=f"listener gpm: NVML does not give GPU {UUID}"):
+    with pytest.raises(ListenerError, match=f"listener gpm: NVML cannot read GPU {UUID}"):
         _first()
 
 

@@ -111,7 +111,7 @@ class TestSchedule:
             monkeypatch.setattr(_Slow, "values", {"load_1min": 1.0})
             wait_until(lambda: sink)
         assert [record.message for record in caplog.records] == [
-            "listener slow: the simulated NVIDIA H100 80GB HBM3 has no readings for it; they are absent"
+            "listener slow: the simulated NVIDIA H100 80GB HBM3 has no readings for it; its figures are absent"
         ]
 
     def test_a_source_that_hangs_is_named_and_does_not_hold_the_caller(self, monkeypatch: pytest.MonkeyPatch) -> None:

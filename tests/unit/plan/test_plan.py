@@ -307,7 +307,7 @@ def test_a_gpu_that_is_named_is_not_replaced_by_the_cpus(compose, monkeypatch):
     (config,) = config_reader.read(compose(["gpu=auto"]))
     assert take_inventory([config], plans.find_device).device_of(config.gpu).kind == "cpu"
     (config,) = config_reader.read(compose(["gpu=auto", "gpu.device=1"]))
-    with pytest.raises(ConfigError, match=r"gpu\.device='1' names a GPU"):
+    with pytest.raises(ConfigError, match=r"gpu\.device='1' needs an NVIDIA GPU"):
         take_inventory([config], plans.find_device)
 
 

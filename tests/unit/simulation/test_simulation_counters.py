@@ -156,7 +156,7 @@ def test_listener_gpm_runs_without_a_value_and_says_so(
     assert _observe(GpmListener(200), state_file, tmp_path, 1, 2, seconds=0.5) == []
     messages = [record.message for record in caplog.records]
     assert messages == [
-        "listener gpm: the simulated NVIDIA H100 80GB HBM3 has no readings for it; they are absent",
+        "listener gpm: the simulated NVIDIA H100 80GB HBM3 has no readings for it; its figures are absent",
     ]
 
 
@@ -330,5 +330,5 @@ def test_listener_dcgm_runs_without_a_value_and_says_so(
     assert messages == [
         "listener dcgm: DCGM refuses field 1006 (FP64A), which is left out: "
         "Error setting watches. Result: -6: Feature not supported",
-        "listener dcgm: the simulated NVIDIA H100 80GB HBM3 has no readings for it; they are absent",
+        "listener dcgm: the simulated NVIDIA H100 80GB HBM3 has no readings for it; its figures are absent",
     ]

@@ -98,7 +98,7 @@ def test_a_smact_that_is_not_that_of_the_busy_multiprocessors_cannot_be() -> Non
     """Of half the GPU: as if each block had half a multiprocessor."""
     wrong = found([GPU], lambda _, right: right | {"smact_ratio": right["smact_ratio"] / 2, "smocc_ratio": 0.0})
     smact = wrong["GPU", "smact_ratio"]
-    assert "SMACT is 0.485 where 1.000 was to be seen: 132 blocks of 32 threads ran on 132 SMs" in str(smact)
+    assert "SMACT is 0.485, expected 1.000: 132 blocks of 32 threads ran on 132 SMs" in str(smact)
     assert "one block" not in smact.steps, "one of 132 is as near to 0 as half of that"
 
 
@@ -110,7 +110,7 @@ def test_what_runs_where_nothing_does_cannot_be() -> None:
 
     wrong = found(INSTANCES, of_the_small_one)
     assert {each.steps for each in wrong.values()} == {("only GI 5",)}
-    assert wrong["GI 13", "gract_ratio"].what == "GRACT is 0.970, and nothing ran there"
+    assert wrong["GI 13", "gract_ratio"].what == "GRACT is 0.970, though nothing ran"
 
 
 def test_an_instance_capped_at_its_neighbours_share_is_said_to_be() -> None:
@@ -123,8 +123,8 @@ def test_an_instance_capped_at_its_neighbours_share_is_said_to_be() -> None:
 
     wrong = found(INSTANCES, capped)
     assert {where for where, _ in wrong} == {"GI 1", "GI 5"}
-    assert "capped at the share of its neighbour GI 13, which has 16" in wrong["GI 1", "gract_ratio"].what
-    assert "capped at the share of its neighbour GI 13, which has 16" in wrong["GI 5", "smact_ratio"].what
+    assert "capped at the share of GI 13 with 16 SMs" in wrong["GI 1", "gract_ratio"].what
+    assert "capped at the share of GI 13 with 16 SMs" in wrong["GI 5", "smact_ratio"].what
 
 
 def test_a_low_reading_is_not_called_capped_where_no_neighbour_explains_it() -> None:
@@ -148,7 +148,7 @@ def test_a_counter_that_never_moves_is_one_finding(value: float) -> None:
 def test_an_instance_of_which_a_source_says_nothing_is_named() -> None:
     wrong = found(INSTANCES, lambda row, right: {} if row.place is MIDDLE else right)
     assert {where for where, _ in wrong} == {"GI 5"}
-    assert wrong["GI 5", "gract_ratio"].what == "no GRACT, which it tells of GI 1, GI 13"
+    assert wrong["GI 5", "gract_ratio"].what == "no GRACT, which it reports of GI 1, GI 13"
 
 
 def test_a_source_that_does_not_offer_a_counter_is_not_accused() -> None:

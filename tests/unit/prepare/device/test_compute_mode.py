@@ -93,7 +93,7 @@ def test_what_an_administrator_has_set_since_the_kill_stays(machine, caplog):
     compute_mode.set_mode(machine.smi, "prohibited")
     assert [step.kind for step in replay(machine.journal)] == ["compute_mode"]
     assert machine.mode == 2
-    assert "is prohibited, which this project did not set: it stays" in caplog.text
+    assert "stays prohibited, as another program set it" in caplog.text
 
 
 def test_after_a_restart_nothing_is_put_back_but_by_a_journal_that_knows_of_none(machine, monkeypatch):
@@ -116,8 +116,8 @@ def test_without_permission_nothing_changed_and_the_command_is_named(machine):
 @pytest.mark.parametrize(
     ("sharing", "jobs", "gpu", "words"),
     [
-        (Naive(), "ab", {"exclusive_process": True}, "is for scenario=mps"),
-        (Mig(), "ab", {"exclusive_process": True}, "no compute mode but the default is possible under MIG"),
+        (Naive(), "ab", {"exclusive_process": True}, "does not work with scenario=naive"),
+        (Mig(), "ab", {"exclusive_process": True}, "does not work with scenario"),
         (Mps(), "ab", {"exclusive_process": True, "admin": None}, "gpu.admin=null forbids"),
         (Naive(), "ab", {"mode": "exclusive_process"}, "only one process at once, but this group has 2; .*-c DEFAULT"),
         (Naive(), "a", {"mode": "prohibited"}, "allows no process"),
@@ -142,7 +142,7 @@ def test_a_naive_job_under_a_daemon_of_the_machine_is_an_error(machine, tmp_path
         Clients(machine.file).hold(group.device.uuid, os.getppid(), "train", 60)
         slots.verify({0: os.getppid()})
         Clients(machine.file).hold(group.device.uuid, os.getppid(), "train", 60, "M+C")
-        with pytest.raises(SharingError, match=r"clients of an MPS server on .*: train \(pid"):
+        with pytest.raises(SharingError, match=r"MPS clients are on .*: train \(pid"):
             slots.verify({0: os.getppid()})
     tolerant = dataclasses.replace(group, gpu=gpu_settings(tolerate=("train",)))
     (tmp_path / "no-mps").rmdir()

@@ -57,10 +57,10 @@ def test_a_gpu_is_healthy_unless_its_file_says_otherwise(machine: simulated.Mach
 @pytest.mark.parametrize(
     ("what", "item", "said"),
     [
-        ({"ecc_uncorrected_now": 2}, "uncorrected ECC errors", "data was lost"),
+        ({"ecc_uncorrected_now": 2}, "uncorrected ECC errors", "memory was corrupted"),
         ({"is_remap_pending": True, "rows_remapped_uncorrectable": 1}, "remapped rows", "wait to be remapped"),
-        ({"has_remap_failed": True, "is_remap_pending": True}, "remapped rows", "is to be replaced"),
-        ({"recovery_action": 1}, "pending resets", "asks for: reset of the GPU"),
+        ({"has_remap_failed": True, "is_remap_pending": True}, "remapped rows", "replace the GPU"),
+        ({"recovery_action": 1}, "pending resets", "requests: reset of the GPU"),
         ({"recovery_action": 99}, "pending resets", "action 99"),
     ],
 )

@@ -233,7 +233,7 @@ def test_what_is_left_on_a_mig_device_is_told_and_cleaned_with_its_gpu(
         assert len(asked("status")[1]["gpus"]) == 3
         _, text = asked("status", "--gpu", part.uuid, as_json=False)
         assert "memory:    400 MiB used of 9856 MiB" in text
-        assert f"MIG:       a device of {a100.gpu.uuid}" in text
+        assert f"MIG:       a MIG device of {a100.gpu.uuid}" in text
         assert "instance:" not in text
         assert asked("clean", "--gpu", "1", as_json=False) == (0, "nothing to clean\n")
         code, answer = asked("clean", "--gpu", "0")
@@ -276,7 +276,7 @@ def test_clean_touches_nothing_that_is_not_in_the_journal(a100: Kept, sleeper: i
     a100.driver.create_compute_instance(0, foreign.id)
     code, answer = a100.ask("clean")
     assert code == 1
-    assert "1 GPU instances that are not ours" in answer["gpus"][0]["failed"][0]["reason"]
+    assert "because of 1 GPU instance that this project" in answer["gpus"][0]["failed"][0]["reason"]
     assert [instance.id for instance in a100.gpu.instances] == [foreign.id]
     assert [step.kind for step in a100.journal.read_steps()] == ["mig_mode"]
 
@@ -306,8 +306,8 @@ def test_clean_names_what_stays_with_its_remedy(a100: Kept, sleeper: int, monkey
         Clients(a100.file).hold(device, sleeper, "train", 100)
     code, text = a100.ask("clean", as_json=False)
     assert code == 1
-    assert "not undone: destroy the GPU instance of profile 14 at slice 4. " in text or "at slice 0. " in text
-    assert f"train (pid {sleeper}) holds it: end it; then: python -m pipeline.gpu clean" in text
+    assert "not undone: destroy the GPU instance of profile 14 at slice 4; " in text or "at slice 0; " in text
+    assert f"end what holds the GPU: train (pid {sleeper}); then: python -m pipeline.gpu clean" in text
     assert len(a100.gpu.instances) == 1
     os.kill(sleeper, 9)
     assert a100.ask("clean")[0] == 0
@@ -375,7 +375,7 @@ def test_what_went_with_its_simulated_machine_is_forgotten_and_its_program_not_r
         assert ask("status", "--gpu", device_uuid)[0] == 2
     code, answer = ask("clean", "--gpu", device_uuid)
     assert code == 0
-    assert "went with its simulated machine" in answer["gpus"][0]["undone"][0]
+    assert "gone with its simulated machine" in answer["gpus"][0]["undone"][0]
     assert ask("clean", "--gpu", "simulated_a100_40gb", as_json=False) == (0, "nothing to clean\n")
 
 
@@ -407,7 +407,7 @@ def test_the_folder_of_a_process_that_hangs_in_the_kernel_stays_and_clean_says_s
             code, answer = ask("clean")
             assert (code, answer["abandoned"], answer["hanging"]) == (1, {}, {str(folder): [hanging.pid]})
             code, text = ask("clean", as_json=False)
-            assert code == 1 and f"left {folder}: processes [{hanging.pid}] do not end, not even by SIGKILL" in text
+            assert code == 1 and f"kept {folder}: processes [{hanging.pid}] survive SIGKILL" in text
             assert folder.is_dir()
         assert ask("clean")[0] == 0
         assert hanging.wait() == -signal.SIGTERM

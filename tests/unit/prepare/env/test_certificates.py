@@ -102,5 +102,5 @@ def test_an_issuer_that_nobody_knows_is_an_error_with_its_remedy(monkeypatch, pl
         raise CommandError(argv, 2, "cause: invalid peer certificate: UnknownIssuer")
 
     monkeypatch.setattr("pipeline.prepare.env.recipe.helper_program.run", fail)
-    with pytest.raises(ConfigError, match=r"UnknownIssuer\n    name the file .* with SSL_CERT_FILE"):
+    with pytest.raises(ConfigError, match=r"UnknownIssuer\n    set SSL_CERT_FILE"):
         uv.run(Builder(title="t", scratch=places, lock=0), ["--version"], places)

@@ -81,7 +81,7 @@ def test_a_script_that_fails_is_an_error_that_names_the_environment(channel, res
 
 def test_a_script_that_ends_the_shell_is_an_error_that_names_the_environment(channel, resolve, tmp_path):
     channel.add("tinyact", "1.0", {"etc/conda/activate.d/tiny.sh": "exit 0\n"})
-    with pytest.raises(ConfigError, match=r"e\.yml cannot be activated: a script of its packages ended the shell"):
+    with pytest.raises(ConfigError, match=r"e\.yml cannot be activated: an activation script ended the shell"):
         resolve(channel.environment_yml(tmp_path / "e.yml", "tinyact"))
 
 
@@ -131,7 +131,7 @@ def test_a_wheel_of_the_pip_part_that_changed_is_installed_again(channel, resolv
 @pytest.mark.slow
 def test_a_folder_in_the_pip_part_is_refused_and_leaves_nothing(channel, resolve, tmp_path):
     folder = project(tmp_path / "ours", "ours")
-    with pytest.raises(ConfigError, match=f"ours comes from {folder.as_uri()}: .*build a wheel"):
+    with pytest.raises(ConfigError, match=f"ours comes from {folder.as_uri()}: .*install a wheel"):
         resolve(channel.environment_yml(tmp_path / "e.yml", pip=["./ours"]))
     assert not list((tmp_path / "cache").glob("conda-*[!k]"))
 
@@ -160,7 +160,7 @@ def test_the_digest_tells_packages_apart_and_not_where_they_came_from(channel, r
 def test_a_solve_that_fails_is_said_in_the_solvers_words_and_leaves_nothing(channel, resolve, tmp_path):
     with pytest.raises(
         ConfigError,
-        match=r"e\.yml cannot be built: py-rattler says:\n *Cannot(.|\n)*No candidates were found for tiny 7",
+        match=r"e\.yml cannot be built; py-rattler printed:\n *Cannot(.|\n)*No candidates were found for tiny 7",
     ):
         resolve(channel.environment_yml(tmp_path / "e.yml", "tiny=7"))
     assert not list((tmp_path / "cache").glob("conda-*[!k]"))
@@ -175,7 +175,7 @@ def test_a_channel_that_is_not_there_is_named(channel, resolve, tmp_path):
 def test_an_environment_without_python_is_refused(channel, resolve, tmp_path):
     channel.add("data", "1.0", {"share/data.txt": "x"})
     (tmp_path / "e.yml").write_text(f"channels: [{channel.url}]\ndependencies: [data]\n")
-    with pytest.raises(ConfigError, match="has no interpreter: add `python`"):
+    with pytest.raises(ConfigError, match="has no interpreter; add `python`"):
         resolve(tmp_path / "e.yml")
 
 
@@ -183,14 +183,14 @@ def test_an_environment_without_python_is_refused(channel, resolve, tmp_path):
     ("name", "text", "words"),
     [
         ("e.yml", "channels: [a\n", "is not valid YAML"),
-        ("e.yml", "- python\n", "has the keys"),
+        ("e.yml", "- python\n", "has no keys; use only the keys"),
         ("e.yml", "channels: [a]\ndependencys: [python]\n", "dependencys"),
         ("e.yml", "channels: [a]\n", "names no dependencies"),
         ("e.yml", "channels: [~nobody-here/c]\ndependencies: [python]\n", "unknown user ~nobody-here"),
-        ("lock.txt", "@EXPLICIT\n# variables {bad\nhttps://x/y.conda\n", "comes a JSON object, not {bad"),
+        ("lock.txt", "@EXPLICIT\n# variables {bad\nhttps://x/y.conda\n", "needs a JSON object, not {bad"),
         ("e.yml", "dependencies: [python]\n", "names no channels"),
         ("e.yml", "channels: [a]\ndependencies: [{npm: [x]}]\n", "neither a package nor a list"),
-        ("e.yml", "channels: [a]\ndependencies: [python, {pip: ['-e .']}]\n", "build a wheel"),
+        ("e.yml", "channels: [a]\ndependencies: [python, {pip: ['-e .']}]\n", "install a wheel"),
         (
             "e.yml",
             "channels: [a]\ndependencies: [python, {pip: ['-e git+https://h/C.git@main#egg=c']}]\n",
@@ -198,9 +198,9 @@ def test_an_environment_without_python_is_refused(channel, resolve, tmp_path):
         ),
         ("e.yml", "channels: [a]\ndependencies: [python, {pip: ['-r gone.txt']}]\n", "gone.txt cannot be read"),
         ("e.yml", "channels: [a]\ndependencies: [python, '-e git+https://h/C.git']\n", "put it below `- pip:`"),
-        ("e.yml", "channels: a\ndependencies: [python]\n", "are lists"),
-        ("e.txt", "numpy\n", "for env=venv"),
-        ("e.txt", "@EXPLICIT\nnumpy\n", "address of a package"),
+        ("e.yml", "channels: a\ndependencies: [python]\n", "must be lists"),
+        ("e.txt", "numpy\n", "or use env=venv"),
+        ("e.txt", "@EXPLICIT\nnumpy\n", "URL of a package"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_before_anything_is_built(tmp_path, name, text, words):
@@ -296,5 +296,5 @@ def test_a_tool_that_is_not_there_is_refused_by_a_dry_run(channel, tmp_path, mon
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("MAMBA_EXE", raising=False)
     file = channel.environment_yml(tmp_path / "e.yml")
-    with pytest.raises(ConfigError, match=r"env\.tool=rattler needs none"):
+    with pytest.raises(ConfigError, match=r"use env.tool=rattler"):
         CondaEnv(str(file), EnvTool.micromamba, str(tmp_path / "cache")).preview()

@@ -94,7 +94,7 @@ def test_a_wheel_named_by_its_path_is_locked_with_its_digest(resolve, tmp_path, 
     # The same name with another content is another environment, and not the one of the lock.
     change(path)
     assert resolve(file).lock_digest != original.lock_digest
-    with pytest.raises(ConfigError, match=r"environment\.txt cannot be built: uv says:(.|\n)*[Hh]ash"):
+    with pytest.raises(ConfigError, match=r"environment\.txt cannot be built; uv printed:(.|\n)*[Hh]ash"):
         resolve(lock)
 
 
@@ -188,7 +188,7 @@ def test_an_archive_that_a_lock_names_and_that_changed_is_refused(resolve, tmp_p
     uv("export", "--frozen", "--format=pylock.toml", "--output-file=pylock.toml", folder=tmp_path)
     assert version_of(resolve(tmp_path / name)) == "1.0"
     change(tmp_path / WHEEL)
-    with pytest.raises(ConfigError, match=r"cannot be built: uv says:(.|\n)*[Hh]ash"):
+    with pytest.raises(ConfigError, match=r"cannot be built; uv printed:(.|\n)*[Hh]ash"):
         resolve(tmp_path / name)
     assert f"was built from {tmp_path / WHEEL}, which has changed since" in capsys.readouterr().err
 
@@ -234,20 +234,20 @@ def test_what_can_be_edited_is_refused_and_leaves_nothing(resolve, tmp_path, nam
         uv("lock", folder=tmp_path)
     else:
         write(tmp_path / name, text)
-    with pytest.raises(ConfigError, match=f"ours comes from {folder.as_uri()}.*build a wheel"):
+    with pytest.raises(ConfigError, match=f"ours comes from {folder.as_uri()}.*install a wheel"):
         resolve(tmp_path / name)
     assert not list((tmp_path / "cache").glob("venv-*[!k]"))
 
 
 def test_a_solve_that_fails_is_said_in_uvs_words_and_leaves_nothing(resolve, tmp_path):
-    with pytest.raises(ConfigError, match=r"requirements\.txt cannot be built: uv says:\n(.|\n)*tiny>7"):
+    with pytest.raises(ConfigError, match=r"requirements\.txt cannot be built; uv printed:\n(.|\n)*tiny>7"):
         resolve(write(tmp_path / "requirements.txt", OFFLINE + "tiny>7\n"))
     assert not list((tmp_path / "cache").glob("venv-*[!k]"))
 
 
 @pytest.mark.parametrize("text", ["[project", "project = 3"])
 def test_a_pyproject_that_is_none_is_said_in_uvs_words(resolve, tmp_path, text):
-    with pytest.raises(ConfigError, match=r"uv says:\n(.|\n)*pyproject\.toml(.|\n)*TOML"):
+    with pytest.raises(ConfigError, match=r"uv printed:\n(.|\n)*pyproject\.toml(.|\n)*TOML"):
         resolve(write(tmp_path / "pyproject.toml", text))
 
 
@@ -260,16 +260,16 @@ def test_a_python_that_cannot_run_jobs_is_said_and_leaves_nothing(resolve, tmp_p
 
 def test_a_python_that_is_not_there_is_said(resolve, tmp_path, monkeypatch):
     monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
-    with pytest.raises(ConfigError, match=r"uv says(.|\n)*3\.77"):
+    with pytest.raises(ConfigError, match=r"uv printed(.|\n)*3\.77"):
         resolve(write(tmp_path / "requirements.txt", OFFLINE), python="3.77")
 
 
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("environment.yml", "", "is for env=conda"),
-        ("requirements.txt", "-e .\n", "build a wheel"),
-        ("requirements.txt", "--editable=.\n", "build a wheel"),
+        ("environment.yml", "", "or use env=conda"),
+        ("requirements.txt", "-e .\n", "install a wheel"),
+        ("requirements.txt", "--editable=.\n", "install a wheel"),
         ("requirements.txt", "-r gone.txt\n", r"gone\.txt cannot be read"),
         ("requirements.txt", "-r requirements.txt\n", "includes itself"),
         ("uv.lock", "", r"pyproject\.toml cannot be read"),
@@ -296,7 +296,7 @@ def test_a_file_that_cannot_be_used_is_refused_before_anything_is_built(tmp_path
         ("-e hg+https://h/c#egg=c", "leave -e out: c @ hg+https://h/c"),
         ("-e git+https://u:s3cret@h/C.git", "leave -e out: git+https://<hidden>@h/C.git"),
         ("-e git+file:///r/C.git#egg=c", "leave -e out: c @ git+file:///r/C.git"),
-        *((f"-e {place}", "build a wheel and name that") for place in (".", "./a[x]", "../b", "/c", "file:///d")),
+        *((f"-e {place}", "install a wheel of it") for place in (".", "./a[x]", "../b", "/c", "file:///d")),
     ],
 )
 def test_a_package_that_can_be_edited_gets_the_remedy_of_its_place(tmp_path, line, remedy):
@@ -318,7 +318,7 @@ def test_uv_that_is_not_there_is_refused_by_a_dry_run(tmp_path, monkeypatch):
 
 def test_a_place_that_cannot_be_written_is_named_with_its_key(tmp_path):
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(ConfigError, match=r"env\.cache_root=.*name a folder that you may write"):
+    with pytest.raises(ConfigError, match=r"env\.cache_root=.*choose a folder that you can write"):
         VenvEnv(str(write(tmp_path / "requirements.txt", "")), cache_root=str(tmp_path / "cache")).resolve()
 
 

@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_refused_with_lists_that_do() -> None:
         with pytest.raises(ConfigError, match="does not fit on") as caught:
             made(H100, *requests)
         said = str(caught.value)
-        near = [each.strip(" []").split(",") for each in said.partition("Nearest: ")[2].split(";")]
+        near = [each.strip(" []").split(",") for each in said.partition("; use ")[2].split(" or ")]
         assert len(near) == 3
         for names in near:
             assert len(names) <= len(requests)

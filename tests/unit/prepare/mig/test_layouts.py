@@ -156,10 +156,14 @@ def test_twelve_slices_of_memory_for_four_of_compute() -> None:
         (A100, ["3g", "2g", "2g", "1g"], "8 compute slices, but there are 7"),
         (A100, ["4g", "4g"], "2 instances of 4g.20gb, but the driver allows 1"),
         (A100, ["1g.5gb+me", "1g.5gb+me"], "2 instances of 1g.5gb+me, but the driver allows 1"),
-        (A30, ["1g.6gb+me", "2g.12gb+me"], "1g.6gb+me and 2g.12gb+me need the media engines that exist once"),
-        (RTX, ["1g.24gb+me", "1g.24gb+me.all"], "need the media engines that exist once"),
-        (RTX, ["1g.24gb+me.all", "1g"], "only profiles with -me fit, not 1g.24gb"),
-        (RTX, ["1g.24gb+gfx", "1g.24gb+me.all"], "only profiles with -me fit, not 1g.24gb+gfx"),
+        (
+            A30,
+            ["1g.6gb+me", "2g.12gb+me"],
+            "only one instance can have the media engines, not 1g.6gb+me and 2g.12gb+me",
+        ),
+        (RTX, ["1g.24gb+me", "1g.24gb+me.all"], "only one instance can have the media engines"),
+        (RTX, ["1g.24gb+me.all", "1g"], "so profiles beside it need -me, unlike 1g.24gb"),
+        (RTX, ["1g.24gb+gfx", "1g.24gb+me.all"], "so profiles beside it need -me, unlike 1g.24gb+gfx"),
         (RTX, ["2g", "2g", "1g"], "5 compute slices, but there are 4"),
     ],
 )
@@ -177,7 +181,7 @@ def test_an_illegal_layout_is_refused_with_its_reason_and_legal_ones(
     with pytest.raises(ConfigError) as refused:
         layouts.plan_layout(gpu, wanted)
     assert reason in str(refused.value)
-    assert f"Nearest: [{','.join(near[0])}];" in str(refused.value)
+    assert f"; use [{','.join(near[0])}] or" in str(refused.value)
 
 
 def test_the_nearest_layouts_change_least_and_keep_the_order_of_the_jobs() -> None:
@@ -201,7 +205,7 @@ def test_slices_that_suffice_and_still_leave_no_place() -> None:
     narrow = Profile(name="1g.10gb", profile_id=2, memory_slices=1, starts=(1, 2), **common)
     gpu = MigGpu(name="made up", compute_slices=4, memory_slices=4, multiprocessors=None, profiles=(narrow, wide))
     assert layouts.place(gpu, [narrow, wide]) is None
-    reason = "no place for all on the 4 memory slices (1g.20gb takes 2 from 1; 1g.10gb takes 1 from 1, 2)"
+    reason = "have room on the 4 memory slices (1g.20gb takes 2, from slice 1; 1g.10gb takes 1, from slice 1, 2)"
     assert reason in str(layouts.explain_illegal(gpu, [narrow, wide]))
     assert layouts.find_nearest(gpu, [narrow, wide]) == (("1g.10gb", "1g.10gb"),)
 
@@ -217,7 +221,7 @@ def test_slices_that_suffice_and_still_leave_no_place() -> None:
 def test_auto_takes_the_largest_profile_that_fits_as_often_as_there_are_jobs(gpu: MigGpu, expected: list[str]) -> None:
     most = len(expected)
     assert [layouts.choose_auto_profile(gpu, degree).name for degree in range(1, most + 1)] == expected
-    with pytest.raises(ConfigError, match=f"{most + 1} MIG instances do not fit on .*: it takes at most {most}"):
+    with pytest.raises(ConfigError, match=f"{most + 1} MIG instances do not fit on .*; use at most {most}"):
         layouts.choose_auto_profile(gpu, most + 1)
 
 
@@ -225,7 +229,7 @@ def test_a_request_names_slices_or_a_profile() -> None:
     requests = ("1g", "1g.10gb", "1g.5gb+me", "3G", " 7g.40gb ")
     assert [p.name for p in named(A100, *requests)] == ["1g.5gb", "1g.10gb", "1g.5gb+me", "3g.20gb", "7g.40gb"]
     for unknown in ("5g", "1g.20gb", "", "19"):
-        with pytest.raises(ConfigError, match=f"A100-SXM4-40GB has no MIG profile '{unknown}'; it has .*3g.20gb"):
+        with pytest.raises(ConfigError, match=f"A100-SXM4-40GB has no MIG profile '{unknown}'; choose from .*3g.20gb"):
             layouts.resolve(A100, unknown)
 
 
@@ -239,10 +243,10 @@ def test_a_list_wins_over_one_profile_over_the_sizes_over_auto() -> None:
     assert chosen("L", "S", profile="2g") == ["2g.10gb"] * 2
     assert chosen("L", "S", profile="2g", profiles=["1g", "3g"]) == ["1g.5gb", "3g.20gb"]
     with pytest.raises(
-        ConfigError, match=r"scenario\.profiles names 1 MIG profiles, 1g, for 2 jobs; name one for each job"
+        ConfigError, match=r"scenario\.profiles names 1 MIG profile \(1g\) for 2 jobs; name one for each job"
     ):
         chosen(None, None, profiles=["1g"])
-    with pytest.raises(ConfigError, match="no MIG profile is given for size XL"):
+    with pytest.raises(ConfigError, match="size XL has no MIG profile"):
         chosen("S", "XL")
 
 

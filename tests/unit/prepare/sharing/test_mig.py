@@ -156,7 +156,7 @@ def test_a_job_gets_several_instances_and_none_of_another(a100: Machine) -> None
     assert a100.gpu == before
     with pytest.raises(ConfigError, match="instances_per_job=0 must be from 1 to 7"):
         Mig(instances_per_job=0)
-    with pytest.raises(ConfigError, match=r"names 1 instances, and scenario\.instances_per_job=2 gives 4 to 2 jobs"):
+    with pytest.raises(ConfigError, match=r"names 1 instance, but 2 jobs with scenario\.instances_per_job=2 need 4"):
         Mig(instances_per_job=2, profiles=["3g"]).check(a100.group(None, None))
     with pytest.raises(ConfigError, match="job 1 would get several compute instances of one GPU instance"):
         Mig(instances_per_job=2, profiles=["1g", "1g", "1c.3g", "2c.3g"]).check(a100.group(None, None))
@@ -211,12 +211,12 @@ def test_compute_instances_share_a_gpu_instance_and_are_undone_before_it(a100: M
 def test_a_compute_instance_that_cannot_be_made_takes_all_back(a100: Machine) -> None:
     a100.fail("nvmlGpuInstanceCreateComputeInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
     message = refused(a100, SharingError, None, None, profiles=("1c.3g", "2c.3g"))
-    assert "a 1c compute instance in GPU instance" in message
-    assert "There is no room for it" in message
+    assert "did not create one 1c compute instance in GPU instance" in message
+    assert "It has no room" in message
 
 
 def test_a_compute_instance_of_somebody_else_keeps_our_gpu_instance(h100: Machine) -> None:
-    asked = pytest.raises(SharingError, match="it has the compute instances 1, which are not ours")
+    asked = pytest.raises(SharingError, match="because of the compute instances 1 that this project")
     with asked, h100.shared(None, profiles=("2c.3g",)) as slots:
         gi_id = slots.slots[0].gi_id
         foreign = h100.driver.create_compute_instance(0, gi_id, 0)
@@ -251,7 +251,7 @@ def test_a_compute_instance_whose_id_nobody_wrote_down_is_the_one_that_came(h100
 
     for other in ({"gi_id": gi_id + 1}, {"slices": 2}, {"boot": "an earlier one"}, {"ci_id": 5}, {"beside": [0, 1]}):
         assert undo(**other) == [0, 1]
-    with pytest.raises(SharingError, match="one of 0,1 was made by somebody else"):
+    with pytest.raises(SharingError, match="one of 0,1 was made by another program"):
         undo()
     assert undo(beside=[0]) == [0]
     assert undo(beside=[0]) == [0]
@@ -294,19 +294,19 @@ def refused(machine: Machine, kind: type[CollocationError], *sizes: str | None, 
 def test_instances_of_somebody_else_are_left_alone(h100: Machine) -> None:
     made = h100.driver.create_gpu_instance(0, FOREIGN)
     message = refused(h100, SharingError)
-    assert f"GPU instances {made.id}, which this run did not make" in message
+    assert f"already has the GPU instances {made.id};" in message
 
 
 def test_a_gpu_in_use_is_refused(a100: Machine, sleeper: int) -> None:
     Clients(a100.file).hold(a100.device.uuid, sleeper, "train", 100)
-    assert f"in use by train (pid {sleeper}): end them" in refused(a100, SharingError)
+    assert f"in use by train (pid {sleeper}); end these processes" in refused(a100, SharingError)
 
 
 def test_a_mode_that_waits_for_a_reset_is_refused(a100: Machine) -> None:
     with a100.file.change() as cell:
         gpu = dataclasses.replace(cell.state.gpus[0], mig_pending=True)
         cell.state = cell.state.replace_gpu(0, gpu)
-    assert "is off and waits to be switched on" in refused(a100, SharingError)
+    assert "a pending change of MIG mode from off to on" in refused(a100, SharingError)
 
 
 def test_without_permission_the_command_to_allow_is_named(a100: Machine) -> None:
@@ -357,7 +357,7 @@ def test_a_gpu_without_mig_is_refused(a100: Machine) -> None:
 def test_what_does_not_fit_is_refused_with_what_comes_nearest(a100: Machine) -> None:
     message = refused(a100, ConfigError, "L", "L", "S")
     assert "does not fit" in message
-    assert "Nearest: [" in message
+    assert "; use [" in message
 
 
 def test_a_simulated_gpu_has_its_own_program_or_none(a100: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,18 +377,18 @@ def test_a_simulated_gpu_has_its_own_program_or_none(a100: Machine, monkeypatch:
 def test_a_mode_left_pending_is_taken_back(a100: Machine) -> None:
     a100.fail("nvmlDeviceSetMigMode", codes.IN_USE)
     message = refused(a100, SharingError)
-    assert "was not switched on: a client holds the GPU" in message
+    assert "was not switched on; stop what holds the GPU" in message
     assert "All done." in message  # what nvidia-smi said is shown, and not believed
 
 
 def test_a_list_that_fails_half_way_is_taken_back(a100: Machine) -> None:
     a100.fail("nvmlDeviceCreateGpuInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
-    assert "There is no room for it" in refused(a100, SharingError, None, None, None)
+    assert "It has no room" in refused(a100, SharingError, None, None, None)
 
 
 def test_an_instance_without_a_compute_instance_is_taken_back(a100: Machine) -> None:
     a100.fail("nvmlGpuInstanceCreateComputeInstance", codes.INSUFFICIENT_RESOURCES)
-    assert "has not one compute instance" in refused(a100, SharingError)
+    assert "with 1 compute instance; it printed" in refused(a100, SharingError)
 
 
 def test_in_use_with_nobody_on_it_is_tried_again(a100: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +403,10 @@ def test_in_use_with_nobody_on_it_is_tried_again(a100: Machine, monkeypatch: pyt
 @pytest.mark.usefixtures("impatient")
 def test_what_stays_in_use_is_named_and_stays_in_the_journal(a100: Machine) -> None:
     before = a100.gpu
-    with pytest.raises(SharingError, match="No process is on it, so a monitor") as caught, a100.shared(None, None):
+    with (
+        pytest.raises(SharingError, match="no process is on the GPU, so stop monitors") as caught,
+        a100.shared(None, None),
+    ):
         a100.fail("nvmlGpuInstanceDestroy", codes.IN_USE, times=None)
     assert [step.kind for step in a100.journal.read_steps()] == ["mig_mode", "mig_instance", "mig_instance"]
     assert a100.profiles() == ["3g.20gb", "3g.20gb"]
@@ -415,7 +418,10 @@ def test_what_stays_in_use_is_named_and_stays_in_the_journal(a100: Machine) -> N
 
 @pytest.mark.usefixtures("impatient")
 def test_a_process_that_stays_on_an_instance_is_named(a100: Machine, sleeper: int) -> None:
-    with pytest.raises(SharingError, match=rf"train \(pid {sleeper}\) holds it: end it"), a100.shared(None) as slots:
+    with (
+        pytest.raises(SharingError, match=rf"end what holds the GPU: train \(pid {sleeper}\)"),
+        a100.shared(None) as slots,
+    ):
         Clients(a100.file).hold(slots.slots[0].visible_devices, sleeper, "train", 100)
     assert a100.profiles() == ["7g.40gb"]
     os.kill(sleeper, signal.SIGKILL)
@@ -425,7 +431,10 @@ def test_a_process_that_stays_on_an_instance_is_named(a100: Machine, sleeper: in
 
 @pytest.mark.usefixtures("impatient")
 def test_instances_that_came_later_are_not_taken_by_switching_off(a100: Machine) -> None:
-    with pytest.raises(SharingError, match="1 GPU instances that are not ours"), a100.shared(None, profile="1g.5gb"):
+    with (
+        pytest.raises(SharingError, match="because of 1 GPU instance that this project"),
+        a100.shared(None, profile="1g.5gb"),
+    ):
         a100.driver.create_gpu_instance(0, FOREIGN)
     assert a100.profiles() == ["2g.10gb"]
     assert [step.kind for step in a100.journal.read_steps()] == ["mig_mode"]
@@ -491,7 +500,7 @@ def test_a_job_on_the_device_of_another_is_an_error(h100: Machine, sleeper: int)
 def test_a_job_under_a_foreign_mps_server_is_an_error(h100: Machine, sleeper: int) -> None:
     with h100.shared(None) as slots:
         Clients(h100.file).hold(slots.slots[0].visible_devices, sleeper, "train", 100, "M+C")
-        with pytest.raises(SharingError, match="clients of an MPS server"):
+        with pytest.raises(SharingError, match="MPS clients are on"):
             slots.verify({0: sleeper})
         Clients(h100.file).release(sleeper)
 
@@ -621,7 +630,7 @@ def test_what_would_change_the_gpu_of_a_mig_device_is_refused(divided: Machine, 
         with pytest.raises(ConfigError, match=f"divides a whole GPU.* gpu.device={divided.device.uuid} scenario=mig"):
             Mig(**options).check(divided.group(None, device=device))
     exclusive = gpu_settings(lock_dir=divided.folder, exclusive_process=True)
-    with pytest.raises(ConfigError, match="exclusive_process is for a whole GPU"):
+    with pytest.raises(ConfigError, match="exclusive_process does not work on a MIG device"):
         Mps().check(divided.group(None, device=device, gpu=exclusive))
 
 
@@ -637,9 +646,11 @@ def test_jobs_get_the_instances_that_are_there_and_nothing_is_changed(divided: M
     assert places(None, None) == ["3g.20gb", "2g.10gb"]
     assert places("S", "L", "M") == ["1g.5gb", "3g.20gb", "2g.10gb"]
     assert places(None, None, profiles=["2g", "1g.5gb"]) == ["2g.10gb", "1g.5gb"]
-    with pytest.raises(ConfigError, match=r"no MIG device of 2g is left for job 1 .* it has 3g.20gb, 2g.10gb, 1g.5gb"):
+    with pytest.raises(
+        ConfigError, match=r"has no free MIG device of 2g for job 1; .* its devices: 3g.20gb, 2g.10gb, 1g.5gb"
+    ):
         places(None, None, profile="2g")
-    with pytest.raises(ConfigError, match=r"no MIG device is left for job 3"):
+    with pytest.raises(ConfigError, match=r"has no free MIG device for job 3"):
         places(None, None, None, None)
     assert divided.gpu == before
     assert not divided.journal.path.exists()
@@ -662,7 +673,7 @@ def test_jobs_get_parts_of_one_gpu_instance_that_is_there(divided: Machine) -> N
     assert places("1c.2g", "1c.2g.10gb") == parts
     assert [profile for _, _, profile in places(None, None, None, None)] == ["3g.20gb", *["1c.2g.10gb"] * 2, "1g.5gb"]
     with pytest.raises(
-        ConfigError, match=r"no MIG device of 2g is left for job 0 .* it has 3g.20gb, 1c.2g.10gb, 1c.2g"
+        ConfigError, match=r"has no free MIG device of 2g for job 0; .* its devices: 3g.20gb, 1c.2g.10gb, 1c.2g"
     ):
         places("2g")
     assert divided.gpu == before

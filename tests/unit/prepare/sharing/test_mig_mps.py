@@ -83,7 +83,7 @@ def test_jobs_share_instances_each_with_a_server_of_its_own_and_nothing_is_left(
         for slot, pid in zip(slots, jobs, strict=True):
             join(folder, slot, pid)
         shared.verify(dict(enumerate(jobs)))
-        with pytest.raises(SharingError, match="not under MPS: 1-job"):
+        with pytest.raises(SharingError, match="not clients of MPS: 1-job"):
             shared.verify({1: bystander})
         # On the instance of another, under the server of another.
         with pytest.raises(SharingError, match=r"0-job.*which is not its MIG device"):
@@ -117,8 +117,8 @@ def test_as_many_instances_as_jobs_at_most(make):
     ("options", "degree", "words"),
     [
         ({"profiles": ["3g", "3g", "1g"]}, 4, "1g.5gb"),
-        ({"profiles": ["1g", "1g", "1g"]}, 2, "dealt to the instances 0, 1, but there are 3"),
-        ({"instance_of": [0, 0]}, 2, "dealt to the instances 0, but there are 2"),
+        ({"profiles": ["1g", "1g", "1g"]}, 2, "use the instances 0, 1 of 3"),
+        ({"instance_of": [0, 0]}, 2, "use the instances 0 of 2"),
         ({"instance_of": [0, 1]}, 3, "2 values for 3 jobs"),
         ({"active_thread_pct": [50, 50]}, 3, "scenario.active_thread_pct has 2 values for 3 jobs"),
     ],
@@ -138,7 +138,7 @@ def test_what_does_not_match_is_refused(make, options, degree, words):
 )
 def test_more_jobs_than_mps_takes_clients_on_an_instance_are_refused(make, options, device, most):
     dealt = options.pop("instance_of", [0] * (most + 1))
-    with pytest.raises(ConfigError, match=f"takes {most} clients on a {device}, not {most + 1}: .* larger MIG devices"):
+    with pytest.raises(ConfigError, match=f"takes {most} clients on a {device}, not {most + 1}; .* larger MIG devices"):
         MigMps(**options, instance_of=dealt).check(make(len(dealt)))
     MigMps(**options, instance_of=dealt[:-1]).check(make(len(dealt) - 1))
 

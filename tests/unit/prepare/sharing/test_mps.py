@@ -178,7 +178,7 @@ def test_a_job_that_bypasses_mps_is_an_error_that_names_it(folder, monkeypatch):
     with prepared(folder, group_in(folder, "a", "b")) as slots, ExitStack() as stack:
         first = stack.enter_context(client(slots.slots[0]))
         second = stack.enter_context(client(slots.slots[1], says="bypassed", **nowhere))
-        with pytest.raises(SharingError, match=rf"not under MPS: 1-b \(pid {second}\); check that"):
+        with pytest.raises(SharingError, match=rf"not clients of MPS: 1-b \(pid {second}\); check that"):
             slots.verify({0: first, 1: second})
 
 
@@ -214,7 +214,7 @@ def test_a_script_that_never_was_a_client_is_an_error(folder, monkeypatch):
     group = group_in(folder, "a", jobs=scripts("a"))
     nowhere = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
     with (
-        pytest.raises(SharingError, match="not under MPS: 0-a"),
+        pytest.raises(SharingError, match="not clients of MPS: 0-a"),
         prepared(folder, group) as slots,
         ExitStack() as stack,
     ):
@@ -233,7 +233,7 @@ def test_a_fault_of_the_server_is_an_error(folder, monkeypatch):
 
 @pytest.mark.parametrize("branch", ["535", "580"])
 def test_a_server_that_died_is_an_error(folder, branch):
-    status = "not told by this control program" if branch == "535" else "Server \\d+ not found"
+    status = "unknown to this control program" if branch == "535" else "Server \\d+ not found"
     says = rf"\(status: {status}; servers now: none\).*; control\.log: Server \d+ exited with status 0$"
     with pytest.raises(SharingError, match=says), prepared(folder, group_in(folder, "a"), branch=branch) as slots:
         os.kill(server_of(slots), signal.SIGKILL)
@@ -276,7 +276,7 @@ def test_a_daemon_that_does_not_become_ready_is_an_error_and_leaves_nothing(fold
     if fault == "never_ready":
         monkeypatch.setattr(mps_daemon, "_START_LIMIT_S", 0.5)
     monkeypatch.setattr(mps_daemon, "_END_GRACE_S", 0.3)
-    refused = pytest.raises(SharingError, match=rf"starting MPS for {GPU.uuid}: .*{says}")
+    refused = pytest.raises(SharingError, match=rf"MPS did not start on {GPU.uuid}: .*{says}")
     with refused, prepared(folder, group_in(folder, "a"), (fault,)):
         pytest.fail("it is not ready")
     assert daemons(folder) == []
@@ -298,7 +298,7 @@ def test_the_program_of_each_branch_runs_a_group(folder, branch):
 
 def test_a_server_that_no_program_tells_to_be_ready_is_refused(folder, monkeypatch):
     monkeypatch.setattr(mps_daemon, "_START_LIMIT_S", 0.5)
-    says = "its server was not ready within 0.5 s; this control program knows no get_server_status"
+    says = "its server was not ready within 0.5 s; this control program has no get_server_status"
     with (
         pytest.raises(SharingError, match=says),
         prepared(folder, group_in(folder, "a"), ("never_ready",), branch="535"),
@@ -309,7 +309,7 @@ def test_a_server_that_no_program_tells_to_be_ready_is_refused(folder, monkeypat
 def test_without_status_and_log_nothing_is_waited_for(folder, monkeypatch):
     monkeypatch.setattr(ControlProgram, "environ", lambda self, **more: environ(self, **more) | {LOGS: "/nonexistent"})
     group = group_in(folder, "a")
-    says = r"knows no get_server_status, and no control\.log says when its server is ready; use driver R550 or newer"
+    says = r"has no get_server_status, and there is no control\.log; use driver R550 or newer"
     with pytest.raises(SharingError, match=says), prepared(folder, group, branch="535"):
         pytest.fail("nobody knows whether it is ready")
 
@@ -614,7 +614,7 @@ def test_a_warning_is_given_where_it_was_measured_and_not_elsewhere():
     assert natural.warnings(bf16(H100, "fp32", degree=7)) == ()
     assert natural.warnings(bf16(GPU, degree=7)) == ()  # of which the capability is not known
     assert "fp16 and bf16" in natural.warnings(make_group(*"abcdefg", device=H100))[0]  # precision not known
-    assert "known to come out wrong" in MpsPercent(active_thread_pct=40).warnings(bf16(H100))[0]
+    assert "wrong on this GPU" in MpsPercent(active_thread_pct=40).warnings(bf16(H100))[0]
 
 
 def test_ending_the_jobs_of_a_group_does_not_end_its_daemon(folder, monkeypatch):
