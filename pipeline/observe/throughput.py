@@ -90,7 +90,7 @@ def describe_long_value(points: Points, window: Window) -> str | None:
     longest_ns, usual_ns = gaps_ns[-1], gaps_ns[(len(gaps_ns) - 1) // 2]
     if longest_ns <= max(LONG_TIMES * usual_ns, LONG_SHARE * (end - begin)):
         return None
-    return f"one value stands for {longest_ns / 1e9:.3g} s of the window, and others for {usual_ns / 1e9:.3g} s"
+    return f"one logged value covers {longest_ns / 1e9:.3g} s of the window, the others {usual_ns / 1e9:.3g} s"
 
 
 def describe_stall(log: Events, window: Window) -> str | None:
@@ -115,7 +115,6 @@ def describe_stall(log: Events, window: Window) -> str | None:
 
 
 def _interpolate_work(steps: Steps, t_ns: int) -> float:
-    """Return the work done by an instant, with a share of the step under way."""
     following = bisect_right(steps.t_ns, t_ns)
     if not following:
         return 0.0

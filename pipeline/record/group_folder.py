@@ -85,7 +85,7 @@ class ChildRecord(RunRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Everything that MLflow is told of a group, except samples and files.
+    """Everything that MLflow stores of a group, except samples and files.
 
     Attributes:
         uri: tracking server that it is for; `None` for the local store beside the spool.
@@ -167,7 +167,7 @@ def read(folder: Path) -> Record:
         if isinstance(raw, dict):
             if (version := raw.get("version")) != VERSION:
                 raise TrackingError(
-                    f"{file} has version {version}; this program reads version {VERSION}: "
+                    f"{file} has version {version} instead of {VERSION}; "
                     "send it with the release that wrote it, or remove the folder"
                 )
             # Of an earlier version the host alone is known.
@@ -293,7 +293,7 @@ def read_ended(spool_root: Path) -> list[Record]:
                 records.append(record if record.state == "closed" else _interrupt_record(folder, record))
         except (TrackingError, OSError) as error:
             if folder.exists():  # else it was sent meanwhile
-                log.warning("not counted: %s", error)
+                log.warning("left out of the progress: %s", error)
     return records
 
 

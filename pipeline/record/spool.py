@@ -92,16 +92,9 @@ class SpoolRun:
 
 
 class Spool:
-    """Opens records below `<root>/spool/<study>`.
+    """Opens records below `<root>/spool/<study>`; every group gets `facts` as tags, and `artifacts` as text files.
 
-    Args:
-        root: folder of the store.
-        sender: the tracking process.
-        facts: provenance of the study, as tags of every group.
-        artifacts: text files of every group.
-        interpreters: environments of the jobs.
-        uri: tracking server; the local store in `root` by default.
-        origins: origin of each program's code, by the path of its script.
+    `origins` has the origin of each program's code, by the path of its script.
     """
 
     def __init__(
@@ -133,7 +126,7 @@ class Spool:
         try:
             yield from self._open_run(group, folder)
         except OSError as error:
-            raise TrackingError(f"the record of {group.name} cannot be kept in {folder}: {error}") from error
+            raise TrackingError(f"could not write the record of {group.name} in {folder}: {error}") from error
         self._sender.send(folder)
 
     def _open_run(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
@@ -164,7 +157,6 @@ class Spool:
             os.close(lock)
 
     def _add_locks(self, folder: Path, group: Group) -> None:
-        """Write the exact packages of each job's environment (docs/environments.md)."""
         for job in group.jobs:
             if (interpreter := self._interpreters.get(job.workload.env)) is not None:
                 jobs_folder = folder / layout.job_path(job.index)

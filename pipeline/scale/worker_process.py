@@ -24,11 +24,7 @@ _PR_SET_PDEATHSIG = 1  # source: linux/prctl.h
 class WorkerProcess:
     """A `run.py` with `hydra/launcher=worker` on one GPU.
 
-    Args:
-        words: its command line.
-        environ: its environment.
-        on_cpus: its CPUs.
-        ends_with_launcher: whether it gets a SIGTERM when the launcher is killed; else it finishes its shard.
+    With `ends_with_launcher`, it gets a SIGTERM when the launcher is killed; else it finishes its shard.
 
     Attributes:
         what: description of its present or last shard.

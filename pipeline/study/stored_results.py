@@ -94,8 +94,7 @@ def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
         finished = request.sender.find_finished(experiment, None)
     except TrackingError as error:
         words.say(
-            f"error: {error}; what was not sent waits in the spool; "
-            f"to go on: {request.invocation.masked_resume_command}"
+            f"error: {error}; unsent groups wait in the spool; to continue: {request.invocation.masked_resume_command}"
         )
         return False
     if request.config.resume == Resume.NO:
@@ -114,7 +113,6 @@ def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
     if num_left:
         all_groups = format_count(sum(len(plan.groups) for plan in plans), "group")
         words.say(
-            f"{num_left} of {all_groups} without a result; "
-            f"to run what is left: {request.invocation.masked_resume_command}"
+            f"{num_left} of {all_groups} without a result; to run them: {request.invocation.masked_resume_command}"
         )
     return not num_left

@@ -124,10 +124,10 @@ class StudyRun:
     def _warn_of_other_programs(self) -> None:
         used, num_cpus = host_info.read_cpu_use().foreign_since(self.cpu_use), len(os.sched_getaffinity(0))
         if used > _BUSY_SHARE * num_cpus:
-            keep = "" if self.config.foreign_load is ForeignLoad.note else ", or foreign_load=note keeps them"
+            keep = "" if self.config.foreign_load is ForeignLoad.note else ", or keep the rows with foreign_load=note"
             words.say(
-                f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host_info.describe_load()}); groups "
-                f"whose jobs wait for CPUs will be marked: measure on a quiet machine{keep}"
+                f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host_info.describe_load()}); rows of "
+                f"jobs that wait for CPUs will be marked; measure on a quiet machine{keep}"
             )
 
     def _describe_limit(self, elapsed_s: float) -> str:
@@ -167,7 +167,7 @@ class StudyRun:
         except TrackingError as error:
             if self.config.plan_file is None or self.config.resume != Resume.NO:
                 raise
-            words.say(f"warning: {error}; what is measured waits in the spool")
+            words.say(f"warning: {error}; new groups wait in the spool")
 
     def _send_what_others_left(self) -> None:
         for folder in self.unsent:
@@ -266,8 +266,8 @@ class StudyRun:
             figures = f"figures of {words.format_count(late, 'group')}"
             what = words.format_count(unsent, "group") + (f" and {figures}" if late else "") if unsent else figures
             words.say(
-                f"warning: {what} could not be sent; "
-                f"they wait in {self.root / layout.SPOOL} until the next start, or: {command}"
+                f"warning: {what} could not be sent and wait in {self.root / layout.SPOOL}; the next start sends them, "
+                f"or: {command}"
             )
         return unsent == len(of_others) and not late
 
@@ -281,13 +281,13 @@ class StudyRun:
         num_missing = len(self.plan.groups) - len(self.rows)
         num_failed = sum(not row.result.is_finding for row in self.rows)
         if self.request.reproduction is None and (num_missing or num_failed):
-            parts = [f"{num_missing} did not run to the end"] * bool(num_missing)
+            parts = [f"{num_missing} not finished"] * bool(num_missing)
             parts += [f"{num_failed} failed"] * bool(num_failed)
             all_groups = format_count(len(self.plan.groups), "group")
             invocation = self.request.invocation
             # Else its launcher says how.
             how = "" if invocation.has_launcher else f"; to run them: {invocation.masked_resume_command}"
-            words.say(f"of {all_groups}, {' and '.join(parts)}{how}")
+            words.say(f"{all_groups}: {', '.join(parts)}{how}")
 
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
         ran = [row.metrics for row in self.rows[len(known) :]]

@@ -36,13 +36,9 @@ _TAIL_BYTES, _MAX_LENGTH = 1 << 16, 300
 def add_messages(
     units: Sequence[Shard], arrays: Collection[str], folder: str, end_states: Mapping[str, str]
 ) -> list[Shard]:
-    """Return the shards of one GPU model, each with the last message of its newest task that began.
+    """Return the shards of one GPU model, each with the last message of its newest task in these arrays that began.
 
-    Args:
-        units: the shards.
-        arrays: the job arrays that may have tasks of them.
-        folder: of the tasks' output; empty if unknown.
-        end_states: by task, of `squeue.list_end_states`.
+    `folder`, empty if unknown, has the output of the tasks.
     """
     newest_first = sorted(arrays, key=int, reverse=True)
     return [_add_message(unit, newest_first, folder, end_states) for unit in units]
@@ -61,7 +57,7 @@ def describe(units: Sequence[Shard]) -> Iterator[str]:
         output = f" (output: {members[0].output})" if members[0].output else ""
         yield f"{'unit' if len(members) == 1 else 'units'} {numbers}{of_model}: {members[0].message}{output}"
     if rest := list(alike.values())[_MOST_MESSAGES:]:
-        yield f"{words.format_count(sum(map(len, rest)), 'more unit')} with other messages: --json has all"
+        yield f"{words.format_count(sum(map(len, rest)), 'more unit')} with other messages; see --json"
 
 
 def _add_message(unit: Shard, arrays: Sequence[str], folder: str, end_states: Mapping[str, str]) -> Shard:
@@ -90,7 +86,7 @@ def _add_message(unit: Shard, arrays: Sequence[str], folder: str, end_states: Ma
         return dataclasses.replace(
             unit,
             state=ENDED if unit.state == NOT_BEGUN else unit.state,
-            message=": ".join(parts) or f"{end_state or 'ended'}, and its output is empty",
+            message=": ".join(parts) or f"{end_state or 'ended'}; its output is empty",
             output=str(output) if has_output else "",
         )
     return unit

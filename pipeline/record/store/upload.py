@@ -45,7 +45,6 @@ MAX_NAMED = 10
 MAX_OWN_POINTS = 50_000
 """Of all metrics that a program logged itself: MLflow takes some thousand points a second. The files have all."""
 
-
 _SCRATCH = ".upload-"
 _NO_FILE = "no regular file"
 _TOO_MANY = "too many or too large, kept beside the store"
@@ -90,16 +89,10 @@ def begin(opened: StoreOpener, folder: Path) -> RunIds:
 
 
 def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds | None = None) -> RunIds | None:
-    """Upload a closed spool folder, give its runs their final status, and remove it.
+    """Upload a closed spool folder, end its runs, remove it, and return the runs; `None` if it was sent before.
 
-    Args:
-        opened: opens the store.
-        folder: the spool folder.
-        series_points: points a series that MLflow gets; the table among the artifacts holds all of them.
-        begun: the answer of `begin`, if this process called it.
-
-    Returns:
-        The runs; `None` if the folder was sent before.
+    MLflow gets `series_points` points of a series; the table among the artifacts has all. `begun` is the answer of
+    `begin`, if this process called it.
 
     Raises:
         TrackingError: the folder is not finished, or cannot be read.

@@ -33,7 +33,7 @@ def find(original: Original, group: Group, inventory: Inventory, facts: Mapping[
     # The digest covers the packages, which of an environment that is still to be built nobody knows yet.
     is_built = not any(inventory.interpreters[job.workload.env].to_build for job in group.jobs)
     if not known and is_built and original.get_fact("digest") not in (None, group.digest):
-        known.append("the plan of the group: its digest differs, though nothing that was compared does")
+        known.append("digest of the plan, for an unknown reason")
     return known
 
 
@@ -64,10 +64,10 @@ def list_masked_scripts(original: Original, group: Group) -> Iterable[str]:
         digests = {source.name: source.digest for source in now.sources}
         if digests.get(name) != then.sources.get(name) and secrets.HIDDEN in _read_text(Path(now.script)):
             raise ConfigError(
-                f"reproduce={original.run_id}: {now.script} has {secrets.HIDDEN} in the place of its secrets, as the "
-                "recorded copy has; put your own values there"
+                f"reproduce={original.run_id}: {now.script} has {secrets.HIDDEN} in place of its secrets; "
+                "put your own values there"
             )
-        lines[f"{artifact} was recorded without its secrets: {now.script} is run"] = None
+        lines[f"{artifact} was recorded without its secrets; {now.script} runs instead"] = None
     return lines
 
 
@@ -141,12 +141,10 @@ def _compare_devices(original: Original, group: Group) -> Iterable[str]:
 
 def _compare_commits(original: Original, facts: Mapping[str, str]) -> Iterable[str]:
     yield _describe_change("git commit", original.get_fact("git_commit"), facts.get("git_commit"))
-    for whose, changed in (
-        ("the original's", original.get_fact("git_changed")),
-        ("the present", facts.get("git_changed")),
-    ):
-        if changed == "true":
-            yield f"{whose} source has uncommitted changes"
+    if original.get_fact("git_changed") == "true":
+        yield "the original's source has uncommitted changes"
+    if facts.get("git_changed") == "true":
+        yield "the present source has uncommitted changes"
 
 
 def _compare_locks(original: Original, group: Group, inventory: Inventory) -> Iterable[str]:
@@ -191,9 +189,9 @@ def _compare_sources(original: Original, group: Group) -> Iterable[str]:
             lacks = ", without its secrets" if text is not None and secrets.HIDDEN in text else ""
             where = f"; the original is artifact {artifact}{lacks}" if text is not None else ""
             if name not in new:
-                lines[f"{name} is no part of {now.name} any more{where}"] = None
+                lines[f"{name} no longer belongs to {now.name}{where}"] = None
             elif name not in old:
-                lines[f"{name} has become a part of {now.name}"] = None
+                lines[f"{name} now belongs to {now.name}"] = None
             elif old[name] != new[name]:
-                lines[f"{name}: its content has changed{where}"] = None
+                lines[f"the content of {name} has changed{where}"] = None
     return lines
