@@ -153,9 +153,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
         elif name == "upgrade":
             continue
         elif name == "relocate":
-            command.add_argument(
-                "--from", dest="old_root", type=Path, help="former folder of the store, if unknown to it"
-            )
+            command.add_argument("--from", dest="old_root", type=Path, help="former folder, if it cannot be determined")
         else:
             command.add_argument("--uri", help="tracking server for all groups; by default that of each study")
             command.add_argument("--series-points", type=int, default=500, help="points of a series in MLflow's charts")

@@ -89,7 +89,7 @@ def _judge_end(state: JobState, log: Events, interrupted: bool) -> Ending:
         return noticed
     if log.errors and not _is_our_signal(state, log):
         return _judge_error(log.errors[-1], state)
-    if noticed is not None:  # what the job itself says of a failure, above, tells more
+    if noticed is not None:  # the job's own report of a failure, above, tells more
         return noticed
     if state.ended_well:
         return Ending(Result.OK)
@@ -135,7 +135,7 @@ def _join_cause(how: str, cause: Cause) -> str:
 
 
 def _is_our_signal(state: JobState, log: Events) -> bool:
-    """Return whether a script died of our signal, as when another job had failed.
+    """Return whether a script died of a signal of the orchestrator, as when another job had failed.
 
     The exit status of its runner does not tell: that may have been killed first.
     """
@@ -143,7 +143,7 @@ def _is_our_signal(state: JobState, log: Events) -> bool:
 
 
 def read_error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
-    """Return the last telling lines of a job's error output; none if it ended well or was ended by us."""
+    """Return the last telling lines of a job's error output; none if it ended well or the orchestrator ended it."""
     if ending.result not in (Result.FAILED, Result.OOM, Result.TIMEOUT):
         return ()
     lines = [line for line in output_lines.read_end(state.folder / layout.STDERR) if not line.is_blank]

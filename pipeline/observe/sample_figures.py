@@ -20,7 +20,7 @@ Subject = tuple[int | None, int | None]
 """Index of a job or id of a GPU instance, and `WHOLE`, the device or machine, without either."""
 WHOLE: Subject = (None, None)
 _EDGE, _GAP = 2, 3
-"""A figure needs a reading within so many intervals of each edge of the window, and no gap above so many of them."""
+"""A figure needs a reading within the first number of intervals of each edge, and no gap above the second."""
 
 
 def measure_seconds(window: Window) -> float:

@@ -15,10 +15,10 @@ from pipeline.observe.sample_figures import Window
 
 STALL_STEPS = 5
 STALL_SHARE = 0.05
-"""A job stood still that made no step at an edge of the window for so many step times, and this share of the window."""
+"""A job is stalled that makes no step at an edge of the window for this many step times and share of the window."""
 
 LEAST_GAPS, LONG_TIMES, LONG_SHARE = 2, 4, 0.1
-"""A logged value stands for too long that does so for so many times the median, and this share of the window."""
+"""A logged value covers too much if it does so for this many medians and this share of the window."""
 
 
 def compute_figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[str, float]:

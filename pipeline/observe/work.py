@@ -1,6 +1,6 @@
 """The work of a job: by its steps, its requests, its logged rate, or its whole run.
 
-Every way in which a job can report work is asked here and nowhere else.
+The only place that knows all ways in which a job can report work.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def find_origin(workload: Workload) -> Origin:
     script = Path(workload.script)
     repository = git.read(script)
     root = script.parent if repository is None else repository.root
-    # A link may lead to what somebody keeps elsewhere, and would not want to see here.
+    # A link may lead to private files elsewhere.
     paths = map(Path, sorted({source.path for source in workload.sources}))
     files = [path for path in paths if path.resolve().is_relative_to(root.resolve())]
     if repository is None:

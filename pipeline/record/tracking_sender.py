@@ -328,7 +328,7 @@ def _check(reply: dict[str, Any]) -> dict[str, Any]:
 
 
 _early: list[Sender] = []
-"""What was started before the configuration was known, until the first study takes it."""
+"""The sender started before the configuration was known, until the first study takes it."""
 
 
 def start_early(arguments: Sequence[str]) -> None:

@@ -1,9 +1,9 @@
 """The launcher `slurm`: one job array with a task for each shard; an array for each of several GPU models.
 
-A task is a `run.py ... unit=K` of its own, started by a batch script that a user could have written: no process of ours
-is between Slurm and the study, so Slurm's signals reach it as on a terminal. `SIGTERM` comes some time before the
+A task is a `run.py ... unit=K` of its own, started by a plain batch script: no other process is between Slurm and
+the study, so Slurm's signals reach it as on a terminal. `SIGTERM` comes some time before the
 limit, to the study alone; it gives up its group, cleans the GPU and sends its rows. A requeued task resumes. A task
-waits for a device that another task of its node holds, as nobody is there to try again.
+waits for a device that another task of its node holds.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     request.sender.wait_for_store()  # before a task waits for hours to find that there is none
     jobs: dict[str, str] = {}
     status = entry_points.spell("tracking", "status", "--experiment", experiment, "--uri", mask_text(uri))
-    with interrupts.hold_interrupts():  # what Slurm has taken is named, whatever the user does meanwhile
+    with interrupts.hold_interrupts():  # submitted arrays are always named
         for gpu, script in scripts.items():
             try:
                 job = _submit(script, folder)

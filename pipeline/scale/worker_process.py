@@ -97,12 +97,12 @@ class WorkerProcess:
     def listen(self, output: IO[bytes]) -> int | None:
         """Read an output, and close it at its end; return the exit status of a shard that has ended.
 
-        A shard cut short by the end of the process has its exit status, as a shell says it.
+        A shard cut short by the end of the process has the exit status that a shell would give.
         """
         status = None
         answers = [] if output is self._messages else list(self._read(output))
         if not self._messages.closed:
-            self._relay(self._read(self._messages))  # what it said before it answered
+            self._relay(self._read(self._messages))  # messages before the answer
         if answers:
             status = int(json.loads(answers[-1])[STATUS])
         if self.has_ended:

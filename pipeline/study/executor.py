@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResources:
-    """The things that the groups of a study have in common.
+    """Resources that the groups of a study share.
 
     Attributes:
         interpreters: by the environment that was asked for.
@@ -84,7 +84,7 @@ class StudyResources:
     warned: set[str] = field(default_factory=set)
 
     def warn_once(self, text: str) -> None:
-        """Say something that holds for all groups of a study once; each group's tags have it."""
+        """Print a warning that holds for all groups of a study once; the tags of each group have it."""
         if text not in self.warned:
             self.warned.add(text)
             log.warning("%s", text)
@@ -118,7 +118,7 @@ def run(group: Group, shared: StudyResources) -> GroupResult:
         execution = _Execution(group, record, shared)
         row: GroupResult | None = None
         interrupted: Interrupted | None = None
-        with interrupts.hold_interrupts():  # what was measured is kept
+        with interrupts.hold_interrupts():  # keep what was measured
             try:
                 with interrupts.allow():
                     execution.go()

@@ -37,9 +37,9 @@ from pipeline.study import executor, plans, stored_results, summary
 from pipeline.study.study_request import StudyRequest
 
 _BUSY_SHARE = 0.25
-"""Of the CPUs: other programs that use more are said before anything is measured."""
+"""Share of the CPUs above which a warning of other programs is printed before the study."""
 _AFTER_SIGNAL_S, _AFTER_SIGNAL_WHILE_SENDING_S = 20.0, 5.0
-"""How long what was measured is still sent; a scheduler kills half a minute after its first signal."""
+"""Time to send the rest after a signal; a scheduler kills half a minute after its first one."""
 
 _SIGNAL_EARLY_S = 90.0
 
@@ -55,19 +55,19 @@ class StudyRun:
         self.comparison = Comparison()
         self.rows: list[GroupResult] = []
         self.cpu_use = host_info.read_cpu_use()
-        self.ended_by: Interrupted | None = None  # what ended the sending of what was measured
+        self.ended_by: Interrupted | None = None  # the signal that ended the sending
         self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier starts could not send
 
     def take_devices(self, stack: UndoStack) -> None:
         """Hold the devices, and clear what killed orchestrators left.
 
         Raises:
-            InUseError: somebody else uses one of them.
+            InUseError: another user or study has one of them.
         """
         gpu = self.config.gpu
         for device in self.plan.devices:
             stack.enter_context(lease.hold(device, Path(gpu.lock_dir)))
-        # What a killed orchestrator left is cleared before anybody is called a stranger.
+        # Leftovers of killed orchestrators are no strangers.
         survey = plans.end_leftovers(self.root)
         self.unsent = survey.ready
         if self.config.unit is None:  # else other workers may well be at work there
@@ -84,7 +84,7 @@ class StudyRun:
             )
 
     def run(self, showing: ShowGroup) -> int:
-        """Open the store, run what is to run, show what was found."""
+        """Open the store, run the missing groups, and show the results."""
         facts = self._facts()
         text = "".join(f"{key}: {value}\n" for key, value in sorted(facts.items()))
         programs = {job.workload.script: job.workload for group in self.plan.groups for job in group.jobs}
@@ -108,7 +108,7 @@ class StudyRun:
             self._take_in(known)
             self._run(groups, view, showing)
         except Interrupted as interrupted:
-            if self.request.invocation.slurm_task:  # nobody is there who sent the signal
+            if self.request.invocation.slurm_task:  # the user did not send the signal
                 words.say(f"{interrupted}{self._describe_limit(time.monotonic() - begin_s)}")
             raise
         finally:
@@ -242,7 +242,7 @@ class StudyRun:
         self._say_how_to_resume()
 
     def _send_what_is_left(self) -> None:
-        """Send what is left; after a signal there is not much time for that, and the spool keeps what is not sent."""
+        """Send the rest; after a signal only for a short time, and the spool keeps what was not sent."""
         until_s = time.monotonic() + _AFTER_SIGNAL_S if interrupts.has_ended_work() else None
         try:
             with interrupts.allow():

@@ -132,11 +132,11 @@ def test_two_scripts_of_one_name_are_both_kept_and_told_apart(run, client, tmp_p
         config.write_bytes(damaged)
         status, _, err = run(*again)
         assert status == 2 and "Traceback" not in err
-        assert "is damaged" in err or "cannot be used by this version" in err or "knows no kind of it" in err
+        assert "is damaged" in err or "cannot be reproduced by this version" in err or "has no kind with" in err
     config.write_bytes(whole)
     (tmp_path / "b/train.py").write_text("print('c')\n")
     _, _, err = run(*again)
-    assert err.count("its content has changed") == 1
+    assert err.count("the content of train.py has changed") == 1
     assert "the content of train.py has changed; the original is artifact script-1-train.py" in err
 
 

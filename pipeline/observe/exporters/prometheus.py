@@ -111,10 +111,10 @@ class _Current:
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """A server with a thread for each request, so that a slow client delays nobody."""
+    """A server with a thread for each request, so that a slow client delays no other."""
 
     daemon_threads, block_on_close = True, False
-    timeout = 0  # `_serve` has seen that somebody is there
+    timeout = 0  # `_serve` has seen a client
 
     def __init__(self, *where: Any) -> None:
         self.begun_s: dict[socket.socket, float] = {}

@@ -29,7 +29,7 @@ _PER_TIME = re.compile(
 )
 _PREFIX = re.compile(r"(?P<prefix>[kKMGT]i?)(?![A-Za-z0-9])| (?P<spaced>[kMGT]) (?=[A-Za-z]+/)")
 _BARE_TIME = re.compile(rf" ?(?P<time>{_TIME})(?![A-Za-z0-9])")
-# `1.5m`, `1.5 B tok/s`, `1.5e5x`: of one letter nobody knows what it means.
+# `1.5m`, `1.5 B tok/s`, `1.5e5x`: one letter is ambiguous.
 _UNKNOWN = re.compile(rf"(?![sh]\b)(?:{_LETTER}(?![A-Za-z/_])| {_LETTER} (?=[A-Za-z]+/)|{_LETTER}+\d)")
 _LABEL = re.compile(
     rf"(?P<words>(?:{_LETTER}+ per )?{_LETTER}[\w/.\u00b5\u03bc-]*)\s*(?:[(\[](?P<unit>[^()\[\]]{{1,24}})[)\]])?"
@@ -40,7 +40,7 @@ _WORD = re.compile(r"[A-Z]?[a-z\u00b5]+|[A-Z]+(?![a-z])")
 _TIME_WORDS = frozenset(
     {*_SECONDS, "time", "latency", "elapsed", "duration", "runtime", "took", "dt"} - {"s", "h", "min"}
 )
-# What is counted so often that a prefix is written with it: `kit/s`, `Mtok/s`, `GB/s`.
+# Nouns that are written with a prefix: `kit/s`, `Mtok/s`, `GB/s`.
 _COUNTED = frozenset(
     re.findall(
         r"\w+",

@@ -19,11 +19,11 @@ _SAYS_NOTHING = frozenset({"", "COMPLETED", "FAILED"})
 _MOST_MESSAGES = 10
 _NUMBER = re.compile(r"\d+")
 START = "start "
-"""With what the batch script begins the output of each start of a task; a task that is requeued starts again."""
+"""First word of the output of each start of a task; a requeued task starts again."""
 
 _START = re.compile(rf"{START}\d+ of unit \d+ on ")
 _ERROR = re.compile(
-    r"(?:[\w./-]+: )*(?:error|fatal|critical)\b.*:|\S+: line \d+: "  # ours, Slurm's and those of shells
+    r"(?:[\w./-]+: )*(?:error|fatal|critical)\b.*:|\S+: line \d+: "  # of the project, Slurm and shells
     r"|[a-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::|$)|Fatal Python error"  # the end of a traceback
     r"|interrupted by SIG|time_limit_s=\S+ is over",
     re.IGNORECASE,

@@ -95,7 +95,7 @@ class Store:
                 f"{self.root / DATABASE} was removed or replaced while the study ran; its results wait in the spool "
                 "until the next start"
             )
-        # sqlite has locks on the database, which a process that opens and closes it as a file would lose; on this none.
+        # Opening and closing the database file would drop sqlite's locks on it; the log has none.
         ahead = self.root / f"{DATABASE}-wal"
         if ahead.exists():
             with ahead.open("rb") as file:
@@ -304,7 +304,7 @@ def is_ready(root: Path, experiment: str) -> bool:
 def _create(root: Path) -> None:
     """Build the database beside its place and rename it, so that a kill leaves no half of one."""
     beside = root / f".{DATABASE}.new"
-    # What was written ahead of a database that somebody removed would be taken for the new one's.
+    # The write-ahead log of a removed database would be taken for the new one's.
     for old in (beside, root / f"{DATABASE}-wal", root / f"{DATABASE}-shm"):
         old.unlink(missing_ok=True)
     database_tables.make_database(beside, (root / STORE_ARTIFACTS).as_uri())
@@ -322,7 +322,7 @@ def _set_journal_mode(root: Path) -> None:
             return
         try:
             connection.execute(f"PRAGMA journal_mode={mode}")
-        except sqlite3.OperationalError as error:  # somebody has it open; the mode matters for speed only
+        except sqlite3.OperationalError as error:  # it is open elsewhere; the mode matters for speed only
             log.warning("could not set the journal mode of %s to %s: %s", root / DATABASE, mode, error)
 
 

@@ -1,4 +1,4 @@
-"""The workers of a study measure one plan: the first writes down what it rests on, the others compare with it."""
+"""One plan for all workers of a study: the first writes the facts that it depends on, the others compare theirs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _collect_facts(plan: Plan, inventory: Inventory) -> dict[str, Any]:
 
 
 def _write_first(path: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what the file says: ours if nobody was first. It appears whole, whoever else writes it now."""
+    """Return the facts in the file; write these atomically if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
     beside.write_text(json.dumps(facts), encoding="utf-8")

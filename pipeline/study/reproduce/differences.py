@@ -19,7 +19,7 @@ from pipeline.record.stored_group import Original, name_script_artifacts
 
 # Facts of a start that decide what is computed and how fast, in words.
 _FACTS = {"python": "Python of the orchestrator", "kernel": "kernel", "cpus": "number of CPUs"}
-# Of a device: what changes by itself, or by the groups before, says nothing.
+# Details of a device that earlier groups may change.
 _PASSING_DETAILS = frozenset({"mig_mode", "compute_mode"})
 
 
@@ -30,7 +30,7 @@ def find(original: Original, group: Group, inventory: Inventory, facts: Mapping[
     lines += _compare_locks(original, group, inventory)
     lines += _compare_sources(original, group)
     known = [line for line in lines if line]
-    # The digest covers the packages, which of an environment that is still to be built nobody knows yet.
+    # The digest covers the packages, which are unknown until an environment is built.
     is_built = not any(inventory.interpreters[job.workload.env].to_build for job in group.jobs)
     if not known and is_built and original.get_fact("digest") not in (None, group.digest):
         known.append("digest of the plan, for an unknown reason")
@@ -159,7 +159,7 @@ def _compare_locks(original: Original, group: Group, inventory: Inventory) -> It
 
 
 def _compare_requests(original: Original, group: Group, inventory: Inventory) -> Iterable[str]:
-    """Say of each environment that is still to be built what its file asks for that the original's did not."""
+    """Compare the requested packages of environments that are not built yet with the original's."""
     lines: dict[str, None] = {}
     for job in group.jobs:
         interpreter = inventory.interpreters[job.workload.env]
@@ -177,7 +177,7 @@ def _map_requests(request: Iterable[str]) -> dict[str, str]:
 
 
 def _compare_sources(original: Original, group: Group) -> Iterable[str]:
-    """File by file, by the jobs, and not by the paths: the scripts may lie elsewhere now, and two may have one name."""
+    """Compare file by file and job by job, not by paths: scripts may lie elsewhere now, and two may have one name."""
     before = _read_programs(original)
     files = name_script_artifacts(program.script for program in before)
     lines: dict[str, None] = {}

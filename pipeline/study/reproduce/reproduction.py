@@ -29,13 +29,13 @@ from pipeline.record.stored_group import Original
 from pipeline.record.tracking_sender import Sender
 from pipeline.study.reproduce import differences, recorded_config
 
-# What may be given beside `reproduce`: where it runs, who observes it and where the result goes.
+# Keys allowed beside `reproduce`: where it runs, how it is observed and where the results go.
 _MAY_BE_GIVEN = (
     *("gpu", "tracking", "listeners", "exporter", "limits", "data.root", "dry_run", "wait", "wait_limit_s"),
     "foreign_load",
     *("reproduce", "reproduce_strict"),
 )
-# What says nothing of the group.
+# Keys of the start, not of the group.
 _OF_THE_START = (
     *("dry_run", "resume", "time_limit_s", "wait", "wait_limit_s", "reproduce", "reproduce_strict"),
     *("unit", "plan_file", "only"),
@@ -101,13 +101,13 @@ def prepare_reproduction(composed: DictConfig, config: Config, sender: Sender, s
     """Read the original and make its configuration the one of this study.
 
     Raises:
-        ConfigError: the command line gives what only the original may say, or the original cannot be planned again.
+        ConfigError: the command line has a key that the original decides, or the original cannot be planned again.
         TrackingError: there is no such run.
     """
     run_id = config.reproduce
     assert run_id is not None
     keys = _list_typed_keys()
-    _refuse_others(run_id, keys, ("workload", "sizes", "mix", "env"))  # what of these may be, the original says
+    _refuse_others(run_id, keys, ("workload", "sizes", "mix", "env"))  # the original decides which of these are allowed
     store = config.tracking.uri or str(expand_path("tracking.root", config.tracking.root).resolve())
     original = sender.recall(run_id, store)
     config_again, unrecorded = recorded_config.read_config(original)
@@ -159,7 +159,7 @@ def _refuse_others(run_id: str, keys: Sequence[str], hidden: Sequence[str]) -> N
 
 
 def _take_over(config: DictConfig, composed: DictConfig, key: str, hidden: Iterable[str] = ()) -> None:
-    """Let what the command line gives take the original's place; where that was hidden, it says all else as it did."""
+    """Take a key from the command line; of one with hidden secrets, all else must be as recorded."""
     if key in hidden:
         recorded, value = _select(config, key), _select(composed, key)
         if secrets.mask(value, key) != recorded:

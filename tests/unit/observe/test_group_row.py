@@ -187,7 +187,7 @@ def test_what_the_kernel_kills_for_lack_of_memory_is_out_of_memory(tmp_path, cha
     bad.started = dataclasses.replace(bad.started, oom_kills=3)
     (job,) = judge(tmp_path, alone, bad).jobs
     assert job.result is result
-    assert ("out of memory, says the kernel (oom_kill 1 in its cgroup)" in job.reason) == (result is Result.OOM)
+    assert ("out of memory, killed by the kernel (oom_kill 1 in its cgroup)" in job.reason) == (result is Result.OOM)
 
 
 def test_a_script_has_the_reason_that_its_output_tells(tmp_path):
