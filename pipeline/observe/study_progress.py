@@ -125,7 +125,6 @@ class Progress:
         return f"[{number}/{self.num_groups}]{block}"
 
     def summary(self) -> str:
-        """Return time elapsed, time left, and the results so far."""
         words = [f"{format_duration(self.elapsed_s)} elapsed"]
         if self._left:
             left_s, is_estimate = self.estimate_left_s()

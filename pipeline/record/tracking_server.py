@@ -66,7 +66,6 @@ class RequestHandler:
 
     @property
     def is_local(self) -> bool:
-        """True if it sends to a local store."""
         return self._uri is None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:

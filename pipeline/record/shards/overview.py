@@ -68,7 +68,6 @@ class Overview:
         return not self.num_unsent and all(unit.state == DONE for unit in self.units)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it for programs."""
         return dataclasses.asdict(self)
 
     def as_text(self, now_s: float) -> str:

@@ -164,7 +164,7 @@ def fetch(store: Store, run_id: str, name: str, folder: str) -> Path | None:
     from mlflow.exceptions import MlflowException
 
     try:
-        present = {entry.path for entry in store.client.list_artifacts(run_id)}
+        present = {artifact.path for artifact in store.client.list_artifacts(run_id)}
         return Path(store.client.download_artifacts(run_id, name, folder)) if name in present else None
     except (MlflowException, OSError) as error:
         raise TrackingError(str(error)) from error
