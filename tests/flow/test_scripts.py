@@ -39,7 +39,7 @@ def script(name: str) -> list[str]:
 def test_a_file_that_two_copies_write_is_named(study_of, toys):
     done = study_of(*script("writes"), "workload.args=[mine.txt,together]", "baseline=never")
     assert done.status == 0, done.err
-    assert "changed while 2 jobs ran: mine.txt; workload.run_in=job_folder" in done.err
+    assert "changed while 2 jobs ran: mine.txt; separate them by workload.run_in=job_folder" in done.err
     ((row, _),) = done.groups
     assert row.data.tags["collocation.shared_files"] == "changed while 2 jobs ran: mine.txt"
 

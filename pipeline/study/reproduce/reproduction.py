@@ -117,7 +117,7 @@ def prepare_reproduction(composed: DictConfig, config: Config, sender: Sender, s
     _refuse_others(run_id, keys, hidden)
     if lacking := [key for key in hidden if key not in keys]:
         raise ConfigError(
-            f"reproduce={run_id}: possible secrets were not recorded; give them again: "
+            f"reproduce={run_id}: possible secrets were not recorded; give again "
             + ", ".join(f"{key}=..." for key in lacking)
         )
     with open_dict(config_again):
