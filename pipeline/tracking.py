@@ -84,7 +84,7 @@ def status(options: argparse.Namespace) -> int:
         except TrackingError as error:
             if not options.watch:
                 raise
-            log.warning("%s; looked at again in %g s", error, WATCH_S)  # nothing has begun, or the server is away
+            log.warning("%s; trying again in %g s", error, WATCH_S)  # nothing has begun, or the server is away
         else:
             _say(json.dumps(progress.as_dict(), indent=2) if options.json else progress.as_text(time.time()))
             if progress.is_done or not options.watch:
@@ -132,36 +132,30 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=entry_points.spell("tracking"), description="Spool folders to MLflow.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
-        ("status", "show how far a study is, unit by unit; exit status 0 if all units are done"),
+        ("status", "show the progress of a study, unit by unit; exit status 0 if all units are done"),
         ("serve", "answer an orchestrator's requests on stdin"),
         ("flush", "send the groups in the spool; close and send those of killed studies"),
         ("upgrade", "upgrade a local store of an older MLflow; a copy of the old database is kept"),
         ("relocate", "update artifact paths after a local store was copied or moved"),
     ):
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument(
-            "--root", type=Path, default=Path("mlruns"), help="folder of the local store and the spool"
-        )
+        command.add_argument("--root", type=Path, default=Path("mlruns"), help="folder of the store and its spool")
         if name == "status":
-            command.add_argument("--experiment", default="collocation", help="as tracking.experiment")
+            command.add_argument("--experiment", default="collocation", help="tracking.experiment of the study")
             command.add_argument("--uri", help="tracking server, instead of --root")
-            command.add_argument("--watch", action="store_true", help=f"again every {WATCH_S:g} s until all is done")
+            command.add_argument("--watch", action="store_true", help=f"repeat every {WATCH_S:g} s until all is done")
             command.add_argument(
                 "--close-lost",
                 action="store_true",
                 help=f"first close groups that began over {SILENT_S / 3600:g} h ago and still run: their host is lost",
             )
-            command.add_argument("--json", action="store_true", help="for programs")
+            command.add_argument("--json", action="store_true", help="print JSON")
         elif name == "upgrade":
             continue
         elif name == "relocate":
-            command.add_argument(
-                "--from", dest="old_root", type=Path, help="former folder of the store, if it cannot be determined"
-            )
+            command.add_argument("--from", dest="old_root", type=Path, help="former folder, if it cannot be determined")
         else:
-            command.add_argument(
-                "--uri", help="tracking server for all groups; by default each goes to that of its study"
-            )
+            command.add_argument("--uri", help="tracking server for all groups; by default that of each study")
             command.add_argument("--series-points", type=int, default=500, help="points of a series in MLflow's charts")
         if name == "flush":
             command.add_argument(

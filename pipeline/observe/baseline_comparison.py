@@ -23,7 +23,6 @@ from pipeline.observe.group_result import GroupResult, JobResult
 # multiply differences of rounding.
 _LOSS_TOLERANCES = (0.003, 0.04, 0.15, 0.2, 0.4, 0.4, 0.4, 0.4, 0.8, 1.2)
 
-
 # How far the norm of the answer to each fixed request may be: rounding hits the values of an answer in both directions.
 _OUTPUT_TOLERANCES = (0.01,) * 8
 
@@ -73,7 +72,6 @@ class Comparison:
         return self._rows.get(row.group.digest, row)
 
     def _find_baselines(self, row: GroupResult) -> _Baselines:
-        """Return the baselines of the row's machine state."""
         state, shared = row.machine_state, make_comparison_key(row.group)
         if (key := (state, shared)) not in self._baselines:
             self._baselines[key] = baselines = _Baselines()
@@ -111,10 +109,7 @@ def compare_with_baseline(
 ) -> dict[str, float]:
     """Compute the figures of a group against its serial baseline; absent where a baseline is absent.
 
-    Args:
-        row: of the group.
-        solo: figures of each job alone, by workload digest.
-        serial_makespan_s: of the same jobs one after another, if that was measured.
+    `solo` has the figures of each job alone, by workload digest.
     """
     programs = [job.job.workload for job in row.measured]
     return normalise(
@@ -145,7 +140,7 @@ def describe_output_difference(together: Sequence[float], alone: Sequence[float]
     pairs = zip(together, alone, _OUTPUT_TOLERANCES, strict=False)
     for number, (norm, expected, tolerance) in enumerate(pairs, start=1):
         if not abs(norm - expected) <= tolerance * abs(expected):
-            return f"norm {norm:.6g} instead of {expected:.6g} of the answer to request {number}"
+            return f"answer to request {number} has norm {norm:.6g} instead of {expected:.6g}"
     return None
 
 

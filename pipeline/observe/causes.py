@@ -149,7 +149,6 @@ def _select_root(candidates: Sequence[Raised]) -> Raised:
 
 
 def _describe_ranks(raised: Raised, lines: Sequence[Line]) -> str:
-    """Describe the exit of a rank of which torchrun says nothing else."""
     if raised.name not in _WRAPPERS:
         return ""
     ends = [match[1] for line in lines[raised.last :] if (match := _EXIT_OF_RANK.match(line.text))]

@@ -23,7 +23,7 @@ from pipeline.launch.job_state import JobState
 from pipeline.observe.clock import ClockRecord
 
 _MAX_ENTRIES, _MAX_S = 20_000, 3.0
-# What nobody means by a file of a job: caches, and folders of packages, which are large and read only.
+# Caches, and folders of packages, which are large and only read.
 _PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages"})
 _MAX_NAMES = 8
 _CLOCK_NS = 10_000_000  # a file system's clock may lag behind by as much
@@ -35,7 +35,7 @@ _NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
 class Changes:
     """Files that changed below a folder, with their modification times in ns since the epoch.
 
-    `is_whole` tells whether all files were looked at.
+    `is_whole` says that all files were examined.
     """
 
     folder: Path

@@ -20,10 +20,10 @@ from pipeline.observe.causes import Cause
 from pipeline.observe.group_result import GroupResult, JobResult
 
 _TAIL_LINES, _MAX_LENGTH = 20, 300
-# What the runners of programs report that know nothing of us: what went wrong stands in their own output only.
+# Errors of runners of programs that do not use the job protocol: only the output tells their cause.
 _OF_PROGRAMS = frozenset(("ScriptError", "ServerEndedError"))
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-# Of a script that SIGTERM or SIGKILL ended, or whose own shell says so of what it ran.
+# Exit status of a script, or of what its shell ran, that SIGTERM or SIGKILL ended.
 _OF_OUR_SIGNALS = tuple(str(128 + number) for number in (signal.SIGTERM, signal.SIGKILL))
 _BY_SIGNAL = Ending(Result.INTERRUPTED, "interrupted by a signal")
 # Which failing job names the group's result, most telling first.
@@ -72,13 +72,7 @@ def make_skipped_row(group: Group) -> GroupResult | None:
 
 
 def make_row_without_figures(group: Group, error: Exception | None, states: Sequence[JobState] = ()) -> GroupResult:
-    """Return the row of a group without figures.
-
-    Args:
-        group: whose row it is.
-        error: that prevented the figures; `None` if a signal did.
-        states: of the jobs that were started.
-    """
+    """Return the row of a group without figures, because of an error, or of a signal if that is `None`."""
     ending = _BY_SIGNAL if error is None else Ending(Result.FAILED, f"no figures: {type(error).__name__}: {error}")
     jobs = (
         JobResult(
@@ -95,7 +89,7 @@ def _judge_end(state: JobState, log: Events, interrupted: bool) -> Ending:
         return noticed
     if log.errors and not _is_our_signal(state, log):
         return _judge_error(log.errors[-1], state)
-    if noticed is not None:  # what the job itself says of a failure, above, tells more
+    if noticed is not None:  # the job's own report of a failure, above, tells more
         return noticed
     if state.ended_well:
         return Ending(Result.OK)
@@ -106,7 +100,7 @@ def _judge_end(state: JobState, log: Events, interrupted: bool) -> Ending:
     how = f"status {ended.status}" if ended.status > 0 else f"signal {-ended.status}"
     cause = causes.judge_output(state.folder / layout.STDERR, state.folder / layout.STDOUT)
     if state.profiler is not None and state.said.bye in (None, "ok"):
-        when = "before the job spoke" if state.said.pid is None else "before the job's end"
+        when = "before the job sent a message" if state.said.pid is None else "before the job's end"
         ending = f"{state.profiler} ended with {how} {'after the job' if state.said.bye else when}"
         return Ending(Result.FAILED, _join_cause(ending, cause))
     return _describe_failure(f"ended with {how}", cause, state, was_killed=ended.status in _KILLED)
@@ -131,7 +125,9 @@ def _describe_failure(how: str, cause: Cause, state: JobState, *, was_killed: bo
 
 
 def _report_oom_kill(how: str, state: JobState) -> Ending:
-    return Ending(Result.OOM, f"{how}: out of memory, says the kernel (oom_kill {state.num_oom_kills} in its cgroup)")
+    return Ending(
+        Result.OOM, f"{how}: out of memory, killed by the kernel (oom_kill {state.num_oom_kills} in its cgroup)"
+    )
 
 
 def _join_cause(how: str, cause: Cause) -> str:
@@ -139,7 +135,7 @@ def _join_cause(how: str, cause: Cause) -> str:
 
 
 def _is_our_signal(state: JobState, log: Events) -> bool:
-    """Return whether a script died of our signal, as when another job had failed.
+    """Return whether a script died of a signal of the orchestrator, as when another job had failed.
 
     The exit status of its runner does not tell: that may have been killed first.
     """
@@ -147,7 +143,7 @@ def _is_our_signal(state: JobState, log: Events) -> bool:
 
 
 def read_error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
-    """Return the last telling lines of a job's error output; none if it ended well or was ended by us."""
+    """Return the last telling lines of a job's error output; none if it ended well or the orchestrator ended it."""
     if ending.result not in (Result.FAILED, Result.OOM, Result.TIMEOUT):
         return ()
     lines = [line for line in output_lines.read_end(state.folder / layout.STDERR) if not line.is_blank]

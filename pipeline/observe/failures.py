@@ -34,9 +34,9 @@ def _quote_error_outputs(rows: Sequence[GroupResult], log_of: Callable[[GroupRes
         for job in row.jobs:
             if job.error_output and job.error_output not in shown:
                 if len(shown) == _MAX_ERROR_OUTPUTS:
-                    yield "further jobs failed in other ways; their error output is with their runs"
+                    yield "more jobs failed; see the error output among the artifacts of their runs"
                     return
                 shown.add(job.error_output)
                 where = log_of(row, job.job.index)
-                yield f"job {job.job.name} of {row.group.name}, the end of its error output ({where}):"
+                yield f"end of the error output of job {job.job.name} of {row.group.name} ({where}):"
                 yield from (f"    {line}" for line in job.error_output)

@@ -81,5 +81,5 @@ def read(path: Path) -> Fields:
     except FileNotFoundError:
         return Fields()
     except (OSError, ValueError) as error:
-        log.warning("%s holds no tables of fields: %s", path, error)
+        log.warning("could not read the fields in %s: %s", path, error)
         return Fields()

@@ -38,21 +38,22 @@ class Forecast:
     def words(self) -> str:
         """The forecast in a line."""
         if not self.num_unknown:
-            return f"takes about {format_duration(self.least_s)}, as similar groups did before{self._basis}"
+            return f"takes about {format_duration(self.least_s)}, by similar earlier groups{self._basis}"
         least, most = format_duration(self.least_s), format_duration(self.most_s)
         bounds = f"at least {least} (the windows) and at most {most} (limits.*)"
-        return f"takes {bounds}: {self.num_unknown} of {self.num_groups} groups have no similar run yet{self._basis}"
+        return (
+            f"takes {bounds}: {self.num_unknown} of {self.num_groups} groups have no similar earlier run{self._basis}"
+        )
 
     @property
     def _basis(self) -> str:
         parts = []
         if self.num_other_packages:
-            parts.append(f"; {self.num_other_packages} of {self.num_groups} with other packages")
+            parts.append(f"; {self.num_other_packages} of {self.num_groups} by runs with other packages")
         if self.num_other_programs:
             names = [*self.other_programs[:_MOST_NAMES], *(["..."] if len(self.other_programs) > _MOST_NAMES else [])]
-            parts.append(
-                f"; {self.num_other_programs} of {self.num_groups} with other arguments or code: {', '.join(names)}"
-            )
+            other = f"{self.num_other_programs} of {self.num_groups} by runs with other arguments or code"
+            parts.append(f"; {other}: {', '.join(names)}")
         return "".join(parts)
 
 

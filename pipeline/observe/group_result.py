@@ -73,7 +73,6 @@ class GroupResult:
 
     @property
     def machine_state(self) -> MachineState:
-        """The state of the machine that it ran on."""
         return MachineState.read(self.group.device) if self.origin is None else self.origin
 
     @property

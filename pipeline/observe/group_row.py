@@ -56,12 +56,9 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     metrics = _compute_group_metrics(group, measured_jobs, jobs) if ending.result in _HAS_FIGURES else {}
     absent: dict[str, str] = {}
     of_device = sample_figures.compute_figures(read.get(sample_figures.WHOLE, {}), seen.fields, windows, absent)
-    # The energy is that of the whole device: with neighbours on it, none of it is that of the work that is measured.
-    rates = (
-        {}
-        if group.has_neighbours
-        else {unit: metrics[work_units.total_of(unit)] for unit in work_units.find_units(metrics)}
-    )
+    # The energy is that of the whole device: with co-runners on it, no work has an energy of its own.
+    units = () if group.has_neighbours else work_units.find_units(metrics)
+    rates = {unit: metrics[work_units.total_of(unit)] for unit in units}
     metrics |= host_load.compute_figures(measured_jobs, of_device)
     metrics |= of_device | sample_figures.derive_energy(of_device, windows, seen.idle_w, rates)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
@@ -69,11 +66,8 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     metrics |= _measure_logged_windows(group, batches) if ending.result in _HAS_FIGURES else {}
     metrics |= phases.compute_group_metrics(seen.spans)
     tags = dict(seen.tags) | _make_comparison_tags(measured_jobs) | _describe_damages(all_states, log_of)
-    if (
-        seen.changed
-        and not group.sequential
-        and (shared := changed_files.describe_shared(seen.changed.folder, whose, all_states))
-    ):
+    changed = None if group.sequential else seen.changed
+    if changed and (shared := changed_files.describe_shared(changed.folder, whose, all_states)):
         tags[Tag.SHARED_FILES] = shared
     if titled := seen.fields.describe_titled(metrics):
         tags[Tag.FIGURES] = titled
@@ -84,7 +78,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         tags[Tag.ABSENT_FIGURES] = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
     marks = find_marks(group, seen, batches, jobs, metrics)
     if Tag.DAMAGED in tags:
-        marks = marks._replace(note=join([marks.note, f"left out what cannot be true: {tags[Tag.DAMAGED]}"]))
+        marks = marks._replace(note=join([marks.note, f"left out impossible values: {tags[Tag.DAMAGED]}"]))
     tags |= {tag: mark for tag, mark in ((Tag.INVALID, marks.invalid), (Tag.FLAG, marks.note)) if mark}
     return GroupResult(
         group=group,
@@ -113,12 +107,8 @@ def _make_batch(
 
 
 def _check_logged_together(group: Group, batch: Batch, logged: LoggedRate | None) -> LoggedRate | None:
-    """Return the rate that a job logged, unless the jobs never logged at the same time."""
-    if (
-        group.window.kind is not WindowKind.LOGGED
-        or batch.window is not None
-        or len(batch.logged_spans) < len(batch.states)
-    ):
+    is_unknown = group.window.kind is not WindowKind.LOGGED or len(batch.logged_spans) < len(batch.states)
+    if is_unknown or batch.window is not None:
         return logged
     first = min(zip(batch.logged_spans, batch.states, strict=True), key=lambda pair: pair[0][1])[1]
     last = max(zip(batch.logged_spans, batch.states, strict=True), key=lambda pair: pair[0][0])[1]
@@ -275,7 +265,7 @@ def _make_comparison_tags(jobs: Sequence[JobResult]) -> dict[str, str]:
 
 
 def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Sequence[JobResult]) -> dict[str, float]:
-    """Return the figures of the measured jobs, and the work of the co-runners among `every`."""
+    """Return the figures of the measured jobs, and the work of the co-runners among all jobs."""
     metrics = _compute_co_runner_totals([job.metrics for job in all_jobs if job.job.is_neighbour])
     spans = [(job.start_ns, job.end_ns) for job in jobs if job.start_ns is not None and job.end_ns is not None]
     if len(spans) == len(jobs):

@@ -14,8 +14,8 @@ IDLE_GRACT_RATIO = 0.9
 FOREIGN_LOAD = "other programs used"
 MOST_WAIT_PCT = 20.0
 _MOST_FOREIGN_SHARE, _MOST_IDLE_SHARE = 0.1, 0.2
-"""Other programs held a job up that waited for a CPU for more of its time than the first, in which they had more than
-the second of the CPUs that it may use, of which less than the third was idle."""
+"""A job was slowed by other programs if it waited for CPUs for more than the first, and they used more than the second
+of its CPUs while less than the third was idle."""
 
 LOOP = "host_loop_ms"
 _LOOPS = ("host_loop_before_ms", "host_loop_after_ms")
@@ -51,12 +51,9 @@ def compute_figures(jobs: Sequence[JobResult], of_device: Mapping[str, float]) -
 
 
 def describe_foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_pct: float) -> str:
-    """Name the jobs that waited for CPUs that other programs used; empty for none, or where that was not read.
+    """Name the jobs, co-runners included, that waited for CPUs that other programs used; empty if none or unknown.
 
-    Args:
-        jobs: all that ran, with co-runners.
-        of_device: figures of the machine, among others.
-        own_pct: usage of the orchestrator and its samplers, in per cent of a core.
+    `own_pct` is the CPU usage of the orchestrator and its samplers, in per cent of a core.
     """
     busy, idle = of_device.get("busy_mean_cpus"), of_device.get("idle_mean_cpus")
     if busy is None or idle is None or any(_CPU not in job.metrics for job in jobs):

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 REQUESTS = "requests"
 LEAST_SHORT, SHORT_SHARE = 10, 0.01
 LATE_MS, LATE_SHARE = 1.0, 0.1
-"""A generator is late that sent fewer requests than were due, by more than both this number and this share of them; or
-half of whose requests left late, by more than both this time and this share of the median latency."""
+"""A generator is late if it sent fewer requests than due, by more than both `*_SHORT` and `SHORT_SHARE`, or if half of
+its requests were late by more than both this time and this share of the median latency."""
 
 SERIES_POINTS = 200
 
@@ -34,11 +34,7 @@ def compute_figures(
 ) -> dict[str, float]:
     """Return the figures of a job in a window; none if nothing was answered in it.
 
-    Args:
-        requests: of the job.
-        window: from and to monotonic instants.
-        is_rate_given: whether the user chose the offered load.
-        objective: the latency that counts as good, and for what share of the requests.
+    `is_rate_given` says that the user chose the offered load.
     """
     import numpy as np
 
@@ -102,7 +98,7 @@ def describe_lateness(requests: Requests, window: Window) -> str | None:
     sent = int(np.count_nonzero(_is_inside(requests["sent_ns"], window)))
     due = len(intended) + _count_never_sent(requests, window)
     if due - sent > max(LEAST_SHORT, SHORT_SHARE * due):
-        return f"its generator sent {sent} of the {due} requests that were due in the window"
+        return f"its generator sent {sent} of the {due} requests due in the window"
     if not len(intended):
         return None
     late_ms = _select_rank(np.sort(_subtract_ms(intended, "intended_ns", "sent_ns")), 50)
@@ -178,10 +174,10 @@ def _has_grown(requests: Requests, window: Window) -> bool:
 
 
 def _compute_spread(name: str, values: Values) -> dict[str, float]:
-    """Return mean, standard deviation and percentiles, as far as the number of values allows."""
     import numpy as np
 
-    metrics = {f"{name}_mean_ms": float(np.mean(values)), f"{name}_std_ms": float(_compute_std(values))}
+    std = float(np.std(values)) if np.isfinite(values).all() else math.inf
+    metrics = {f"{name}_mean_ms": float(np.mean(values)), f"{name}_std_ms": std}
     values = np.sort(values)
     metrics |= {
         f"{name}_p{text}_ms": _select_rank(values, percent)
@@ -189,12 +185,6 @@ def _compute_spread(name: str, values: Values) -> dict[str, float]:
         if len(values) >= least
     }
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-
-def _compute_std(values: Values) -> float:
-    import numpy as np
-
-    return float(np.std(values)) if np.isfinite(values).all() else math.inf
 
 
 def _select_rank(ordered: Values, percent: float) -> float:

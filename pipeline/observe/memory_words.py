@@ -90,13 +90,13 @@ def is_memory_line(line: str) -> bool:
     if _OTHERWISE.search(line) or is_recovery(line):
         return False
     sentences = _SENTENCE_END.split(line)
-    return any(_has_memory_words(sentence) and not _ONLY_MENTIONED.search(sentence) for sentence in sentences)
+    return any(
+        (_WORDS.search(sentence) or has_memory_type(sentence.partition(":")[0].strip()))
+        and not _ONLY_MENTIONED.search(sentence)
+        for sentence in sentences
+    )
 
 
 def is_recovery(line: str) -> bool:
     """Return whether a line of output says that the program continues after a failure."""
     return bool(_DEALT_WITH.search(line))
-
-
-def _has_memory_words(sentence: str) -> bool:
-    return bool(_WORDS.search(sentence)) or has_memory_type(sentence.partition(":")[0].strip())

@@ -1,7 +1,7 @@
 """Phases of a group and of its jobs, and the share of a study that was measurement.
 
 A group is set up (GPU and listeners), launched (from the first process to the last one that is ready), measured,
-ended (from the word to stop to the last exit), and cleaned up. A sequential group repeats the middle three for each
+ended (from the stop message to the last exit), and cleaned up. A sequential group repeats the middle three for each
 job.
 """
 
@@ -42,7 +42,7 @@ class Phases:
 
 
 def list_job_phases(state: JobState, log: Events) -> list[Span]:
-    """Return the phases of a job: `process` until it speaks, then those that it reports, until its end."""
+    """Return the phases of a job: `process` until its first message, then those that it reports, until its end."""
     ends_ns = state.ended.at_ns
     if state.started is None or ends_ns is None:
         return []

@@ -62,17 +62,15 @@ def find_marks(
     for batch in batches:
         notes += _find_doubts(group, batch)
         if batch.window is not None:
-            invalid += [
-                *_find_stalls(group, batch, batch.window),
-                *_find_clock_faults(group, seen, batch, batch.window),
-            ]
+            invalid += _find_stalls(group, batch, batch.window)
+            invalid += _find_clock_faults(group, seen, batch, batch.window)
             notes += [*_find_late_generators(batch, batch.window), *_find_short_windows(group, batch, batch.window)]
     if overlap := _describe_low_overlap(group, batches, metrics):
         invalid.append(overlap)
     if load := host_load.describe_foreign_load(jobs, metrics, metrics.get("orchestrator_cpu_pct", 0.0)):
         (notes if group.is_load_noted else invalid).append(load)
     if metrics.get(THROTTLED, 0) > MOST_THROTTLED_RATIO:
-        notes.append(f"power or heat held the clocks down for {100 * metrics[THROTTLED]:.0f} % of the window")
+        notes.append(f"power or heat limited the clocks for {100 * metrics[THROTTLED]:.0f} % of the window")
     return Marks(join(invalid), join(notes))
 
 
@@ -83,7 +81,7 @@ def _find_stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
     seconds = measure_seconds(window)
     for state, log in zip(batch.states, batch.logs, strict=True):
         if seconds < MIN_WINDOW_SHARE * group.window.seconds and list(work.list_instants_ns(log)[:1]) == [window[0]]:
-            yield f"job {state.job.name} began to work when {seconds:.3g} s of the window were left"
+            yield f"job {state.job.name} began its work with {seconds:.3g} s of the window left"
         if (stall := throughput.describe_stall(log, window)) is not None:
             yield f"job {state.job.name} {stall}"
 
@@ -91,16 +89,16 @@ def _find_stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
 def _find_clock_faults(group: Group, seen: Observation, batch: Batch, window: Window) -> Iterator[str]:
     paused_s = seen.clock.sum_pauses_s(window)
     if paused_s > MOST_PAUSED_RATIO * measure_seconds(window):
-        yield f"everything was suspended for {paused_s:.3g} s of the window, as when a container is paused"
+        yield f"all processes were suspended for {paused_s:.3g} s of the window, as in a paused container"
     if group.window.kind is not WindowKind.LOGGED:
         return
     # The values that a program logs may rest on the wall clock, whatever tells when it logged them.
     if step_s := seen.clock.find_step_s(window):
-        yield f"the wall clock was set by {step_s:+.3g} s while the jobs logged how fast they are"
+        yield f"the wall clock was set by {step_s:+.3g} s while the jobs logged their rates"
     for state, logged in zip(batch.states, batch.logged, strict=True):
         if logged is not None and logged.num_misplaced:
             values = format_count(logged.num_misplaced, "value")
-            yield f"job {state.job.name} logged {values} with times at which it did not run"
+            yield f"job {state.job.name} logged {values} with times outside its run"
 
 
 def _find_late_generators(batch: Batch, window: Window) -> Iterator[str]:
@@ -111,7 +109,6 @@ def _find_late_generators(batch: Batch, window: Window) -> Iterator[str]:
 
 
 def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
-    """Name the jobs whose rate rests on few steps or values."""
     few_steps = dict[str, int]()
     for state, log, logged in zip(batch.states, batch.logs, batch.logged, strict=True):
         if group.window.kind is WindowKind.LOGGED and logged is not None:
@@ -132,7 +129,7 @@ def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[
 def _find_doubts(group: Group, batch: Batch) -> Iterator[str]:
     for state, log, logged in zip(batch.states, batch.logs, batch.logged, strict=True):
         if log.steps.per_entry > 1:
-            yield f"job {state.job.name} reported more than {job_steps.MOST_STEPS} steps: their times are not known"
+            yield f"job {state.job.name} reported more than {job_steps.MOST_STEPS} steps; step times are unknown"
         if logged is not None:
             yield from (f"job {state.job.name}: {doubt}" for doubt in logged.doubts)
             window = batch.window if group.window.kind is WindowKind.LOGGED else None

@@ -20,7 +20,7 @@ Subject = tuple[int | None, int | None]
 """Index of a job or id of a GPU instance, and `WHOLE`, the device or machine, without either."""
 WHOLE: Subject = (None, None)
 _EDGE, _GAP = 2, 3
-"""A figure needs a reading within so many intervals of each edge of the window, and no gap above so many of them."""
+"""A figure needs a reading within the first number of intervals of each edge, and no gap above the second."""
 
 
 def measure_seconds(window: Window) -> float:
@@ -42,11 +42,7 @@ def compute_figures(
 ) -> dict[str, float]:
     """Compute the figures of one subject over its windows, each from the best listener that has it.
 
-    Args:
-        read: the readings of the subject.
-        fields: of the listeners, the best first.
-        windows: in which it was measured.
-        absent: receives the reason for each missing figure of which there is some reading.
+    `absent` receives the reason for each missing figure of which there is some reading.
     """
     metrics: dict[str, float] = {}
     reasons: dict[str, str] = {}
@@ -133,7 +129,7 @@ def _summarise(summary: Summary, read: Sequence[Reading], windows: Sequence[Wind
 def _check_coverage(read: Sequence[Reading], window: Window, interval_ns: int, at_begin: int) -> None:
     begin, end = window
     nearest = [min(abs(t_ns - edge) for t_ns, _ in read) for edge in window]
-    for distance_ns, most, edge in zip(nearest, (at_begin, _EDGE), ("begin", "end"), strict=True):
+    for distance_ns, most, edge in zip(nearest, (at_begin, _EDGE), ("start", "end"), strict=True):
         if distance_ns > most * interval_ns:
             raise _NotCoveredError(f"no reading within {distance_ns / 1e9:.3g} s of the {edge} of the window")
     for (before_ns, _), (after_ns, _) in itertools.pairwise(read):
@@ -147,9 +143,9 @@ def _measure_growth(inside: Sequence[Reading], window: Window) -> float:
     A reading beyond an edge would lower it: there, jobs have not begun, or are told to stop.
     """
     if len(inside) < 2:
-        raise _NotCoveredError("one reading in the window")
+        raise _NotCoveredError("only one reading in the window")
     if any(later < earlier for (_, earlier), (_, later) in itertools.pairwise(inside)):
-        raise _NotCoveredError("the counter began anew in the window")
+        raise _NotCoveredError("the counter was reset in the window")
     (first_ns, first), (last_ns, last) = inside[0], inside[-1]
     return (last - first) / (last_ns - first_ns) * (window[1] - window[0])
 

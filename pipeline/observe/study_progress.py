@@ -64,12 +64,7 @@ class Progress:
     scenario, else jobs of the same workloads there, else anywhere; within this study also the same scenario and degree,
     else the same scenario, else the same window, or kind of window, on the same kind of device.
 
-    Args:
-        groups: the whole study, in its order.
-        known: results of groups that an earlier start ran.
-        left: the groups to run; all by default.
-        clock: returns seconds.
-        past: groups that ran before this study.
+    `known` has the results of groups that an earlier start ran, and `past` groups of earlier studies.
     """
 
     def __init__(
@@ -130,7 +125,6 @@ class Progress:
         return f"[{number}/{self.num_groups}]{block}"
 
     def summary(self) -> str:
-        """Return time elapsed, time left, and the results so far."""
         words = [f"{format_duration(self.elapsed_s)} elapsed"]
         if self._left:
             left_s, is_estimate = self.estimate_left_s()
@@ -164,7 +158,6 @@ class Progress:
 
 
 def _list_kinds(group: Group) -> Iterator[Hashable]:
-    """Yield the kinds of a group, from the closest to the widest."""
     ran = _describe_group(group)
     where = (ran.device, ran.window)
     yield from _list_kinds_by_jobs(ran)

@@ -77,13 +77,7 @@ def format_table(
     """Format the groups as an aligned text table, one line each, with notes below.
 
     Figures are medians over the blocks; of several GPUs, each counts once. A missing value is `-`, and a column without
-    any value is left out. Skipped groups are named below the table.
-
-    Args:
-        rows: one of each group and block.
-        fields: of the listeners.
-        fastest: the `key` of groups to be marked as the fastest of their case.
-        notes: remarks on a group over its blocks, by its `key`.
+    any value is left out. Skipped groups are named below the table. `fastest` and `notes` go by the `key` of a group.
     """
     by_key: dict[str, list[GroupResult]] = defaultdict(list)
     for row in rows:
@@ -136,7 +130,6 @@ def _list_units(rows: Sequence[GroupResult]) -> list[str]:
 
 
 def _make_sort_key(group: Group) -> tuple[object, ...]:
-    """Return the sort key of a group: the same jobs together, in the order of modes."""
     programs = [job.workload for job in group.measured]
     jobs = sorted((natural_key(f"{program.name} {program.params}"), program.digest) for program in programs)
     case = (len(set(jobs)) > 1, sorted(set(jobs)), group.window.text, group.settings[CO_RUNNERS])
@@ -165,7 +158,6 @@ def _format_results(blocks: Sequence[GroupResult]) -> str:
 def _list_notes(
     groups: Sequence[Sequence[GroupResult]], names: Sequence[str], on_gain: Mapping[str, str], *, is_of_blocks: bool
 ) -> list[str]:
-    """List marks and failures, each once with all its groups."""
     flags: dict[str, list[str]] = defaultdict(list)
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, group_rows in zip(names, groups, strict=True):

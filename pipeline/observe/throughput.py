@@ -15,10 +15,10 @@ from pipeline.observe.sample_figures import Window
 
 STALL_STEPS = 5
 STALL_SHARE = 0.05
-"""A job stood still that made no step at an edge of the window for so many step times, and this share of the window."""
+"""A job is stalled that makes no step at an edge of the window for this many step times and share of the window."""
 
 LEAST_GAPS, LONG_TIMES, LONG_SHARE = 2, 4, 0.1
-"""A logged value stands for too long that does so for so many times the median, and this share of the window."""
+"""A logged value covers too much if it does so for this many medians and this share of the window."""
 
 
 def compute_figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[str, float]:
@@ -90,7 +90,7 @@ def describe_long_value(points: Points, window: Window) -> str | None:
     longest_ns, usual_ns = gaps_ns[-1], gaps_ns[(len(gaps_ns) - 1) // 2]
     if longest_ns <= max(LONG_TIMES * usual_ns, LONG_SHARE * (end - begin)):
         return None
-    return f"one value stands for {longest_ns / 1e9:.3g} s of the window, and others for {usual_ns / 1e9:.3g} s"
+    return f"one logged value covers {longest_ns / 1e9:.3g} s of the window, the others {usual_ns / 1e9:.3g} s"
 
 
 def describe_stall(log: Events, window: Window) -> str | None:
@@ -115,7 +115,6 @@ def describe_stall(log: Events, window: Window) -> str | None:
 
 
 def _interpolate_work(steps: Steps, t_ns: int) -> float:
-    """Return the work done by an instant, with a share of the step under way."""
     following = bisect_right(steps.t_ns, t_ns)
     if not following:
         return 0.0

@@ -45,7 +45,7 @@ class PlainView:
         reason = row.reason
         if row.result is Result.SKIPPED:
             if reason in self._skipped:
-                reason = f"as {self._skipped[reason]}"
+                reason = f"same reason as {self._skipped[reason]}"
             else:
                 self._skipped[reason] = row.group.name
         say(f"    {format_line(row.result, reason, row.metrics, marks=row.marks)} ({self.progress.summary()})")
@@ -89,7 +89,7 @@ class _Drawer:
         try:
             return self._make_table()
         except Exception as error:  # noqa: BLE001  jobs may have written, and removed, anything
-            return Text(f"no live table: {type(error).__name__}: {error}")
+            return Text(f"the live table failed: {type(error).__name__}: {error}")
 
     def _make_table(self) -> Table:
         from rich.table import Table
@@ -120,7 +120,6 @@ class _Drawer:
 
 
 def _describe_logs(group: Group, watched: Watched) -> str:
-    """Name the output files of users' scripts."""
     if not any(job.workload.ends_by_itself for job in group.jobs):
         return ""
     folder = watched.folder / layout.JOBS

@@ -1,6 +1,6 @@
 """The work of a job: by its steps, its requests, its logged rate, or its whole run.
 
-Every way in which a job can report work is asked here and nowhere else.
+The only place that knows all ways in which a job can report work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def compute_figures(
     group: Group, job: Job, log: Events, logged: LoggedRate | None, window: Window | None, makespan_s: float | None
 ) -> dict[str, float]:
     """Return the rate of a job in each of its units, and other figures of its work."""
-    unit, kind = job.workload.unit, _find_kind(group, job)
+    unit, kind = job.workload.unit, WindowKind.STEADY if job.is_neighbour else group.window.kind
     metrics: dict[str, float] = {}
     if window is not None:
         metrics |= throughput.compute_figures(kind, unit, log, window)
@@ -36,11 +36,6 @@ def compute_figures(
             if name(unit) in metrics:
                 metrics[name(other)] = number * metrics[name(unit)]
     return metrics
-
-
-def _find_kind(group: Group, job: Job) -> WindowKind:
-    """Return the kind of window of a job: a co-runner is measured as in a steady one."""
-    return WindowKind.STEADY if job.is_neighbour else group.window.kind
 
 
 def list_instants_ns(log: Events) -> Sequence[int]:
@@ -67,8 +62,8 @@ def explain_absence(group: Group, job: Job, log: Events, metrics: dict[str, floa
     is_lacking = work_units.rate_of(job.workload.unit) not in metrics
     if group.window.kind is WindowKind.STEADY and not job.is_neighbour and is_lacking:
         what = "request was sent and answered" if job.workload.unit == latency.REQUESTS else "step was completed"
-        lower = ", or the rate of the requests lower" if job.workload.is_rate_given else ""
-        return f"no {what} inside the window; make window.seconds longer{lower}"
+        lower = " or lower the request rate" if job.workload.is_rate_given else ""
+        return f"no {what} inside the window; raise window.seconds{lower}"
     if not job.workload.ends_by_itself and not list_instants_ns(log):
         return "lost result: the job ended well, but its files hold no step and no answered request"
     return ""

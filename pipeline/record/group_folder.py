@@ -85,7 +85,7 @@ class ChildRecord(RunRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Everything that MLflow is told of a group, except samples and files.
+    """Everything that MLflow stores of a group, except samples and files.
 
     Attributes:
         uri: tracking server that it is for; `None` for the local store beside the spool.
@@ -167,10 +167,10 @@ def read(folder: Path) -> Record:
         if isinstance(raw, dict):
             if (version := raw.get("version")) != VERSION:
                 raise TrackingError(
-                    f"{file} has version {version}; this program reads version {VERSION}: "
+                    f"{file} has version {version} instead of {VERSION}; "
                     "send it with the release that wrote it, or remove the folder"
                 )
-            # Of an earlier version the host alone is known.
+            # Records of earlier versions have the host only.
             raw = {"host": "", "boot_id": "", "machine_id": ""} | raw
         record = json_decoder.decode(Record, raw)
     except (OSError, ValueError, RecursionError) as error:
@@ -271,7 +271,7 @@ def _remove_abandoned(spool_root: Path) -> None:
 
 
 def _find_doubtful(spool_root: Path, *, closes_lost: bool) -> Iterator[Path]:
-    """Yield the open folders that would be closed although no lock proves that their owner is dead."""
+    """Yield the open folders to be closed although no lock proves that their owner is dead."""
     standings = {Standing.BEFORE_BOOT, *([Standing.ELSEWHERE] if closes_lost else [])}
     for folder in _list_folders(layout.RECORD, spool_root):
         with suppress(TrackingError, OSError):
@@ -293,7 +293,7 @@ def read_ended(spool_root: Path) -> list[Record]:
                 records.append(record if record.state == "closed" else _interrupt_record(folder, record))
         except (TrackingError, OSError) as error:
             if folder.exists():  # else it was sent meanwhile
-                log.warning("not counted: %s", error)
+                log.warning("left out of the progress: %s", error)
     return records
 
 
@@ -326,7 +326,7 @@ def _claim(folder: Path) -> Iterator[bool]:
 def _close(folder: Path, record: Record) -> Record:
     if record.state == "closed":
         return record
-    # Of another user's folder nobody knows that the processes that it names are that user's.
+    # The processes that another user's folder names may not be that user's.
     ended = leftovers.clear(record.spool_id) if folder.stat().st_uid == os.geteuid() else 0
     if ended:
         what = "1 process" if ended == 1 else f"{ended} processes"

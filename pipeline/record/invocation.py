@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pipeline.base.system import entry_points, secrets
 
 STUDY, TASK, OUTPUTS = "COLLOCATION_STUDY", "COLLOCATION_TASK", "COLLOCATION_OUTPUTS"
-"""Variables by which a launcher tells a worker the command line and outputs of the study; a batch script its task."""
+"""Variables with the study's command line, the Slurm task, and the outputs, which a launcher sets for a worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Invocation:
 
     @property
     def has_launcher_here(self) -> bool:
-        """True if a launcher on this host speaks to the user."""
+        """True if a launcher on this host prints the messages."""
         return self.has_launcher and not self.slurm_task
 
     @property
@@ -67,7 +67,7 @@ def begin() -> None:
     global _current
     launcher = None
     if handed := os.environ.pop(STUDY, ""):
-        with suppress(ValueError):  # nothing of a launcher's
+        with suppress(ValueError):  # not set by a launcher
             launcher = shlex.split(handed)
     outputs = set[tuple[int, int]]()
     for pair in os.environ.pop(OUTPUTS, "").split():

@@ -49,11 +49,9 @@ def _read_git() -> dict[str, str]:
     """Return the commit of the project's own clone, and whether files differ from it."""
     is_clone = (PROJECT_DIR / "pyproject.toml").is_file()  # an installed package may lie in a repository of its user's
     repository = git.read(PROJECT_DIR) if is_clone else None
-    return (
-        {}
-        if repository is None
-        else {"git_commit": repository.commit, "git_changed": str(repository.is_changed).lower()}
-    )
+    if repository is None:
+        return {}
+    return {"git_commit": repository.commit, "git_changed": str(repository.is_changed).lower()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +82,7 @@ def find_origin(workload: Workload) -> Origin:
     script = Path(workload.script)
     repository = git.read(script)
     root = script.parent if repository is None else repository.root
-    # A link may lead to what somebody keeps elsewhere, and would not want to see here.
+    # A link may lead to private files elsewhere.
     paths = map(Path, sorted({source.path for source in workload.sources}))
     files = [path for path in paths if path.resolve().is_relative_to(root.resolve())]
     if repository is None:
@@ -113,7 +111,6 @@ def join_uncommitted(origins: Iterable[Origin]) -> str:
 
 
 def _format_new_file(path: Path, root: Path) -> str:
-    """Format a file as a diff that creates it."""
     name = path.relative_to(root)
     begin = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
     try:

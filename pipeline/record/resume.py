@@ -22,12 +22,7 @@ def select_remaining(
 
     Groups of a shard are compared with each other, so they must come from one state of the machine. A complete shard
     counts; an incomplete one starts again after a reboot, on another GPU, or with another driver or power limit.
-
-    Args:
-        plan: the whole study; its devices are as this machine has them now.
-        finished: groups with a result in the store.
-        gpus: those that may run the missing groups; the plan's device if empty.
-        accept_environment: whether results count that were measured with other packages.
+    Without `gpus`, the plan's device runs the missing groups. `accept_environment` counts results with other packages.
 
     Raises:
         ConfigError: groups of the plan differ in their packages alone.
@@ -56,11 +51,10 @@ def select_remaining(
 
 
 def _make_keys(plan: Plan, *, accept_environment: bool) -> dict[str, str]:
-    """Map the digest of each group to the key that its stored results are found by."""
     keys = {group.digest: group.program_digest if accept_environment else group.digest for group in plan.groups}
     if len(set(keys.values())) < len(keys):
         raise ConfigError(
-            "resume=accept_environment cannot tell groups apart that differ in their environment alone; use resume=true"
+            "resume=accept_environment cannot distinguish groups that differ only in their environment; use resume=true"
         )
     return keys
 
@@ -91,7 +85,7 @@ def describe_restarts(
             if not any(state.is_same(stored.machine_state) for state in states):
                 counts[states[0].changes(stored.machine_state)] += 1
     return [
-        f"resume: unfinished blocks start again, without {format_count(number, 'earlier result')}: {change}"
+        f"resume: unfinished blocks start again without {format_count(number, 'earlier result')} ({change})"
         for change, number in counts.items()
     ]
 
@@ -120,7 +114,6 @@ def find_unused(plan: Plan, missing: Sequence[Group], finished: Sequence[Finishe
 
 
 def _make_row(group: Group, stored: FinishedGroup) -> GroupResult:
-    """Return a stored row with what comparisons and the table need."""
     rates = json.loads(stored.tags.get(Tag.RATES, "{}"))
     return GroupResult(
         group=group,

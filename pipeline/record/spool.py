@@ -38,7 +38,7 @@ from pipeline.record.stored_group import name_script_artifacts
 from pipeline.record.tracking_sender import Sender
 
 _MASKED = (layout.GROUP, layout.UNCOMMITTED)
-"""Artifacts of which each part was masked as what it is."""
+"""Artifacts whose parts are masked before they are joined."""
 
 
 class SpoolRun:
@@ -92,16 +92,9 @@ class SpoolRun:
 
 
 class Spool:
-    """Opens records below `<root>/spool/<study>`.
+    """Opens records below `<root>/spool/<study>`; every group gets `facts` as tags, and `artifacts` as text files.
 
-    Args:
-        root: folder of the store.
-        sender: the tracking process.
-        facts: provenance of the study, as tags of every group.
-        artifacts: text files of every group.
-        interpreters: environments of the jobs.
-        uri: tracking server; the local store in `root` by default.
-        origins: origin of each program's code, by the path of its script.
+    `origins` has the origin of each program's code, by the path of its script.
     """
 
     def __init__(
@@ -116,7 +109,7 @@ class Spool:
     ) -> None:
         self._sender, self._facts, self._artifacts = sender, facts, artifacts
         self._interpreters, self._origins = interpreters or {}, origins or {}
-        # Others may read the spool; whoever sends from it knows the password (`tracking_server.py`).
+        # Other users may read the spool; the sender knows the password (`tracking_server.py`).
         self._uri = uri and secrets.mask_text(uri)
         self._amendments: set[Path] = set()
         self.root = root.resolve()
@@ -133,7 +126,7 @@ class Spool:
         try:
             yield from self._open_run(group, folder)
         except OSError as error:
-            raise TrackingError(f"the record of {group.name} cannot be kept in {folder}: {error}") from error
+            raise TrackingError(f"could not write the record of {group.name} in {folder}: {error}") from error
         self._sender.send(folder)
 
     def _open_run(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
@@ -164,7 +157,6 @@ class Spool:
             os.close(lock)
 
     def _add_locks(self, folder: Path, group: Group) -> None:
-        """Write the exact packages of each job's environment (docs/environments.md)."""
         for job in group.jobs:
             if (interpreter := self._interpreters.get(job.workload.env)) is not None:
                 jobs_folder = folder / layout.job_path(job.index)
@@ -237,7 +229,7 @@ def _make_record(
         **_make_ui_tags(facts),
     }
     of_scripts = {script: origins[script].tags for script in _list_scripts(group, origins)}
-    # What all jobs have in common is the group's as well.
+    # Tags that all jobs share are the group's as well.
     shared = set.intersection(*(set(tags.items()) for tags in of_scripts.values())) if of_scripts else set()
     parent_tags = (
         common
@@ -320,7 +312,7 @@ def _make_window_params(window: Window) -> dict[str, str]:
 
 
 def _read_source(script: Path) -> str | None:
-    """Read a user's script; `None` for ours, which the commit tells, and for compiled programs."""
+    """Read a user's script; `None` for the project's own, which the commit holds, and for compiled programs."""
     if script.is_relative_to(PROJECT_DIR) or not script.is_absolute():
         return None
     content = script.read_bytes()

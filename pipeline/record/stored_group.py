@@ -23,7 +23,6 @@ def name_script_artifacts(scripts: Iterable[str]) -> dict[str, str]:
 
 
 def _name_artifact(name: str, index: int, is_unique: bool) -> str:
-    """Name the artifact of a script, with a number if its name is not unique; cut the begin of a long name."""
     plain, numbered = f"{SCRIPT_PREFIX}{name}", f"{SCRIPT_PREFIX}{index}-"
     if is_unique and len(os.fsencode(plain)) <= MAX_NAME_BYTES:
         return plain

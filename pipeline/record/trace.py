@@ -150,7 +150,6 @@ def _find_window(row: GroupResult, phases: Sequence[Span]) -> tuple[int, int] | 
 
 
 def _add_job(tracks: _Tracks, track: int, job: JobResult, spans: Sequence[Span]) -> None:
-    """Add a slice for the job's process, and one for each of its phases."""
     begin_ns, end_ns = spans[0].start_ns, max(span.end_ns for span in spans)
     facts = {"result": job.result.value, "reason": job.reason, "pid": job.pid}
     tracks.add_slice(track, job.job.name, begin_ns, end_ns, {key: value for key, value in facts.items() if value})

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import select
-import selectors
 import subprocess
 import sys
 import time
@@ -195,7 +194,7 @@ class Sender:
         """Wait until all requests are answered, so that the process is idle; give up at `until_s` (monotonic clock)."""
         while self._pending:
             if until_s is not None and not self._is_answered(until_s):
-                self.give_up("it took too long to send after the signal")
+                self.give_up("sending took too long after the signal")
                 return
             self._take_reply()
 
@@ -216,8 +215,7 @@ class Sender:
             if answered is request:
                 return _check(reply)
 
-    # An interruption never comes between a request and its place in `_pending`, nor between that and the reply: each
-    # reply is that to the oldest.
+    # Requests and replies are never interrupted: each reply belongs to the oldest request in `_pending`.
 
     def _ask(self, request: dict[str, Any]) -> None:
         with interrupts.hold_interrupts():
@@ -274,38 +272,36 @@ class Sender:
         deadline_s = begin_s + (_SEND_LIMIT_S if self._pending[0]["op"] == "send" else _LIMIT_S)
         tell_s = begin_s + _TELL_S
         assert self._process is not None and self._process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                if not selector.select(max(0.0, min(deadline_s, tell_s) - time.monotonic())):
-                    if (now_s := time.monotonic()) < deadline_s:
-                        self._tell(now_s - begin_s)
-                        tell_s = now_s + (now_s - begin_s)
-                        continue
-                    self._process.kill()  # its late reply would be taken for the answer to another question
-                    return "the tracking process did not answer in time"
-                with interrupts.hold_interrupts():
-                    data = os.read(self._process.stdout.fileno(), 65536)
-                    self._buffer += data
-                if not data:
-                    return "the tracking process has ended (its messages are above)"
+        while b"\n" not in self._buffer:
+            if not self._is_answered(min(deadline_s, tell_s)):
+                if (now_s := time.monotonic()) < deadline_s:
+                    self._report_wait(now_s - begin_s)
+                    tell_s = now_s + (now_s - begin_s)
+                    continue
+                self._process.kill()  # its late reply would be taken for the answer to another request
+                return "the tracking process did not answer in time"
+            with interrupts.hold_interrupts():
+                received = os.read(self._process.stdout.fileno(), 65536)
+                self._buffer += received
+            if not received:
+                return "the tracking process has ended (its messages are above)"
         return None
 
     def _is_answered(self, until_s: float) -> bool:
         """Wait for a reply or the end of the process until this time."""
         assert self._process is not None and self._process.stdout is not None
-        left_s = max(0.0, until_s - time.monotonic())
-        return b"\n" in self._buffer or bool(select.select([self._process.stdout], [], [], left_s)[0])
+        poll = select.poll()
+        poll.register(self._process.stdout, select.POLLIN)
+        return b"\n" in self._buffer or bool(poll.poll(1000 * max(0.0, until_s - time.monotonic())))
 
-    def _tell(self, waited_s: float) -> None:
-        """Say what takes so long; sending large files may take minutes."""
+    def _report_wait(self, waited_s: float) -> None:
         request = self._pending[0]
         if request["op"] == "send":
             files = regular_files.list_files(Path(request["spool"])).files
             with contextlib.suppress(OSError):  # sent just now
                 size = sum(file.lstat().st_size for file in files) / 1e6
-                what = f"sending {Path(request['spool']).name} ({size:.0f} MB) to the store"
-                words.say(f"{what} for {words.format_duration(waited_s)}; Ctrl-C leaves it in the spool")
+                group, waited = Path(request["spool"]).name, words.format_duration(waited_s)
+                words.say(f"sending {group} ({size:.0f} MB) takes {waited} so far; Ctrl-C leaves it in the spool")
 
     def _restart(self) -> None:
         """Start another process with all unanswered requests; each may be carried out twice."""
@@ -332,7 +328,7 @@ def _check(reply: dict[str, Any]) -> dict[str, Any]:
 
 
 _early: list[Sender] = []
-"""What was started before the configuration was known, until the first study takes it."""
+"""The sender started before the configuration was known, until the first study takes it."""
 
 
 def start_early(arguments: Sequence[str]) -> None:

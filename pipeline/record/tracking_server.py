@@ -45,8 +45,8 @@ from pipeline.record.store import results
 from pipeline.record.store.local_store import Store, describe_error, open_store
 from pipeline.record.store.upload import RunIds, amend, begin, send
 
-_NOT_OURS = ("mlflow", "requests", "sqlalchemy", "sqlite3")
-"""Whose errors say what a store or a disk refused."""
+_OF_STORES = ("mlflow", "requests", "sqlalchemy", "sqlite3")
+"""Packages whose errors tell what a store or a disk refused."""
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +54,7 @@ log = logging.getLogger(__name__)
 class RequestHandler:
     """Carries out requests; opens a store on first use, and again after a failure.
 
-    Args:
-        root: folder of the local store.
-        uri: tracking server for all groups; by default each group goes where its study sends it.
-        series_points: points a series that MLflow gets.
+    Without `uri`, each group goes where its study sends it.
     """
 
     def __init__(self, root: Path, uri: str | None, series_points: int) -> None:
@@ -69,7 +66,6 @@ class RequestHandler:
 
     @property
     def is_local(self) -> bool:
-        """True if it sends to a local store."""
         return self._uri is None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -187,8 +183,8 @@ def serve(handler: RequestHandler) -> int:
         try:
             answer = {"ok": True, **handler.answer(json.loads(line))}
         except Exception as error:  # one request that fails, however it does, must not end the ones after it
-            # The orchestrator says what it means for the user; an error that is not ours is ours to mend.
-            is_known = isinstance(error, CollocationError | OSError) or type(error).__module__.startswith(_NOT_OURS)
+            # The orchestrator explains known errors to the user; of others the log has the traceback.
+            is_known = isinstance(error, CollocationError | OSError) or type(error).__module__.startswith(_OF_STORES)
             log.log(logging.DEBUG if is_known else logging.WARNING, "failed: %s", line.strip(), exc_info=not is_known)
             answer = {"ok": False, "error": format_error(error)}
         with suppress(BrokenPipeError):  # the orchestrator is gone; what it has asked for is done all the same
@@ -197,13 +193,13 @@ def serve(handler: RequestHandler) -> int:
     try:
         handler.close_for_dead_owner()
     except Exception as error:  # noqa: BLE001  what fails, however it does, stays in the spool for the next start
-        log.warning("what a killed start left stays in the spool: %s", format_error(error))
+        log.warning("groups of a killed study stay in the spool: %s", format_error(error))
     handler.tidy()
     return 0
 
 
 def format_error(error: Exception) -> str:
-    """Return the first line of an error, with its type unless it is ours."""
+    """Return the first line of an error, with its type unless it is a `CollocationError`."""
     if isinstance(error, CollocationError):
         return next(iter(str(error).strip().splitlines()), "no message")[:500]
     return f"{type(error).__name__}: {describe_error(error)}"

@@ -66,13 +66,9 @@ class Part:
 
 
 class Fleet:
-    """Workers on some GPUs, and the queue of shards.
+    """Workers on some GPUs, and the queue of shards."""
 
-    Attributes:
-        ENDS_WORKERS: whether workers are told to end if this process is killed; else they finish their shards.
-    """
-
-    ENDS_WORKERS = False
+    ENDS_WORKERS = False  # when this process is killed; else they finish their shards
 
     def __init__(self, request: StudyRequest, devices: Sequence[Device], parts: Sequence[Part]) -> None:
         self.request, self.devices, self.parts = request, devices, parts
@@ -177,7 +173,6 @@ class Fleet:
             self._listen(selector)
 
     def _listen(self, selector: selectors.BaseSelector) -> None:
-        """Relay the messages of the workers, and handle those that end."""
         ready = selector.select()
         with interrupts.hold_interrupts():
             for key, _ in ready:

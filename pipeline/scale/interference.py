@@ -74,7 +74,6 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
 
 
 def _make_leg(request: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inventory]:
-    """Return a leg with all of its shards, and the inventory of the machine."""
     plan_file = worker_command.name_plan_file(request.root)
     for config in request.configs:
         config.gpu.device, config.gpu.beside, config.plan_file = device.uuid, beside, plan_file
@@ -87,7 +86,7 @@ def _make_leg(request: StudyRequest, device: Device, beside: int) -> tuple[Leg, 
 class PairedFleet(Fleet):
     """Shards on the first GPU, one after another, each alone and in company."""
 
-    ENDS_WORKERS = True  # company has no end of its own, and what it keeps company would be measured without
+    ENDS_WORKERS = True  # company never ends by itself
 
     def __init__(self, request: StudyRequest, devices: Sequence[Device], legs: Sequence[Leg]) -> None:
         super().__init__(request, devices, ())

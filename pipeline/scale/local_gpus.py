@@ -49,7 +49,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     refuse_mode_switches(of_gpus, "name one GPU with 'hydra.launcher.devices=[0]'")
     if request.config.dry_run:
         status = preview(*((study, *planned) for study, planned in zip(of_models, plans_made, strict=True)))
-        words.say(f"the units run on {_list_names(devices)}; the time is that of one GPU")
+        words.say(f"the units run on {_list_names(devices)}; the estimate is for one GPU")
         return status
     parts = []
     for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans_made, strict=True):
@@ -126,7 +126,7 @@ def select_free(
     worker_command.refuse_decided_keys(request.configs, launcher)
     if request.config.wait:
         raise ConfigError(
-            f"wait=true has no effect with hydra/launcher={launcher}, which waits for none of the GPUs; leave it out"
+            f"wait=true has no effect with hydra/launcher={launcher}, which never waits for a GPU; leave it out"
         )
     if request.simulated is not None and config.machine is None:
         raise ConfigError(
@@ -151,7 +151,7 @@ def select_free(
     taken = {device: _explain_busy(device, folder, config.tolerate) for device in asked_for}
     model = next((device.name for device in asked_for if not taken[device]), "")
     taken |= {
-        device: f"its model is not {model}, on which the study runs"
+        device: f"its model is not {model}"
         for device in asked_for
         if of_one_model and not taken[device] and device.name != model
     }
@@ -206,4 +206,4 @@ def refuse_taken_ports(request: StudyRequest, devices: Sequence[Device]) -> None
         exporter: Exporter = factory.build_object(spec)
         if not request.config.dry_run:
             with exporter.serve():
-                """It could; the worker will."""
+                """The port is free."""

@@ -1,9 +1,9 @@
 """The launcher `slurm`: one job array with a task for each shard; an array for each of several GPU models.
 
-A task is a `run.py ... unit=K` of its own, started by a batch script that a user could have written: no process of ours
-is between Slurm and the study, so Slurm's signals reach it as on a terminal. `SIGTERM` comes some time before the
+A task is a `run.py ... unit=K` of its own, started by a plain batch script: no other process is between Slurm and
+the study, so Slurm's signals reach it as on a terminal. `SIGTERM` comes some time before the
 limit, to the study alone; it gives up its group, cleans the GPU and sends its rows. A requeued task resumes. A task
-waits for a device that another task of its node holds, as nobody is there to try again.
+waits for a device that another task of its node holds.
 """
 
 from __future__ import annotations
@@ -84,15 +84,14 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
         what = request.config.unit_of.name
         for script in scripts.values():
             sys.stdout.write(f"{mask_text(script)}{format_count(len(units), 'unit')}, a {what} each; ")
-            sys.stdout.write("the plan is made where the GPU is\n")
+            sys.stdout.write("each task makes its plan on its node\n")
         return 0
     assert request.sender is not None
     request.sender.open(experiment, request.root, uri, request.config.tracking.series_points)
     request.sender.wait_for_store()  # before a task waits for hours to find that there is none
     jobs: dict[str, str] = {}
-    where = ("status", "--experiment", experiment, "--uri", mask_text(uri))
-    status = entry_points.spell("tracking", *where)
-    with interrupts.hold_interrupts():  # what Slurm has taken is named, whatever the user does meanwhile
+    status = entry_points.spell("tracking", "status", "--experiment", experiment, "--uri", mask_text(uri))
+    with interrupts.hold_interrupts():  # submitted arrays are always named
         for gpu, script in scripts.items():
             try:
                 job = _submit(script, folder)
@@ -106,14 +105,14 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
                 f"submitted {format_count(len(units), 'unit')} of {num_units} as job array {job}"
                 f"{f' for {gpu}' if len(gres) > 1 else ''}, output in {folder}"
             )
-        words.say(f"look at it: {status} --watch; cancel it: scancel {' '.join(jobs)}")
+        words.say(f"show its progress: {status} --watch; cancel it: scancel {' '.join(jobs)}")
         _note_arrays(request, plan, list(jobs), folder)
     if not options.wait:
         return 0
     try:
         _wait(jobs)
     except Interrupted:
-        words.say(f"the tasks go on; look at them: {status} --watch; cancel them: scancel {' '.join(jobs)}")
+        words.say(f"the tasks continue; show their progress: {status} --watch; cancel them: scancel {' '.join(jobs)}")
         raise
     progress = _read_overview(uri, experiment)
     if progress is not None:
@@ -122,8 +121,6 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
 
 
 def _note_arrays(request: StudyRequest, plan: Plan, arrays: list[str], folder: Path) -> None:
-    """Record the arrays in the store, so that an overview shows tasks that wait."""
-    now_ms = int(time.time() * 1000)
     assert request.sender is not None
     try:
         new = Submission(
@@ -132,7 +129,7 @@ def _note_arrays(request: StudyRequest, plan: Plan, arrays: list[str], folder: P
             num_units=len(plan.unit_sizes),
             cluster=squeue.read_cluster(),
             arrays=arrays,
-            time_ms=now_ms,
+            time_ms=int(time.time() * 1000),
             folder=str(folder),
         )
         request.sender.note_arrays(request.config.tracking.experiment, new)
@@ -254,19 +251,20 @@ def _make_unknown_device(gpu: GpuConfig) -> Device:
 
 def _check_one_line(key: str, value: object) -> str:
     if "\n" in str(value):
-        raise ConfigError(f"hydra.launcher: {key} spans several lines; give it on one")
+        raise ConfigError(f"hydra.launcher: {key} has a line break; write it on one line")
     return str(value)
 
 
 def _submit(script: str, folder: Path) -> str:
-    """Submit a batch script, and return the id of the job array."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"submit-{layout.make_stamp()}.sh"
         path.touch(mode=0o600, exist_ok=False)  # the command line may hold secrets
         path.write_bytes(os.fsencode(script))  # with the working directory, which need not be UTF-8
     except OSError as error:
-        raise ConfigError(f"hydra.launcher.folder={folder} cannot hold the batch script: {error.strerror}") from error
+        raise ConfigError(
+            f"could not write the batch script to hydra.launcher.folder={folder}: {error.strerror}"
+        ) from error
     done = _run_slurm("sbatch", "--parsable", str(path))
     if done.status != 0:
         raise ConfigError(f"Slurm refused the job array: {' '.join(done.stderr.split())}; its script is {path}")
@@ -291,7 +289,7 @@ def _wait(jobs: Mapping[str, str]) -> None:
             states = squeue.read_states(jobs)
         except CommandError as error:
             if not is_silent:
-                words.say(f"{error}; asked again until it answers")
+                words.say(f"{error}; asking again until Slurm answers")
             is_silent = True
             time.sleep(_POLL_S)
             continue

@@ -59,7 +59,6 @@ def run(configs: Sequence[DictConfig]) -> int:
 
 
 def _take_unit(config: DictConfig, unit: str, elapsed_s: float) -> DictConfig:
-    """Copy a configuration, with the number of a shard and the rest of the time limit."""
     config = copy.deepcopy(config)
     if unit:
         config.unit = int(unit)

@@ -24,11 +24,7 @@ _PR_SET_PDEATHSIG = 1  # source: linux/prctl.h
 class WorkerProcess:
     """A `run.py` with `hydra/launcher=worker` on one GPU.
 
-    Args:
-        words: its command line.
-        environ: its environment.
-        on_cpus: its CPUs.
-        ends_with_launcher: whether it gets a SIGTERM when the launcher is killed; else it finishes its shard.
+    With `ends_with_launcher`, it gets a SIGTERM when the launcher is killed; else it finishes its shard.
 
     Attributes:
         what: description of its present or last shard.
@@ -101,12 +97,12 @@ class WorkerProcess:
     def listen(self, output: IO[bytes]) -> int | None:
         """Read an output, and close it at its end; return the exit status of a shard that has ended.
 
-        A shard cut short by the end of the process has its exit status, as a shell says it.
+        A shard cut short by the end of the process has the exit status that a shell would give.
         """
         status = None
         answers = [] if output is self._messages else list(self._read(output))
         if not self._messages.closed:
-            self._relay(self._read(self._messages))  # what it said before it answered
+            self._relay(self._read(self._messages))  # messages before the answer
         if answers:
             status = int(json.loads(answers[-1])[STATUS])
         if self.has_ended:

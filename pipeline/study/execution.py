@@ -31,13 +31,7 @@ def execute(
     engine: Engine | None = None,
     take_sender: Callable[[], AbstractContextManager[Sender]] = tracking_sender.take,
 ) -> int:
-    """Plan and run a study from its composed configurations.
-
-    Args:
-        configs: one a combination.
-        is_sweep: whether they are a sweep, which has baselines of its own.
-        engine: what runs the study, once it is read, instead of this process; its devices are not taken.
-        take_sender: gives the tracking process.
+    """Plan and run a study from its composed configurations, in this process unless there is an `engine`.
 
     Returns:
         0 when every group ended in a result; 1 when some failed, timed out or were left for later by `time_limit_s`;

@@ -53,14 +53,14 @@ if TYPE_CHECKING:
 
 _OUR_PROGRAMS = PROJECT_DIR / "workloads"
 _SMALL_BYTES, _LARGE_BYTES = 1 << 25, 1 << 28
-"""What jobs wrote is read in a second or so; or takes so long that the user wonders."""
+"""Output of jobs up to the first is read within about a second; above the second, a message is printed."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResources:
-    """The things that the groups of a study have in common.
+    """Resources that the groups of a study share.
 
     Attributes:
         interpreters: by the environment that was asked for.
@@ -69,7 +69,7 @@ class StudyResources:
         idle_w: lowest power read before jobs started, by device; groups add what they read.
         outputs: device and inode of each file to which the orchestrator writes its messages.
         own_files: files and folders, but for the store, that change beside the jobs and are none of theirs.
-        warned: what the user has been told of the machine, which is the same in every group.
+        warned: warnings that were printed and hold for every group.
     """
 
     interpreters: Mapping[Spec, Interpreter]
@@ -84,7 +84,7 @@ class StudyResources:
     warned: set[str] = field(default_factory=set)
 
     def warn_once(self, text: str) -> None:
-        """Say something that holds for all groups of a study once; each group's tags have it."""
+        """Print a warning that holds for all groups of a study once; the tags of each group have it."""
         if text not in self.warned:
             self.warned.add(text)
             log.warning("%s", text)
@@ -118,7 +118,7 @@ def run(group: Group, shared: StudyResources) -> GroupResult:
         execution = _Execution(group, record, shared)
         row: GroupResult | None = None
         interrupted: Interrupted | None = None
-        with interrupts.hold_interrupts():  # what was measured is kept
+        with interrupts.hold_interrupts():  # keep what was measured
             try:
                 with interrupts.allow():
                     execution.go()
@@ -176,7 +176,7 @@ class _Execution:
             log.debug("%s: %s", self.group.name, self.reason, exc_info=True)
         except Exception as error:  # noqa: BLE001  the one boundary behind which a study goes on
             self.reason = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-            self._keep_traceback(error, "it failed in the orchestrator")
+            self._keep_traceback(error, "failed in the orchestrator")
         finally:
             self._undo_again()
             self.phases.finish()
@@ -190,7 +190,7 @@ class _Execution:
     def judge(self, *, interrupted: bool = False) -> GroupResult:
         """Return the row, and write its artifacts. What jobs wrote may be anything: it never ends the study."""
         if (num_bytes := self._bytes_to_read()) > _LARGE_BYTES:
-            words.say(f"{self.group.name}: reading {num_bytes / 1e9:.1f} GB that its jobs wrote")
+            words.say(f"{self.group.name}: reading {num_bytes / 1e9:.1f} GB of job output")
         try:
             row = group_row.judge(self.group, self._observation(interrupted))
             self.record.add_artifact(layout.PHASES, phases.as_json(row.spans, self.clock.record.offsets[0][1]))
@@ -254,20 +254,15 @@ class _Execution:
             return None
         try:
             folder = Path.cwd()
-            own_files = {
-                *Path(self.group.gpu.lock_dir).resolve().glob(f"{layout.SHARED_PREFIX}*"),
-                self.shared.spool.root,
-            }
-            own_files.update(self.shared.own_files)
-            clock = self.clock.record
-            changed = changed_files.find_changes(
-                folder, min(began), clock, without=own_files, inodes=self.shared.outputs
-            )
+            locks = Path(self.group.gpu.lock_dir).resolve().glob(f"{layout.SHARED_PREFIX}*")
+            own_files = {*locks, self.shared.spool.root, *self.shared.own_files}
+            clock, outputs = self.clock.record, self.shared.outputs
+            changed = changed_files.find_changes(folder, min(began), clock, without=own_files, inodes=outputs)
         except OSError as error:  # a job may have removed it
-            self.shared.warn_once(f"cannot look for files that several jobs wrote: {error}")
+            self.shared.warn_once(f"could not search for files that several jobs wrote: {error}")
             return None
         if not changed.is_whole:
-            self.shared.warn_once(f"cannot look for files that several jobs wrote in {folder}: it has too many files")
+            self.shared.warn_once(f"could not search for files that several jobs wrote: {folder} has too many files")
         return changed
 
     def _warn_of_other_programs(self, row: GroupResult) -> None:
@@ -277,7 +272,7 @@ class _Execution:
 
     def _warn_of_shared_files(self, row: GroupResult) -> None:
         if (shared := row.tags.get(Tag.SHARED_FILES)) is not None:
-            remedy = "workload.run_in=job_folder, or {output_dir} in the arguments, gives each job files of its own"
+            remedy = "separate them by workload.run_in=job_folder, or by {output_dir} in the arguments"
             self.shared.warn_once(f"{shared}; {remedy}")
 
     def _idle_w(self) -> float | None:

@@ -1,4 +1,4 @@
-"""The plan of a study for the machine as it is, once what killed orchestrators left on it is undone."""
+"""The plan of a study for this machine, after undoing what killed orchestrators left on it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def make_plan(request: StudyRequest) -> tuple[Inventory, Plan]:
     if request.config.dry_run:
         return inventory, plan
     if any(interpreter.to_build for interpreter in inventory.interpreters.values()):
-        # The first plan showed that the study can run at all, before minutes are spent on its environments.
+        # The first plan showed that the study can run; building environments takes minutes.
         inventory = inventory.with_environments()
         plan = request.plan(inventory)
     if request.config.plan_file is not None:
@@ -86,7 +86,7 @@ def undo_steps(device: Device, gpu: GpuConfig) -> None:
     """Undo the steps that a killed orchestrator noted in the journal of a device, and say so."""
     journal = Journal(Path(gpu.lock_dir), device.uuid, driver_programs.find_device_programs(device))
     if _is_temporary(gpu):
-        journal.forget_device_steps()  # the machine that it speaks of went with its study
+        journal.forget_device_steps()  # the simulated machine ended with its study
     if undone := replay(journal):
         words.say(f"undid {format_count(len(undone), 'step')} that a killed orchestrator had left on {device.name}")
 

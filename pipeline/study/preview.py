@@ -47,5 +47,5 @@ def _list_past_groups(request: StudyRequest) -> Sequence[PastGroup]:
     try:
         return request.sender.find_past_groups(request.config.tracking.uri or str(request.root))
     except TrackingError as error:
-        words.say(f"no estimate from groups that ran before: {error}")
+        words.say(f"no estimate from earlier groups: {error}")
         return ()

@@ -38,7 +38,7 @@ def divide(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tup
     for line in resume.describe_restarts(groups, finished, gpus=request.gpus):
         words.say(line)
     if not request.invocation.has_launcher_here:  # else the launcher on this host has said it
-        # What the same study found on other GPU models, or with other GPUs at work, belongs beside it, where asked for.
+        # Results of the same study on other GPU models, or beside other GPUs, belong to it if it asks for them.
         on_other_models = plan.any_gpu_digest if request.config.gpu.models > 1 else ""
         results = [
             group_run
@@ -57,7 +57,7 @@ def divide(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tup
 def _take_over(
     request: StudyRequest, plan: Plan, known: Sequence[GroupResult], finished: Sequence[FinishedGroup]
 ) -> None:
-    """Have the store count in this plan what another one measured: nothing of this one would say that it is there."""
+    """Mark results of other plans as those of this plan too, whose own runs would not show them."""
     assert request.sender is not None
     of_others = {
         group.spool_id: group.run_id for group in finished if group.spool_id and plan.digest not in group.plans
@@ -94,8 +94,7 @@ def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
         finished = request.sender.find_finished(experiment, None)
     except TrackingError as error:
         words.say(
-            f"error: {error}; what was not sent waits in the spool; "
-            f"to go on: {request.invocation.masked_resume_command}"
+            f"error: {error}; unsent groups wait in the spool; to continue: {request.invocation.masked_resume_command}"
         )
         return False
     if request.config.resume == Resume.NO:
@@ -114,7 +113,6 @@ def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
     if num_left:
         all_groups = format_count(sum(len(plan.groups) for plan in plans), "group")
         words.say(
-            f"{num_left} of {all_groups} without a result; "
-            f"to run what is left: {request.invocation.masked_resume_command}"
+            f"{num_left} of {all_groups} without a result; to run them: {request.invocation.masked_resume_command}"
         )
     return not num_left

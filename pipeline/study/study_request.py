@@ -46,15 +46,15 @@ class StudyRequest:
 
     Attributes:
         invocation: how this process was started.
-        sender: the process that speaks to the store; `None` for a dry run that asks it nothing.
+        sender: the tracking process; `None` for a dry run that needs no store.
         simulated: the machine to rehearse on, if it is not a real one.
         exporter: what shows the study while it runs.
         reproduction: the group to run again, if it is only that.
-        differences: what was said of how that group differs from the original.
+        differences: the printed differences of that group from the original.
         gpus: those on which a launcher runs units; none where the study runs on that of its plan.
         planned: digests of the groups of all plans, where a launcher measures a study as several.
-        begin_ms: when it was asked, since the epoch.
-        has_started: whether a group has begun: from then on the exit status speaks of groups, before it of the request.
+        begin_ms: time of the request, since the epoch.
+        has_started: whether a group has begun; the exit status is then that of groups, before that of the request.
     """
 
     configs: Sequence[Config]
@@ -84,7 +84,7 @@ class StudyRequest:
         if self.reproduction is None:
             full_plan = planning.build_plan(self.configs, inventory, is_sweep=self.is_sweep)
             return shards.select_shard(feasibility.check_plan(full_plan), self.config.unit)
-        # As in a sweep, so that the original may be a baseline that nobody asked for.
+        # As in a sweep: the original may be a baseline that was added to it.
         full_plan = planning.build_plan(self.configs, inventory, is_sweep=True)
         plan = feasibility.check_plan(self.reproduction.only_its_group(full_plan))
         facts = provenance.collect(inventory.interpreters, self.invocation)

@@ -37,9 +37,9 @@ from pipeline.study import executor, plans, stored_results, summary
 from pipeline.study.study_request import StudyRequest
 
 _BUSY_SHARE = 0.25
-"""Of the CPUs: other programs that use more are said before anything is measured."""
+"""Share of the CPUs above which a warning of other programs is printed before the study."""
 _AFTER_SIGNAL_S, _AFTER_SIGNAL_WHILE_SENDING_S = 20.0, 5.0
-"""How long what was measured is still sent; a scheduler kills half a minute after its first signal."""
+"""Time to send the rest after a signal; a scheduler kills half a minute after its first one."""
 
 _SIGNAL_EARLY_S = 90.0
 
@@ -55,19 +55,19 @@ class StudyRun:
         self.comparison = Comparison()
         self.rows: list[GroupResult] = []
         self.cpu_use = host_info.read_cpu_use()
-        self.ended_by: Interrupted | None = None  # what ended the sending of what was measured
+        self.ended_by: Interrupted | None = None  # the signal that ended the sending
         self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier starts could not send
 
     def take_devices(self, stack: UndoStack) -> None:
         """Hold the devices, and clear what killed orchestrators left.
 
         Raises:
-            InUseError: somebody else uses one of them.
+            InUseError: another user or study has one of them.
         """
         gpu = self.config.gpu
         for device in self.plan.devices:
             stack.enter_context(lease.hold(device, Path(gpu.lock_dir)))
-        # What a killed orchestrator left is cleared before anybody is called a stranger.
+        # Leftovers of killed orchestrators are no strangers.
         survey = plans.end_leftovers(self.root)
         self.unsent = survey.ready
         if self.config.unit is None:  # else other workers may well be at work there
@@ -84,7 +84,7 @@ class StudyRun:
             )
 
     def run(self, showing: ShowGroup) -> int:
-        """Open the store, run what is to run, show what was found."""
+        """Open the store, run the missing groups, and show the results."""
         facts = self._facts()
         text = "".join(f"{key}: {value}\n" for key, value in sorted(facts.items()))
         programs = {job.workload.script: job.workload for group in self.plan.groups for job in group.jobs}
@@ -108,7 +108,7 @@ class StudyRun:
             self._take_in(known)
             self._run(groups, view, showing)
         except Interrupted as interrupted:
-            if self.request.invocation.slurm_task:  # nobody is there who sent the signal
+            if self.request.invocation.slurm_task:  # the user did not send the signal
                 words.say(f"{interrupted}{self._describe_limit(time.monotonic() - begin_s)}")
             raise
         finally:
@@ -124,10 +124,10 @@ class StudyRun:
     def _warn_of_other_programs(self) -> None:
         used, num_cpus = host_info.read_cpu_use().foreign_since(self.cpu_use), len(os.sched_getaffinity(0))
         if used > _BUSY_SHARE * num_cpus:
-            keep = "" if self.config.foreign_load is ForeignLoad.note else ", or foreign_load=note keeps them"
+            keep = "" if self.config.foreign_load is ForeignLoad.note else ", or keep the rows with foreign_load=note"
             words.say(
-                f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host_info.describe_load()}); groups "
-                f"whose jobs wait for CPUs will be marked: measure on a quiet machine{keep}"
+                f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host_info.describe_load()}); rows of "
+                f"jobs that wait for CPUs will be marked; measure on a quiet machine{keep}"
             )
 
     def _describe_limit(self, elapsed_s: float) -> str:
@@ -167,7 +167,7 @@ class StudyRun:
         except TrackingError as error:
             if self.config.plan_file is None or self.config.resume != Resume.NO:
                 raise
-            words.say(f"warning: {error}; what is measured waits in the spool")
+            words.say(f"warning: {error}; new groups wait in the spool")
 
     def _send_what_others_left(self) -> None:
         for folder in self.unsent:
@@ -242,7 +242,7 @@ class StudyRun:
         self._say_how_to_resume()
 
     def _send_what_is_left(self) -> None:
-        """Send what is left; after a signal there is not much time for that, and the spool keeps what is not sent."""
+        """Send the rest; after a signal only for a short time, and the spool keeps what was not sent."""
         until_s = time.monotonic() + _AFTER_SIGNAL_S if interrupts.has_ended_work() else None
         try:
             with interrupts.allow():
@@ -266,8 +266,8 @@ class StudyRun:
             figures = f"figures of {words.format_count(late, 'group')}"
             what = words.format_count(unsent, "group") + (f" and {figures}" if late else "") if unsent else figures
             words.say(
-                f"warning: {what} could not be sent; "
-                f"they wait in {self.root / layout.SPOOL} until the next start, or: {command}"
+                f"warning: {what} could not be sent and wait in {self.root / layout.SPOOL}; the next start sends them, "
+                f"or: {command}"
             )
         return unsent == len(of_others) and not late
 
@@ -281,13 +281,13 @@ class StudyRun:
         num_missing = len(self.plan.groups) - len(self.rows)
         num_failed = sum(not row.result.is_finding for row in self.rows)
         if self.request.reproduction is None and (num_missing or num_failed):
-            parts = [f"{num_missing} did not run to the end"] * bool(num_missing)
+            parts = [f"{num_missing} not finished"] * bool(num_missing)
             parts += [f"{num_failed} failed"] * bool(num_failed)
             all_groups = format_count(len(self.plan.groups), "group")
             invocation = self.request.invocation
             # Else its launcher says how.
             how = "" if invocation.has_launcher else f"; to run them: {invocation.masked_resume_command}"
-            words.say(f"of {all_groups}, {' and '.join(parts)}{how}")
+            words.say(f"{all_groups}: {', '.join(parts)}{how}")
 
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
         ran = [row.metrics for row in self.rows[len(known) :]]

@@ -29,15 +29,8 @@ def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproductio
     fields = Fields(factory.build_object(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
     # A reproduction is one group without its block.
     closing_remarks = summarize_study(experiment, rows) if reproduction is None else StudySummary()
-    sys.stdout.write(
-        "".join(
-            f"{line}\n"
-            for line in (
-                format_table(rows, fields, closing_remarks.fastest, closing_remarks.notes),
-                *closing_remarks.sentences,
-            )
-        )
-    )
+    table = format_table(rows, fields, closing_remarks.fastest, closing_remarks.notes)
+    sys.stdout.writelines(f"{line}\n" for line in (table, *closing_remarks.sentences))
     if reproduction is not None:
         sys.stdout.write(f"{reproduction.side_by_side(rows[0])}\n")
 
@@ -50,7 +43,7 @@ def show_where(
     where = [] if where == [f"--root={TrackingConfig().root}"] else where
     command = entry_points.spell("report", f"--experiment={experiment}", *where)
     lines = [f"report: {command}", *_list_links(sender, root, failed or {})]
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def _list_links(sender: Sender, root: Path, failed: Mapping[str, str]) -> list[str]:

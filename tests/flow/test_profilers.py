@@ -111,7 +111,7 @@ def test_a_missing_profiler_is_refused_before_anything_is_touched(profiled, tmp_
     ("manner", "reason"),
     [
         ("fails", "nsys ended with status 7 after the job: the report could not be written"),
-        ("fails_at_once", "nsys ended with status 9 before the job spoke: no permission for the counters"),
+        ("fails_at_once", "nsys ended with status 9 before the job sent a message: no permission for the counters"),
     ],
 )
 def test_a_profiler_that_fails_is_the_reason_of_the_row(profiled, manner, reason):

@@ -122,7 +122,7 @@ def test_a_study_that_was_cut_prints_the_command_that_goes_on(run, client, tmp_p
     assert status == 1
     (said,) = [line for line in err.splitlines() if "; to run them: " in line]
     what, _, command = said.partition("; to run them: ")
-    assert what == "of 4 groups, 3 did not run to the end"
+    assert what == "4 groups: 3 not finished"
     words = shlex.split(command)
     assert words[1:3] == [str(PROJECT_DIR / "run.py"), "-m"] and words[-1] == "resume=true"
     assert words.count("resume=true") == 1
@@ -147,7 +147,7 @@ def test_after_ctrl_c_the_command_that_goes_on_is_printed(start):
     _, err = process.communicate(timeout=300)
     assert process.returncode == 130
     left = 4 - len(re.findall("^    ok", before + err, re.MULTILINE))
-    assert f"of 4 groups, {left} did not run to the end; to run them: " in err and "resume=true" in err
+    assert f"4 groups: {left} not finished; to run them: " in err and "resume=true" in err
 
 
 @pytest.mark.slow
@@ -196,6 +196,6 @@ def test_what_has_changed_since_a_result_is_said_by_file_and_package(run, client
     (tmp_path / "mine/model.py").write_text("WIDTH = 3\n")
     _, _, err = run(*study, "resume=accept_environment", "dry_run=true")
     assert "resume: 0 of 1 groups are finished" in err
-    assert ": model.py: its content has changed\n" in err and "uses it" not in err
+    assert ": the content of model.py has changed\n" in err and "uses it" not in err
     _, _, err = run(*study, "resume=maybe")
     assert "resume=maybe: must be false, true, accept_environment" in err

@@ -71,9 +71,9 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, wor
     out, err = process.communicate(timeout=600)
     assert process.returncode == 1, err
     assert "GPU 1 unit 2 | ended with exit status 137" in err
-    assert "1 of 6 groups without a result; to run what is left: " in err
+    assert "1 of 6 groups without a result; to run them: " in err
     seen = read_overview(tmp_path / "mlruns", "collocation-rehearsal").as_text(0.0)
-    assert re.search(r"\nto run what is left: .*\brun.py -m .* hydra/launcher=gpus resume=true$", seen), seen
+    assert re.search(r"\nto run the rest: .*\brun.py -m .* hydra/launcher=gpus resume=true$", seen), seen
     process = start("hydra/launcher=gpus", "resume=true")
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
@@ -198,7 +198,7 @@ def test_what_failed_on_every_gpu_is_in_the_table_at_the_end(start, tmp_path):
     assert process.returncode == 1, err
     assert re.findall(r"^(\S+) +2  failed ", out, re.MULTILINE) == ["serial-1x-fails", "naive-2x-fails"]
     assert "ended with status 1: no such dataset\n" in out
-    assert "4 of 4 groups without a result; to run what is left: " in err
+    assert "4 of 4 groups without a result; to run them: " in err
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start, worker_on):
     assert not [worker for worker in workers if worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE]
     assert len(re.findall(r"ended with exit status 130", err)) == 2, err
     assert err.count("hydra/launcher=gpus window.seconds=60 resume=true") == 1, err
-    assert "2 groups, 2 did not run to the end\n" in err
+    assert "2 groups: 2 not finished\n" in err
 
 
 @pytest.mark.sampled(4)

@@ -39,7 +39,7 @@ def script(name: str) -> list[str]:
 def test_a_file_that_two_copies_write_is_named(study_of, toys):
     done = study_of(*script("writes"), "workload.args=[mine.txt,together]", "baseline=never")
     assert done.status == 0, done.err
-    assert "changed while 2 jobs ran: mine.txt; workload.run_in=job_folder" in done.err
+    assert "changed while 2 jobs ran: mine.txt; separate them by workload.run_in=job_folder" in done.err
     ((row, _),) = done.groups
     assert row.data.tags["collocation.shared_files"] == "changed while 2 jobs ran: mine.txt"
 
@@ -97,7 +97,7 @@ def test_a_failing_script_shows_the_end_of_its_errors_and_hides_no_other(study_o
     assert out.count("KeyError: 'table.csv has no column named loss'") == 2  # the reason of both rows, and the lines
     assert 'raise KeyError(f"{path} has no column named loss")' in out
     assert out.count("ended well") == 2
-    named = next(line for line in out.splitlines() if "the end of its error output" in line)
+    named = next(line for line in out.splitlines() if "end of the error output of" in line)
     path = tmp_path / named.partition("(")[2].rstrip("):")
     assert "no column named loss" in path.read_text()
     for row, children in done.groups:

@@ -555,7 +555,7 @@ def test_after_a_change_of_the_gpu_the_block_that_was_begun_starts_again(run, tm
     status, _, err = run(*study, "resume=true")
     assert status == 0, err
     assert "resume: 0 of 2 groups are finished" in err
-    assert f"resume: unfinished blocks start again, without 1 earlier result: {words}" in err
+    assert f"resume: unfinished blocks start again without 1 earlier result ({words})" in err
     (first, *others), _ = stored(tmp_path)
     assert [("slowdown_worst_ratio" in each.data.metrics) for each in others] == [True, True]
     assert first.data.tags["collocation.power_limit_w"] == "700"

@@ -17,7 +17,7 @@ from pipeline.observe.live_progress import LiveJobs
 
 PREFIX = "collocation"
 LABELS = ("experiment", "scenario", "group", "job_name", "gpu", "gpu_instance")
-"""Of every series; empty where it has none. `job` and `instance` are Prometheus's own, for whom it asks."""
+"""Labels of every series; empty if unknown. `job` and `instance` are set by Prometheus itself."""
 INFO, PHASE = f"{PREFIX}_group_info", f"{PREFIX}_job_phase"
 WORK, RATE, EPOCH = f"{PREFIX}_job_work_total", f"{PREFIX}_job_work_per_s", f"{PREFIX}_job_epoch"
 
@@ -70,13 +70,13 @@ class GroupSeries:
         labels = (*LABELS, "device", "window", "block", "degree")
         of_group = (group.settings["device"], group.window.text, str(group.block), str(group.degree))
         values = {(*self._make_labels(None, is_of_device=True), *of_group): 1.0}
-        return Metric(INFO, "The group that runs, and on what.", labels, values=values)
+        return Metric(INFO, "The running group and its device.", labels, values=values)
 
     def _read_progress(self) -> Iterator[Metric]:
-        phase = Metric(PHASE, "What the job does: 1 for the phase that it is in.", (*LABELS, "phase"))
+        phase = Metric(PHASE, "Phase of the job: 1 for the present one.", (*LABELS, "phase"))
         work = Metric(WORK, "Work done since the job started, in its unit.", (*LABELS, "unit"), is_counter=True)
-        rate = Metric(RATE, "Work a second, over the last seconds.", (*LABELS, "unit"))
-        epoch = Metric(EPOCH, "The epoch that the job is in.")
+        rate = Metric(RATE, "Work per second, over the last seconds.", (*LABELS, "unit"))
+        epoch = Metric(EPOCH, "Present epoch of the job.")
         for now in self._jobs.read():
             labels, unit = self._make_labels(now.job), now.job.workload.unit
             phase.values[*labels, now.phase] = 1.0

@@ -24,9 +24,9 @@ from pipeline.observe.exporters.live_series import GroupSeries
 _STOP_LIMIT_S = 5.0
 _REQUEST_LIMIT_S = 2.0
 _LOOK_S = 0.5
-"""How often requests that go on are looked after."""
+"""Time between two checks for slow requests."""
 _MOST_REQUESTS = 16
-"""At once: each is a thread of the orchestrator."""
+"""At a time: each is a thread of the orchestrator."""
 _MOST_PORT = 65535
 
 log = logging.getLogger(__name__)
@@ -41,9 +41,9 @@ class PrometheusExporter:
 
     def __init__(self, port: int, address: str) -> None:
         if not 1 <= port <= _MOST_PORT:
-            raise ConfigError(f"exporter.port={port}: must be from 1 to {_MOST_PORT}")
+            raise ConfigError(f"exporter.port={port} is no port; give 1 to {_MOST_PORT}")
         if not address:  # which would be every one
-            raise ConfigError("exporter.address is empty: give 127.0.0.1, or 0.0.0.0 to be scraped from other hosts")
+            raise ConfigError("exporter.address is empty; give 127.0.0.1, or 0.0.0.0 for scrapes from other hosts")
         if importlib.util.find_spec("prometheus_client") is None:
             raise ConfigError(
                 "exporter=prometheus needs prometheus_client; run pip install 'gpu-collocation[exporter]', "
@@ -111,10 +111,10 @@ class _Current:
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """A server with a thread for each request, so that a slow client delays nobody."""
+    """A server with a thread for each request, so that a slow client delays no other."""
 
     daemon_threads, block_on_close = True, False
-    timeout = 0  # `_serve` has seen that somebody is there
+    timeout = 0  # `_serve` has seen a client
 
     def __init__(self, *where: Any) -> None:
         self.begun_s: dict[socket.socket, float] = {}

@@ -29,7 +29,7 @@ _ROUNDING_NS = 10_000_000  # MLflow keeps milliseconds, and a job runs just befo
 _TAIL_BYTES, _SHOWN = 1 << 14, 100
 _OUTPUTS = ((layout.STDOUT, "stdout"), (layout.STDERR, "stderr"))
 _MOST_VALUES = 1 << 20
-"""Of a metric; of more, every second stands for the one before as well."""
+"""Of a metric; of more, every second one is read."""
 
 _NOTHING_CAME = (
     "no metric was logged through MLflow or in TensorBoard files; remove mlflow.set_tracking_uri from the program"
@@ -56,13 +56,9 @@ class LoggedRate:
 
 
 def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: ClockRecord) -> LoggedRate | None:
-    """Return the rate that a job logged; `None` if it is not configured to log one.
+    """Return the rate that an ended job logged; `None` if it is not configured to log one.
 
-    Args:
-        state: of the job, which has ended.
-        log: its events.
-        whose: files that changed in the working directory, each with the job that wrote it, if known.
-        clock: of the machine meanwhile.
+    `whose` maps files that changed in the working directory to the job that wrote them, if known.
     """
     rate = state.job.workload.rate
     if rate.pattern is not None:
@@ -79,13 +75,13 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: 
         if points := metrics.get(rate.metric):
             return _place_points(state, clock, points, source)
     came = [
-        f"{source}: {list_first(sorted(metrics), _MAX_NAMES)}"
+        f"logged {source}: {list_first(sorted(metrics), _MAX_NAMES)}"
         for source, metrics in (("through MLflow", through_mlflow), ("in TensorBoard files", in_files))
         if metrics
     ]
     if unknown := [path for path, index in in_directory.items() if index is None]:
-        came.append(f"{unknown[0].name} may be of any job: write it to {{output_dir}}")
-    return LoggedRate(absence=f"workload.metric={rate.metric} never came; {'; '.join(came) or _NOTHING_CAME}")
+        came.append(f"{unknown[0].name} may belong to any job: write it to {{output_dir}}")
+    return LoggedRate(absence=f"workload.metric={rate.metric} was not logged; {'; '.join(came) or _NOTHING_CAME}")
 
 
 def _read_output(state: JobState, log: Events, source: RateSource) -> LoggedRate:
@@ -95,14 +91,14 @@ def _read_output(state: JobState, log: Events, source: RateSource) -> LoggedRate
         reader.read(state.folder / name, log.written.t_ns, sizes, end_ns)
     rates, what = reader.rates, f"workload.metric_pattern={source.pattern}"
     if rates.unreadable:
-        return LoggedRate(absence=f"workload.metric_pattern cannot read the number of {rates.unreadable}")
+        return LoggedRate(absence=f"workload.metric_pattern matches an unclear number in {rates.unreadable}")
     if not rates.num_values:
         return LoggedRate(absence=_explain_no_match(state.folder, what, rates))
     if rates.least < 0 or rates.most == 0:
-        return LoggedRate(absence=f"{what} gave {rates.least:g}, and a rate is above 0")
+        return LoggedRate(absence=f"{what} gave {rates.least:g}; a rate must be above 0")
     source_words = f"its output, {format_count(rates.num_values, 'value')}"
     if rates.num_not_finite:
-        source_words += f" (without {rates.num_not_finite}, which are not finite)"
+        source_words += f" (without {rates.num_not_finite} not finite)"
     return LoggedRate(points=rates.points, source=source_words, doubts=tuple(_describe_doubts(rates)))
 
 
@@ -111,22 +107,22 @@ def _explain_no_match(folder: Path, what: str, rates: Rates) -> str:
     if rates.num_not_finite:
         return f"{what} gave no finite number in {format_count(rates.num_not_finite, 'line')}"
     if rates.without_number:
-        return f"{what} matched no line of its output with a number, but `{rates.without_number}`"
+        return f"{what} matched `{rates.without_number}`, which has no number"
     seen = {where: read_shown_lines(folder / name, _TAIL_BYTES) for name, where in _OUTPUTS}
     numbers = {where: [line for line in lines if re.search(r"\d", line)] for where, lines in seen.items()}
     last = {where: lines for where, lines in (numbers if any(numbers.values()) else seen).items() if lines}
     how = "has numbers, as in" if any(numbers.values()) else "ends with"
     shown = [f"{where} {how} `{lines[-1].strip()[:_SHOWN]}`" for where, lines in last.items()]
-    return f"{what} matched no line of its output with a number; {' and '.join(shown) or 'it wrote none'}"
+    return f"{what} matched no line of its output with a number; {' and '.join(shown) or 'the output is empty'}"
 
 
 def _describe_doubts(rates: Rates) -> Iterator[str]:
     if 0 < rates.num_times < rates.num_values:
-        values = f"{rates.num_times} of {format_count(rates.num_values, 'value')} of its output"
-        yield f"{values} are the time of one, such as s/it, and were read as 1/time"
+        values = f"{rates.num_times} of {format_count(rates.num_values, 'value')}"
+        yield f"{values} are times, such as s/it, and were read as 1/time"
     for noun in rates.nouns & rates.passed_over.keys():
         lines = format_count(rates.passed_over[noun], "line")
-        yield f"workload.metric_pattern passes over {lines} of its output with s/{noun} instead of {noun}/s"
+        yield f"workload.metric_pattern misses {lines} with s/{noun} instead of {noun}/s"
 
 
 def _read_mlflow(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -156,7 +152,7 @@ def _place_points(state: JobState, clock: ClockRecord, came: Points, source: str
     if not placed:
         what = f"workload.metric={rate.metric}"
         return LoggedRate(
-            absence=f"{what} came in {source} with times at which the job did not run, as of another clock"
+            absence=f"{what} was logged in {source} with times outside the job's run, as by another clock"
         )
     logged = _convert_to_rates(placed, source, rate, state.job.workload.unit)
     return dataclasses.replace(logged, num_misplaced=len(points) - len(placed))
@@ -173,12 +169,12 @@ def _convert_to_rates(came: Points, source: str, rate: RateSource, unit: str) ->
     rates = [(t_ns, metric_unit.rate(value)) for t_ns, value in came]
     points = [point for point in rates if math.isfinite(point[1])]
     if not points:
-        return LoggedRate(absence=f"{what} gave no finite number, but {came[-1][1]:g}")
+        return LoggedRate(absence=f"{what} gave no finite number (the last is {came[-1][1]:g})")
     values = [value for _, value in points]
     if min(values) < 0 or max(values) == 0:
-        return LoggedRate(absence=f"{what} gave {min(values):g}, and a rate is above 0")
+        return LoggedRate(absence=f"{what} gave {min(values):g}; a rate must be above 0")
     if left_out := len(came) - len(points):
-        source += f" (without {left_out} of {len(came)} values, which are not finite)"
+        source += f" (without {left_out} of {len(came)} values not finite)"
     by_instant: dict[int, list[float]] = {}
     for t_ns, value in points:
         by_instant.setdefault(t_ns, []).append(value)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 _GROUPERS = "_'\u2019\u00a0\u202f\u2009"  # separate thousands and nothing else
 _SIGNS = "-+\u2212"
 _BESIDE = 100
-"""So many characters before and after a number are looked at."""
+"""Number of characters before and after a number that are examined."""
 
 _TOKEN = re.compile(rf"(?:\d+|(?<!\d)\.\d+)(?:[.,{_GROUPERS}]\d+)*\.?(?:[eE][+-]?\d+(?![\w.]))?")
 _ENGLISH = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
@@ -26,25 +26,24 @@ _PART_OF_MORE = (
     (
         re.compile(r"(?<![\w.,:/-])[1-9]\d{0,2}(?: \d{3})* $"),
         re.compile(r"\d{3}(?!\d)"),
-        "the space may be one of thousands",
+        "the space may separate thousands",
     ),
     (re.compile(r"\d:$"), re.compile(r"\d\d(?!\d)"), "it may be a time"),
     (re.compile(r"\d/$"), re.compile(""), "it may be a fraction"),
     (re.compile(rf"\d[{_SIGNS}]$"), re.compile(""), "it may be a range"),
-    (re.compile(r"(?:\u00b1|\+/?-) ?$"), re.compile(""), "it is the error of another number"),
+    (re.compile(r"(?:\u00b1|\+/?-) ?$"), re.compile(""), "it is the uncertainty of another number"),
 )
-"""What stands before a number that is a part of more, what that begins with, and why it cannot be read."""
+"""Patterns of the text before an ambiguous number and of its begin, and the reason."""
 
 _GOES_ON = (
-    (re.compile(r"[1-9]\d{0,2}"), re.compile(r" \d{3}(?!\d)"), "the space may be one of thousands"),
+    (re.compile(r"[1-9]\d{0,2}"), re.compile(r" \d{3}(?!\d)"), "the space may separate thousands"),
     (re.compile(r"\d+"), re.compile(r":\d\d(?!\d)"), "it may be a time"),
     (re.compile(""), re.compile(r"/\d"), "it may be a fraction"),
 )
-"""What a number is that is a part of more, what follows it, and why it cannot be read."""
+"""Patterns of an ambiguous number and of the text after it, and the reason."""
 
-
-_SAY_MARK = "say workload.decimal_mark=comma, or point"
-_SAY_PATTERN = "write into the pattern what stands beside the number"
+_SAY_MARK = "set workload.decimal_mark=comma or point"
+_SAY_PATTERN = "add the text beside the number to the pattern"
 
 
 class UnreadableError(ValueError):
@@ -65,11 +64,7 @@ class Number(NamedTuple):
 def read(text: str, span: tuple[int, int], bounds: tuple[int, int], decimal_mark: str | None = None) -> Number | None:
     """Return the number that a span of a text is part of; `None` if there is no number in it.
 
-    Args:
-        text: a line.
-        span: the match of the user's pattern.
-        bounds: of the number; those of the span where the pattern says that it begins or ends there.
-        decimal_mark: `.` or `,` if the user says so.
+    `span` is the match of the user's pattern, and `bounds` limits the number where the pattern does.
 
     Raises:
         UnreadableError: it cannot be read as a whole.
@@ -97,7 +92,6 @@ def read(text: str, span: tuple[int, int], bounds: tuple[int, int], decimal_mark
 
 
 def _explain_ambiguity(before: str, number: str, after: str) -> str | None:
-    """Return why the text beside a number makes it ambiguous."""
     for text_before, begins, why in _PART_OF_MORE:
         if text_before.search(before) and begins.match(number):
             return why
@@ -154,7 +148,7 @@ def _normalise(number: str, *, is_all_chosen: bool, mark: str | None) -> str:
         is_right, plain = True, digits
     if not is_right or not plain.replace(".", "", 1).isdecimal():
         raise (
-            UnreadableError("its comma is of decimals or of thousands", _SAY_MARK)
+            UnreadableError("its comma may separate decimals or thousands", _SAY_MARK)
             if commas
             else UnreadableError("it is no number")
         )

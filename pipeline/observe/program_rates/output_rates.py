@@ -85,11 +85,8 @@ class OutputReader:
     """Reads the outputs of a program by a pattern, into `rates`.
 
     A group that the pattern does not bound takes the whole number that it is part of: of `([0-9.]+) samples/s` and
-    `1,050.0 samples/s`, 1050, as of `1.05e3 samples/s`. A pattern with `it/s` takes `s/it` and `kit/s` as well.
-
-    Args:
-        source: the pattern, and the unit of its number as far as a line does not say.
-        unit: of work of the workload.
+    `1,050.0 samples/s`, 1050, as of `1.05e3 samples/s`. A pattern with `it/s` takes `s/it` and `kit/s` as well. `unit`
+    is the work unit of the workload.
     """
 
     def __init__(self, source: RateSource, unit: str) -> None:
@@ -100,14 +97,7 @@ class OutputReader:
         self.rates = Rates()
 
     def read(self, path: Path, t_ns: Sequence[int], sizes: Sequence[int], end_ns: int) -> None:
-        """Read an output up to the first number that cannot be read.
-
-        Args:
-            path: of the output.
-            t_ns: instants.
-            sizes: bytes that it had then.
-            end_ns: end of the program, for what came after the last of them.
-        """
+        """Read an output, which had these sizes at these instants, up to the first unclear number."""
         try:
             with os.fdopen(regular_files.open_regular_file(path), "rb") as file:
                 lines = OutputLines(file)

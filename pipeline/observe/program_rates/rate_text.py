@@ -29,7 +29,7 @@ _PER_TIME = re.compile(
 )
 _PREFIX = re.compile(r"(?P<prefix>[kKMGT]i?)(?![A-Za-z0-9])| (?P<spaced>[kMGT]) (?=[A-Za-z]+/)")
 _BARE_TIME = re.compile(rf" ?(?P<time>{_TIME})(?![A-Za-z0-9])")
-# `1.5m`, `1.5 B tok/s`, `1.5e5x`: of one letter nobody knows what it means.
+# `1.5m`, `1.5 B tok/s`, `1.5e5x`: one letter is ambiguous.
 _UNKNOWN = re.compile(rf"(?![sh]\b)(?:{_LETTER}(?![A-Za-z/_])| {_LETTER} (?=[A-Za-z]+/)|{_LETTER}+\d)")
 _LABEL = re.compile(
     rf"(?P<words>(?:{_LETTER}+ per )?{_LETTER}[\w/.\u00b5\u03bc-]*)\s*(?:[(\[](?P<unit>[^()\[\]]{{1,24}})[)\]])?"
@@ -40,7 +40,7 @@ _WORD = re.compile(r"[A-Z]?[a-z\u00b5]+|[A-Z]+(?![a-z])")
 _TIME_WORDS = frozenset(
     {*_SECONDS, "time", "latency", "elapsed", "duration", "runtime", "took", "dt"} - {"s", "h", "min"}
 )
-# What is counted so often that a prefix is written with it: `kit/s`, `Mtok/s`, `GB/s`.
+# Nouns that are written with a prefix: `kit/s`, `Mtok/s`, `GB/s`.
 _COUNTED = frozenset(
     re.findall(
         r"\w+",
@@ -50,8 +50,7 @@ _COUNTED = frozenset(
     )
 )
 
-
-_SAY_UNIT = "say workload.metric_unit=s_per_step, M, or what else it is in"
+_SAY_UNIT = "set workload.metric_unit, such as s_per_step or M"
 
 
 class RateText(NamedTuple):
@@ -79,25 +78,22 @@ class RateText(NamedTuple):
 def read(before: str, after: str, unit: str, *, is_unit_given: bool = False) -> RateText:
     """Return the meaning of the text after a number, or else before it.
 
-    Args:
-        before: the text there.
-        after: the text there.
-        unit: of the workload: `GB/s` has no prefix where that is `gb`.
-        is_unit_given: whether the user gives the unit, so that an unknown letter does not matter.
+    `unit` is that of the workload: `GB/s` has no prefix where it is `gb`. Unknown letters are ignored if the user gives
+    the unit.
 
     Raises:
         UnreadableError: the number continues in an unknown way, as `1.5m`.
     """
     if not _PREFIX.match(after) and (unknown := _UNKNOWN.match(after)) is not None:
         if not is_unit_given:
-            raise UnreadableError(f"nobody knows what its {after.split()[0]} means", _SAY_UNIT)
+            raise UnreadableError(f"its unit {after.split()[0]} is unknown", _SAY_UNIT)
         after = after[unknown.end() :]
     behind = _read_text(after, unit, is_beside=True)
     if behind.is_time is not None and (behind.per_work or not behind.is_time):
         return behind
     ahead = read_label(before, unit)
     if behind.is_time and ahead.is_time is False:
-        raise UnreadableError(f"{ahead.words} is a rate, and {behind.words.strip()} a time", _SAY_UNIT)
+        raise UnreadableError(f"{ahead.words} is a rate, but {behind.words.strip()} a time", _SAY_UNIT)
     if behind.is_time:
         return behind
     return ahead._replace(prefix=ahead.prefix if behind.prefix == 1 else behind.prefix)
@@ -127,10 +123,10 @@ def to_unit(text: RateText, setting: MetricUnit | None) -> MetricUnit:
     """Return the unit of a number by the text beside it, completed by the user's unit.
 
     Raises:
-        UnreadableError: it is a time, and nobody says of what.
+        UnreadableError: it is a time of unknown work.
     """
     if text.is_time and not text.per_work and (setting is None or (not setting.is_time and text.seconds is not None)):
-        raise UnreadableError(f"{text.words.strip()} is a time", _SAY_UNIT)
+        raise UnreadableError(f"{text.words.strip()} is a time of unknown work", _SAY_UNIT)
     if text.is_time and (text.per_work or text.seconds is not None):
         assert text.seconds is not None
         return MetricUnit(scale=text.seconds / text.num, is_time=True)
@@ -169,13 +165,10 @@ def _split(work: str, unit: str) -> tuple[float, str]:
         return 1.0, work
     for length in (2, 1):
         prefix, noun = work[:length], work[length:]
-        if _is_prefix(prefix) and (not noun or noun.lower() in _COUNTED):
+        is_prefix = prefix[:1] in (*SCALES, "K") and prefix[1:] in ("", "i")
+        if is_prefix and (not noun or noun.lower() in _COUNTED):
             return _parse_scale(prefix), noun
     return 1.0, work
-
-
-def _is_prefix(text: str) -> bool:
-    return text[:1] in (*SCALES, "K") and text[1:] in ("", "i")
 
 
 def _parse_scale(prefix: str) -> float:

@@ -14,7 +14,7 @@ from pipeline.record.shards.shard_states import QueueState
 from pipeline.record.store import results
 from pipeline.record.store.local_store import Store
 
-_LOST = "its host was lost, or its orchestrator there"
+_LOST = "its host was lost, or its orchestrator"
 
 
 def close_shard(store: Store, experiment: str, plan: str, unit: int, programs: Collection[str]) -> list[str]:

@@ -68,7 +68,6 @@ class Overview:
         return not self.num_unsent and all(unit.state == DONE for unit in self.units)
 
     def as_dict(self) -> dict[str, Any]:
-        """Convert the overview to a dict."""
         return dataclasses.asdict(self)
 
     def as_text(self, now_s: float) -> str:
@@ -95,27 +94,27 @@ class Overview:
         if self.num_unsent:
             text.append(f"{words.format_count(self.num_unsent, 'group')} in the spool, not sent yet")
         if self.unasked:
-            text.append(f"states are those of the store, without Slurm's queue: {self.unasked}")
+            text.append(f"states are from the store only; Slurm's queue is unknown: {self.unasked}")
         if not self.is_done and self.command:
             goes_on = states[RUNNING] or states[WAITING]
-            text.append(f"begun by: {self.command}" if goes_on else self._describe_resume())
+            text.append(f"started by: {self.command}" if goes_on else self._describe_resume())
         return "\n".join(text)
 
     def _describe_resume(self) -> str:
         typed = content.split_command(self.command)
         if typed is None:
-            return f"begun by: {self.command}"
+            return f"started by: {self.command}"
         options, arguments = user_command.divide(typed)
         options_of_study = [word for word in options if not user_command.sets(word, ["unit"])]
-        conditions = ["with each K that is not done"] if options_of_study != options else []
+        conditions = ["with each unfinished K"] if options_of_study != options else []
         if "hydra/launcher=slurm" in options and not self.is_asked:
-            conditions.append("if no job array of it waits")
+            conditions.append("unless a job array of it waits")
         if secrets.HIDDEN in self.command:
             conditions.append(f"with your own values for {secrets.HIDDEN}")
         command = spell_resume_command(
             [*options_of_study, *(["unit=K"] if options_of_study != options else []), *arguments]
         )
-        return f"{', '.join(['to run what is left', *conditions])}: {command}"
+        return f"{', '.join(['to run the rest', *conditions])}: {command}"
 
 
 def read_overview(where: Path | str, experiment: str, queue: Queue | None = None) -> Overview:
@@ -179,7 +178,7 @@ def format_sizes(sizes: Sequence[int]) -> str:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """Parse the text that `format_sizes` returns."""
+    """Parse the text of `format_sizes`."""
     parts = (part.split("x") for part in text.split(","))
     return [int(size) for size, times in parts for _ in range(int(times))]
 
@@ -228,7 +227,6 @@ def _has_company(facts: Mapping[str, str]) -> bool:
 
 
 def _identify_study(facts: Mapping[str, str]) -> str:
-    """Return what identifies the plans of one study."""
     if _has_company(facts):
         return slurm_arrays.identify_study(facts["command_line"])
     return facts.get("plan_any_gpu", facts["plan"])
@@ -259,7 +257,6 @@ def _make_pending_run(submitted: Submission) -> GroupRun:
 def _make_parts(
     of_models: Sequence[Sequence[GroupRun]], newest: GroupRun, queued: QueueState
 ) -> list[tuple[list[Shard], float | None]]:
-    """Return the shards and the seconds left, by GPU model."""
     sizes = parse_sizes(newest.facts["plan_units"])
     parts = []
     for runs in of_models:

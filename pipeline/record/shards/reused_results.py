@@ -20,7 +20,7 @@ def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) 
         TrackingError: the store is not readable or writable.
     """
     for run_id, unit in units.items():
-        with translate_errors(f"run {run_id} cannot be marked in {store.uri}"):
+        with translate_errors(f"could not mark run {run_id} in {store.uri}"):
             tags = store.client.get_run(run_id).data.tags
             restore_names(tags)
             earlier = list_later_plans(read_facts(tags))
@@ -29,7 +29,6 @@ def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) 
 
 
 def _encode(plans: Sequence[Mapping[str, str]]) -> str:
-    """Encode as many of the newest plans as fit into a tag."""
     encoded = json.dumps(plans, ensure_ascii=False)
     if len(encoded) <= MAX_TAG:
         return encoded

@@ -52,7 +52,7 @@ def note(store: Store, experiment: str, new: Submission) -> None:
     known = _read(store, experiment)
     if known is not None and (known.study, known.cluster) == (new.study, new.cluster):
         new = dataclasses.replace(new, arrays=[*known.arrays, *new.arrays][-_MOST_ARRAYS:])
-    with translate_errors(f"the job arrays cannot be noted in {store.uri}"):
+    with translate_errors(f"could not record the job arrays in {store.uri}"):
         store.client.set_experiment_tag(store.open_experiment(experiment), TAG, json.dumps(dataclasses.asdict(new)))
 
 

@@ -19,12 +19,12 @@ _SAYS_NOTHING = frozenset({"", "COMPLETED", "FAILED"})
 _MOST_MESSAGES = 10
 _NUMBER = re.compile(r"\d+")
 START = "start "
-"""The first line that the batch script prints at each start of a task; a requeued task starts again."""
+"""First word of the output of each start of a task; a requeued task starts again."""
 
 _START = re.compile(rf"{START}\d+ of unit \d+ on ")
 _ERROR = re.compile(
-    r"(?:[\w./-]+: )*(?:error|fatal|critical)\b.*:|\S+: line \d+: "  # our own, Slurm's and the shells' errors
-    r"|[a-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::|$)|Fatal Python error"  # the last line of a traceback
+    r"(?:[\w./-]+: )*(?:error|fatal|critical)\b.*:|\S+: line \d+: "  # of the project, Slurm and shells
+    r"|[a-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::|$)|Fatal Python error"  # the end of a traceback
     r"|interrupted by SIG|time_limit_s=\S+ is over",
     re.IGNORECASE,
 )
@@ -36,13 +36,9 @@ _TAIL_BYTES, _MAX_LENGTH = 1 << 16, 300
 def add_messages(
     units: Sequence[Shard], arrays: Collection[str], folder: str, end_states: Mapping[str, str]
 ) -> list[Shard]:
-    """Return the shards of one GPU model, each with the last message of its newest task that began.
+    """Return the shards of one GPU model, each with the last message of its newest task in these arrays that began.
 
-    Args:
-        units: the shards.
-        arrays: the job arrays that may have tasks of them.
-        folder: with the tasks' output; empty if unknown.
-        end_states: by task, from `squeue.list_end_states`.
+    `folder`, empty if unknown, has the output of the tasks.
     """
     newest_first = sorted(arrays, key=int, reverse=True)
     return [_add_message(unit, newest_first, folder, end_states) for unit in units]
@@ -61,7 +57,7 @@ def describe(units: Sequence[Shard]) -> Iterator[str]:
         output = f" (output: {members[0].output})" if members[0].output else ""
         yield f"{'unit' if len(members) == 1 else 'units'} {numbers}{of_model}: {members[0].message}{output}"
     if rest := list(alike.values())[_MOST_MESSAGES:]:
-        yield f"{words.format_count(sum(map(len, rest)), 'more unit')} with other messages: --json has all"
+        yield f"{words.format_count(sum(map(len, rest)), 'more unit')} with other messages; see --json"
 
 
 def _add_message(unit: Shard, arrays: Sequence[str], folder: str, end_states: Mapping[str, str]) -> Shard:
@@ -90,7 +86,7 @@ def _add_message(unit: Shard, arrays: Sequence[str], folder: str, end_states: Ma
         return dataclasses.replace(
             unit,
             state=ENDED if unit.state == NOT_BEGUN else unit.state,
-            message=": ".join(parts) or f"{end_state or 'ended'}, and its output is empty",
+            message=": ".join(parts) or f"{end_state or 'ended'}; its output is empty",
             output=str(output) if has_output else "",
         )
     return unit

@@ -146,7 +146,6 @@ def can_keep_file(name: str, *, is_server: bool) -> bool:
 
 
 def _find_free_name(key: str, taken: Container[str]) -> str:
-    """Return the safe name, with a number if it is taken."""
     name, number = make_safe_name(key), 2
     while name in taken:
         suffix = f"_{number}"

@@ -24,7 +24,7 @@ _BUSY_TIMEOUT_S = 60.0
 _REVISIONS = "alembic_version"
 _OPTUNA_TABLES = frozenset({"studies", "trials"})
 _OPTUNA_REVISION = re.compile(r"v\d+\.\d+\.\d+.*")  # such as v3.2.0.a
-_ELSEWHERE = "choose another folder with tracking.root, or --root"
+OTHER_FOLDER = "choose another folder with tracking.root, or --root"
 
 
 class OutdatedError(StoreError):
@@ -73,7 +73,7 @@ def check_uri(uri: str) -> None:
         if not is_fresh:  # else MLflow makes its tables
             check(Path(path), shlex.join(["mlflow", "db", "upgrade", uri]))
     except (sqlite3.Error, SQLAlchemyError):
-        return  # MLflow says what is wrong
+        return  # MLflow reports it
 
 
 def check(database: Path, upgrade_command: str) -> None:
@@ -87,13 +87,13 @@ def check(database: Path, upgrade_command: str) -> None:
     with closing(_connect_existing(database)) as connection:
         names = _list_tables(connection)
     if not names:
-        raise StoreError(f"{database} is empty; remove it, or {_ELSEWHERE}")
+        raise StoreError(f"{database} is empty; remove it, or {OTHER_FOLDER}")
     if not names >= database_tables.TABLES:
         owner = "Optuna" if names >= _OPTUNA_TABLES else "another program"
-        raise StoreError(f"{database} is a database of {owner}, not of MLflow; {_ELSEWHERE}")
+        raise StoreError(f"{database} is a database of {owner}, not of MLflow; {OTHER_FOLDER}")
     revisions = read_revisions(database)
     if not revisions:
-        raise StoreError(f"{database} names no version of its schema; put back a copy of it, or {_ELSEWHERE}")
+        raise StoreError(f"{database} has no schema version; restore a copy of it, or {OTHER_FOLDER}")
     _check_revisions(database, revisions, names, upgrade_command)
 
 
@@ -107,23 +107,17 @@ def _check_revisions(database: Path, revisions: list[str], names: set[str], upgr
     if of_others:
         has_optuna = names >= _OPTUNA_TABLES or any(map(_OPTUNA_REVISION.fullmatch, of_others))
         owner = "Optuna" if has_optuna else "another program"
-        raise StoreError(
-            f"{database} is shared with {owner}: alembic_version has {', '.join(revisions)}; MLflow needs a database "
-            f"of its own: {_ELSEWHERE}"
-        )
+        raise StoreError(f"{database} is shared with {owner} (alembic_version: {', '.join(revisions)}); {OTHER_FOLDER}")
     if len(revisions) > 1:
         raise StoreError(
-            f"{database} names {len(revisions)} versions of its schema: {', '.join(revisions)}; put back a copy of it, "
-            f"or {_ELSEWHERE}"
+            f"{database} has {len(revisions)} schema versions ({', '.join(revisions)}); restore one, or {OTHER_FOLDER}"
         )
     if foreign:
         raise StoreError(
-            f"{database} was written by a newer MLflow than {version}: its schema is {foreign[0]}; update MLflow, or "
-            f"{_ELSEWHERE}"
+            f"{database} is of a newer MLflow than {version} (schema {foreign[0]}); update MLflow, or {OTHER_FOLDER}"
         )
     raise OutdatedError(
-        f"{database} is of an older MLflow than {version}: its schema is {revisions[0]}; to upgrade it: "
-        f"{upgrade_command}"
+        f"{database} is of an older MLflow than {version} (schema {revisions[0]}); to upgrade it: {upgrade_command}"
     )
 
 
@@ -143,16 +137,15 @@ def upgrade(database: Path) -> Path:
         if done.returncode:
             reason = _find_reason(done.stderr)
             raise StoreError(
-                f"{database} could not be upgraded for MLflow {version} ({reason}) and is as it was; "
-                f"{_describe_way_back(database)}"
+                f"{database} could not be upgraded for MLflow {version} and is unchanged ({reason}); "
+                f"{_describe_recovery(database)}"
             )
         _copy(database, old)
         with closing(sqlite3.connect(beside)) as source, closing(_connect(database)) as target:
             source.backup(target)
     except subprocess.TimeoutExpired as error:
         raise StoreError(
-            f"{database} was not upgraded within {_UPGRADE_TIMEOUT_S:g} s and is as it was; repeat the command on a "
-            "faster disk"
+            f"{database} was not upgraded within {_UPGRADE_TIMEOUT_S:g} s and is unchanged; repeat it on a faster disk"
         ) from error
     finally:
         for suffix in ("", "-wal", "-shm", "-journal"):
@@ -171,13 +164,12 @@ def _copy(database: Path, to: Path) -> None:
 
 
 def _find_reason(errors: str) -> str:
-    """Return the line of a traceback that names the error."""
     lines = [line.strip() for line in errors.splitlines() if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return (lines or errors.strip().splitlines() or ["no message"])[-1][:200]
 
 
-def _describe_way_back(database: Path) -> str:
+def _describe_recovery(database: Path) -> str:
     copies = sorted(database.parent.glob(f"{database.name}.before-*"), key=lambda copy: copy.stat().st_mtime)
     if not copies:
-        return f"if an upgrade was cut off before, put back a copy of it, or {_ELSEWHERE}"
-    return f"if an upgrade was cut off before, put back the copy from before it, {copies[-1]}"
+        return f"after an interrupted upgrade, restore a copy of it, or {OTHER_FOLDER}"
+    return f"after an interrupted upgrade, restore {copies[-1]}"

@@ -51,8 +51,6 @@ _MLFLOW_DEFAULTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
-_OTHER_FOLDER = "choose another folder with tracking.root, or --root"
-
 log = logging.getLogger(__name__)
 
 
@@ -97,7 +95,7 @@ class Store:
                 f"{self.root / DATABASE} was removed or replaced while the study ran; its results wait in the spool "
                 "until the next start"
             )
-        # sqlite has locks on the database, which a process that opens and closes it as a file would lose; on this none.
+        # Opening and closing the database file would drop sqlite's locks on it; the log has none.
         ahead = self.root / f"{DATABASE}-wal"
         if ahead.exists():
             with ahead.open("rb") as file:
@@ -119,13 +117,13 @@ class Store:
                 experiment = self.client.get_experiment_by_name(name)  # another orchestrator was faster
         if experiment.lifecycle_stage != "active":
             raise TrackingError(
-                f"experiment {name!r} was deleted from {self.uri}; bring it back with `mlflow experiments restore "
+                f"experiment {name!r} was deleted from {self.uri}; restore it with `mlflow experiments restore "
                 f"--experiment-id {experiment.experiment_id}`, or choose another name with tracking.experiment=..."
             )
         if self.root is not None and find_foreign_root(experiment.artifact_location, self.root) is not None:
             raise TrackingError(
-                f"experiment {name!r} keeps its artifacts in {experiment.artifact_location}, but its store is now "
-                f"{self.root}; run `{entry_points.spell('tracking', 'relocate', '--root', str(self.root))}` first"
+                f"the artifacts of experiment {name!r} are in {experiment.artifact_location}, not in {self.root}; "
+                f"run `{entry_points.spell('tracking', 'relocate', '--root', str(self.root))}` first"
             )
         state = experiment.tags.get(pages.VIEW_TAG, "")
         counted |= pages.units_in_view(state)
@@ -162,7 +160,7 @@ def open_store(root: Path, uri: str | None = None, *, upgrades: bool = False) ->
             return Store(client=MlflowClient(tracking_uri=uri), uri=uri, root=None)
         except Exception as error:  # each kind of store raises errors of its own
             first = str(error).strip().partition(". ")[0]
-            raise TrackingError(f"MLflow cannot open {uri}: {first}; a server is http://HOST:PORT") from error
+            raise TrackingError(f"MLflow cannot open {uri}: {first}; give a server as http://HOST:PORT") from error
     root = root.absolute()
     try:
         tracking_root.make(root)
@@ -174,7 +172,7 @@ def open_store(root: Path, uri: str | None = None, *, upgrades: bool = False) ->
     except (OSError, sqlite3.Error, SQLAlchemyError, MlflowException) as error:
         raise TrackingError(
             f"could not open the tracking store in {root}: {describe_error(error)}; "
-            f"make it a store that you may write, or {_OTHER_FOLDER}"
+            f"check its permissions, or {database_schema.OTHER_FOLDER}"
         ) from error
     return Store(client=client, uri=local_uri, root=root, inode=_read_inode(root / DATABASE))
 
@@ -280,7 +278,8 @@ def upgrade(root: Path) -> str:
                 old = database_schema.upgrade(database)
                 return f"upgraded {database} for MLflow {mlflow_internals.version()}; the old one is kept as {old}"
     except (OSError, sqlite3.Error) as error:
-        raise TrackingError(f"{database} could not be upgraded: {describe_error(error)}; {_OTHER_FOLDER}") from error
+        other = database_schema.OTHER_FOLDER
+        raise TrackingError(f"{database} could not be upgraded: {describe_error(error)}; {other}") from error
     return f"nothing to do: {database} is up to date"
 
 
@@ -305,7 +304,7 @@ def is_ready(root: Path, experiment: str) -> bool:
 def _create(root: Path) -> None:
     """Build the database beside its place and rename it, so that a kill leaves no half of one."""
     beside = root / f".{DATABASE}.new"
-    # What was written ahead of a database that somebody removed would be taken for the new one's.
+    # The write-ahead log of a removed database would be taken for the new one's.
     for old in (beside, root / f"{DATABASE}-wal", root / f"{DATABASE}-shm"):
         old.unlink(missing_ok=True)
     database_tables.make_database(beside, (root / STORE_ARTIFACTS).as_uri())
@@ -316,14 +315,14 @@ def _set_journal_mode(root: Path) -> None:
     """Set WAL on a local file system, where readers (the UI) and writers then do not wait for each other."""
     local = is_local(root.resolve())
     if not local:
-        log.warning("%s is not on a local file system: the store works without WAL, and more slowly", root)
+        log.warning("%s is not on a local file system; the store is slower, without WAL", root)
     mode = "wal" if local else "delete"
     with closing(sqlite3.connect(root / DATABASE)) as connection:
         if connection.execute("PRAGMA journal_mode").fetchone()[0] == mode:
             return
         try:
             connection.execute(f"PRAGMA journal_mode={mode}")
-        except sqlite3.OperationalError as error:  # somebody has it open; the mode matters for speed only
+        except sqlite3.OperationalError as error:  # it is open elsewhere; the mode matters for speed only
             log.warning("could not set the journal mode of %s to %s: %s", root / DATABASE, mode, error)
 
 

@@ -14,15 +14,9 @@ from pipeline.record.store.local_store import BUSY_TIMEOUT_S, find_foreign_root
 
 
 def relocate(root: Path, old_root: Path | None = None, place: Path | None = None) -> dict[str, int]:
-    """Make the artifact paths of a store that was copied or moved point to its present folder.
+    """Make the artifact paths of a moved store point to its folder; return the rewritten rows by `table.column`.
 
-    Args:
-        root: the store's folder now.
-        old_root: its former folder; found in the database by default.
-        place: the folder of the artifacts, if it is another one.
-
-    Returns:
-        `table.column` to the number of rewritten rows.
+    The former folder is found in the database by default; `place` is the folder of the artifacts if not `root`.
 
     Raises:
         ConfigError: there is no store.

@@ -70,7 +70,7 @@ def find_past_groups(where: Store | Path | str) -> list[PastGroup]:
     if store is None:
         return []
     ended = f"tags.`{Tag.ROLE}` = '{GROUP}' AND tags.`{Tag.RESULT}` = '{Result.OK}'"
-    with translate_errors(f"the groups cannot be read from {store.uri}"):
+    with translate_errors(f"could not read the groups from {store.uri}"):
         experiment_ids = [experiment.experiment_id for experiment in store.client.search_experiments()]
         runs = _restore_tag_names(
             store.client.search_runs(experiment_ids, ended, max_results=PAGE, order_by=["attributes.start_time DESC"])
@@ -110,9 +110,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
 
     store = open_if_there(root_or_uri)
     if store is None:
-        raise TrackingError(
-            f"there is no store in {root_or_uri}; name the one that holds run {run_id} with tracking.root"
-        )
+        raise TrackingError(f"there is no store in {root_or_uri}; set tracking.root to the store of run {run_id}")
     try:
         run = store.client.get_run(run_id)
         parent_id = run.data.tags.get(Tag.PARENT_RUN)
@@ -148,7 +146,6 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
 
 
 def _read_files(store: Store, run_id: str) -> dict[str, str]:
-    """Read the artifacts that tell how a group was run."""
     paths = [
         artifact.path
         for artifact in store.client.list_artifacts(run_id)
@@ -167,7 +164,7 @@ def fetch(store: Store, run_id: str, name: str, folder: str) -> Path | None:
     from mlflow.exceptions import MlflowException
 
     try:
-        present = {entry.path for entry in store.client.list_artifacts(run_id)}
+        present = {artifact.path for artifact in store.client.list_artifacts(run_id)}
         return Path(store.client.download_artifacts(run_id, name, folder)) if name in present else None
     except (MlflowException, OSError) as error:
         raise TrackingError(str(error)) from error
@@ -202,32 +199,32 @@ def find_runs(root_or_uri: Path | str, experiment: str, role: str) -> list[Any]:
 def _open_existing(root_or_uri: Path | str, experiment: str) -> Store:
     store = open_if_there(root_or_uri)
     if store is None:
-        raise TrackingError(f"there is no store in {root_or_uri}, and so no experiment {experiment!r}")
+        raise TrackingError(
+            f"there is no store in {root_or_uri}; name the store of experiment {experiment!r} with --root or --uri"
+        )
     if find_experiment(store, experiment) is None:
         names = ", ".join(repr(name) for name in list_experiments(store) if name != "Default") or "none"
-        raise TrackingError(f"there is no experiment {experiment!r} in {root_or_uri}; there is: {names}")
+        raise TrackingError(f"there is no experiment {experiment!r} in {root_or_uri}; it has: {names}")
     return store
 
 
 def find_experiment(store: Store, name: str) -> Any | None:
     """Return MLflow's experiment of a name; `None` if there is none."""
-    with translate_errors(f"experiment {name!r} cannot be read from {store.uri}"):
+    with translate_errors(f"could not read experiment {name!r} from {store.uri}"):
         return store.client.get_experiment_by_name(name)
 
 
 def read_runs(store: Store, experiment: str, role: str) -> list[Any]:
     """Return every MLflow run of one role in an open store, oldest first; none if there is no such experiment."""
     remedy = "check tracking.root or tracking.uri of run.py, or --root or --uri of another command"
-    with translate_errors(f"the runs of experiment {experiment!r} cannot be read from {store.uri}", remedy):
+    with translate_errors(f"could not read the runs of experiment {experiment!r} from {store.uri}", remedy):
         stored = store.client.get_experiment_by_name(experiment)
         # MLflow makes an object of every tag, param and metric: collecting took 60 % of reading 3,000 runs.
         gc.disable()
         try:
-            return (
-                []
-                if stored is None
-                else list(_iterate_pages(store, stored.experiment_id, f"tags.`{Tag.ROLE}` = '{role}'"))
-            )
+            if stored is None:
+                return []
+            return list(_iterate_pages(store, stored.experiment_id, f"tags.`{Tag.ROLE}` = '{role}'"))
         finally:
             gc.enable()
 
@@ -249,7 +246,6 @@ def _iterate_pages(store: Store, experiment_id: str, condition: str) -> Iterator
 
 
 def _restore_tag_names(runs: Iterable[Any]) -> list[Any]:
-    """Restore the present names of the tags of these runs."""
     named = list(runs)
     for run in named:
         restore_names(run.data.tags)

@@ -31,7 +31,7 @@ def open_if_there(root_or_uri: Path | str) -> Store | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise TrackingError(f"the tracking store in {root} cannot be read: {error.strerror}") from error
+        raise TrackingError(f"could not read the tracking store in {root}: {error.strerror}") from error
     return open_store(root) if is_writable(root) else _open_copy(root)
 
 
@@ -72,8 +72,8 @@ def _open_copy(root: Path) -> Store:
             shutil.copyfile(root / STORE_LOCK, copy / STORE_LOCK)
     except (OSError, sqlite3.Error) as error:
         raise TrackingError(
-            f"the tracking store in {root} is read-only, and copying it to {copy} failed: {error}; "
-            "copy the folder to a place where you may write, and name that"
+            f"could not copy the read-only tracking store in {root} to {copy}: {error}; "
+            "copy it to a writable folder, and name that"
         ) from error
     with suppress(TrackingError):  # what is read by a copy is often mounted where it was not written
         relocate(copy, place=root)

@@ -40,11 +40,10 @@ from pipeline.record.store.content import RunContent, can_keep_file
 from pipeline.record.store.local_store import Store
 
 MAX_FILES, MAX_FILE_BYTES = 10_000, 8 * 2**30
-"""Of one job, as artifacts. What is beyond that is kept in a folder beside the store."""
+"""Limits of the artifacts of one job; further files are kept in a folder beside the store."""
 MAX_NAMED = 10
 MAX_OWN_POINTS = 50_000
 """Of all metrics that a program logged itself: MLflow takes some thousand points a second. The files have all."""
-
 
 _SCRATCH = ".upload-"
 _NO_FILE = "no regular file"
@@ -53,7 +52,7 @@ _UNREADABLE = "cannot be read, kept beside the store"
 _NOT_TAKEN = "not taken by the store, kept beside it"
 _KEPT = (_TOO_MANY, _UNREADABLE, _NOT_TAKEN)
 _REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-"""What a server says of one file: its name or, as a proxy in front of it may, its size."""
+"""Answers by which a server, or a proxy before it, refuses one file for its name or size."""
 
 log = logging.getLogger(__name__)
 
@@ -90,16 +89,10 @@ def begin(opened: StoreOpener, folder: Path) -> RunIds:
 
 
 def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds | None = None) -> RunIds | None:
-    """Upload a closed spool folder, give its runs their final status, and remove it.
+    """Upload a closed spool folder, end its runs, remove it, and return the runs; `None` if it was sent before.
 
-    Args:
-        opened: opens the store.
-        folder: the spool folder.
-        series_points: points a series that MLflow gets; the table among the artifacts holds all of them.
-        begun: the answer of `begin`, if this process called it.
-
-    Returns:
-        The runs; `None` if the folder was sent before.
+    MLflow gets `series_points` points of a series; the table among the artifacts has all. `begun` is the answer of
+    `begin`, if this process called it.
 
     Raises:
         TrackingError: the folder is not finished, or cannot be read.
@@ -168,7 +161,7 @@ def amend(store: Store, file: Path) -> None:
     if runs[0].data.tags.get(Tag.RESULT) != result:
         store.client.set_tag(run_id, Tag.RESULT, result.value)
         store.client.set_tag(run_id, Tag.REASON, amendment.reason)
-        # The time of its end stays: MLflow would otherwise write down the present one.
+        # Keep the end time: MLflow would otherwise set the present one.
         store.client.set_terminated(run_id, result.mlflow_status, runs[0].info.end_time)
     store.sync()
     group_folder.remove_amendment(file, amendment)
@@ -281,7 +274,7 @@ class _Upload:
         for path in self.left_out:
             place = self.folder.parents[2] / layout.LEFT_OUT / path.relative_to(self.folder.parents[1])
             place.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(PermissionError, FileNotFoundError):  # what is not ours to move is not removed either
+            with suppress(PermissionError, FileNotFoundError):  # a file that cannot be moved is not removed either
                 path.rename(place)
 
     def _log_below(

@@ -1,4 +1,4 @@
-"""The workers of a study measure one plan: the first writes down what it rests on, the others compare with it."""
+"""One plan for all workers of a study: the first writes the facts that it depends on, the others compare theirs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,10 @@ _PLAN, _PACKAGES, _FILES, _MACHINE = "plan", "packages", "files", "machine"
 
 
 def agree(path: Path, plan: Plan, inventory: Inventory) -> None:
-    """Write down what the plan rests on, or compare it with what another worker wrote.
-
-    Args:
-        path: of the file that all workers of the study see.
-        plan: of the whole study, or one unit of it.
-        inventory: what this machine has.
+    """Write the facts that the plan depends on to a file that all workers see, or compare them with those there.
 
     Raises:
-        ConfigError: the plan of the others is another one, or their driver is; or the file cannot be used.
+        ConfigError: the other workers have another plan or driver, or the file cannot be used.
     """
     facts = _collect_facts(plan, inventory)
     try:
@@ -37,8 +32,8 @@ def agree(path: Path, plan: Plan, inventory: Inventory) -> None:
         raise ConfigError(f"plan_file={path} cannot be used ({error}); remove it, or give another") from error
     if differences or first[_PLAN] != facts[_PLAN]:
         raise ConfigError(
-            f"plan_file={path}: the other workers of this study have another plan "
-            f"({'; '.join(differences) or 'its options differ'}); make this worker like them, or start another study"
+            f"plan_file={path}: other workers of this study have another plan "
+            f"({'; '.join(differences) or 'its options differ'}); remove the difference, or start another study"
         )
 
 
@@ -54,7 +49,7 @@ def _collect_facts(plan: Plan, inventory: Inventory) -> dict[str, Any]:
 
 
 def _write_first(path: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what the file says: ours if nobody was first. It appears whole, whoever else writes it now."""
+    """Return the facts in the file; write these atomically if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
     beside.write_text(json.dumps(facts), encoding="utf-8")
@@ -76,4 +71,4 @@ def _compare_facts(first: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterat
             yield f"{words} here"
     for name in sorted(first[_FILES].keys() | facts[_FILES].keys()):
         if first[_FILES].get(name) != facts[_FILES].get(name):
-            yield f"{name} has another content here"
+            yield f"the content of {name} differs here"

@@ -19,7 +19,7 @@ from pipeline.record.stored_group import Original, name_script_artifacts
 
 # Facts of a start that decide what is computed and how fast, in words.
 _FACTS = {"python": "Python of the orchestrator", "kernel": "kernel", "cpus": "number of CPUs"}
-# Of a device: what changes by itself, or by the groups before, says nothing.
+# Details of a device that earlier groups may change.
 _PASSING_DETAILS = frozenset({"mig_mode", "compute_mode"})
 
 
@@ -30,10 +30,10 @@ def find(original: Original, group: Group, inventory: Inventory, facts: Mapping[
     lines += _compare_locks(original, group, inventory)
     lines += _compare_sources(original, group)
     known = [line for line in lines if line]
-    # The digest covers the packages, which of an environment that is still to be built nobody knows yet.
+    # The digest covers the packages, which are unknown until an environment is built.
     is_built = not any(inventory.interpreters[job.workload.env].to_build for job in group.jobs)
     if not known and is_built and original.get_fact("digest") not in (None, group.digest):
-        known.append("the plan of the group: its digest differs, though nothing that was compared does")
+        known.append("digest of the plan, for an unknown reason")
     return known
 
 
@@ -64,10 +64,10 @@ def list_masked_scripts(original: Original, group: Group) -> Iterable[str]:
         digests = {source.name: source.digest for source in now.sources}
         if digests.get(name) != then.sources.get(name) and secrets.HIDDEN in _read_text(Path(now.script)):
             raise ConfigError(
-                f"reproduce={original.run_id}: {now.script} has {secrets.HIDDEN} in the place of its secrets, as the "
-                "recorded copy has; put your own values there"
+                f"reproduce={original.run_id}: {now.script} has {secrets.HIDDEN} in place of its secrets; "
+                "put your own values there"
             )
-        lines[f"{artifact} was recorded without its secrets: {now.script} is run"] = None
+        lines[f"{artifact} was recorded without its secrets; {now.script} runs instead"] = None
     return lines
 
 
@@ -141,12 +141,10 @@ def _compare_devices(original: Original, group: Group) -> Iterable[str]:
 
 def _compare_commits(original: Original, facts: Mapping[str, str]) -> Iterable[str]:
     yield _describe_change("git commit", original.get_fact("git_commit"), facts.get("git_commit"))
-    for whose, changed in (
-        ("the original's", original.get_fact("git_changed")),
-        ("the present", facts.get("git_changed")),
-    ):
-        if changed == "true":
-            yield f"{whose} source has uncommitted changes"
+    if original.get_fact("git_changed") == "true":
+        yield "the original's source has uncommitted changes"
+    if facts.get("git_changed") == "true":
+        yield "the present source has uncommitted changes"
 
 
 def _compare_locks(original: Original, group: Group, inventory: Inventory) -> Iterable[str]:
@@ -161,7 +159,7 @@ def _compare_locks(original: Original, group: Group, inventory: Inventory) -> It
 
 
 def _compare_requests(original: Original, group: Group, inventory: Inventory) -> Iterable[str]:
-    """Say of each environment that is still to be built what its file asks for that the original's did not."""
+    """Compare the requested packages of environments that are not built yet with the original's."""
     lines: dict[str, None] = {}
     for job in group.jobs:
         interpreter = inventory.interpreters[job.workload.env]
@@ -179,7 +177,7 @@ def _map_requests(request: Iterable[str]) -> dict[str, str]:
 
 
 def _compare_sources(original: Original, group: Group) -> Iterable[str]:
-    """File by file, by the jobs, and not by the paths: the scripts may lie elsewhere now, and two may have one name."""
+    """Compare file by file and job by job, not by paths: scripts may lie elsewhere now, and two may have one name."""
     before = _read_programs(original)
     files = name_script_artifacts(program.script for program in before)
     lines: dict[str, None] = {}
@@ -191,9 +189,9 @@ def _compare_sources(original: Original, group: Group) -> Iterable[str]:
             lacks = ", without its secrets" if text is not None and secrets.HIDDEN in text else ""
             where = f"; the original is artifact {artifact}{lacks}" if text is not None else ""
             if name not in new:
-                lines[f"{name} is no part of {now.name} any more{where}"] = None
+                lines[f"{name} no longer belongs to {now.name}{where}"] = None
             elif name not in old:
-                lines[f"{name} has become a part of {now.name}"] = None
+                lines[f"{name} now belongs to {now.name}"] = None
             elif old[name] != new[name]:
-                lines[f"{name}: its content has changed{where}"] = None
+                lines[f"the content of {name} has changed{where}"] = None
     return lines

@@ -34,7 +34,7 @@ def read_config(group: Original) -> tuple[DictConfig, list[str]]:
     """
     text = group.files.get(CONFIG)
     if text is None:
-        raise ConfigError(f"run {group.run_id} has no artifact {CONFIG}, so that it cannot be reproduced")
+        raise ConfigError(f"run {group.run_id} cannot be reproduced: it has no artifact {CONFIG}")
     try:
         values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
     except (OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
@@ -78,8 +78,8 @@ def _add_types(base: type[Any], values: dict[str, Any], where: str, absent: list
             return OmegaConf.create(values)
     if not fitting:
         raise ConfigError(
-            f"{where}: this version of the project knows no kind of it with the keys {', '.join(sorted(values))}; "
-            "check out the commit that recorded the run to reproduce it"
+            f"{where}: this version of the project has no kind with the keys {', '.join(sorted(values))}; "
+            "check out the commit of the run"
         )
     extra, node = min(fitting, key=lambda pair: (len(pair[0]), len(pair[1].__mro__)))
     absent += [f"{where}.{key}" for key in sorted(extra - {"options"})]
@@ -98,12 +98,12 @@ def _list_targets(group: str, node: type[Any]) -> set[str]:
 
 
 def _explain_damage(group: Original, why: str) -> str:
-    return f"the artifact {CONFIG} of run {group.run_id} is damaged, so that it cannot be reproduced: {why}"
+    return f"run {group.run_id} cannot be reproduced: its artifact {CONFIG} is damaged: {why}"
 
 
 def _explain_version(group: Original, why: str) -> str:
     commit = group.get_fact("git_commit") or "unknown"
     return (
-        f"the configuration of run {group.run_id} cannot be used by this version of the project: {why}; "
-        f"the run was made by commit {commit}"
+        f"run {group.run_id} cannot be reproduced by this version of the project: {why}; "
+        f"check out the commit of the run, {commit}"
     )

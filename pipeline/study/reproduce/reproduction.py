@@ -27,16 +27,15 @@ from pipeline.plan.experiment_names import is_rehearsal, name_reproductions, sep
 from pipeline.plan.inventory import Inventory
 from pipeline.record.stored_group import Original
 from pipeline.record.tracking_sender import Sender
-from pipeline.study.reproduce import differences
-from pipeline.study.reproduce import recorded_config as recorded_config
+from pipeline.study.reproduce import differences, recorded_config
 
-# What may be given beside `reproduce`: where it runs, who observes it and where the result goes.
+# Keys allowed beside `reproduce`: where it runs, how it is observed and where the results go.
 _MAY_BE_GIVEN = (
     *("gpu", "tracking", "listeners", "exporter", "limits", "data.root", "dry_run", "wait", "wait_limit_s"),
     "foreign_load",
     *("reproduce", "reproduce_strict"),
 )
-# What says nothing of the group.
+# Keys of the start, not of the group.
 _OF_THE_START = (
     *("dry_run", "resume", "time_limit_s", "wait", "wait_limit_s", "reproduce", "reproduce_strict"),
     *("unit", "plan_file", "only"),
@@ -64,8 +63,8 @@ class Reproduction:
         if not alike:
             names = ", ".join(dict.fromkeys(group.name for group in plan.groups))
             raise ConfigError(
-                f"reproduce={self.original.run_id}: the configuration of {self.original.name} (block {block}) now "
-                f"leads to {names}; check out commit {self.original.get_fact('git_commit') or '(not recorded)'} for it"
+                f"reproduce={self.original.run_id}: {self.original.name} (block {block}) is not in the plan of its "
+                f"configuration: {names}; check out commit {self.original.get_fact('git_commit') or '(not recorded)'}"
             )
         group = dataclasses.replace(alike[0], number=1)
         return dataclasses.replace(plan, groups=(group,), devices=(group.device,))
@@ -75,12 +74,10 @@ class Reproduction:
         original = self.original
         lines = differences.find(original, plan.groups[0], inventory, facts)
         if self.unrecorded:
-            lines.append(
-                f"settings that the original did not have, now at their defaults: {', '.join(self.unrecorded)}"
-            )
+            lines.append(f"settings that the original lacks, at their defaults: {', '.join(self.unrecorded)}")
         if lines and self.config.reproduce_strict:
             raise ConfigError(
-                f"reproduce={original.run_id}: reproduce_strict=true, but there are differences: " + "; ".join(lines)
+                f"reproduce={original.run_id}: reproduce_strict=true forbids these differences: " + "; ".join(lines)
             )
         block = original.get_fact("block")
         what = f"reproduces {original.name}, block {block}, of {original.experiment} ({original.run_id})"
@@ -91,10 +88,9 @@ class Reproduction:
     def side_by_side(self, row: GroupResult) -> str:
         """Format metrics, original, now and their ratio, as an aligned table; what one of them lacks is `-`."""
         before, now = self.original.metrics, row.metrics
-        names = {*before, *now}
         lines = [("metric", "original", "now", "ratio")]
         lines.append(("result", self.original.get_fact("result") or "-", row.result.value, ""))
-        for name in sorted(names):
+        for name in sorted({*before, *now}):
             was, is_now = before.get(name), now.get(name)
             ratio = "-" if not was or is_now is None else f"{is_now / was:.3f}"
             lines.append((name, _format_figure(was), _format_figure(is_now), ratio))
@@ -105,13 +101,13 @@ def prepare_reproduction(composed: DictConfig, config: Config, sender: Sender, s
     """Read the original and make its configuration the one of this study.
 
     Raises:
-        ConfigError: the command line gives what only the original may say, or the original cannot be planned again.
+        ConfigError: the command line has a key that the original decides, or the original cannot be planned again.
         TrackingError: there is no such run.
     """
     run_id = config.reproduce
     assert run_id is not None
     keys = _list_typed_keys()
-    _refuse_others(run_id, keys, ("workload", "sizes", "mix", "env"))  # what of these may be, the original says
+    _refuse_others(run_id, keys, ("workload", "sizes", "mix", "env"))  # the original decides which of these are allowed
     store = config.tracking.uri or str(expand_path("tracking.root", config.tracking.root).resolve())
     original = sender.recall(run_id, store)
     config_again, unrecorded = recorded_config.read_config(original)
@@ -121,7 +117,7 @@ def prepare_reproduction(composed: DictConfig, config: Config, sender: Sender, s
     _refuse_others(run_id, keys, hidden)
     if lacking := [key for key in hidden if key not in keys]:
         raise ConfigError(
-            f"reproduce={run_id}: what looks like a secret is not recorded; give again "
+            f"reproduce={run_id}: possible secrets were not recorded; give again "
             + ", ".join(f"{key}=..." for key in lacking)
         )
     with open_dict(config_again):
@@ -157,18 +153,18 @@ def _refuse_others(run_id: str, keys: Sequence[str], hidden: Sequence[str]) -> N
     refused = [key for key in keys if not any(key == may or key.startswith(f"{may}.") for may in allowed)]
     if refused:
         raise ConfigError(
-            f"reproduce={run_id} runs a group as it was, so {', '.join(refused)} cannot be given; allowed are "
+            f"reproduce={run_id} cannot change {', '.join(refused)}; allowed are "
             f"{', '.join(key for key in _MAY_BE_GIVEN if not key.startswith('reproduce'))} (and keys below them)"
         )
 
 
 def _take_over(config: DictConfig, composed: DictConfig, key: str, hidden: Iterable[str] = ()) -> None:
-    """Let what the command line gives take the original's place; where that was hidden, it says all else as it did."""
+    """Take a key from the command line; of one with hidden secrets, all else must be as recorded."""
     if key in hidden:
         recorded, value = _select(config, key), _select(composed, key)
         if secrets.mask(value, key) != recorded:
             was = shlex.join(map(str, recorded)) if isinstance(recorded, list) else recorded
-            raise ConfigError(f"{key} differs from the original's in more than its secrets: there, it is {was}")
+            raise ConfigError(f"{key} may differ from the original in its secrets only; the original has {was}")
         OmegaConf.update(config, key, value, merge=False)
     elif key == "data.root":
         for workload in (config.workload, *config.sizes.values()):

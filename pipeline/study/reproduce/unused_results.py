@@ -25,7 +25,7 @@ def explain(
 ) -> list[str]:
     """Explain how many results are of another plan, and what changed since the newest; nothing without any.
 
-    `left` are the groups that are to be run; `recall` reads the group of a run.
+    `groups` are those to be run; `recall` reads the group of a run.
     """
     results = resume.find_unused(plan, groups, finished)
     if not results:
@@ -46,14 +46,12 @@ def explain(
         try:
             found_changes = differences.find_result_changes(recall(before.run_id), group, inventory)
         except (TrackingError, ConfigError) as error:
-            return [*lines, f"    what has changed is not known: {error}"]
+            return [*lines, f"    changes unknown: {error}"]
         for line in found_changes:
             changes.setdefault(line, group)
     lines += [f"    changed since {group.name}: {line}" for line, group in changes.items()]
     by_program = {group.program_digest for group in groups}
     if num := sum(group.program_digest in by_program for group in newest.values()):
         which = "it" if num == 1 else "them"
-        lines.append(
-            f"resume: only the environment of {num} of these is another one: resume=accept_environment uses {which}"
-        )
+        lines.append(f"resume: {num} of these differ only in the environment; resume=accept_environment uses {which}")
     return lines

@@ -164,7 +164,7 @@ WRONG = {
 def test_a_wrong_line_moves_no_figure_without_a_mark(tmp_path, fault, kind):
     truth = figures(judge(tmp_path / "right", honest(), kind))
     row = judge(tmp_path / "wrong", WRONG[fault](honest()), kind)
-    assert "left out what cannot be true" in row.tags["collocation.flag"], "every fault has a mark"
+    assert "left out impossible values" in row.tags["collocation.flag"], "every fault has a mark"
     assert len(row.tags["collocation.flag"]) < 600
     found = figures(row)
     if "start" in fault and "second" not in fault and "before the start" not in fault:

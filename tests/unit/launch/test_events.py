@@ -56,7 +56,7 @@ def test_a_line_that_cannot_be_changes_no_figure_and_is_counted(tmp_path, line):
     assert row.result is Result.OK
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(20)
     assert row.tags["collocation.damaged_events"].startswith("job 0-a: 1 line (number 13): ")
-    assert row.tags["collocation.flag"] == f"left out what cannot be true: {row.tags['collocation.damaged_events']}"
+    assert row.tags["collocation.flag"] == f"left out impossible values: {row.tags['collocation.damaged_events']}"
     events.read_progress(path)
 
 

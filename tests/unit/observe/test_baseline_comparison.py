@@ -147,7 +147,7 @@ def test_a_block_that_was_begun_in_another_state_of_the_machine_begins_again(pla
     assert left(plan, *first[:3]) == [3, 4]  # block 1 is complete, block 2 was cut
     again, _ = resume.select_remaining(plan, first[:3])
     (line,) = resume.describe_restarts(again, first[:3])
-    assert line == f"resume: unfinished blocks start again, without 1 earlier result: {change}"
+    assert line == f"resume: unfinished blocks start again without 1 earlier result ({change})"
     assert resume.describe_restarts(again, [entry(g, **STATE) for g in plan.groups]) == []
     assert left(plan, first[2], entry(plan.groups[3], **STATE)) == [1, 2, 3]
 
@@ -230,7 +230,7 @@ def test_results_of_other_packages_count_where_they_are_accepted_and_those_of_th
     assert [g.number for g in kept] == [4]
     assert [row.jobs[0].metrics["throughput_samples_per_s"] for row in known] == [2.0, 1.0, 1.0]
     same = dataclasses.replace(plan, groups=(groups[0], dataclasses.replace(groups[1], program_digest="program-1")))
-    with pytest.raises(ConfigError, match="differ in their environment alone"):
+    with pytest.raises(ConfigError, match="differ only in their environment"):
         resume.select_remaining(same, [], accept_environment=True)
 
 
@@ -321,7 +321,8 @@ def test_other_answers_than_alone_are_wrong_results():
     assert comparison.get_latest(right).result is Result.OK
     assert comparison.get_latest(wrong).result is Result.WRONG_RESULTS
     assert (
-        "the answers of job 2-a differ from its solo run: norm 1.9 instead of 2" in comparison.get_latest(wrong).reason
+        "the answers of job 2-a differ from its solo run: answer to request 1 has norm 1.9 instead of 2"
+        in comparison.get_latest(wrong).reason
     )
 
 

@@ -187,7 +187,7 @@ def test_what_the_kernel_kills_for_lack_of_memory_is_out_of_memory(tmp_path, cha
     bad.started = dataclasses.replace(bad.started, oom_kills=3)
     (job,) = judge(tmp_path, alone, bad).jobs
     assert job.result is result
-    assert ("out of memory, says the kernel (oom_kill 1 in its cgroup)" in job.reason) == (result is Result.OOM)
+    assert ("out of memory, killed by the kernel (oom_kill 1 in its cgroup)" in job.reason) == (result is Result.OOM)
 
 
 def test_a_script_has_the_reason_that_its_output_tells(tmp_path):
@@ -278,13 +278,13 @@ def counting_energy(*stretches: tuple[int, int], watts: float = 300.0, base_j: f
         (counting_energy((3, 120)), None),  # between two readings at both edges
         (counting_energy((25, 95)), None),  # within two intervals of both edges
         (counting_energy((0, 45), (70, 120)), None),
-        (counting_energy((32, 120)), "no reading within 2.2 s of the begin of the window"),
+        (counting_energy((32, 120)), "no reading within 2.2 s of the start of the window"),
         (counting_energy((0, 30)), "no reading within 8.5 s of the end of the window"),
         (counting_energy((0, 85)), "no reading within 3 s of the end of the window"),
         (counting_energy((0, 45), (80, 120)), "no reading for 4 s of the window"),
-        (counting_energy((60, 61)), "no reading within 5 s of the begin of the window"),
+        (counting_energy((60, 61)), "no reading within 5 s of the start of the window"),
         (counting_energy((-50, -45)), "no reading in the window"),
-        (counting_energy((0, 60)) + counting_energy((60, 120), base_j=-1500), "the counter began anew in the window"),
+        (counting_energy((0, 60)) + counting_energy((60, 120), base_j=-1500), "the counter was reset in the window"),
     ],
 )
 def test_energy_and_means_need_readings_of_the_whole_window(tmp_path, samples, words):
@@ -349,7 +349,7 @@ def test_the_run_of_a_job_has_the_figures_of_its_gpu_instance(tmp_path):
     assert not any("gract_mean_ratio" in job.metrics for job in without.jobs)
 
 
-@pytest.mark.parametrize(("held", "words"), [(0, None), (1, "held the clocks down for 10 % of the window")])
+@pytest.mark.parametrize(("held", "words"), [(0, None), (1, "limited the clocks for 10 % of the window")])
 def test_a_row_whose_clocks_power_or_heat_held_down_is_flagged_and_stays_a_baseline(tmp_path, held, words):
     alone = group("a", sequential=True)
     good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
@@ -621,7 +621,7 @@ def test_everything_suspended_in_a_window_invalidates_the_row(tmp_path):
     alone = group("a", sequential=True)
     job = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
     row = judge(tmp_path, alone, job, clock=ClockRecord(pauses=((2 * S, 6 * S),)))
-    words = "everything was suspended for 4 s of the window, as when a container is paused"
+    words = "all processes were suspended for 4 s of the window, as in a paused container"
     assert row.tags["collocation.invalid"] == words
     before = judge(tmp_path, alone, job, clock=ClockRecord(pauses=((-4 * S, 1 * S), (3 * S, 3 * S + S // 10))))
     assert "collocation.invalid" not in before.tags

@@ -101,5 +101,5 @@ def test_a_row_that_is_not_interrupted_is_judged_once(ran, capsys, monkeypatch):
     monkeypatch.setattr(executor, "_LARGE_BYTES", 100)
     row = executor.run(ran.group, ran.shared)
     assert [row] == ran.closed and row.result is Result.OK
-    assert "naive-a: reading 0.0 GB that its jobs wrote" in capsys.readouterr().err
+    assert "naive-a: reading 0.0 GB of job output" in capsys.readouterr().err
     assert os.path.getsize(ran.job.folder / "events.jsonl") == ran.job.bytes_to_read

@@ -116,7 +116,7 @@ def test_a_step_of_the_wall_clock_moves_no_figure_and_is_marked(tmp_path, step_s
     assert row.metrics["window_s"] == 80
     assert (
         row.tags["collocation.invalid"]
-        == f"the wall clock was set by {step_s:+.3g} s while the jobs logged how fast they are"
+        == f"the wall clock was set by {step_s:+.3g} s while the jobs logged their rates"
     )
 
 
@@ -134,13 +134,13 @@ def test_values_of_another_time_than_the_jobs_own_are_left_out(tmp_path):
     log_through_mlflow(states[0].folder, METRIC.metric, [*((t, 10.0) for t in range(10, 91, 5)), (5000, 99.0)])
     row = judge(alone, states)
     assert row.metrics["throughput_total_samples_per_s"] == 10 and row.metrics["window_s"] == 80
-    assert row.tags["collocation.invalid"] == "job 0-a logged 1 value with times at which it did not run"
+    assert row.tags["collocation.invalid"] == "job 0-a logged 1 value with times outside its run"
     log_through_mlflow(states[0].folder.parent / "later", METRIC.metric, [(5000, 99.0)])
     (tmp_path / "later/mlflow").rename(states[0].folder / "mlflow-later")
     (states[0].folder / "mlflow").rename(tmp_path / "before")
     (states[0].folder / "mlflow-later").rename(states[0].folder / "mlflow")
     row = judge(alone, states)
-    assert row.result is Result.FAILED and "with times at which the job did not run" in row.reason
+    assert row.result is Result.FAILED and "with times outside the job's run" in row.reason
 
 
 def test_a_metric_that_never_came_fails_the_row_and_the_others_are_named(tmp_path):
@@ -149,7 +149,10 @@ def test_a_metric_that_never_came_fails_the_row_and_the_others_are_named(tmp_pat
     SummaryWriter(states[0].folder / "output/logs").add_scalar("train/lr", 0.1, 1)
     row = judge(alone, states)
     assert row.result is Result.FAILED
-    assert "train/samples_per_second never came; through MLflow: loss; in TensorBoard files: train/lr" in row.reason
+    assert (
+        "train/samples_per_second was not logged; logged through MLflow: loss; logged in TensorBoard files: train/lr"
+        in row.reason
+    )
     assert "throughput_total_samples_per_s" not in row.metrics
 
 
@@ -167,7 +170,7 @@ def test_a_metric_in_a_tensorboard_file_is_of_the_job_that_wrote_the_file(tmp_pa
     anonymous = (tmp_path / "events.out.tfevents.1.host.41.0").rename(tmp_path / "events.out.tfevents.x")
     files = {anonymous: clock.wall_ns(50 * S)}
     row = judge(pair, states, clock=clock, changed=Changes(folder=tmp_path, files=files, is_whole=True))
-    assert "events.out.tfevents.x may be of any job" in row.reason
+    assert "events.out.tfevents.x may belong to any job" in row.reason
 
 
 def in_output(path, pattern, text, t_ns=(), sizes=(), end_ns=S, unit="samples", **source):
@@ -203,7 +206,7 @@ def test_a_number_is_read_as_a_whole(tmp_path, pattern, line, number):
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [((5.0, -5.0), "gave -5, and a rate is above 0"), ((0.0, 0.0), "gave 0, and"), (("nan",), "nan")],
+    [((5.0, -5.0), "gave -5; a rate must be above 0"), ((0.0, 0.0), "gave 0; a"), (("nan",), "nan")],
 )
 def test_what_can_be_no_rate_fails_the_row(tmp_path, values, words):
     alone, states = of_scripts(tmp_path, METRIC)
@@ -217,7 +220,7 @@ def test_values_that_are_not_finite_are_counted(tmp_path):
     alone, states = of_scripts(tmp_path, METRIC)
     log_through_mlflow(states[0].folder, METRIC.metric, [(1, 4.0), (2, "nan"), (3, "inf"), (4, 4.0)])
     (job,) = judge(alone, states).jobs
-    assert job.params["throughput_from"] == "MLflow (without 2 of 4 values, which are not finite), 2 values"
+    assert job.params["throughput_from"] == "MLflow (without 2 of 4 values not finite), 2 values"
 
 
 def test_a_pattern_is_looked_for_in_both_outputs(tmp_path):

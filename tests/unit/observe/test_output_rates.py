@@ -100,7 +100,7 @@ def test_a_number_that_can_be_read_two_ways_fails_the_row_with_what_stands_there
     (states[0].folder / "stdout.log").write_text(f"{line}\n")
     row = judge(alone, states)
     assert row.result is Result.FAILED and "throughput_total_samples_per_s" not in row.metrics
-    assert f"workload.metric_pattern cannot read the number of `{line}`: " in row.reason
+    assert f"workload.metric_pattern matches an unclear number in `{line}`: " in row.reason
     assert len(row.reason.partition(";")[0]) < 170
 
 
@@ -197,7 +197,7 @@ def test_a_metric_that_is_named_as_a_time_is_refused_or_read_as_what_it_is(tmp_p
         log_through_mlflow(states[0].folder, name, [(1, 12.5), (2, 12.5), (3, 12.5)])
         row = judge(alone, states)
         if result is None:
-            assert f"workload.metric={name}: {name} is a time; say workload.metric_unit" in row.reason
+            assert f"workload.metric={name}: {name} is a time of unknown work; set workload.metric_unit" in row.reason
         else:
             assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(result)
 
@@ -245,16 +245,14 @@ def test_a_progress_bar_is_read_on_both_sides_of_one_a_second_and_says_so(tmp_pa
     values = [4.92, 4.91, 1.32, 1 / 1.06, 1 / 1.24]
     assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(sum(values) / 5)
     assert row.jobs[0].params["throughput_from"] == "its output, 5 values"
-    words = "2 of 5 values of its output are the time of one, such as s/it"
+    words = "2 of 5 values are times, such as s/it"
     assert words in row.tags["collocation.flag"]
 
 
 def test_a_pattern_that_reads_one_form_only_says_what_it_passes_over(tmp_path):
     alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9.]+)[a-z]+/s"))
     (states[0].folder / "stderr.log").write_bytes(TQDM)
-    assert (
-        "passes over 2 lines of its output with s/it instead of it/s" in judge(alone, states).tags["collocation.flag"]
-    )
+    assert "misses 2 lines with s/it instead of it/s" in judge(alone, states).tags["collocation.flag"]
 
 
 def test_values_of_one_look_count_equally(tmp_path):
@@ -271,12 +269,12 @@ def test_a_value_that_stands_for_much_longer_than_the_others_is_marked(gaps, is_
     t_s = [0, *(sum(gaps[: i + 1]) for i in range(len(gaps)))]
     words = throughput.describe_long_value([(t * S, 5.0) for t in t_s], (0, t_s[-1] * S))
     assert (words is not None) == is_marked
-    assert words is None or words.startswith("one value stands for 8 s of the window, and others for 1 s")
+    assert words is None or words.startswith("one logged value covers 8 s of the window, the others 1 s")
 
 
 def test_where_no_line_matches_the_numbers_of_both_outputs_are_shown(tmp_path):
     alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9.]+) it/sec"))
-    assert judge(alone, states).reason.endswith("matched no line of its output with a number; it wrote none")
+    assert judge(alone, states).reason.endswith("matched no line of its output with a number; the output is empty")
     (states[0].folder / "stdout.log").write_text("starting\n")
     (states[0].folder / "stderr.log").write_bytes(TQDM + b"done\n")
     reason = judge(alone, states).reason
@@ -284,7 +282,7 @@ def test_where_no_line_matches_the_numbers_of_both_outputs_are_shown(tmp_path):
     assert "starting" not in reason and "17%" not in reason, "of a progress bar, its last state"
     (states[0].folder / "stderr.log").write_text("rate: -- it/sec, as (-) it/sec\n")
     alone, states = of_scripts(tmp_path, RateSource(pattern=r"(\S+) it/sec"))
-    assert "with a number, but `rate: -- it/sec" in judge(alone, states).reason
+    assert "matched `rate: -- it/sec" in judge(alone, states).reason
 
 
 def test_the_error_output_of_a_failed_job_has_no_progress_bar(tmp_path):

@@ -87,8 +87,7 @@ def test_what_cannot_be_measured_fails_and_what_cannot_be_is_counted(tmp_path):
     alone = served("a")
     nothing = asked(tmp_path / "nothing", alone.jobs[0], every_ms=10, takes_ms=5, until_s=0.5, told_ns=11 * S)
     assert judge(alone, nothing).reason == (
-        "job 0-a: no request was sent and answered inside the window; make window.seconds longer, or the rate of the "
-        "requests lower"
+        "job 0-a: no request was sent and answered inside the window; raise window.seconds or lower the request rate"
     )
     damaged = asked(tmp_path / "damaged", alone.jobs[0], every_ms=10, takes_ms=5, told_ns=11 * S)
     with (damaged.folder / client.REQUESTS_FILE).open("ab") as file:

@@ -70,13 +70,13 @@ def test_a_study_that_has_not_begun_takes_what_its_like_took_before():
         ),
     ]
     seven = group(*"aaaaaaa", number=2)  # nothing closer than the same workload in the same window on the same device
-    assert forecast([pair, seven], past).words == "takes about 70 s, as similar groups did before"
+    assert forecast([pair, seven], past).words == "takes about 70 s, by similar earlier groups"
     skipped = dataclasses.replace(group("c", number=3), skip_reason="does not fit")
     unknown = forecast([pair, other, skipped], past)
     assert unknown.of_each == {1: 20.0, 3: 0.0}
     assert (
         unknown.words
-        == "takes at least 20 s (the windows) and at most 35 s (limits.*): 1 of 2 groups have no similar run yet"
+        == "takes at least 20 s (the windows) and at most 35 s (limits.*): 1 of 2 groups have no similar earlier run"
     )
     assert forecast([group("c", "c")], past).num_unknown == 1, "of no study that ran other workloads only"
 
@@ -102,9 +102,9 @@ def of_script(**changes):
 def test_a_script_with_other_packages_takes_as_long():
     the_group, same = of_script()
     _, packages = of_script(key="other packages", on_top_s=40.0)
-    assert forecast([the_group], [packages, same]).words == "takes about 60 s, as similar groups did before"
+    assert forecast([the_group], [packages, same]).words == "takes about 60 s, by similar earlier groups"
     with_packages = forecast([the_group], [packages])
-    assert with_packages.words == "takes about 40 s, as similar groups did before; 1 of 1 with other packages"
+    assert with_packages.words == "takes about 40 s, by similar earlier groups; 1 of 1 by runs with other packages"
 
 
 def test_a_script_with_other_arguments_takes_about_as_long_as_the_newest_and_it_is_named():
@@ -113,7 +113,7 @@ def test_a_script_with_other_arguments_takes_about_as_long_as_the_newest_and_it_
     again = dataclasses.replace(newest, on_top_s=34.0)
     found = forecast([the_group], [newest, *older, again])
     assert found.words == (
-        "takes about 32 s, as similar groups did before; 1 of 1 with other arguments or code: a --epochs 3"
+        "takes about 32 s, by similar earlier groups; 1 of 1 by runs with other arguments or code: a --epochs 3"
     )
     elsewhere = [
         dataclasses.replace(newest, **change)
@@ -180,7 +180,12 @@ def test_a_reason_to_skip_is_said_once(capsys):
         view.begin(skipped)
         view.done(GroupResult(group=skipped, result=Result.SKIPPED, reason=reason))
     lines = [line.partition(" (")[0].strip() for line in capsys.readouterr().err.splitlines()[1::2]]
-    assert lines == ["skipped: no MIG", "skipped: as naive-a", "skipped: as naive-a", "skipped: no MPS"]
+    assert lines == [
+        "skipped: no MIG",
+        "skipped: same reason as naive-a",
+        "skipped: same reason as naive-a",
+        "skipped: no MPS",
+    ]
 
 
 @pytest.mark.parametrize("given", [[], ["resume=true"], ["resume=false"], ["+resume=false"]])

@@ -204,7 +204,7 @@ def test_what_cannot_be_drawn_fails_no_group(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     with make_view(Progress([pair])).watch(pair, Watched(pair.device, [], tmp_path, [], None)):
-        assert "no live table: AttributeError" in terminal.getvalue()
+        assert "the live table failed: AttributeError" in terminal.getvalue()
 
 
 def test_the_live_view_shows_the_memory_of_a_job_from_the_best_listener():

@@ -42,7 +42,7 @@ def test_workers_of_one_plan_agree_whatever_unit_they_run(worker, tmp_path):
     [
         ("gpu", "GPU model: NVIDIA H200 here, .* there"),
         ("driver", "driver: 999.1 here, .* there"),
-        ("file", "model.py has another content here"),
+        ("file", "the content of model.py differs here"),
         ("option", "its options differ"),
         ("packages", "packages: .*tqdm==0.1"),
     ],

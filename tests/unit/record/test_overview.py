@@ -251,11 +251,11 @@ def test_tasks_of_arrays_that_only_wait_are_seen(seen_of_server) -> None:
         ("waiting", "Priority", 0),
         ("waiting", "Priority", 0),
     ]
-    assert none_begun.as_text(NOW_S).endswith("begun by: run.py hydra/launcher=slurm")
+    assert none_begun.as_text(NOW_S).endswith("started by: run.py hydra/launcher=slurm")
     # Submitted again, after the first array has ended.
     began = [task(1, "a"), task(1, "b"), task(2, "a", "failed")]
     began = [replace(run, facts={**run.facts, "command_line": "run.py hydra/launcher=slurm"}) for run in began]
-    assert "\nto run what is left: " in seen_of_server(given("7"), *began, queue=queue).as_text(NOW_S)
+    assert "\nto run the rest: " in seen_of_server(given("7"), *began, queue=queue).as_text(NOW_S)
     again = seen_of_server(given("7", "9", command_line="run.py hydra/launcher=slurm resume=true"), *began, queue=queue)
     assert [unit.state for unit in again.units[:3]] == ["done", "waiting", "waiting"]
     launched = "run.py hydra/launcher=slurm hydra.launcher.partition=other resume=true"
@@ -317,7 +317,9 @@ def test_without_an_answer_of_slurm_the_store_alone_counts(seen) -> None:
     found = seen(task(1, "a", None), queue=queue)
     assert found.units[0].state == "running"
     assert re.search(
-        "^states are those of the store, without Slurm's queue: .*not cluster c1$", found.as_text(NOW_S), re.MULTILINE
+        "^states are from the store only; Slurm's queue is unknown: .*not cluster c1$",
+        found.as_text(NOW_S),
+        re.MULTILINE,
     )
 
 
@@ -355,7 +357,7 @@ def test_a_study_alone_and_in_company_is_done_when_both_are(seen) -> None:
 
     found = seen(measured("p1", 0))
     assert [(unit.model, unit.state) for unit in found.units] == [("", "not begun"), ("H100 alone", "done")]
-    assert not found.is_done and "to run what is left: " in found.as_text(NOW_S)
+    assert not found.is_done and "to run the rest: " in found.as_text(NOW_S)
     two = {"plan_units": "1x2"}
     assert seen(measured("p1", 0, **two), measured("p2", 1, **two)).seconds_left == 20  # one after the other
     found = seen(measured("p1", 0), measured("p2", 1, command_line=f"{command} resume=true"))
@@ -376,25 +378,25 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> N
     [
         (
             "run.py -m a=1,2 hydra/launcher=gpus",
-            "to run what is left: PYTHON run.py -m a=1,2 hydra/launcher=gpus resume=true",
+            "to run the rest: PYTHON run.py -m a=1,2 hydra/launcher=gpus resume=true",
         ),
         (
             "run.py unit=1 resume=true -- train.py unit=1",
-            "to run what is left, with each K that is not done: PYTHON run.py unit=K resume=true -- train.py unit=1",
+            "to run the rest, with each unfinished K: PYTHON run.py unit=K resume=true -- train.py unit=1",
         ),
         (
             "run.py ++unit=2 hydra/launcher=slurm x.HF_TOKEN='<hidden>'",
-            "to run what is left, with each K that is not done, if no job array of it waits, with your own "
+            "to run the rest, with each unfinished K, unless a job array of it waits, with your own "
             "values for <hidden>: PYTHON run.py hydra/launcher=slurm 'x.HF_TOKEN=<hidden>' unit=K resume=true",
         ),
-        (f"run.py only='[a{content.CUT}", f"begun by: run.py only='[a{content.CUT}"),
+        (f"run.py only='[a{content.CUT}", f"started by: run.py only='[a{content.CUT}"),
     ],
 )
 def test_it_says_how_to_run_what_is_left_once_nothing_runs(seen, recorded: str, said: str) -> None:
     text = seen(run(1, "a", command_line=recorded)).as_text(NOW_S)
     assert text.splitlines()[-1] == said.replace("PYTHON", "python")
     still_runs = seen(run(1, "a", command_line=recorded), run(2, "a", None, command_line=recorded)).as_text(NOW_S)
-    assert still_runs.splitlines()[-1] == f"begun by: {recorded}"
+    assert still_runs.splitlines()[-1] == f"started by: {recorded}"
 
 
 def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom(seen_of_server, tmp_path) -> None:
@@ -420,7 +422,7 @@ def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom
         ("running", "waits for CPU, which is held by bob"),
         ("lost", "NODE_FAIL: no error in its output, which ends with: [1/1] a"),
         ("not begun", ""),
-        ("ended", "FAILED NonZeroExitCode, and its output is empty"),
+        ("ended", "FAILED NonZeroExitCode; its output is empty"),
         *[("not begun", "")] * 2,
     ]
     text = found.as_text(NOW_S)
@@ -439,7 +441,7 @@ def test_many_messages_are_counted(seen_of_server, tmp_path) -> None:
         (tmp_path / f"9_{number}.log").write_text(f"error: of {'x' * number}\n")
     noted = replace(given("9"), folder=str(tmp_path), num_units=13)
     text = seen_of_server(noted, queue=lambda *_: {}).as_text(NOW_S)
-    assert text.count("error: of ") == 10 and "\n3 more units with other messages: --json has all\n" in text
+    assert text.count("error: of ") == 10 and "\n3 more units with other messages; see --json\n" in text
 
 
 def test_a_store_that_says_nothing_of_units_is_an_error(seen) -> None:

@@ -25,7 +25,7 @@ def written(folder: Path, *lines: str) -> Path:
 @pytest.mark.parametrize(
     ("lines", "error"),
     [
-        ([HELD, "of 2 groups, 2 did not run to the end"], HELD),
+        ([HELD, "2 groups: 2 not finished"], HELD),
         ([TRACEBACK], "ModuleNotFoundError: No module named 'torch'"),
         ([HELD, f"{task_messages.START}2 of unit 3 on n1", TRACEBACK], "ModuleNotFoundError: No module named 'torch'"),
         (["[1/2] a", "KeyboardInterrupt"], "KeyboardInterrupt"),
@@ -35,7 +35,7 @@ def written(folder: Path, *lines: str) -> Path:
         ),
         (["slurmstepd: error: *** JOB 5 ***", "interrupted by SIGTERM"], "interrupted by SIGTERM"),
         (["/var/spool/job5/slurm_script: line 9: module: not found"], "batch script: line 9: module: not found"),
-        (["time_limit_s=40 is over", "of 2 groups, 1 did not run to the end"], "time_limit_s=40 is over"),
+        (["time_limit_s=40 is over", "2 groups: 1 not finished"], "time_limit_s=40 is over"),
         (["Fatal Python error: Segmentation fault", "", "  File x"], "Fatal Python error: Segmentation fault"),
         (["", "[1/2] naive\x1b[0m", ""], "no error in its output, which ends with: [1/2] naive [0m"),
         (["error: no server at http://bob:secret@h:1"], "error: no server at http://<hidden>@h:1"),

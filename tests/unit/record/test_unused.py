@@ -70,9 +70,9 @@ def test_settings_options_and_files_that_changed_are_named(planned, tmp_path):
     assert {line.removeprefix(f"    changed since {name}: ") for line in lines[1:]} == {
         "seed: 0, now 3",
         "environ.A of train: 1, now 2",
-        "model.py: its content has changed",
-        "more.py has become a part of train",
-        "train.py: its content has changed",
+        "the content of model.py has changed",
+        "more.py now belongs to train",
+        "the content of train.py has changed",
     }
 
 
@@ -110,7 +110,7 @@ def test_an_artifact_that_is_damaged_or_cannot_be_had_costs_the_explanation_only
         (lambda run: dataclasses.replace(original, files={layout.GROUP: '{"jobs": [1]}'}), "damaged"),
     ):
         lines = explained(planned, finished, recall, "seed=3")
-        assert len(lines) == 2 and lines[1].startswith("    what has changed is not known: ") and said in lines[1]
+        assert len(lines) == 2 and lines[1].startswith("    changes unknown: ") and said in lines[1]
 
 
 def test_where_all_that_is_stored_belongs_to_the_plan_nothing_is_said(planned):

@@ -337,8 +337,8 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
     request: Any = SimpleNamespace(config=config, configs=[config], simulated=None, root=tmp_path)
     assert local_gpus.select_free(request, "all", "gpus") == devices
     assert local_gpus.select_free(request, "all", "gpus", of_one_model=True) == [devices[0], devices[2]]
-    assert "left out: GPU 1 (GPU-1): its model is not A, on which the study runs" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="its model is not A, on which the study runs"):
+    assert "left out: GPU 1 (GPU-1): its model is not A" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="its model is not A"):
         local_gpus.select_free(request, ["0", "1"], "gpus", of_one_model=True)
     assert (
         local_gpus.select_free(request, 1, "gpus") == local_gpus.select_free(request, "GPU-1", "gpus") == [devices[1]]
@@ -347,7 +347,7 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
         with pytest.raises(ConfigError, match="give a list of GPUs by index or UUID, or all"):
             local_gpus.select_free(request, wanted, "gpus")
     config.wait = True
-    with pytest.raises(ConfigError, match="waits for none of the GPUs; leave it out"):
+    with pytest.raises(ConfigError, match="never waits for a GPU; leave it out"):
         local_gpus.select_free(request, "all", "gpus")
 
 

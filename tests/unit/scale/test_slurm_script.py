@@ -103,7 +103,7 @@ def test_a_task_measures_within_the_limit_that_it_was_given() -> None:
 
 
 def test_an_option_cannot_smuggle_in_a_line() -> None:
-    with pytest.raises(ConfigError, match="partition spans several lines"):
+    with pytest.raises(ConfigError, match="partition has a line break"):
         script(SlurmOptions(partition="gpu\nrm"))
 
 
