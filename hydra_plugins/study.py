@@ -61,7 +61,7 @@ class StudySweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         assert self.launcher is not None
         jobs = self.expand(arguments)
-        if not invocation.get_current().has_launcher:  # else that has said it
+        if not invocation.get_current().has_launcher:  # else the launcher has printed them
             for note in filter(None, map(override_remedy.note_on_sweep, arguments)):
                 words.say(note)
         with hydra_errors.restore_environment():
@@ -78,7 +78,7 @@ class StudySweeper(Sweeper):
         swept = [override for override in typed if override.is_sweep_override() and override.key_or_group in _NOT_SWEPT]
         if swept:
             group = swept[0].key_or_group
-            raise ConfigError(f"{swept[0].input_line} would lose the blocks of one; start a study for each {group}")
+            raise ConfigError(f"{swept[0].input_line} cannot be swept; start a study for each {group}")
         keys = [override.get_key_element().lstrip("+~") for override in typed]
         instead = _drop_overridden(keys, self.instead)
         jobs: list[list[str]] = []
@@ -89,7 +89,7 @@ class StudySweeper(Sweeper):
             )
         if not jobs:
             none = next((word for word in arguments if "glob(" in word or "range(" in word), " ".join(arguments))
-            raise ConfigError(f"{none} matches nothing, so there is nothing to run; name values that exist")
+            raise ConfigError(f"{none} matches nothing; name values that exist")
         return jobs
 
 
@@ -97,7 +97,7 @@ def _read_blocks(config: DictConfig) -> list[dict[str, Any]]:
     node = OmegaConf.select(config, _BLOCKS)  # None after ~blocks
     blocks: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node or []
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise ConfigError("blocks must be a list of grids, as in 'blocks=[{scenario: mps, degree: 2}]'")
+        raise ConfigError("blocks is not a list of grids; write it as 'blocks=[{scenario: mps, degree: 2}]'")
     return blocks
 
 
@@ -105,7 +105,7 @@ def _is_of_blocks(override: Override) -> bool:
     """Tell whether an override is one of the blocks, which are read from the composed configuration."""
     is_one = override.key_or_group.partition(".")[0] == _BLOCKS
     if is_one and override.is_sweep_override():
-        raise ConfigError(f"{override.input_line} is not one list of grids; write 'blocks=[{{degree: 2}},...]'")
+        raise ConfigError(f"{override.input_line} is not a list of grids; write 'blocks=[{{degree: 2}},...]'")
     return is_one
 
 
@@ -184,8 +184,8 @@ class StudyLauncher(Launcher):
                 raise
             chosen = " ".join(str(override.input_line) for override in choices)
             raise ConfigError(
-                f"{command_line.explain(error)} (in the combination with {chosen}; use blocks of an experiment file "
-                "for settings of some combinations)"
+                f"{command_line.explain(error)} (in the combination with {chosen}; put settings of some combinations "
+                "into blocks of an experiment file)"
             ) from error
         if settings := self.config.hydra.sweeper.get("small"):
             fixed = {user_command.place_of(word.partition("=")[0]) for word in self.config.hydra.overrides.task}

@@ -113,7 +113,7 @@ class RunningServer:
             except OSError as error:
                 state = f"nothing listens ({error})"
             except http.client.HTTPException as error:
-                raise RuntimeError(f"the server on port {self._port} does not speak HTTP: {error!r}") from error
+                raise RuntimeError(f"the server on port {self._port} does not answer with HTTP: {error!r}") from error
             else:
                 if status == 200:
                     return

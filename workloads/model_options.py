@@ -19,10 +19,7 @@ Precision = enum.Enum("Precision", "default tf32 fp32 bf16 fp16", start=0)
 
 # A network of the usual size takes hours an epoch on CPUs, so only a chosen CPU trains it.
 GPU_ONLY_PX = 224
-NO_GPU = (
-    "no GPU was found; use gpu=cpu to run it on the CPUs anyway, or gpu=simulated_h100_80gb dry_run=true to see its "
-    "plan"
-)
+NO_GPU = "no GPU was found; set gpu=cpu to use the CPUs, or gpu=simulated_h100_80gb dry_run=true to see its plan"
 
 
 @dataclass(kw_only=True)
@@ -57,32 +54,29 @@ class Training:
 
     def check(self, device: Device) -> None:
         if self.samples is not None and self.samples < self.batch_size:
-            raise ValueError(f"samples={self.samples} are less than one batch of batch_size={self.batch_size}")
+            raise ValueError(f"samples={self.samples} is less than batch_size={self.batch_size}; use more samples")
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate={self.learning_rate:g} must be above 0, and finite")
+            raise ValueError(f"learning_rate={self.learning_rate:g} must be greater than 0, and finite")
         if self.step_mode is StepMode.cuda_graph:
             refuse_graphs_without_gpu(device)
             if self.precision is Precision.fp16:
-                raise ValueError(
-                    "step_mode=cuda_graph cannot be combined with precision=fp16, whose loss scaling reads the device "
-                    "in every step; use bf16"
-                )
+                raise ValueError("step_mode=cuda_graph cannot be combined with precision=fp16; use bf16")
 
     def require_root(self) -> Path:
         """Return `data_root`; raise `ValueError` if it is not given."""
         if self.data_root is None:
-            raise ValueError("the data set is read from disk; --data-root must name the folder that holds it")
+            raise ValueError("--data-root is missing; name the folder of the data sets")
         return Path(self.data_root)
 
     def find_folder(self, name: str, folder: str, remedy: str) -> Path:
         """Return the folder of a data set below `data_root`, or raise `ValueError` with this remedy."""
         if self.data_root is None:
-            raise ValueError(f"{name} is read from disk, but no folder is given; set data.root=FOLDER, or {remedy}")
+            raise ValueError(f"{name} is read from disk and data.root is not set; set data.root=FOLDER, or {remedy}")
         path = Path(self.data_root) / folder
         if not path.is_dir():
             raise ValueError(
-                f"{name} is read from {path}, which does not exist; data.root (or workload.data_root) must be the "
-                f"folder that holds `{folder}`"
+                f"{name} is read from {path}, which does not exist; set data.root (or workload.data_root) to the "
+                f"folder that holds {folder}"
             )
         return path
 

@@ -180,7 +180,7 @@ def find_device(args: argparse.Namespace) -> torch.device:
         check(args, Device(name=name, is_gpu=True, compute_capability=capability), refuse)
         return torch.device("cuda", 0)
     if args.device == "cuda":
-        refuse("--device cuda needs a GPU, and torch finds none; use --device cpu")
+        refuse("--device cuda: torch finds no GPU; use --device cpu")
     check(args, Device(name="the CPUs, as torch finds no GPU here", is_gpu=False), refuse)
     return torch.device("cpu")
 
@@ -188,7 +188,7 @@ def find_device(args: argparse.Namespace) -> torch.device:
 def need_triton(device: torch.device) -> None:
     """Refuse a GPU whose kernels cannot be built, because Triton is not installed."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        refuse("the kernels for GPUs need Triton, which comes with torch for GPUs; run pip install triton")
+        refuse("GPU kernels need Triton; run pip install triton")
 
 
 def set_arithmetic(args: argparse.Namespace, precision: str, *, autotunes: bool = False) -> None:

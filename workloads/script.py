@@ -86,7 +86,7 @@ def run(job: client.NullJob, argv: list[str]) -> None:
         raise ScriptError(f"{script} ended with status {end.si_status}", end.si_status)
     if survivors:
         running = f"{len(survivors)} process{'es' if len(survivors) > 1 else ''} running ({', '.join(survivors)})"
-        raise LeftRunningError(f"{script} ended, but left {running}, now ended; let it `wait` for what it starts", 1)
+        raise LeftRunningError(f"{script} ended but left {running}, which were killed; let it wait for its children", 1)
 
 
 def _command(argv: list[str]) -> list[str]:
@@ -132,7 +132,7 @@ def _cannot_start(program: str, error: OSError) -> ScriptError:
         first = file.readline(_SHOWN_BYTES).rstrip(b"\n")
     message = f"{program} cannot be started: {error.strerror}"
     if first.startswith(b"#!") and error.errno in _OF_INTERPRETERS:
-        message += f"; is there what its first line names, {first.decode(errors='backslashreplace')!r}?"
+        message += f"; check the interpreter in its first line, {first.decode(errors='backslashreplace')!r}"
     elif error.errno == errno.ENOEXEC:
         message += "; begin it with a line such as #!/bin/sh, or write `sh` before it"
     sys.stderr.write(f"{message}\n")

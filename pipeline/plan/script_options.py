@@ -85,17 +85,14 @@ class ScriptConfig(WorkloadConfig):
     def window_notes(self, window: Window) -> list[str]:
         """Note arguments that were likely meant for the study, and stand behind the two dashes."""
         meant = [word for word in self.argument_words() if user_command.sets(word, user_command.OF_THE_STUDY)]
-        return [
-            f"{word} goes to {self.name}, as it stands after --; the study takes what stands before" for word in meant
-        ]
+        return [f"{word} is passed to {self.name}; put settings of the study before --" for word in meant]
 
     def check(self, device: Any) -> None:
         sources = [key for key in ("samples", "metric", "metric_pattern") if getattr(self, key) is not None]
         if len(sources) > 1:
-            raise ValueError(f"{' and '.join(sources)} are different sources of one rate; give one of them")
+            raise ValueError(f"{' and '.join(sources)} both set the rate; remove one")
         if self.samples is not None and self.samples < 1:
-            work = work_units.format_unit(self.unit)
-            raise ValueError(f"samples={self.samples} must be at least 1: the {work} of a whole run")
+            raise ValueError(f"samples={self.samples} must be at least 1")
         self._check_metric_unit()
         if self.metric is not None and not self.metric.strip():
             raise ValueError("metric is empty; give the name of a metric that the script logs")
@@ -103,7 +100,9 @@ class ScriptConfig(WorkloadConfig):
             try:
                 num_groups = re.compile(self.metric_pattern).groups
             except re.error as error:
-                raise ValueError(f"metric_pattern={self.metric_pattern} is no regular expression: {error}") from error
+                raise ValueError(
+                    f"metric_pattern={self.metric_pattern} is not a regular expression: {error}"
+                ) from error
             if num_groups != 1:
                 raise ValueError(
                     f"metric_pattern={self.metric_pattern} has {num_groups} groups; put one pair of parentheses around "
@@ -114,12 +113,12 @@ class ScriptConfig(WorkloadConfig):
         for key in ("metric_unit", "decimal_mark"):
             names = ("metric", "metric_pattern") if key == "metric_unit" else ("metric_pattern",)
             if getattr(self, key) is not None and all(getattr(self, name) is None for name in names):
-                raise ValueError(f"{key} says how {' or '.join(names)} is read; give {' or '.join(names)} as well")
+                raise ValueError(f"{key} has no effect without {' or '.join(names)}; add {' or '.join(names)}")
         if self.metric_unit is None:
             return
         unit = self._metric_unit()
         if unit is None:
-            raise ValueError(f"metric_unit={self.metric_unit} is no unit; {metric_unit.FORMS}")
+            raise ValueError(f"metric_unit={self.metric_unit} is not a unit; {metric_unit.FORMS}")
         if not unit.counts(self.unit):
             raise ValueError(
                 f"metric_unit={self.metric_unit} is the time of {work_units.format_unit(unit.work)}, not of "

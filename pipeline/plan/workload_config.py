@@ -131,10 +131,7 @@ class WorkloadConfig:
 
     def describe_lack(self, package: str, python: str) -> str:
         """Say that the environment of an interpreter lacks a package, and what to do about it."""
-        return (
-            f"its options take {package}, which the environment of {python} lacks; install it there, or choose "
-            "another option"
-        )
+        return f"{package} is not installed in the environment of {python}; install it, or choose another option"
 
     def input_files(self) -> Mapping[str, str]:
         """Return files whose content belongs to the program, each with the key that names it."""
@@ -176,7 +173,7 @@ class WorkloadConfig:
         options = {option.name: option for option in self.option_fields() if option.metadata.get("is_flag", True)}
         for key in derived:
             if key not in options:
-                raise self._refused(f"derive_values returns {key}, which is no option of the program; add the field")
+                raise self._refused(f"derive_values returns {key}, which is not an option; add the field")
             try:
                 derived[key] = option_values.convert(type(self), key, derived[key])
             except OmegaConfBaseException as error:
@@ -246,7 +243,7 @@ class WorkloadConfig:
         flags = {word.partition("=")[0] for word in (*arguments, *words) if word.startswith("--")}
         for name, value in self.flag_values().items():
             if f"--{name}" in flags:
-                raise self._refused(f"--{name} is given twice: as flags.{name}={value} and among the other arguments")
+                raise self._refused(f"--{name} is given twice; remove flags.{name}={value} or the argument")
             if value is not False and value != []:
                 several = value if isinstance(value, list) else [] if value is True else [value]
                 words += [f"--{name}", *map(_word, several)]
@@ -259,7 +256,7 @@ class WorkloadConfig:
     def _flattened(self, flags: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
         for key, value in flags.items():
             if not key or key.startswith("-"):
-                raise self._refused(f"flags.{where}{key}: name a flag without its dashes")
+                raise self._refused(f"flags.{where}{key} is not the name of a flag; write it without dashes")
             if isinstance(value, Mapping):
                 yield from self._flattened(value, f"{where}{key}.")
             elif value is not None:
@@ -272,7 +269,7 @@ class WorkloadConfig:
         try:
             return [] if self.args is None else shlex.split(str(self.args))
         except ValueError as error:
-            raise self._refused(f"args={self.args} cannot be split as a shell would: {error}") from error
+            raise self._refused(f"args={self.args} cannot be split into words: {error}") from error
 
     def refuse_wrong(self, device: Device, *, device_was_chosen: bool) -> None:
         """Refuse with `ConfigError` what cannot run on the device, and settings that exclude each other.
@@ -281,9 +278,7 @@ class WorkloadConfig:
         """
         for key in self.environ:
             if key in _OURS or key.startswith(_OUR_PREFIX):
-                raise self._refused(
-                    f"environ.{key} is set by the orchestrator, for the device and the group of a job; remove it"
-                )
+                raise self._refused(f"environ.{key} is reserved for the orchestrator; remove it")
         if not re.fullmatch(work_units.PATTERN, self.unit, re.ASCII):
             raise self._refused(
                 f"unit={self.unit} must be a plural of letters, digits and underscores, such as sequences: it is part "

@@ -98,7 +98,7 @@ def test_a_clone_is_used_from_elsewhere_by_its_path(mine):
 def test_a_program_that_is_not_there_is_refused_in_one_line(site, mine):
     done = collocate(site, mine, "runn")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: collocate runn: there is no such program; there are run, report, ")
+    assert done.stderr.startswith("error: collocate has no program runn; choose one of run, report, ")
     assert done.stderr.count("\n") == 1
 
 

@@ -57,14 +57,14 @@ class Micro(Repeating):
         if self.rows is not None and not name.endswith("_tensor"):
             raise ValueError(f"rows={self.rows} is for products (operation=..._tensor), not for operation={name}")
         if self.rows is not None and self.rows % 16:
-            raise ValueError(f"rows={self.rows} must be a multiple of 16, as products in fp8 demand")
+            raise ValueError(f"rows={self.rows} must be a multiple of 16")
         if self.array_mib is not None and self.derive_unit() != "GB":
             raise ValueError(f"array_mib={self.array_mib} is for copies and transfers, not for operation={name}")
         least, capability = _LEAST_CAPABILITY.get(self.operation, (0, 0)), device.compute_capability
         if capability is not None and capability < least:
             raise ValueError(
-                f"operation={name}: {device.name} has no {name.removesuffix('_tensor')} (compute capability "
-                f"{'.'.join(map(str, capability))}, and {'.'.join(map(str, least))} is needed); choose fp16_tensor"
+                f"operation={name} needs compute capability {'.'.join(map(str, least))}, and {device.name} has "
+                f"{'.'.join(map(str, capability))}; choose fp16_tensor"
             )
 
     def small(self) -> Micro:

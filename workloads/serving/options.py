@@ -56,8 +56,8 @@ class Service:
                     f"rate_per_s={self.rate_per_s:g} needs an arrival process; add arrival=poisson or arrival=constant"
                 )
         elif self.rate_per_s is None or not 0 < self.rate_per_s < math.inf:
-            state = "is not given" if self.rate_per_s is None else f"is {self.rate_per_s:g}"
-            raise ValueError(f"arrival={self.arrival.name} needs a rate above 0, and rate_per_s {state}; set it")
+            rate = "" if self.rate_per_s is None else f", not {self.rate_per_s:g}"
+            raise ValueError(f"arrival={self.arrival.name} needs a finite rate_per_s above 0{rate}; set rate_per_s")
         elif self.outstanding != 1:
             raise ValueError(
                 f"outstanding={self.outstanding} has no effect with arrival={self.arrival.name}; leave it out"
@@ -123,9 +123,7 @@ class Infer(Service):
         if self.step_mode is StepMode.cuda_graph:
             refuse_graphs_without_gpu(device)
             if self.max_batch > 1:
-                raise ValueError(
-                    "step_mode=cuda_graph replays one shape, and max_batch makes many; use eager or compile"
-                )
+                raise ValueError("step_mode=cuda_graph needs max_batch=1; use eager or compile")
         is_large = self.library is not Library.transformers and self.image_px >= GPU_ONLY_PX
         if is_large and not device.is_gpu and not device.was_chosen:
             raise ValueError(f"it looks at {self.image_px}-pixel images and {NO_GPU}")
@@ -226,7 +224,7 @@ class Server(Service):
         super().check(device)
         if not any(PORT in word for word in self._split_command()):
             raise ValueError(
-                f"command={self.command} does not say where the server listens; write {PORT} in its place, as in "
+                f"command={self.command} has no {PORT}, the port to listen on; add it, as in "
                 "command='vllm serve MODEL --port {port}'"
             )
         if not re.fullmatch(r"/[!-~]*", self.path):
@@ -239,12 +237,12 @@ class Server(Service):
             return
         file = Path(self.requests_file)
         if not file.is_file():
-            raise ValueError(f"requests_file={file} does not exist; name a file with a request in each line")
+            raise ValueError(f"requests_file={file} does not exist; name a file of requests")
         if not any(line.strip() for line in file.read_bytes().splitlines()):
-            raise ValueError(f"requests_file={file} holds no request; write the body of one in each line")
+            raise ValueError(f"requests_file={file} holds no request; write one body in each line")
 
     def _split_command(self) -> list[str]:
         try:
             return shlex.split(self.command)
         except ValueError as error:
-            raise ValueError(f"command={self.command} cannot be split as a shell would: {error}") from error
+            raise ValueError(f"command={self.command} cannot be split into words: {error}") from error

@@ -80,12 +80,11 @@ class TrainText(Training):
         if self.task is not Task.classification and self.num_classes is not None:
             raise ValueError(f"num_classes={self.num_classes} has no effect with task={self.task.name}; leave it out")
         if self.weights == "":
-            raise ValueError("weights are not given; workload.weights=FOLDER names the folder of a trained model")
+            raise ValueError("weights is empty; set workload.weights=FOLDER to the folder of a trained model")
         self._check_source()
         if self.task is Task.classification and self.sequence_tokens < _LEAST_TOKENS:
             raise ValueError(
-                f"sequence_tokens={self.sequence_tokens} leaves no token of a text to classify; "
-                f"use {_LEAST_TOKENS} or more"
+                f"sequence_tokens={self.sequence_tokens} is too small to classify; use {_LEAST_TOKENS} or more"
             )
         if self.weights is None:
             self._check_positions(self.model_args)
@@ -133,10 +132,10 @@ class TrainText(Training):
             kind = config["model_type"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"weights={folder}: config.json is not of a model: {type(error).__name__}: {error}"
+                f"weights={folder}: config.json cannot be used: {type(error).__name__}: {error}"
             ) from error
         if kind != self.model.name:
-            raise ValueError(f"weights={folder} are of a {kind}, and model={self.model.name}; use model={kind}")
+            raise ValueError(f"weights={folder} hold a {kind}, not model={self.model.name}; use model={kind}")
         for name, value in self.model_args.items():
             if name in config and config[name] != value:
                 raise ValueError(

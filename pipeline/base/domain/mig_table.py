@@ -119,13 +119,13 @@ def find(name: str) -> Model:
         ConfigError: no model has this name, or its placements are not known.
     """
     plain_name = _plain(name.removeprefix("simulated_"))
-    choice = f"choose among {', '.join(models())}"
+    choice = f"choose one of {', '.join(models())}"
     for model, names in _rows():
         if plain_name in names:
             if not model.profiles:
-                raise ConfigError(f"the placements of the MIG profiles of {model.product} are not known; {choice}")
+                raise ConfigError(f"MIG placements of {model.product} are unknown; {choice}")
             return model
-    raise ConfigError(f"no GPU model is called '{name}'; {choice}")
+    raise ConfigError(f"GPU model '{name}' is unknown; {choice}")
 
 
 @cache

@@ -47,7 +47,7 @@ class Chart:
 
     def __post_init__(self) -> None:
         if self.panel not in (None, *get_args(Panel)):
-            raise ValueError(f"panel={self.panel!r}: the report has {', '.join(get_args(Panel))}")
+            raise ValueError(f"panel={self.panel!r} must be one of {', '.join(get_args(Panel))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,5 +54,4 @@ def warn_if_untried() -> None:
     """Say once what a user loses with an MLflow that is not one of those in `TRIED`."""
     if not is_tried():
         low, high = (".".join(map(str, bound)) for bound in TRIED)
-        remedy = f"pip install 'mlflow>={low},<{high}' to have all"
-        log.warning("MLflow %s was not tried: %s; %s", version(), _LOST, remedy)
+        log.warning("MLflow %s is untested: %s; run pip install 'mlflow>=%s,<%s'", version(), _LOST, low, high)

@@ -84,7 +84,7 @@ def read_cluster_states(cluster_name: str, jobs: Collection[str]) -> Mapping[str
         CommandError: there is no Slurm, it does not answer, or it is that of another cluster.
     """
     if (name := read_cluster()) != cluster_name:
-        raise CommandError(list(_ASK_CONFIG), 0, f"this is cluster {name}, and not {cluster_name}")
+        raise CommandError(list(_ASK_CONFIG), 0, f"this is cluster {name}, not {cluster_name}")
     return read_states(jobs)
 
 
@@ -96,5 +96,5 @@ def read_cluster() -> str:
     """
     text = helper_program.run(_ASK_CONFIG, timeout_s=_LIMIT_S).stdout
     if (match := _CLUSTER.search(text)) is None:
-        raise CommandError(list(_ASK_CONFIG), 0, "it says no ClusterName")
+        raise CommandError(list(_ASK_CONFIG), 0, "its output has no ClusterName")
     return match[1]

@@ -39,7 +39,7 @@ def test_options_come_first_each_with_its_value(arguments, arranged):
         (["--cfg", "foo"], "argument --cfg/-c: invalid choice: 'foo'"),
         (["--info", "foo"], "argument --info/-i: invalid choice: 'foo'"),
         (["a=1", "--config-dir"], "argument --config-dir/-cd: expected one argument"),
-        (["-m", "--cfg", "job"], "--cfg and --multirun exclude each other; give one of them"),
+        (["-m", "--cfg", "job"], "--cfg and --multirun exclude each other; remove one"),
         (["--resolve"], "--resolve goes with --cfg"),
     ],
 )
