@@ -461,7 +461,7 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
     ):
         simulated.find_device(h100.gpu)
     with (
-        pytest.raises(ConfigError, match="gpu.machine cannot be swept"),
+        pytest.raises(ConfigError, match=r"gpu\.machine cannot be swept"),
         rehearsal.prepare_machine([a100, *configs("a100_40gb")]),
     ):
         pass
