@@ -1,11 +1,10 @@
 """A Hydra sweep as one study: every job of the sweep is composed, and all of them go to one plan and one executor.
 
 Hydra takes plugins only from the namespace package `hydra_plugins` (no `__init__.py`) beside `run.py`. Its basic
-launcher would run the jobs one by one: with baselines measured again for each, repeats not interleaved, and no
-estimate of the time. An experiment file may give `blocks`, a union of grids: each is crossed with the grid of the
-command line, which wins. `hydra.sweeper.instead` wins over blocks as well, and yields to the command line: so
-`+rehearse=tiny` makes any experiment small, and its workloads too (`hydra.sweeper.small`,
-`pipeline/plan/small_workloads.py`).
+launcher would run the jobs one by one, each with its own baselines, and without an estimate of the time. An experiment
+file may give `blocks`, a union of grids: each is crossed with the grid of the command line, which wins.
+`hydra.sweeper.instead` wins over blocks as well, and yields to the command line: so `+rehearse=tiny` makes any
+experiment small, and its workloads too (`hydra.sweeper.small`, `pipeline/plan/small_workloads.py`).
 `hydra/launcher=gpus` and `slurm` hand out the shards of the study to workers (`worker`), and `beside` measures the cost
 of work on other GPUs. Other launchers make every job a study of its own.
 """
@@ -102,7 +101,6 @@ def _read_blocks(config: DictConfig) -> list[dict[str, Any]]:
 
 
 def _is_of_blocks(override: Override) -> bool:
-    """Tell whether an override is one of the blocks, which are read from the composed configuration."""
     is_one = override.key_or_group.partition(".")[0] == _BLOCKS
     if is_one and override.is_sweep_override():
         raise ConfigError(f"{override.input_line} is not a list of grids; write 'blocks=[{{degree: 2}},...]'")
@@ -267,35 +265,6 @@ class SweeperConf:
     small: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
-class LauncherConf:
-    """`hydra.launcher`."""
-
-    _target_: str = "hydra_plugins.study.StudyLauncher"
-
-
-@dataclass
-class GpusLauncherConf:
-    """`hydra.launcher` with `hydra/launcher=gpus`: `devices` by index or UUID, or `all` that are free."""
-
-    _target_: str = "hydra_plugins.study.GpusLauncher"
-    devices: Any = "all"
-
-
-@dataclass
-class BesideLauncherConf(GpusLauncherConf):
-    """`hydra.launcher` with `hydra/launcher=beside`; `devices` has first the GPU that is measured."""
-
-    _target_: str = "hydra_plugins.study.BesideLauncher"
-
-
-@dataclass
-class WorkerLauncherConf(GpusLauncherConf):
-    """`hydra.launcher` with `hydra/launcher=worker`, which launchers choose; an experiment may set `devices`."""
-
-    _target_: str = "hydra_plugins.study.WorkerLauncher"
-
-
 @dataclass(kw_only=True)
 class SlurmLauncherConf(SlurmOptions):
     """`hydra.launcher` with `hydra/launcher=slurm`."""
@@ -305,8 +274,13 @@ class SlurmLauncherConf(SlurmOptions):
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="study", node=SweeperConf, provider="collocation")
-ConfigStore.instance().store(group="hydra/launcher", name="study", node=LauncherConf, provider="collocation")
-ConfigStore.instance().store(group="hydra/launcher", name="gpus", node=GpusLauncherConf, provider="collocation")
-ConfigStore.instance().store(group="hydra/launcher", name="beside", node=BesideLauncherConf, provider="collocation")
-ConfigStore.instance().store(group="hydra/launcher", name="worker", node=WorkerLauncherConf, provider="collocation")
+# `devices` by index or UUID, or `all` that are free; of `beside`, the first is the GPU that is measured.
+for _name, _launcher, _options in (
+    ("study", StudyLauncher, {}),
+    ("gpus", GpusLauncher, {"devices": "all"}),
+    ("beside", BesideLauncher, {"devices": "all"}),
+    ("worker", WorkerLauncher, {"devices": "all"}),
+):
+    _node = {"_target_": f"hydra_plugins.study.{_launcher.__name__}", **_options}
+    ConfigStore.instance().store(group="hydra/launcher", name=_name, node=_node, provider="collocation")
 ConfigStore.instance().store(group="hydra/launcher", name="slurm", node=SlurmLauncherConf, provider="collocation")

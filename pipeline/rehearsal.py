@@ -147,10 +147,12 @@ def prepare_machine(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
     if len(simulated) < len(configs):
         # NVML can stand for one machine only; and figures of both in one table would be compared.
         raise ConfigError("a study runs on simulated GPUs or on real devices, not on both; run two studies")
-    machine = simulated[0].machine
-    if any(gpu.machine != machine for gpu in simulated):
-        raise ConfigError("gpu.machine cannot be swept; run a study for each")
-    driver = _choose_driver(simulated)
+    for key in ("machine", "driver"):
+        if len({getattr(gpu, key) for gpu in simulated}) > 1:
+            raise ConfigError(f"gpu.{key} cannot be swept; run a study for each")
+    machine, driver = simulated[0].machine, simulated[0].driver
+    if driver not in (None, *RELEASES):
+        raise ConfigError(f"gpu.driver={driver} must be one of {', '.join(RELEASES)}")
     path = None if machine is None else expand_path("gpu.machine", machine).resolve()
     model_names = _list_models(simulated)
     # A dry run leaves nothing behind, so it makes no machine to keep.
@@ -197,16 +199,6 @@ def _list_models(gpus: Sequence[GpuConfig]) -> list[str]:
         name = _find_model(gpu)
         counts[name] = max(gpu.count, counts.get(name, 1))
     return [name for name, count in counts.items() for _ in range(count)]
-
-
-def _choose_driver(gpus: Sequence[GpuConfig]) -> str | None:
-    drivers = {gpu.driver for gpu in gpus}
-    if len(drivers) > 1:
-        raise ConfigError("gpu.driver cannot be swept; run a study for each")
-    (driver,) = drivers
-    if driver not in (None, *RELEASES):
-        raise ConfigError(f"gpu.driver={driver} must be one of {', '.join(RELEASES)}")
-    return driver
 
 
 def _select_gpu(config: GpuConfig) -> tuple[str, str]:

@@ -102,7 +102,6 @@ class Server:
         return {"pid": pid}
 
     def _become(self, request: dict[str, Any]) -> None:
-        """Take on session, environment, files and folder of the request."""
         environ: dict[str, str] = request["environ"]
         os.setsid()
         os.environ.clear()

@@ -175,7 +175,6 @@ def _judge(probe: Probe) -> None:
 
 
 def _measure_stderr() -> int | None:
-    """Return the size of the error output, where it is a file, as that of a job is."""
     with suppress(OSError):
         if stat.S_ISREG(os.fstat(2).st_mode):
             return os.fstat(2).st_size

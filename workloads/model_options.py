@@ -26,7 +26,7 @@ NO_GPU = "no GPU was found; set gpu=cpu to use the CPUs, or gpu=simulated_h100_8
 class Training:
     """Training by steps of a batch."""
 
-    source: DataSource = option(DataSource.disk, help="where the data comes from")
+    source: DataSource = option(DataSource.disk, help="source of the data")
     data_root: str | None = option(None, path=PLACE, help="folder of the data sets")
     batch_size: int = option(least=1, help="batch size")
     step_mode: StepMode = option(
@@ -34,20 +34,19 @@ class Training:
     )
     precision: Precision = option(
         Precision.default,
-        help="arithmetic: what torch does by itself (TF32 in convolutions, fp32 in products), TF32 in both, fp32 in "
-        "both, autocast to bf16 or fp16",
+        help="arithmetic: torch's default (TF32 in convolutions, fp32 in products), TF32 or fp32 in both, autocast to "
+        "bf16 or fp16",
     )
-    loader_workers: int = option(2, least=0, help="data loader processes of each job; 0 loads in the job's own")
-    threads: int | None = option(None, least=1, help="CPU threads of each job's framework; its own choice if not given")
+    loader_workers: int = option(2, least=0, help="data loader processes of each job; 0: the job loads itself")
+    threads: int | None = option(None, least=1, help="CPU threads of each job; chosen by the framework if not given")
     warmup_steps: int = option(10, least=0, help="steps before the barrier, undone before training begins")
     canary: bool = option(
         True,
-        help="check each job's products and convolutions before the run ([method.md](method.md#are-the-results-right))",
+        help="check products and convolutions before the run ([method.md](method.md#are-the-results-right))",
     )
     validate: bool = option(
         False,
-        help="measure accuracy: after each epoch in a `work` window, once at the end of a `steady` one; part of the "
-        "time per epoch",
+        help="measure accuracy: in a `work` window after each epoch, as part of its time; else once at the end",
     )
     samples: int | None = None
     learning_rate: float | None = None

@@ -90,7 +90,6 @@ def run(job: client.NullJob, argv: list[str]) -> None:
 
 
 def _command(argv: list[str]) -> list[str]:
-    """Return the whole command line of the script; FileNotFoundError if there is no such program."""
     script, *arguments = argv
     if os.path.isfile(script):  # noqa: PTH113
         is_python = script.endswith(".py") or not os.access(script, os.X_OK)
@@ -126,7 +125,6 @@ def _start(command: list[str]) -> int:
 
 
 def _cannot_start(program: str, error: OSError) -> ScriptError:
-    """Return the error of a file that the kernel cannot execute, with its cause."""
     first = b""
     with contextlib.suppress(OSError), open(program, "rb") as file:  # noqa: PTH123
         first = file.readline(_SHOWN_BYTES).rstrip(b"\n")
@@ -159,7 +157,6 @@ def _wait_for_end(pid: int) -> os.waitid_result:
 
 
 def _end_survivors() -> list[str]:
-    """End the children that run for longer than helpers do; return their PIDs and names."""
     if _are_gone(_HELPERS_END_S):
         return []
     survivors = _children()
@@ -187,7 +184,6 @@ def _are_gone(limit_s: float) -> bool:
 
 
 def _children() -> dict[int, str]:
-    """Return the names of our living children by their PIDs."""
     names = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", errors="replace") as file:  # noqa: PTH123

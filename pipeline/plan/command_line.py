@@ -94,7 +94,9 @@ def explain(error: Exception) -> str:
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         return _explain_unknown(cause.full_key, cause.parent_node)
     if isinstance(cause, OmegaConfBaseException) and (refused := _REFUSED_VALUE.fullmatch(text)):
-        return _explain_refused(refused[1], cause)
+        if isinstance(cause, GrammarParseError):
+            return override_remedy.explain_interpolation(refused[1])
+        return f"{refused[1]} {explain_refusal(refused[1].partition('=')[0].lstrip('+'), cause)}"
     return _explain_words(text.partition(_SEARCH_PATH)[0], is_of_hydra=isinstance(error, HydraException))
 
 
@@ -138,12 +140,6 @@ def _explain_missing(group: str, choice: str, choices: Iterable[str]) -> str:
     return f"{group}={choice} does not exist; {f'did you mean {near[0]}? Or ' if near else ''}{remedy}"
 
 
-def _explain_refused(override: str, cause: OmegaConfBaseException) -> str:
-    if isinstance(cause, GrammarParseError):
-        return override_remedy.explain_interpolation(override)
-    return f"{override} {explain_refusal(override.partition('=')[0].lstrip('+'), cause)}"
-
-
 def explain_unknown_key(key: str, known: Iterable[str]) -> str:
     """Explain that a key, as `workload.batchsize`, does not exist; its parent has the known ones."""
     parent, dot, name = key.rpartition(".")
@@ -177,16 +173,12 @@ def _explain_unknown(key: str, parent: Any) -> str:
         return explain_unknown_key(key, known)
     if "metric_pattern" in known:
         return f"{key} is not a setting of scripts; {group}.flags.{name}=VALUE passes --{name} VALUE"
-    if choices := _choices_that_have(group, name):
+    if choices := [choice for choice in list_choices(group) if name in config_schema.list_keys(group, choice)]:
         chosen = OmegaConf.select(parent, "name", throw_on_missing=False)
         some = choices if len(choices) <= _MOST_NAMED else [*choices[:_MOST_NAMED], "others"]
         current = f"{group}={chosen}" if chosen else f"this {group}"
         return f"{key} does not exist in {current}; add {group}={' or '.join(some)}"
     return explain_unknown_key(key, known)
-
-
-def _choices_that_have(group: str, name: str) -> list[str]:
-    return [choice for choice in list_choices(group) if name in config_schema.list_keys(group, choice)]
 
 
 def explain_refusal(key: str, cause: OmegaConfBaseException) -> str:

@@ -164,8 +164,8 @@ def _list_own_workloads() -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _strip_markdown(cell: str) -> str:
-    cell = re.sub(r"\[([^]]*)\]\(([^)#]*)[^)]*\)", lambda link: f"docs/{link[2]}", cell)
-    return cell.replace("`", "")
+    cell = re.sub(r"\[[^]]*\.md\]\(([^)#]*)[^)]*\)", r"docs/\1", cell)
+    return re.sub(r"\[([^]]*)\]\(([^)#]*)[^)]*\)", r"\1 (docs/\2)", cell).replace("`", "")
 
 
 def _indent(text: str, columns: int) -> str:

@@ -148,7 +148,6 @@ def _redeclare(options: type[Any], option: dataclasses.Field[Any]) -> Any:
 
 
 def _choose_default(options: type[Any], name: str, key: str) -> object:
-    """Return what a class of options sets a key to that every workload has; `None` if it leaves it as it is."""
     if key == "options":
         return name
     if key == "script" and not hasattr(options, key):

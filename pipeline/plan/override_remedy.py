@@ -165,11 +165,10 @@ def _read_structure(value: str) -> Any:
 
 def _list_leaves(structure: Any) -> list[Any]:
     """Collect the values in maps and lists; what somebody left out, as in `{a}`, is `None`."""
-    if isinstance(structure, dict):
-        return [leaf for value in structure.values() for leaf in _list_leaves(value)]
-    if isinstance(structure, list):
-        return [leaf for value in structure for leaf in _list_leaves(value)]
-    return [structure]
+    parts = structure.values() if isinstance(structure, dict) else structure
+    return (
+        [leaf for part in parts for leaf in _list_leaves(part)] if isinstance(structure, dict | list) else [structure]
+    )
 
 
 def _open_brackets(text: str) -> list[str]:

@@ -32,22 +32,18 @@ class ScriptConfig(WorkloadConfig):
     name: str = ""
     runner: str | None = "workloads/script.py"
     ends_by_itself: bool = True
-    run_in: RunIn = explain("where each job starts: the directory of the call, or its output folder", RunIn.caller)
-    metric: str | None = explain(
-        "metric by which it logs its samples/s (or its `unit`/s), through MLflow or in TensorBoard files", None
-    )
+    run_in: RunIn = explain("directory of each job: that of the call, or its output folder", RunIn.caller)
+    metric: str | None = explain("metric with its samples/s (or `unit`/s) in MLflow or TensorBoard files", None)
     metric_pattern: str | None = explain(
-        "regular expression for lines of its output that say its samples/s; its one group is the number", None
+        "regular expression for output lines with its samples/s; its one group is the number", None
     )
     metric_unit: str | None = explain(
-        "what that number is in (`k`, `per_min`, `s_per_step`, ...), where neither the line nor the name of the metric "
-        "says it ([units](workloads.md#samples-per-second))",
+        "unit of that number (`k`, `per_min`, `s_per_step`, ...), if line and metric do not name it "
+        "([units](workloads.md#samples-per-second))",
         None,
     )
-    decimal_mark: DecimalMark | None = explain(
-        "what separates the decimals of numbers in its output; `null` if they say it themselves", None
-    )
-    samples: int | None = explain("samples, or what its `unit` says, that a whole run works off", None)
+    decimal_mark: DecimalMark | None = explain("decimal mark of numbers in its output; `null`: detect it", None)
+    samples: int | None = explain("samples (or work in its `unit`) of a whole run", None)
 
     def __post_init__(self) -> None:
         if not self.name:

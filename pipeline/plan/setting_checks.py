@@ -1,4 +1,4 @@
-"""Checks of settings before anything is touched. Pure: they look at values, not at the machine."""
+"""Checks of settings before anything is touched; they look at values, not at the machine."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def explain(help: str, default: Any = dataclasses.MISSING) -> Any:
 class WorkloadConfig:
     """A program. An option class adds keys, which become command-line flags (`batch_size` -> `--batch-size`).
 
-    A program that can be told to stop also gets `--seed`, `--device` and `--epochs` (0: until told to stop).
+    A program that can be stopped also gets `--seed`, `--device` and `--epochs` (0: until told to stop).
 
     Attributes:
         NODE: what the YAML files extend it by.
@@ -67,36 +67,35 @@ class WorkloadConfig:
     may_lack_packages: ClassVar[bool] = False
 
     name: str = explain("name in tables and MLflow; that of its file for `script`", MISSING)
-    options: str | None = explain("class of its options; set by `workload=`", None)
+    options: str | None = explain("option class; set by `workload=`", None)
     script: str = explain(
-        "script, relative to the working directory or to the project; for `script` also a program of the environment "
-        "or on PATH",
+        "script, relative to the working directory or the project; for `script` also a program of the environment or "
+        "on PATH",
         MISSING,
     )
     args: Any = explain(
-        "further arguments: a text is split as by a shell; verbatim but for [`{output_dir}`, `{job}` and "
-        "`{degree}`](workloads.md#a-folder-for-each-job)",
+        "further arguments: a list, or a text in shell syntax; [`{output_dir}`, `{job}` and `{degree}`]"
+        "(workloads.md#a-folder-for-each-job) are filled in",
         [],
     )
     flags: dict[str, Any] = explain(
-        "further flags, after the arguments: `workload.flags.NAME=VALUE` becomes `--NAME VALUE`, for true the flag "
-        "alone, for false or null nothing, for a list several values",
+        "further flags: `workload.flags.NAME=VALUE` becomes `--NAME VALUE`; true: the flag alone; false or null: "
+        "nothing; a list: several values",
         {},
     )
     runner: str | None = explain(
-        "script that starts the program and speaks the job protocol for it; `null` if the program does", None
+        "script that starts the program and uses the job protocol for it; `null` if the program uses it", None
     )
-    ends_by_itself: bool = explain("the program cannot be told to stop, so its group uses the `work` window", False)
+    ends_by_itself: bool = explain("the program cannot be stopped, so its group uses the `work` window", False)
     environ: dict[str, str] = explain(
-        "further environment variables: `workload.environ.NAME=VALUE`; what looks like a secret is not recorded "
-        "([tracking.md](tracking.md#secrets))",
+        "further environment variables: `workload.environ.NAME=VALUE`; [secrets](tracking.md#secrets) are not recorded",
         {},
     )
     unit: str = explain(
-        "what its work is counted in, such as `sequences`; [metrics](method.md#units) are named after it",
+        "work unit, such as `sequences`; [metrics](method.md#units) are named after it",
         work_units.SAMPLES,
     )
-    preload: str | None = explain("module to import for a warm start; `null` starts each job from nothing", None)
+    preload: str | None = explain("module to import for a [warm start](warm_start.md); `null`: no warm start", None)
     env_file: str | None = explain("environment file of these jobs, instead of `env.file`", None)
     env_prefix: str | None = explain("environment of these jobs, instead of `env.prefix`", None)
 

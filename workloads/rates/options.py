@@ -26,10 +26,10 @@ class Repeating:
 
     preload = "workloads.rates.loop"
 
-    calls: int | None = option(None, least=1, help="calls of the operation in a step; by the operation if not given")
+    calls: int | None = option(None, least=1, help="calls of the operation in a step; depends on it if not given")
     steps: int = option(100, least=1, help="steps of an epoch, in a `work` window")
     warmup_steps: int = option(3, least=0, help="steps before the barrier")
-    threads: int | None = option(None, least=1, help="CPU threads of each job's framework; its own choice if not given")
+    threads: int | None = option(None, least=1, help="CPU threads of each job; chosen by the framework if not given")
 
 
 @dataclass(kw_only=True)
@@ -38,10 +38,10 @@ class Micro(Repeating):
 
     script = "workloads/micro.py"
 
-    operation: Operation = option(help="what `micro` repeats; its name and unit follow")
-    rows: int | None = option(None, least=1, help="rows of the factors of a product; 8192 on a GPU if not given")
+    operation: Operation = option(help="operation that is repeated; decides name and unit")
+    rows: int | None = option(None, least=1, help="rows of the matrices of a product; 8192 on a GPU if not given")
     array_mib: int | None = option(
-        None, least=1, help="MiB of each array that is copied; on a GPU 512, of transfers 128, if not given"
+        None, least=1, help="MiB of each array; if not given 512 on a GPU, 128 for transfers"
     )
 
     def derive_name(self) -> str:
@@ -78,8 +78,8 @@ class Particles(Repeating):
     script = "workloads/particles.py"
     unit = "particle_turns"
 
-    dimensions: int = option(6, choices=(4, 6), help="of `particles`: without or with motion along the bunch")
-    precision: TrackingPrecision = option(TrackingPrecision.fp64, help="arithmetic of `particles`")
+    dimensions: int = option(6, choices=(4, 6), help="4: without motion along the bunch; 6: with it")
+    precision: TrackingPrecision = option(TrackingPrecision.fp64, help="arithmetic")
     particles: int | None = option(None, least=1, help="number of particles; 5 million on a GPU if not given")
     turns: int | None = option(None, least=1, help="turns of a call; 100 on a GPU if not given")
 

@@ -48,21 +48,21 @@ class TrainText(Training):
     preload = "workloads.text_imports"
     unit = "sequences"
 
-    model: TextModel = option(help="kind of the model in transformers")
-    model_args: dict[str, Any] = option({}, help="what differs from the defaults of transformers' configuration")
-    task: Task = option(Task.classification, help="what is learned; `causal_lm` is for `gpt2`, the others are not")
+    model: TextModel = option(help="model type in transformers")
+    model_args: dict[str, Any] = option({}, help="changes to the configuration in transformers")
+    task: Task = option(Task.classification, help="task; `causal_lm` only with `gpt2`, the others without it")
     weights: str | None = option(
-        None, path=CONTENT, help="folder of a trained model and its tokeniser; random weights if not given"
+        None, path=CONTENT, help="folder of a trained model with its tokeniser; random weights if not given"
     )
-    attention: Attention = option(Attention.sdpa, help="torch's fused attention, or product by product")
+    attention: Attention = option(Attention.sdpa, help="attention: fused by torch, or product by product")
     dataset: str = option(
         PYDOC, help="`pydoc` with `source=disk`, or a folder of texts below `data_root` with `source=files`"
     )
-    cache_root: str | None = option(None, path=PLACE, help="folder of tokens; one in the user's cache if not given")
+    cache_root: str | None = option(None, path=PLACE, help="folder of tokens; in the user's cache if not given")
     sequence_tokens: int = option(least=1, help="tokens of a sample")
-    num_classes: int | None = option(None, least=1, help="classes to tell apart; of pydoc, so many topics")
+    num_classes: int | None = option(None, least=1, help="number of classes; of pydoc, topics")
     samples: int | None = option(
-        None, least=1, help="training samples of an epoch; all if not given, 10,000 of synthetic data"
+        None, least=1, help="training samples of an epoch; if not given all, or 10,000 of synthetic data"
     )
     learning_rate: float | None = option(None, help="learning rate; 1e-4, with weights 5e-5, if not given")
 

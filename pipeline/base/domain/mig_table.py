@@ -132,8 +132,7 @@ def find(name: str) -> Model:
 def ci_profiles(compute_slices: int) -> tuple[CiProfile, ...]:
     """Return how a GPU instance with so many compute slices can be divided, full width last; none if unknown.
 
-    NVML tells it of an instance that exists only, but it is the same on every model of the table. The multiprocessors
-    are not, and are `None` here.
+    It is the same on every model of the table, except for the multiprocessors, which are `None` here.
     """
     profiles = (profile for model in models().values() for profile in model.profiles)
     alike = next((profile for profile in profiles if profile.compute_slices == compute_slices), None)

@@ -56,13 +56,12 @@ class Workload:
     Attributes:
         script: absolute path of the program.
         argv: all arguments of the interpreter, the program's path among them.
-        ends_by_itself: a program that cannot be told to stop, so that only the `work` window fits it.
+        ends_by_itself: it cannot be stopped, so that only the `work` window fits it.
         preload: module that imports what the program does, for a warm start.
         digest: of everything that decides what the program computes, the packages of its environment among it.
         program_digest: of the same without the packages.
         sources: the files of the program, and of the runner that starts it.
         is_in_own_folder: each job starts in its output folder, and not where the user called from.
-        unit: what its work is counted in.
         objective: of its latency, if it answers requests and one was given.
         is_rate_given: it is a service that answers as many requests as the user chose to send.
         lacks: what its environment lacks, in words, where that is an answer of the study and no error.

@@ -1,19 +1,15 @@
 """MLflow beyond its documented interface: nothing outside of this package knows its modules, tables, files and pages.
 
-Why `MlflowClient` does not do, and what is lost without each:
+Why `MlflowClient` does not suffice:
 
-- Modules (`database_tables.py`): it imports those of a database when it is first used, and puts files of the
-  experiment Default into the working directory. Without: the first group waits for the import, and those files are
-  there.
-- Tables (`database_tables.py`): it upgrades a database that lacks tables by opening it, reads some tags of 10,000 runs
-  in 37 s instead of 2, and moves no artifacts. Without: a store of another version is not recognised before it is
-  opened, `status` takes longer, `relocate` may leave paths behind.
-- Files (`file_store.py`): it refuses all runs of a script for one torn line, which a killed job leaves. What a script
-  logs through another version may be incomplete.
-- Pages (`pages.py`): columns of a study have no documented interface. Without: the UI shows its own.
+- Modules (`database_tables.py`): it imports database modules at its first use, while the first group waits, and puts
+  files of the experiment Default into the working directory.
+- Tables (`database_tables.py`): it upgrades an old database by opening it, reads some tags of 10,000 runs in 37 s
+  instead of 2, and moves no artifacts.
+- Files (`file_store.py`): it refuses all runs of a script for one torn line, which a killed job leaves.
+- Pages (`pages.py`): columns of a study have no documented interface.
 
-All of it was tried with the versions in `TRIED`. With others the project goes without what it can, and
-`warn_if_untried` says in one line what a user loses.
+The versions in `TRIED` are tested. With others the project goes without, and `warn_if_untried` says what a user loses.
 """
 
 from __future__ import annotations

@@ -68,8 +68,5 @@ class CommandError(CollocationError):
 
 
 def exit_status(error: CollocationError) -> int:
-    """Return the exit status of a command: 2 if it was refused before touching anything, 1 if something failed.
-
-    What was asked for cannot be used, a store cannot be read, or somebody else uses the GPU: then nothing was touched.
-    """
+    """Return the exit status of a command: 2 if it was refused before touching anything, 1 if something failed."""
     return 2 if isinstance(error, ConfigError | GpuBusyError | TrackingError) else 1

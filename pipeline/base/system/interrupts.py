@@ -1,6 +1,6 @@
 """Every signal that asks a process to end, as one exception that never breaks a step in the middle.
 
-The first signal raises `Interrupted` in the main thread, at once or, inside `held()`, when the held part is done.
+The first signal raises `Interrupted` in the main thread, at once or, inside `hold_interrupts()`, at its end.
 Every later signal is ignored: the first one has already started the cleanup, and each step of a cleanup has a deadline.
 """
 

@@ -55,7 +55,7 @@ def test_what_cannot_be_is_refused(make_plan, overrides, words):
         (["workload.command='serve {port}'", "workload.path=v1"], "path=v1 must begin with / and hold no blanks"),
         (
             ["workload.command='serve {port}'", "workload.requests_file=no.jsonl"],
-            "workload.requests_file=no.jsonl: there",
+            "workload.requests_file=no.jsonl does not exist",
         ),
     ],
 )

@@ -66,7 +66,7 @@ def test_what_stands_after_the_dashes_is_the_users_own_command_line(make_plan, s
 
 def test_a_key_of_the_study_after_the_dashes_is_noted(make_plan, scripts):
     plan = make_plan(user_command.make_overrides(["--", "train.py", "lr=1", "dry_run=true", "--degree=2"]))
-    assert [note for note in plan.notes if "after --" in note] == [
+    assert [note for note in plan.notes if "before --" in note] == [
         "dry_run=true is passed to train; put settings of the study before --"
     ]
 
@@ -92,10 +92,10 @@ def test_a_command_line_of_the_users_own_becomes_overrides():
         (["--", "python", "-"], "names no script"),
         (["--", "-X", "dev"], "names no script"),
         (["--", "--epochs", "3"], r"--epochs 3, names no program; write train\.py --epochs"),
-        (["--", "LR=1", "python", "train.py"], "begins with the variable LR; give workload.environ.LR=1 before --"),
+        (["--", "LR=1", "python", "train.py"], "begins with the variable LR; write workload.environ.LR=1 before --"),
         (["--", "/opt/x/bin/python3", "train.py"], "env=existing env.prefix=/opt/x/bin/python3"),
-        (["workload=tiny", "--", "train.py"], "workload=tiny and .* both say what runs"),
-        (["mix=[S]", "--", "train.py"], "both say what runs"),
+        (["workload=tiny", "--", "train.py"], "workload=tiny and .* both name a program"),
+        (["mix=[S]", "--", "train.py"], "both name a program"),
         (["workload.flags.lr=1", "workload.flags.lr=2"], "workload.flags.lr is given twice"),
         (["--", "a\udcffb.py"], r"'a\\udcffb.py' is not UTF-8; rename the file"),
     ],
@@ -175,16 +175,16 @@ def test_a_program_that_may_not_be_executed_is_refused_unless_it_is_python(make_
         ([*SCRIPT, "workload.args='--lr=1'", "workload.flags.lr=2"], "--lr is given twice"),
         (["workload.flags.batch-size=2"], "--batch-size is given twice"),
         ([*SCRIPT, 'workload.args="it\'s"'], "cannot be split into words"),
-        (["workload=script", "workload.script=torchrunn"], "no such program"),
-        (["mix=[S,S]", *TINY, "degree=2"], "leave degree out"),
+        (["workload=script", "workload.script=torchrunn"], "and no program beside"),
+        (["mix=[S,S]", *TINY, "degree=2"], "remove degree"),
         (["mix=['']"], "is empty"),
         (["mix=['   ']"], "is empty"),
         (["mix=[S,train]"], "train is neither one of the sizes"),
         (["mix=['absent.py --lr 1']"], "absent.py does not exist"),
         (["mix=['train.py \"']"], "cannot be split"),
         (["mix=[{flags:{lr:1}}]"], "names no program"),
-        (["mix=[{command:train.py,args:x}]"], "say the same"),
-        (["mix=[{command:train.py,enviro:{}}]"], "no key enviro"),
+        (["mix=[{command:train.py,args:x}]"], "exclude each other"),
+        (["mix=[{command:train.py,enviro:{}}]"], "enviro is not a key"),
         (["mix=[{command:train.py,ends_by_itself:perhaps}]"], "ends_by_itself"),
     ],
 )
@@ -265,7 +265,7 @@ def test_a_group_with_neighbours_that_is_named_keeps_its_baseline(make_plan):
 def test_a_note_about_the_window_names_no_neighbour(make_plan):
     asked = ["workload=script", "workload.script=tests/toys/toy.py", "neighbours=[S]", "workload@sizes.S=tiny"]
     notes = make_plan(asked, device=GPU).notes
-    (told,) = (note for note in notes if "cannot be told to stop" in note)
+    (told,) = (note for note in notes if "cannot be stopped" in note)
     assert "tiny" not in told, told
 
 
@@ -273,7 +273,7 @@ def test_a_note_about_the_window_names_programs_in_the_order_of_the_mix(make_pla
     plan = make_plan(['mix=["tests/toys/waiting.py","tests/toys/plain_torch.py"]'])
     (name,) = {group.name for group in plan.groups}
     assert name.endswith("waiting+plain_torch")
-    assert any(note.startswith("waiting, plain_torch cannot be told to stop") for note in plan.notes)
+    assert any(note.startswith("waiting, plain_torch cannot be stopped") for note in plan.notes)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_neighbours_that_cannot_be_meant_are_refused(make_plan, overrides, why):
     [
         (["mix=[S,M]", "workload.batch_size=8"], "set sizes.S.batch_size=8 instead"),
         (["mix=[train.py,M]", "workload=micro"], "set workload@sizes.M=micro instead"),
-        (["mix=[train.py]", "workload=micro"], "leave one of them out"),
+        (["mix=[train.py]", "workload=micro"], "remove one of them"),
         (["sizes.S.batch_size=8"], "'mix=[S]'"),
         (["mix=[S]", "neighbours=[M]", "+workload@sizes.X=micro"], "'mix=[X]'"),
     ],

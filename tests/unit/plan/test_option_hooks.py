@@ -122,4 +122,4 @@ def test_the_element_of_a_list_is_refused_and_not_the_list():
     node = OmegaConf.structured(Primes)
     with pytest.raises(OmegaConfBaseException) as refused:
         OmegaConf.update(node, "bins", ["x"])
-    assert command_line.explain_refusal("bins", refused.value) == "x in this list must be a whole number"
+    assert command_line.explain_refusal("bins", refused.value) == "holds x; each element must be a whole number"

@@ -143,4 +143,4 @@ def test_a_sweep_of_a_key_that_takes_a_list_is_said_to_be_several_runs():
 
 def test_an_interpolation_that_is_meant_as_text_is_escaped():
     text = override_remedy.explain_interpolation("workload.flags.tag='${x'")
-    assert text.endswith("holds an invalid interpolation; write 'workload.flags.tag=\"\\${x\"'")
+    assert text.endswith("holds an invalid interpolation; write 'workload.flags.tag=\"\\${x\"' for the text itself")

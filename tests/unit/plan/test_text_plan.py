@@ -97,7 +97,7 @@ def test_weights_must_fit(weights):
     assert "have hidden_size=384, and model_args.hidden_size=768" in refused(
         text(weights=str(weights), model_args={"hidden_size": 768})
     )
-    assert "are of a bert, and model=distilbert" in refused(text(weights=str(weights), model=TextModel.distilbert))
+    assert "hold a bert, not model=distilbert" in refused(text(weights=str(weights), model=TextModel.distilbert))
     (weights / "config.json").write_text("[]")
     assert "config.json cannot be used" in refused(good)
     (weights / "model.safetensors").unlink()
