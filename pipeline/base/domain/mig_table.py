@@ -41,9 +41,7 @@ class GiProfile:
     Attributes:
         id: what nvidia-smi prints and takes, and what NVML calls the profile id.
         enum: the argument of NVML's profile queries.
-        name: as `3g.40gb`.
         memory_slices: width on the placement axis.
-        memory_mib: usable memory of an instance.
         max_instances: how many fit on an empty GPU.
         starts: where an instance may begin on the placement axis, ascending.
         attributes: `me`, `me.all`, `no-me`, `gfx`.
@@ -76,7 +74,6 @@ class Model:
     Attributes:
         name: what users call it, as `h100_80gb`.
         product: what the driver calls it.
-        architecture: `Ampere`, `Hopper` or `Blackwell`.
         memory_slices: width of the placement axis.
         mode_needs_reset: whether the driver resets the GPU to switch MIG mode, which no client may then hold.
         profiles: in the order in which nvidia-smi lists them; none if their placements are not known.

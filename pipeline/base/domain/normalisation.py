@@ -22,7 +22,6 @@ class ComparedJob(NamedTuple):
     """The figures of one job, by name.
 
     Attributes:
-        unit: of its work.
         is_given: whether the user chose its rate, so that it tells nothing of how fast the job can be.
         together: with the other jobs of its group.
         alone: of its baseline; empty if there is none.

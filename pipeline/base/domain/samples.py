@@ -104,8 +104,6 @@ class Sample:
     """One reading of a source at one instant. Quantities that could not be read are absent, never 0.
 
     Attributes:
-        source: name of the listener.
-        t_ns: monotonic instant of the reading.
         values: field name to value, in the field's unit.
         job: index of the job it belongs to, or `None` for the device or the machine.
         gi_id: GPU instance that was read, or `None` for the whole device.

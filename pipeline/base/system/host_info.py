@@ -115,7 +115,6 @@ class CpuUse(NamedTuple):
 
     Attributes:
         t_ns: monotonic instant.
-        ticks: of these CPUs.
         process_s: CPU time of this process and its descendants, in seconds.
     """
 
