@@ -61,25 +61,22 @@ def list_co_runners(config: Config) -> Entries:
         return []
     setting = f"neighbours={format_list(request) if isinstance(request, list) else request}"
     if config.scenario.sequential:
-        raise ConfigError(
-            f"{setting} and scenario={config.scenario.name}: one job at a time has no neighbours; leave one of them out"
-        )
+        raise ConfigError(f"{setting} cannot run with scenario={config.scenario.name}, one job at a time; remove one")
     if config.degree == 0 or config.mix == []:
-        raise ConfigError(f"{setting} run beside jobs that are measured, and there are none: give degree=1, or a mix")
+        raise ConfigError(f"{setting} needs measured jobs; set degree=1 or a mix")
     if type(request) is int and request > 0:
         entries: Entries = [(None, config.workload)] * request
     elif isinstance(request, list) and all(isinstance(entry, str) and entry in config.sizes for entry in request):
         entries = [(entry, config.sizes[entry]) for entry in request]
     else:
         raise ConfigError(
-            f"{setting}: give a number of copies of workload, or a list of names from the sizes "
-            f"{format_list(sorted(config.sizes))}"
+            f"{setting} must be a number of copies of workload, or a list of sizes: {format_list(sorted(config.sizes))}"
         )
     for _, workload in entries:
         if workload.ends_by_itself:
             raise ConfigError(
-                f"{setting}: {workload.name} cannot be told to stop, so it may end before those that are measured; "
-                "name a workload of the project, or a program that speaks the job protocol"
+                f"{setting}: {workload.name} cannot be stopped; name a workload of the project or a program that uses "
+                "the job protocol"
             )
     return entries
 

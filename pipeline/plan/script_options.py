@@ -102,7 +102,7 @@ class ScriptConfig(WorkloadConfig):
             if num_groups != 1:
                 raise ValueError(
                     f"metric_pattern={self.metric_pattern} has {num_groups} groups; put one pair of parentheses around "
-                    f"the number, as in '([0-9.]+) {work_units.per_second(self.unit)}', and write (?:...) for others"
+                    f"the number, as in '([0-9.]+) {work_units.per_second(self.unit)}', and (?:...) elsewhere"
                 )
 
     def _check_metric_unit(self) -> None:

@@ -111,7 +111,7 @@ class Infer(Service):
         if self.output_tokens and (self.library is not Library.transformers or self.batch_size > 1 or not is_eager):
             raise ValueError(
                 f"output_tokens={self.output_tokens} is for decoders; use library=transformers, step_mode=eager and "
-                "batch_size=1 (max_batch computes several requests together)"
+                "batch_size=1"
             )
         if self.step_mode is StepMode.cuda_graph:
             refuse_graphs_without_gpu(device)

@@ -279,12 +279,12 @@ def test_a_note_about_the_window_names_programs_in_the_order_of_the_mix(make_pla
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (["degree=0", "neighbours=2"], "there are none"),
-        (["mix=[]", "neighbours=2"], "there are none"),
+        (["degree=0", "neighbours=2"], "needs measured jobs"),
+        (["mix=[]", "neighbours=2"], "needs measured jobs"),
         (["scenario=serial", "neighbours=2"], "one job at a time"),
-        (["neighbours=[Q]"], "give a number"),
-        (["neighbours=-1"], "give a number"),
-        (["workload=script", "workload.script=tests/toys/toy.py", "neighbours=1"], "cannot be told to stop"),
+        (["neighbours=[Q]"], "must be a number"),
+        (["neighbours=-1"], "must be a number"),
+        (["workload=script", "workload.script=tests/toys/toy.py", "neighbours=1"], "cannot be stopped"),
     ],
 )
 def test_neighbours_that_cannot_be_meant_are_refused(make_plan, overrides, why):
