@@ -86,7 +86,7 @@ def run(job: client.NullJob, argv: list[str]) -> None:
         raise ScriptError(f"{script} ended with status {end.si_status}", end.si_status)
     if survivors:
         running = f"{len(survivors)} process{'es' if len(survivors) > 1 else ''} running ({', '.join(survivors)})"
-        raise LeftRunningError(f"{script} ended but left {running}, which were killed; let it wait for its children", 1)
+        raise LeftRunningError(f"{script} ended but left {running}, now killed; let it wait for its children", 1)
 
 
 def _command(argv: list[str]) -> list[str]:
