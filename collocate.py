@@ -25,12 +25,12 @@ FOLDER = Path(__file__).resolve().parent
 _SHELLS = ("bash", "zsh", "fish")
 _COMPLETION = "completion"
 _COMPLETING = "_ARGCOMPLETE"  # set by the shell code of argcomplete, to the number of words that name the program
-_ABOUT_COMPLETION = 'print code for your shell: eval "$(collocate completion bash)" (zsh, fish)'
-_NO_ARGCOMPLETE = "error: completion needs the package argcomplete; pip install argcomplete\n"
+_ABOUT_COMPLETION = 'print completion code for bash, zsh or fish: eval "$(collocate completion bash)"'
+_NO_ARGCOMPLETE = "error: completion needs the package argcomplete; run pip install argcomplete\n"
 
 
 def main() -> None:
-    """Run the program that the command line names; its exit status becomes ours."""
+    """Run the program that the command line names, and exit with its status."""
     _put_first(FOLDER)
     from pipeline.base.system import entry_points
 
@@ -50,7 +50,7 @@ def main() -> None:
     name, *arguments = words
     if name not in entry_points.PROGRAMS:
         known = ", ".join([*entry_points.PROGRAMS, _COMPLETION])
-        sys.stderr.write(f"error: collocate {name}: there is no such program; there are {known}\n")
+        sys.stderr.write(f"error: collocate has no program {name}; choose one of {known}\n")
         sys.exit(2)
     sys.argv = [str(FOLDER / "run.py"), *arguments]
     if name == entry_points.RUN:
@@ -70,7 +70,7 @@ def _overview() -> str:
     programs = {**entry_points.PROGRAMS, _COMPLETION: _ABOUT_COMPLETION}
     lines = [f"  {name:<12} {about}" for name, about in programs.items()]
     head = "Measure what GPU jobs gain by running together.\n\nusage: collocate PROGRAM ...\n\n"
-    return head + "\n".join(lines) + "\n\ncollocate PROGRAM --help explains one.\n"
+    return head + "\n".join(lines) + "\n\ncollocate PROGRAM --help describes a program.\n"
 
 
 def _print_completion(words: Sequence[str]) -> int:
@@ -81,7 +81,9 @@ def _print_completion(words: Sequence[str]) -> int:
         return 2
     shell = words[0] if words else Path(os.environ.get("SHELL", "bash")).name
     if shell not in _SHELLS or len(words) > 1:
-        sys.stderr.write(f"error: collocate completion {' '.join(words) or shell}: give one of {', '.join(_SHELLS)}\n")
+        sys.stderr.write(
+            f"error: collocate completion {' '.join(words) or shell} is unknown; choose one of {', '.join(_SHELLS)}\n"
+        )
         return 2
     sys.stdout.write(shellcode(["collocate"], shell=shell) + "\n")
     return 0

@@ -1,4 +1,4 @@
-"""Measure what GPU jobs gain by running together: `python run.py --help` shows what can be chosen."""
+"""Measure what GPU jobs gain by running together: `python run.py --help` lists the choices."""
 
 import gc
 import sys
@@ -39,7 +39,7 @@ def main(config: DictConfig) -> int:
     if is_single and (launcher := chosen.runtime.choices["hydra/launcher"]) != "study":
         _refuse(f"hydra/launcher={launcher} is for sweeps; add -m")
     if is_single and OmegaConf.select(config, "blocks"):
-        _refuse("this experiment is a sweep (blocks); add -m, or hydra: {mode: MULTIRUN} to its file")
+        _refuse("this experiment is a sweep; add -m")
     with hydra_errors.restore_environment():
         status = execute([config], is_sweep=False)
     if is_single and status != 0:

@@ -1,11 +1,10 @@
 """A Hydra sweep as one study: every job of the sweep is composed, and all of them go to one plan and one executor.
 
 Hydra takes plugins only from the namespace package `hydra_plugins` (no `__init__.py`) beside `run.py`. Its basic
-launcher would run the jobs one by one: with baselines measured again for each, repeats not interleaved, and no
-estimate of the time. An experiment file may give `blocks`, a union of grids: each is crossed with the grid of the
-command line, which wins. `hydra.sweeper.instead` wins over blocks as well, and yields to the command line: so
-`+rehearse=tiny` makes any experiment small, and its workloads too (`hydra.sweeper.small`,
-`pipeline/plan/small_workloads.py`).
+launcher would run the jobs one by one, each with its own baselines, and without an estimate of the time. An experiment
+file may give `blocks`, a union of grids: each is crossed with the grid of the command line, which wins.
+`hydra.sweeper.instead` wins over blocks as well, and yields to the command line: so `+rehearse=tiny` makes any
+experiment small, and its workloads too (`hydra.sweeper.small`, `pipeline/plan/small_workloads.py`).
 `hydra/launcher=gpus` and `slurm` hand out the shards of the study to workers (`worker`), and `beside` measures the cost
 of work on other GPUs. Other launchers make every job a study of its own.
 """
@@ -61,7 +60,7 @@ class StudySweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         assert self.launcher is not None
         jobs = self.expand(arguments)
-        if not invocation.get_current().has_launcher:  # else that has said it
+        if not invocation.get_current().has_launcher:  # else the launcher has printed them
             for note in filter(None, map(override_remedy.note_on_sweep, arguments)):
                 words.say(note)
         with hydra_errors.restore_environment():
@@ -78,7 +77,7 @@ class StudySweeper(Sweeper):
         swept = [override for override in typed if override.is_sweep_override() and override.key_or_group in _NOT_SWEPT]
         if swept:
             group = swept[0].key_or_group
-            raise ConfigError(f"{swept[0].input_line} would lose the blocks of one; start a study for each {group}")
+            raise ConfigError(f"{swept[0].input_line} cannot be swept; start a study for each {group}")
         keys = [override.get_key_element().lstrip("+~") for override in typed]
         instead = _drop_overridden(keys, self.instead)
         jobs: list[list[str]] = []
@@ -89,7 +88,7 @@ class StudySweeper(Sweeper):
             )
         if not jobs:
             none = next((word for word in arguments if "glob(" in word or "range(" in word), " ".join(arguments))
-            raise ConfigError(f"{none} matches nothing, so there is nothing to run; name values that exist")
+            raise ConfigError(f"{none} matches nothing; name values that exist")
         return jobs
 
 
@@ -97,15 +96,14 @@ def _read_blocks(config: DictConfig) -> list[dict[str, Any]]:
     node = OmegaConf.select(config, _BLOCKS)  # None after ~blocks
     blocks: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node or []
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise ConfigError("blocks must be a list of grids, as in 'blocks=[{scenario: mps, degree: 2}]'")
+        raise ConfigError("blocks is not a list of grids; write it as 'blocks=[{scenario: mps, degree: 2}]'")
     return blocks
 
 
 def _is_of_blocks(override: Override) -> bool:
-    """Tell whether an override is one of the blocks, which are read from the composed configuration."""
     is_one = override.key_or_group.partition(".")[0] == _BLOCKS
     if is_one and override.is_sweep_override():
-        raise ConfigError(f"{override.input_line} is not one list of grids; write 'blocks=[{{degree: 2}},...]'")
+        raise ConfigError(f"{override.input_line} is not a list of grids; write 'blocks=[{{degree: 2}},...]'")
     return is_one
 
 
@@ -184,8 +182,8 @@ class StudyLauncher(Launcher):
                 raise
             chosen = " ".join(str(override.input_line) for override in choices)
             raise ConfigError(
-                f"{command_line.explain(error)} (in the combination with {chosen}; use blocks of an experiment file "
-                "for settings of some combinations)"
+                f"{command_line.explain(error)} (in the combination with {chosen}; put settings of some combinations "
+                "into blocks of an experiment file)"
             ) from error
         if settings := self.config.hydra.sweeper.get("small"):
             fixed = {user_command.place_of(word.partition("=")[0]) for word in self.config.hydra.overrides.task}
@@ -267,35 +265,6 @@ class SweeperConf:
     small: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
-class LauncherConf:
-    """`hydra.launcher`."""
-
-    _target_: str = "hydra_plugins.study.StudyLauncher"
-
-
-@dataclass
-class GpusLauncherConf:
-    """`hydra.launcher` with `hydra/launcher=gpus`: `devices` by index or UUID, or `all` that are free."""
-
-    _target_: str = "hydra_plugins.study.GpusLauncher"
-    devices: Any = "all"
-
-
-@dataclass
-class BesideLauncherConf(GpusLauncherConf):
-    """`hydra.launcher` with `hydra/launcher=beside`; `devices` has first the GPU that is measured."""
-
-    _target_: str = "hydra_plugins.study.BesideLauncher"
-
-
-@dataclass
-class WorkerLauncherConf(GpusLauncherConf):
-    """`hydra.launcher` with `hydra/launcher=worker`, which launchers choose; an experiment may set `devices`."""
-
-    _target_: str = "hydra_plugins.study.WorkerLauncher"
-
-
 @dataclass(kw_only=True)
 class SlurmLauncherConf(SlurmOptions):
     """`hydra.launcher` with `hydra/launcher=slurm`."""
@@ -305,8 +274,13 @@ class SlurmLauncherConf(SlurmOptions):
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="study", node=SweeperConf, provider="collocation")
-ConfigStore.instance().store(group="hydra/launcher", name="study", node=LauncherConf, provider="collocation")
-ConfigStore.instance().store(group="hydra/launcher", name="gpus", node=GpusLauncherConf, provider="collocation")
-ConfigStore.instance().store(group="hydra/launcher", name="beside", node=BesideLauncherConf, provider="collocation")
-ConfigStore.instance().store(group="hydra/launcher", name="worker", node=WorkerLauncherConf, provider="collocation")
+# `devices` by index or UUID, or `all` that are free; of `beside`, the first is the GPU that is measured.
+for _name, _launcher, _options in (
+    ("study", StudyLauncher, {}),
+    ("gpus", GpusLauncher, {"devices": "all"}),
+    ("beside", BesideLauncher, {"devices": "all"}),
+    ("worker", WorkerLauncher, {"devices": "all"}),
+):
+    _node = {"_target_": f"hydra_plugins.study.{_launcher.__name__}", **_options}
+    ConfigStore.instance().store(group="hydra/launcher", name=_name, node=_node, provider="collocation")
 ConfigStore.instance().store(group="hydra/launcher", name="slurm", node=SlurmLauncherConf, provider="collocation")

@@ -55,12 +55,12 @@ class Rehearsal:
         if len(uuids) < config.count:
             models = ", ".join(gpu.model for gpu in gpus)
             raise ConfigError(
-                f"gpu.machine={config.machine} has {len(uuids)} {name}, not {config.count}; it was made with {models}: "
-                "choose among these with gpu.model and gpu.count, or another file"
+                f"gpu.machine={config.machine} has {len(uuids)} {name}, not {config.count}; set gpu.model and "
+                f"gpu.count to some of its GPUs ({models}), or name another file"
             )
         of_model = [device for device in nvml.list_devices() if device.uuid in uuids]
         counted = [dataclasses.replace(device, index=index) for index, device in enumerate(of_model)]
-        remedy = "; gpu.count=NUMBER makes a machine with more"
+        remedy = "; gpu.count=NUMBER simulates more"
         key, selector = _select_gpu(config)
         chosen = choose(key, selector, list_selectable(selector, counted), remedy)
         index = next(
@@ -88,7 +88,7 @@ class Rehearsal:
             slot = slots[state.job.index]
             uuid, limit_mib = slot.visible_devices, _read_limit(slot)
             if limit_mib is not None and memory_mib > limit_mib:
-                why = f"{memory_mib} MiB are over the MPS limit of {limit_mib} MiB"
+                why = f"{memory_mib} MiB exceed the MPS limit of {limit_mib} MiB"
                 state.notice(Result.OOM, f"{_OUT_OF_MEMORY}: {why}")
                 return
             try:
@@ -147,19 +147,19 @@ def prepare_machine(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
     if len(simulated) < len(configs):
         # NVML can stand for one machine only; and figures of both in one table would be compared.
         raise ConfigError("a study runs on simulated GPUs or on real devices, not on both; run two studies")
-    machine = simulated[0].machine
-    if any(gpu.machine != machine for gpu in simulated):
-        raise ConfigError("gpu.machine applies to the whole study and cannot be swept")
-    driver = _choose_driver(simulated)
+    for key in ("machine", "driver"):
+        if len({getattr(gpu, key) for gpu in simulated}) > 1:
+            raise ConfigError(f"gpu.{key} cannot be swept; run a study for each")
+    machine, driver = simulated[0].machine, simulated[0].driver
+    if driver not in (None, *RELEASES):
+        raise ConfigError(f"gpu.driver={driver} must be one of {', '.join(RELEASES)}")
     path = None if machine is None else expand_path("gpu.machine", machine).resolve()
     model_names = _list_models(simulated)
     # A dry run leaves nothing behind, so it makes no machine to keep.
     if path is not None and (path.exists() or not configs[0].dry_run):
         branch = StateFile(path).keep(model_names, driver or RECORDED).branch
         if driver not in (None, branch):
-            raise ConfigError(
-                f"gpu.machine={machine} was made with driver {branch}, not gpu.driver={driver}: choose another file"
-            )
+            raise ConfigError(f"gpu.machine={machine} has driver {branch}, not gpu.driver={driver}; name another file")
         with open_machine(path) as rehearsal:
             yield rehearsal
         return
@@ -188,27 +188,17 @@ def _write_programs(state_file: StateFile, folder: Path) -> dict[str, Path]:
     try:
         return write_programs(folder, state_file.path)
     except OSError as error:
-        raise ConfigError(f"the programs of a simulated machine cannot be written to {folder}: {error}") from error
+        raise ConfigError(f"programs of the simulated machine cannot be written to {folder}: {error}") from error
 
 
 def _list_models(gpus: Sequence[GpuConfig]) -> list[str]:
     counts: dict[str, int] = {}
     for gpu in gpus:
         if not 1 <= gpu.count <= MAX_GPUS:
-            raise ConfigError(f"gpu.count={gpu.count}: a simulated machine has 1 to {MAX_GPUS} GPUs")
+            raise ConfigError(f"gpu.count={gpu.count} must be from 1 to {MAX_GPUS}")
         name = _find_model(gpu)
         counts[name] = max(gpu.count, counts.get(name, 1))
     return [name for name, count in counts.items() for _ in range(count)]
-
-
-def _choose_driver(gpus: Sequence[GpuConfig]) -> str | None:
-    drivers = {gpu.driver for gpu in gpus}
-    if len(drivers) > 1:
-        raise ConfigError("gpu.driver applies to the whole study and cannot be swept")
-    (driver,) = drivers
-    if driver not in (None, *RELEASES):
-        raise ConfigError(f"gpu.driver={driver}: a simulated machine has one of {', '.join(RELEASES)}")
-    return driver
 
 
 def _select_gpu(config: GpuConfig) -> tuple[str, str]:
@@ -239,7 +229,7 @@ def _hold_folder() -> Iterator[Path]:
             remove_abandoned()
             folder = stack.enter_context(temporary_folder.hold(Path(tempfile.gettempdir()), _PREFIX))
         except OSError as error:
-            raise ConfigError(f"there is no place for the files of a simulated machine: {error}") from error
+            raise ConfigError(f"files of the simulated machine cannot be written: {error}") from error
         yield folder
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -40,7 +39,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     """Start the server, wait until it answers, warm it up, wait for the group, send requests."""
     with ExitStack() as stack:
         job.phase("build")
-        port = find_free_port()
+        port = program.find_free_port()
         server = stack.enter_context(RunningServer(args.command, port))
         job.param(**program.record_options(args))
         bodies = read_bodies(args.requests_file)
@@ -113,7 +112,7 @@ class RunningServer:
             except OSError as error:
                 state = f"nothing listens ({error})"
             except http.client.HTTPException as error:
-                raise RuntimeError(f"the server on port {self._port} does not speak HTTP: {error!r}") from error
+                raise RuntimeError(f"the server on port {self._port} does not answer with HTTP: {error!r}") from error
             else:
                 if status == 200:
                     return
@@ -159,13 +158,6 @@ def read_bodies(file: Path | None) -> Sequence[bytes | None]:
     if not bodies:
         raise ValueError(f"{file} holds no request")
     return bodies
-
-
-def find_free_port() -> int:
-    """Return a port of this machine that nothing listens on; the kernel hands out free ports in turn."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

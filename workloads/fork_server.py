@@ -102,7 +102,6 @@ class Server:
         return {"pid": pid}
 
     def _become(self, request: dict[str, Any]) -> None:
-        """Apply the session, environment, files and working directory of the request."""
         environ: dict[str, str] = request["environ"]
         os.setsid()
         os.environ.clear()

@@ -152,7 +152,7 @@ def _see(probe: Probe, framework: Framework, stderr_size: int | None) -> None:
     probe.seen = list(framework.devices())
     is_cpu_meant = bool(probe.seen) and not probe.given  # on a simulated GPU, or by hand on a machine without a GPU
     if not is_cpu_meant and all(device.kind == CPU for device in probe.seen):
-        reason = framework.why_no_gpu() or _last_gpu_line(_read_stderr(stderr_size)) or "it does not say why"
+        reason = framework.why_no_gpu() or _last_gpu_line(_read_stderr(stderr_size)) or "it gives no reason"
         probe.why = _brief(f"it sees no GPU: {reason}")
 
 
@@ -169,13 +169,12 @@ def _judge(probe: Probe) -> None:
         return
     num_given = len(probe.given or ())
     if len(probe.seen) < num_given:
-        probe.works, probe.why = PARTLY, f"it sees {len(probe.seen)} of the {num_given} devices that it was given"
+        probe.works, probe.why = PARTLY, f"it sees {len(probe.seen)} of {num_given} given devices"
     else:
         probe.works = YES
 
 
 def _measure_stderr() -> int | None:
-    """Return the size of stderr if it is a file, as it is in a job."""
     with suppress(OSError):
         if stat.S_ISREG(os.fstat(2).st_mode):
             return os.fstat(2).st_size

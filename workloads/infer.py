@@ -18,7 +18,7 @@ if __name__ == "__main__":  # when run by its path: workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
-from workloads.serving.arrivals import ArrivalProcess, Arrivals, ClosedLoop, OpenLoop, Request, arrival_process
+from workloads.serving.arrivals import Arrivals, ClosedLoop, OpenLoop, Request, arrival_process
 from workloads.serving.batch_server import Batching, BatchServer
 from workloads.serving.options import Infer
 
@@ -38,7 +38,8 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         # Before this process is large: starting a process copies it.
         process, arrivals = arrival_process(args, job), None
         if args.serve == "in_process":
-            arrivals = stack.enter_context(_open_locally(job, process))
+            loop = ClosedLoop if process.kind == "closed" else OpenLoop
+            arrivals = stack.enter_context(loop(job, process))
         job.phase("import")
         import torch
 
@@ -81,10 +82,6 @@ def _limit_ahead(args: argparse.Namespace, device: torch.device) -> int:
     """
     runs_ahead = args.arrival == "closed" and args.serve == "in_process" and not args.output_tokens
     return int(args.outstanding) if runs_ahead and device.type == "cuda" else 1
-
-
-def _open_locally(job: client.NullJob, process: ArrivalProcess) -> Arrivals:
-    return ClosedLoop(job, process) if process.kind == "closed" else OpenLoop(job, process)
 
 
 def _serve(args: argparse.Namespace, job: client.NullJob, arrivals: Arrivals, server: BatchServer) -> None:

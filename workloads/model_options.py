@@ -19,17 +19,14 @@ Precision = enum.Enum("Precision", "default tf32 fp32 bf16 fp16", start=0)
 
 # On CPUs, an epoch of a network of the usual size takes hours; so the user must have chosen the CPU.
 GPU_ONLY_PX = 224
-NO_GPU = (
-    "no GPU was found; use gpu=cpu to run it on the CPUs anyway, or gpu=simulated_h100_80gb dry_run=true to see its "
-    "plan"
-)
+NO_GPU = "no GPU was found; set gpu=cpu to use the CPUs, or gpu=simulated_h100_80gb dry_run=true to see its plan"
 
 
 @dataclass(kw_only=True)
 class Training:
     """Training by steps of a batch."""
 
-    source: DataSource = option(DataSource.disk, help="where the data comes from")
+    source: DataSource = option(DataSource.disk, help="source of the data")
     data_root: str | None = option(None, path=PLACE, help="folder of the data sets")
     batch_size: int = option(least=1, help="batch size")
     step_mode: StepMode = option(
@@ -37,52 +34,48 @@ class Training:
     )
     precision: Precision = option(
         Precision.default,
-        help="arithmetic: what torch does by itself (TF32 in convolutions, fp32 in products), TF32 in both, fp32 in "
-        "both, autocast to bf16 or fp16",
+        help="arithmetic: torch's default (TF32 in convolutions, fp32 in products), TF32 or fp32 in both, autocast to "
+        "bf16 or fp16",
     )
-    loader_workers: int = option(2, least=0, help="data loader processes of each job; 0 loads in the job's own")
-    threads: int | None = option(None, least=1, help="CPU threads of each job's framework; its own choice if not given")
+    loader_workers: int = option(2, least=0, help="data loader processes of each job; 0: the job loads itself")
+    threads: int | None = option(None, least=1, help="CPU threads of each job; chosen by the framework if not given")
     warmup_steps: int = option(10, least=0, help="steps before the barrier, undone before training begins")
     canary: bool = option(
         True,
-        help="check each job's products and convolutions before the run ([method.md](method.md#are-the-results-right))",
+        help="check products and convolutions before the run ([method.md](method.md#are-the-results-right))",
     )
     validate: bool = option(
         False,
-        help="measure accuracy: after each epoch in a `work` window, once at the end of a `steady` one; part of the "
-        "time per epoch",
+        help="measure accuracy: in a `work` window after each epoch, as part of its time; else once at the end",
     )
     samples: int | None = None
     learning_rate: float | None = None
 
     def check(self, device: Device) -> None:
         if self.samples is not None and self.samples < self.batch_size:
-            raise ValueError(f"samples={self.samples} are less than one batch of batch_size={self.batch_size}")
+            raise ValueError(f"samples={self.samples} is less than batch_size={self.batch_size}; use more samples")
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"learning_rate={self.learning_rate:g} must be above 0, and finite")
+            raise ValueError(f"learning_rate={self.learning_rate:g} must be greater than 0, and finite")
         if self.step_mode is StepMode.cuda_graph:
             refuse_graphs_without_gpu(device)
             if self.precision is Precision.fp16:
-                raise ValueError(
-                    "step_mode=cuda_graph cannot be combined with precision=fp16, whose loss scaling reads the device "
-                    "in every step; use bf16"
-                )
+                raise ValueError("step_mode=cuda_graph cannot be combined with precision=fp16; use bf16")
 
     def require_root(self) -> Path:
         """Return `data_root`; raise `ValueError` if it is not given."""
         if self.data_root is None:
-            raise ValueError("the data set is read from disk; --data-root must name the folder that holds it")
+            raise ValueError("--data-root is missing; name the folder of the data sets")
         return Path(self.data_root)
 
     def find_folder(self, name: str, folder: str, remedy: str) -> Path:
         """Return the folder of a data set below `data_root`, or raise `ValueError` with the given remedy."""
         if self.data_root is None:
-            raise ValueError(f"{name} is read from disk, but no folder is given; set data.root=FOLDER, or {remedy}")
+            raise ValueError(f"{name} is read from disk and data.root is not set; set data.root=FOLDER, or {remedy}")
         path = Path(self.data_root) / folder
         if not path.is_dir():
             raise ValueError(
-                f"{name} is read from {path}, which does not exist; data.root (or workload.data_root) must be the "
-                f"folder that holds `{folder}`"
+                f"{name} is read from {path}, which does not exist; set data.root (or workload.data_root) to the "
+                f"folder that holds {folder}"
             )
         return path
 

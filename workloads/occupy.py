@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["auto", "cuda"])
     parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("torch finds no GPU here")
+        parser.error("torch finds no GPU")
     device = torch.device("cuda", 0)
     program.need_triton(device)
     properties = torch.cuda.get_device_properties(device)

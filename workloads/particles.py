@@ -43,8 +43,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     tracking = Tracking(particles, turns, dtype, device, is_6d=args.dimensions == 6)
     job.phase("canary")
     if not (difference := tracking.difference()) <= _MOST_DIFFERENT[args.precision]:
-        distance = f"{difference:.3g} of their amplitude"
-        program.report_wrong(job, f"particles are {distance} away from where the CPU tracks them")
+        program.report_wrong(job, f"particles differ from the CPU's by {difference:.3g} of their amplitude")
     facts = {"particles": particles, "turns": turns} | program.describe_run(device)
     loop.measure(args, job, tracking, device, calls, "the tracking", facts)
 

@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import socket
 import sys
 import types
 from contextlib import suppress
@@ -90,7 +91,6 @@ def parse(kind: type[Any], argv: Sequence[str] | None = None) -> argparse.Namesp
 
 
 def _describe_flag(field: Field[Any], hint: Any) -> dict[str, Any]:
-    """Return argparse's description of an option: its type, choices and default."""
     default = _default(field)
     is_required = default is MISSING
     settings: dict[str, Any] = {"required": is_required, "default": None if is_required else default}
@@ -112,7 +112,6 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _strip_none(hint: Any) -> Any:
-    """Return the type of an optional value without `None`."""
     is_union = get_origin(hint) in (Union, types.UnionType)
     return next(part for part in get_args(hint) if part is not type(None)) if is_union else hint
 
@@ -180,7 +179,7 @@ def find_device(args: argparse.Namespace) -> torch.device:
         check(args, Device(name=name, is_gpu=True, compute_capability=capability), refuse)
         return torch.device("cuda", 0)
     if args.device == "cuda":
-        refuse("--device cuda needs a GPU, and torch finds none; use --device cpu")
+        refuse("--device cuda: torch finds no GPU; use --device cpu")
     check(args, Device(name="the CPUs, as torch finds no GPU here", is_gpu=False), refuse)
     return torch.device("cpu")
 
@@ -188,7 +187,7 @@ def find_device(args: argparse.Namespace) -> torch.device:
 def need_triton(device: torch.device) -> None:
     """Refuse a GPU if Triton, which builds its kernels, is not installed."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
-        refuse("the kernels for GPUs need Triton, which comes with torch for GPUs; run pip install triton")
+        refuse("GPU kernels need Triton; run pip install triton")
 
 
 def set_arithmetic(args: argparse.Namespace, precision: str, *, autotunes: bool = False) -> None:
@@ -241,6 +240,13 @@ def describe_run(device: torch.device, parameters: Iterable[torch.Tensor] = (), 
         facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
         facts["cublas"] = _cublas_version()
     return facts
+
+
+def find_free_port() -> int:
+    """Return a port of this machine that nothing listens on; the kernel gives such ports in turn."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def leave() -> NoReturn:

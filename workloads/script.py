@@ -86,11 +86,10 @@ def run(job: client.NullJob, argv: list[str]) -> None:
         raise ScriptError(f"{script} ended with status {end.si_status}", end.si_status)
     if survivors:
         running = f"{len(survivors)} process{'es' if len(survivors) > 1 else ''} running ({', '.join(survivors)})"
-        raise LeftRunningError(f"{script} ended, but left {running}, now ended; let it `wait` for what it starts", 1)
+        raise LeftRunningError(f"{script} ended but left {running}, now killed; let it wait for its children", 1)
 
 
 def _command(argv: list[str]) -> list[str]:
-    """Return the whole command line of the script; raise `FileNotFoundError` if it does not exist."""
     script, *arguments = argv
     if os.path.isfile(script):  # noqa: PTH113
         is_python = script.endswith(".py") or not os.access(script, os.X_OK)
@@ -126,13 +125,12 @@ def _start(command: list[str]) -> int:
 
 
 def _cannot_start(program: str, error: OSError) -> ScriptError:
-    """Return the error, with its cause, for a file that the kernel cannot execute."""
     first = b""
     with contextlib.suppress(OSError), open(program, "rb") as file:  # noqa: PTH123
         first = file.readline(_SHOWN_BYTES).rstrip(b"\n")
     message = f"{program} cannot be started: {error.strerror}"
     if first.startswith(b"#!") and error.errno in _OF_INTERPRETERS:
-        message += f"; is there what its first line names, {first.decode(errors='backslashreplace')!r}?"
+        message += f"; check the interpreter in its first line, {first.decode(errors='backslashreplace')!r}"
     elif error.errno == errno.ENOEXEC:
         message += "; begin it with a line such as #!/bin/sh, or write `sh` before it"
     sys.stderr.write(f"{message}\n")
@@ -159,7 +157,6 @@ def _wait_for_end(pid: int) -> os.waitid_result:
 
 
 def _end_survivors() -> list[str]:
-    """Kill the children that outlive the time for helpers; return their PIDs and names."""
     if _are_gone(_HELPERS_END_S):
         return []
     survivors = _children()
@@ -187,7 +184,6 @@ def _are_gone(limit_s: float) -> bool:
 
 
 def _children() -> dict[int, str]:
-    """Return the names of our living children by their PIDs."""
     names = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", errors="replace") as file:  # noqa: PTH123

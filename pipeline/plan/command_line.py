@@ -1,4 +1,4 @@
-"""From a command line to an exit status; what is wrong with one, in one line that says what to give instead."""
+"""Run a command line to its exit status; explain a wrong one in a line with the remedy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DELETION = re.compile(
     r"|Config group override deletion value must be a string : .*key_or_group='(?P<group>.*?)'"
 )
 _WANTED = {IntegerNode: "a whole number", FloatNode: "a number", BooleanNode: "true or false", StringNode: "a text"}
-_MOVED = {f"hydra.sweeper.{key}": "blocks: [...] beside hydra:, without sweeper:" for key in ("blocks", "params")}
+_MOVED = {f"hydra.sweeper.{key}": "blocks: [...] at the top level" for key in ("blocks", "params")}
 _MOST_NAMED = 4
 _SEARCH_PATH = "Config search path"
 
@@ -72,7 +72,7 @@ def quote_home(argument: str) -> str:
         ConfigError: it names no key, of which Hydra says something else.
     """
     if re.fullmatch(r"[+~]*(?:[@=].*)?", argument, re.DOTALL):
-        raise ConfigError(f"{argument or repr(argument)}: this names no key; an override is KEY=VALUE, as in gpu=cpu")
+        raise ConfigError(f"{argument or repr(argument)} names no key; write KEY=VALUE, as in gpu=cpu")
     return _IN_A_HOME.sub(r"\1'\2'", argument)
 
 
@@ -85,7 +85,7 @@ def explain(error: Exception) -> str:
         return str(error)
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
-        return f"{group}={choice}: there is no such choice; {_suggest_choice(choice, error.options)}"
+        return _explain_missing(group, choice, error.options)
     if isinstance(error, OverrideParseException):
         return override_remedy.explain_unreadable(str(error.override), explain_refusal)
     cause, text = error.__cause__, str(error)
@@ -94,32 +94,31 @@ def explain(error: Exception) -> str:
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         return _explain_unknown(cause.full_key, cause.parent_node)
     if isinstance(cause, OmegaConfBaseException) and (refused := _REFUSED_VALUE.fullmatch(text)):
-        return _explain_refused(refused[1], cause)
+        if isinstance(cause, GrammarParseError):
+            return override_remedy.explain_interpolation(refused[1])
+        return f"{refused[1]} {explain_refusal(refused[1].partition('=')[0].lstrip('+'), cause)}"
     return _explain_words(text.partition(_SEARCH_PATH)[0], is_of_hydra=isinstance(error, HydraException))
 
 
 def _explain_words(text: str, *, is_of_hydra: bool) -> str:
     if "Config group override must be a string or a list" in text:
         help_command = entry_points.spell("run", "--help")
-        return f"a group of options takes the name of a choice, as in gpu=cpu; {help_command} prints all"
+        return f"a group takes the name of one choice, as in gpu=cpu; {help_command} lists all"
     if present := _IS_PRESENT.match(text):
-        return f"+{present[1]}: there is a value already; write {present[1]}=VALUE, without the plus"
+        return f"{present[1]} exists already; write {present[1]}=VALUE, without the plus"
     if missing := _NO_FILE.match(text):
-        return _explain_missing(missing[1], missing[2])
+        return _explain_missing(missing[1], missing[2], list_choices(missing[1]))
     if (unset := _NEEDS_PLUS.match(text)) and (choices := list_choices(unset[1])):
         value = next((word.partition("=")[2] for word in sys.argv if word.startswith(f"{unset[1]}=")), "...")
         which = "" if value in choices else f", one of {', '.join(choices)}"
-        return (
-            f"{unset[1]}={value}: nothing is chosen there yet; write +{unset[1]}={value if not which else '...'}{which}"
-        )
+        return f"{unset[1]}={value} needs a plus; write +{unset[1]}={value if not which else '...'}{which}"
     if swept := _SWEPT_OPTION.match(text):
-        return (
-            f"{swept['key']} takes one value, and one that is a list in brackets: '{swept['key']}=[{swept['values']}]'"
-        )
+        return f"{swept['key']} cannot be swept; write a list as '{swept['key']}=[{swept['values']}]'"
     if several := _SEVERAL_VALUES.match(text):
         return override_remedy.explain_several(several[1])
     if deleted := _DELETION.match(text):
-        return f"~{deleted['key'] or deleted['group']} takes no value, unless it is the one that is there"
+        key = deleted["key"] or deleted["group"]
+        return f"~{key} was given a value that {key} does not have; write ~{key}"
     lines = [line.strip() for line in text.splitlines()]
     message = "; ".join(line.rstrip(".") for line in lines if line)
     return message if is_of_hydra else f"the configuration cannot be read: {message}"
@@ -129,25 +128,25 @@ def _explain_in_file(cause: OmegaConfBaseException) -> str:
     key = str(cause.full_key or cause.key or "")
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         return _explain_unknown(key, cause.parent_node)
-    return f"{key}: {explain_refusal(key, cause)}" if key else str(cause).splitlines()[0]
+    return f"{key} {explain_refusal(key, cause)}" if key else str(cause).splitlines()[0]
 
 
-def _explain_missing(group: str, choice: str) -> str:
+def _explain_missing(group: str, choice: str, choices: Iterable[str]) -> str:
     if group == "schema":
-        return f"/schema/{choice}: there is no such schema; name a class of options, as /schema/MODULE.CLASS"
-    return f"{group}: there is no choice {choice}; {_suggest_choice(choice, list_choices(group))}"
-
-
-def _explain_refused(override: str, cause: OmegaConfBaseException) -> str:
-    if isinstance(cause, GrammarParseError):
-        return override_remedy.explain_interpolation(override)
-    return f"{override}: {explain_refusal(override.partition('=')[0].lstrip('+'), cause)}"
+        return f"/schema/{choice} does not exist; name a class of options as /schema/MODULE.CLASS"
+    names = sorted(set(choices))
+    near = difflib.get_close_matches(choice, names, n=1)
+    remedy = f"choose one of {', '.join(names)}" if names else f"{group} has no choices"
+    return f"{group}={choice} does not exist; {f'did you mean {near[0]}? Or ' if near else ''}{remedy}"
 
 
 def explain_unknown_key(key: str, known: Iterable[str]) -> str:
     """Explain that a key, as `workload.batchsize`, does not exist; its parent has the known ones."""
-    parent, _, name = key.rpartition(".")
-    return f"{key}: there is no such setting; {_suggest_name(name, known, f'{parent}.' if parent else '')}"
+    parent, dot, name = key.rpartition(".")
+    names = sorted(set(known) - {"hydra"})
+    near = difflib.get_close_matches(name, names, n=1)
+    remedy = f"choose one of {', '.join(names)}" if names else f"{parent} has no settings"
+    return f"{key} does not exist; {f'did you mean {parent}{dot}{near[0]}?' if near else remedy}"
 
 
 def explain_unknown_keys(node: Any, where: str = "") -> Iterator[str]:
@@ -161,60 +160,43 @@ def explain_unknown_keys(node: Any, where: str = "") -> Iterator[str]:
             yield from explain_unknown_keys(value, f"{where}{key}.")
 
 
-def _suggest_name(word: str, known: Iterable[str], parent: str = "") -> str:
-    names = sorted(set(known) - {"hydra"})
-    near = difflib.get_close_matches(word, names, n=1)
-    return f"did you mean {parent}{near[0]}?" if near else f"there are {', '.join(names) or 'none'}"
-
-
-def _suggest_choice(word: str, choices: Iterable[str]) -> str:
-    names = sorted(set(choices))
-    near = difflib.get_close_matches(word, names, n=1)
-    remedy = f"there is only {names[0]}" if len(names) == 1 else f"there are {', '.join(names) or 'none'}"
-    return f"did you mean {near[0]}? {remedy[0].upper()}{remedy[1:]}" if near else remedy
-
-
 def _explain_unknown(key: str, parent: Any) -> str:
     if key in _MOVED:
-        return f"{key}: this is at the top level now; write {_MOVED[key]}"
+        return f"{key} does not exist; write {_MOVED[key]}"
     if not isinstance(parent, DictConfig):
         return explain_unknown_key(key, ())
-    if OmegaConf.get_type(parent) is dict:  # of entries with names of their own
-        return f"{key}: there is no such entry; +{key} adds one"
+    if OmegaConf.get_type(parent) is dict:
+        return f"{key} does not exist; +{key} adds it"
     known = [str(name) for name in parent if name != "_target_"]
     group, _, name = key.rpartition(".")
     if difflib.get_close_matches(name, known):
         return explain_unknown_key(key, known)
     if "metric_pattern" in known:
-        return f"{key}: a script has no such setting; {group}.flags.{name}=VALUE gives it --{name} VALUE"
-    if choices := _choices_that_have(group, name):
+        return f"{key} is not a setting of scripts; {group}.flags.{name}=VALUE passes --{name} VALUE"
+    if choices := [choice for choice in list_choices(group) if name in config_schema.list_keys(group, choice)]:
         chosen = OmegaConf.select(parent, "name", throw_on_missing=False)
         some = choices if len(choices) <= _MOST_NAMED else [*choices[:_MOST_NAMED], "others"]
-        what = f"{group}={chosen}" if chosen else f"this {group}"
-        return f"{key}: {what} has no such setting; add {group}={' or '.join(some)}, which has it"
+        current = f"{group}={chosen}" if chosen else f"this {group}"
+        return f"{key} does not exist in {current}; add {group}={' or '.join(some)}"
     return explain_unknown_key(key, known)
 
 
-def _choices_that_have(group: str, name: str) -> list[str]:
-    return [choice for choice in list_choices(group) if name in config_schema.list_keys(group, choice)]
-
-
 def explain_refusal(key: str, cause: OmegaConfBaseException) -> str:
-    """Explain what a key takes instead of a refused value."""
+    """Explain what a key takes instead of a refused value, as the predicate of a sentence."""
     message = str(cause).splitlines()[0]
     if "is not a subclass of" in message:
         group = key.partition(".")[0]
         help_command = entry_points.spell("run", "--help-keys", group)
-        return f"this has settings of its own, {key}.NAME=VALUE; {help_command} prints them"
+        return f"must be a map; set {key}.NAME=VALUE ({help_command} lists the names)"
     if isinstance(cause.parent_node, ListConfig) and isinstance(cause.key, int):
         type_words = next((words for kind, words in _WANTED.items() if f" to {kind.__name__[:-4]}" in message), None)
-        return f"{cause.value} in this list {f'must be {type_words}' if type_words else f'is not taken: {message}'}"
+        return f"holds {cause.value}; {f'each element must be {type_words}' if type_words else message}"
     if "is not a ListConfig" in message or isinstance(cause.parent_node, ListConfig):
-        return f"a list is written '{key}=[A,B]'"
+        return f"must be a list; write '{key}=[A,B]'"
     node = cause.child_node
     if isinstance(node, DictConfig) or "not assignable to" in message or "Cannot merge DictConfig" in message:
-        return f"a map is written '{key}={{NAME: VALUE}}', and an entry {key}.NAME=VALUE"
+        return f"must be a map; write {key}.NAME=VALUE or '{key}={{NAME: VALUE}}'"
     if isinstance(node, EnumNode):
-        return f"the value must be one of {', '.join(node.enum_type.__members__)}"
+        return f"must be one of {', '.join(node.enum_type.__members__)}"
     type_words = next((words for kind, words in _WANTED.items() if isinstance(node, kind)), None)
-    return message if type_words is None else f"the value must be {type_words}"
+    return f"cannot have this value: {message}" if type_words is None else f"must be {type_words}"

@@ -26,14 +26,16 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
     typed: list[Config] = []
     for config in configs:
         try:
-            _refuse_source(config)
+            source = OmegaConf.select(config, "data.source")
+            if source not in SOURCES:  # here, with its own key: workloads refer to it
+                raise ConfigError(f"data.source={source} must be one of {', '.join(SOURCES)}")
             settings = OmegaConf.to_object(config)
             assert isinstance(settings, Config)
             vars(settings).pop("blocks", None)  # of the sweep, not of a job
             _refuse_other_kinds(settings)
             _refuse_no_workloads(settings)
             if settings.resume.lower() not in list(Resume):
-                raise ConfigError(f"resume={settings.resume}: must be {', '.join(Resume)}")
+                raise ConfigError(f"resume={settings.resume} must be one of {', '.join(Resume)}")
             settings.resume = Resume(settings.resume.lower())
             settings.scenario = _node("scenario", settings.scenario, name=MISSING, sequential=False)
             settings.env = _node("env", settings.env)
@@ -43,21 +45,14 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
         except OmegaConfBaseException as error:
             key = getattr(error, "full_key", None) or "?"
             if isinstance(error, MissingMandatoryValue):
-                raise ConfigError(f"{key} is missing; give it as {key}=VALUE") from error
-            raise ConfigError(f"{key}: {str(error).splitlines()[0]}; give it as {key}=VALUE") from error
+                raise ConfigError(f"{key} is missing; set {key}=VALUE") from error
+            raise ConfigError(f"{key}: {str(error).splitlines()[0]}; set {key}=VALUE") from error
     for settings in typed:
         if unknown := next(command_line.explain_unknown_keys(settings), None):
             raise ConfigError(unknown)
         if settings.gpu.kind is GpuKind.simulated and settings.gpu.admin is not None:
             settings.gpu.admin = []  # whatever a file says that was written for a real GPU
     return typed
-
-
-def _refuse_source(config: DictConfig) -> None:
-    """Refuse a source of data here, with its own key: workloads refer to it."""
-    source = OmegaConf.select(config, "data.source")
-    if source not in SOURCES:
-        raise ConfigError(f"data.source={source}: the value must be one of {', '.join(SOURCES)}")
 
 
 def _refuse_no_workloads(config: Config) -> None:
@@ -76,8 +71,7 @@ def _refuse_other_kinds(node: Any, where: str = "") -> None:
     for key, value in vars(node).items():
         place = f"{where}{key}"
         if value is not None and not isinstance(value, kinds.get(key, object)):
-            what = "a list" if kinds[key] is list else "a map"
-            raise ConfigError(f"{place}={value}: must be {what}")
+            raise ConfigError(f"{place}={value} must be {'a list' if kinds[key] is list else 'a map'}")
         parts = (
             {f"{place}.{name}": inner for name, inner in value.items()} if isinstance(value, dict) else {place: value}
         )
@@ -102,7 +96,7 @@ def _node(where: str, node: Any, **defaults: object) -> Any:
         return node
     values = {"_target_": MISSING, **defaults, **node}
     if lacking := [key for key, value in values.items() if value == MISSING]:
-        raise ConfigError(f"{where}.{lacking[0]}: missing; give it as {where}.{lacking[0]}=VALUE")
+        raise ConfigError(f"{where}.{lacking[0]} is missing; set {where}.{lacking[0]}=VALUE")
     return _node_class(tuple(values))(**values)
 
 

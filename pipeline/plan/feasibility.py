@@ -13,9 +13,8 @@ from pipeline.base.system.factory import build_object
 def check_plan(plan: Plan) -> Plan:
     """Check a plan: build every class that it names once, and refuse what is wrong.
 
-    A group that its sharing mode cannot hold, or whose environment lacks what is to be found out, is refused if it is
-    alone; among others it is marked to be skipped, with the reason, because that is a finding of the study. What the
-    modes warn of is said once for the whole study.
+    A group that its sharing mode or environment cannot run is refused if it is alone; among others it is marked to be
+    skipped, with the reason, because that is a finding of the study. Warnings of the modes are given once.
     """
     for listener in dict.fromkeys(spec for group in plan.groups for spec in group.listeners):
         build_object(listener.build, interval_ms=listener.interval_ms)

@@ -95,12 +95,12 @@ def _list_notes(group: Group, inventory: Inventory, *, is_other_window: bool) ->
     if group.device.is_simulated:
         yield (
             f"{group.device.name} is simulated: jobs run on the CPU, each is charged gpu.job_memory_mib="
-            f"{group.gpu.job_memory_mib} MiB, and these figures say nothing about a real GPU"
+            f"{group.gpu.job_memory_mib} MiB; figures do not apply to a real GPU"
         )
     if group.device.parent is not None:
         yield (
             f"{group.device.name} is a MIG device: power, energy, temperature and clocks are those of the whole GPU, "
-            "whoever uses its other instances"
+            "with its other instances"
         )
     profiler: Profiler = factory.build_object(group.profiler.build)
     yield from profiler.notes(group.device)
@@ -110,15 +110,13 @@ def _list_notes(group: Group, inventory: Inventory, *, is_other_window: bool) ->
             by_end[job.workload.ends_by_itself][job.workload.name] = None
         names, stoppable = ", ".join(by_end[True]), ", ".join(by_end[False])
         if group.window.kind is WindowKind.LOGGED:
-            yield f"{names} cannot be told to stop: measured while all jobs log how fast they are"
+            yield f"{names} cannot be stopped: measured while all jobs log their rates"
         else:
-            epochs = f", in which {stoppable} does window.epochs" if stoppable else ""
-            yield (
-                f"{names} cannot be told to stop: measured from start to end, start-up included (window=work{epochs})"
-            )
+            epochs = f"; {stoppable}: window.epochs" if stoppable else ""
+            yield f"{names} cannot be stopped: measured from start to end, with start-up (window=work{epochs})"
     for env in dict.fromkeys(job.workload.env for job in group.jobs):
         if (to_build := inventory.interpreters[env].to_build) is not None:
-            yield f"{to_build}; the digests of its groups are known when it is built"
+            yield f"{to_build}; the digests of its groups are known after that"
 
 
 def _choose_window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
@@ -127,8 +125,8 @@ def _choose_window(config: Config, workloads: Sequence[WorkloadConfig]) -> Windo
     all_log = all(w.rate_source().is_logged for w in workloads)
     if window.kind is WindowKind.LOGGED and not all_log:
         raise ConfigError(
-            "window.kind=LOGGED needs scripts that all log how fast they are; name it with workload.metric=NAME or "
-            "workload.metric_pattern=EXPRESSION, or choose window=work"
+            "window.kind=LOGGED needs scripts that all log their rates; set workload.metric=NAME or "
+            "workload.metric_pattern=EXPRESSION, or window=work"
         )
     if any(w.ends_by_itself for w in workloads):
         return Window(kind=WindowKind.LOGGED if all_log and window.kind is not WindowKind.WORK else WindowKind.WORK)
@@ -145,7 +143,7 @@ def _make_workload(
     lacks = _find_lack(workload, inventory.interpreters[env])
     if lacks and not workload.may_lack_packages:
         raise ConfigError(lacks)
-    # A forked job has executed the module that was preloaded.
+    # Include the preload module: forked jobs run it too.
     files = workload.source_files()
     codes = [
         inventory.scripts[script]
@@ -297,7 +295,7 @@ def _make_listener(name: str, config: ListenerConfig) -> ListenerSpec:
     try:
         required = Required(config.required.lower())
     except ValueError as error:
-        raise ConfigError(f"listeners.{name}.required={config.required}: must be true, false or if_gpu") from error
+        raise ConfigError(f"listeners.{name}.required={config.required} must be true, false or if_gpu") from error
     options = tuple((key, factory.freeze(value)) for key, value in config.options.items())
     build = Spec(target=config._target_, options=options)
     return ListenerSpec(name=name, build=build, interval_ms=config.interval_ms, required=required)
@@ -350,4 +348,4 @@ def make_digest(*facts: object) -> str:
 def _jsonable(value: object) -> object:
     if isinstance(value, enum.Enum):
         return value.name
-    raise TypeError(f"{type(value).__name__} has no place in a digest")
+    raise TypeError(f"{type(value).__name__} cannot be part of a digest")

@@ -23,7 +23,7 @@ usage: {run} [-m] [GROUP=CHOICE ...] [KEY=VALUE ...]
 
 {examples}
 
-What can be chosen, as GROUP=CHOICE (* the default, + with a plus sign as in +experiment=robroek_quick):
+Choices, as GROUP=CHOICE (* is the default; type the plus of a group, as in +experiment=robroek_quick):
 """
 _EXAMPLES = (
     (("run", "workload=tiny", "degree=3"), "three copies side by side"),
@@ -34,14 +34,14 @@ _EXAMPLES = (
     (("report", "--experiment", "robroek_quick"), "its report"),
 )
 _KEYS_OF_MANY = """
-The keys that one needs most (--help-keys explains all of them, --help-keys gpu those of a group):
+Most used keys (--help-keys lists all, --help-keys gpu those of a group):
   degree=3  mix=[S,M]  repeats=5  window.seconds=30  workload.batch_size=64  gpu.device=1  dry_run=true  resume=true
 
   --help-keys [PREFIX]   every key with its type, default and meaning
   --cfg job              the composed configuration
   --hydra-help           the options of Hydra, which reads this command line
 
-Exit status: 0 every group ended in a result; 1 some failed or were left for later; 2 refused, nothing was touched.
+Exit status: 0 every group has a result; 1 some failed or were left for later; 2 refused, nothing was touched.
 Guides: docs/, first docs/your_own_script.md, docs/sweeps.md, docs/method.md.
 """
 # What the choices of a folder of `conf/` are, in the order in which they are shown. Other folders follow without words.
@@ -74,7 +74,7 @@ def exit_if_asked(arguments: Sequence[str]) -> None:
             sys.exit(2)
         if text is None:
             command = entry_points.spell("run", "--help-keys")
-            words.say(f"error: --help-keys {prefix}: no key begins like that; {command} prints all")
+            words.say(f"error: no key begins with {prefix}; {command} prints all")
             sys.exit(2)
     elif {"--help", "-h"} & set(options):
         text = format_overview()
@@ -154,7 +154,7 @@ def _list_own_workloads() -> Iterator[tuple[str, str, list[str]]]:
     for folder in config_folders()[1:]:
         for name, kind in option_loader.list_classes([folder], is_strict=True).items():
             if name not in option_loader.KINDS:
-                section = f"Of {name}: {(kind.__mro__[1].__doc__ or '').partition(chr(10))[0]}"
+                section = f"{name}: {(kind.__mro__[1].__doc__ or '').partition(chr(10))[0]}"
                 rows = option_tables.list_rows(kind, is_whole=True)
                 settings = option_loader.read_settings(folder, name)
                 for key, type_name, default, meaning in rows:
@@ -164,8 +164,8 @@ def _list_own_workloads() -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _strip_markdown(cell: str) -> str:
-    cell = re.sub(r"\[([^]]*)\]\(([^)#]*)[^)]*\)", lambda link: f"docs/{link[2]}", cell)
-    return cell.replace("`", "")
+    cell = re.sub(r"\[[^]]*\.md\]\(([^)#]*)[^)]*\)", r"docs/\1", cell)
+    return re.sub(r"\[([^]]*)\]\(([^)#]*)[^)]*\)", r"\1 (docs/\2)", cell).replace("`", "")
 
 
 def _indent(text: str, columns: int) -> str:

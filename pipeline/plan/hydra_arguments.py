@@ -31,9 +31,9 @@ def arrange(arguments: Sequence[str]) -> list[str]:
     options_given = vars(parser.parse_intermixed_args(list(_complete_info(arguments))))
     overrides = options_given.pop("overrides")
     if len(modes := [f"--{mode.replace('_', '-')}" for mode in _MODES if options_given[mode]]) > 1:
-        raise ConfigError(f"{' and '.join(modes)} exclude each other; give one of them")
+        raise ConfigError(f"{' and '.join(modes)} exclude each other; remove one")
     if options_given["resolve"] and not (options_given["cfg"] or options_given["help"]):
-        raise ConfigError("--resolve goes with --cfg; add --cfg job")
+        raise ConfigError("--resolve needs --cfg; add --cfg job")
     options = {f"--{name.replace('_', '-')}": value for name, value in options_given.items() if value}
     words = [name if value is True else f"{name}={value}" for name, value in options.items()]
     return [*words, *defer_settings(overrides)]
@@ -62,7 +62,7 @@ def defer_settings(overrides: Sequence[str]) -> list[str]:
 
 def _refuse(message: str) -> NoReturn:
     help_command = entry_points.spell("run", "--help")
-    raise ConfigError(f"{message}; {help_command} prints what can be chosen, --hydra-help the options")
+    raise ConfigError(f"{message}; see {help_command} and --hydra-help")
 
 
 def _complete_info(arguments: Sequence[str]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 _VARIABLE = "HYDRA_FULL_ERROR"
 _environments: list[str | None] = []
-"""The values that the variable had before `raised`, the last one last."""
+"""The values that the variable had before `raise_errors`, the last one last."""
 
 
 def is_traceback_wanted() -> bool:
@@ -23,26 +23,26 @@ def is_traceback_wanted() -> bool:
 def raise_errors() -> Iterator[None]:
     """Have Hydra raise its errors in this process."""
     _environments.append(os.environ.get(_VARIABLE))
-    _set("1")
     try:
-        yield
+        with _variable("1"):
+            yield
     finally:
-        _set(_environments.pop())
+        _environments.pop()
 
 
 @contextmanager
 def restore_environment() -> Iterator[None]:
     """Restore the user's environment, for what is started meanwhile."""
-    before = os.environ.get(_VARIABLE)
-    _set(_environments[0] if _environments else before)
+    with _variable(_environments[0] if _environments else os.environ.get(_VARIABLE)):
+        yield
+
+
+@contextmanager
+def _variable(value: str | None) -> Iterator[None]:
+    before = os.environ.pop(_VARIABLE, None)
+    os.environ.update({} if value is None else {_VARIABLE: value})
     try:
         yield
     finally:
-        _set(before)
-
-
-def _set(value: str | None) -> None:
-    if value is None:
         os.environ.pop(_VARIABLE, None)
-    else:
-        os.environ[_VARIABLE] = value
+        os.environ.update({} if before is None else {_VARIABLE: before})

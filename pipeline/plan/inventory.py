@@ -126,7 +126,7 @@ def _refuse_missing_module(workload: WorkloadConfig) -> None:
         is_own = Path(package, "__init__.py").is_file() or Path(f"{package}.py").is_file()
         if is_own and not place.with_suffix(".py").is_file() and not Path(place, "__main__.py").is_file():
             what = "is a package without __main__.py" if place.is_dir() else f"is no module in {Path.cwd()}"
-            raise ConfigError(f"python -m {module}: {module} {what}; check the name, and where you start")
+            raise ConfigError(f"python -m {module}: {module} {what}; check the name and the working directory")
 
 
 def choose_environment(config: Config, workload: WorkloadConfig) -> Spec:
@@ -135,8 +135,8 @@ def choose_environment(config: Config, workload: WorkloadConfig) -> Spec:
     options = dict(spec.options)
     if workload.env_file is not None and "file" not in options:
         raise ConfigError(
-            f"workload {workload.name}: env_file={workload.env_file} has no effect with this env, which is built from "
-            "no file; choose env=conda or env=venv"
+            f"workload {workload.name}: env_file={workload.env_file} has no effect with this env; "
+            "choose env=conda or env=venv"
         )
     if workload.env_prefix is not None and "prefix" not in options:
         raise ConfigError(
@@ -164,7 +164,7 @@ def _find_script(key: str, script: str, interpreter: Interpreter | None, *roots:
     path = find_file(key, script, *roots, is_ours=is_ours)
     if not os.access(path, os.X_OK) and (path.suffix in _OF_SHELLS or _names_other_interpreter(path)):
         raise ConfigError(
-            f"{key}={script}: {path} is not executable, and its first line names no Python; chmod +x {path}"
+            f"{key}={script}: {path} is not executable, and its first line names no Python; run chmod +x {path}"
         )
     try:
         return read_code(path, PROJECT_DIR, *roots)
@@ -189,7 +189,7 @@ def _digest_program(name: str, interpreter: Interpreter) -> str:
     program = shutil.which(name)
     if program is None:
         raise ConfigError(
-            f"workload.script={name}: there is no such file in {Path.cwd()}, and no such program beside "
-            f"{interpreter.python} or on PATH"
+            f"workload.script={name} is no file in {Path.cwd()}, and no program beside {interpreter.python} or on "
+            "PATH; check the name"
         )
     return hashlib.sha256(Path(program).read_bytes()).hexdigest()

@@ -37,17 +37,15 @@ def list_jobs(config: Config) -> Entries:
     """
     if config.mix is None:
         degree = _DEFAULT_DEGREE if config.degree is None else config.degree
-        if degree < 1:
-            raise ConfigError(f"degree={degree}: at least one job must run")
-        if degree > _MAX_DEGREE:
-            raise ConfigError(f"degree={degree}: must not be greater than {_MAX_DEGREE}")
+        if not 1 <= degree <= _MAX_DEGREE:
+            raise ConfigError(f"degree={degree} must be from 1 to {_MAX_DEGREE}")
         return [(None, config.workload)] * degree
     if not config.mix:
-        raise ConfigError("mix=[]: name at least one size or command line, as in mix=[S,M]")
+        raise ConfigError("mix=[] names no job; name sizes or command lines, as in mix=[S,M]")
     if config.degree is not None:
         raise ConfigError(
-            f"mix={format_list(config.mix)} and degree={config.degree} both say how many jobs run; "
-            "leave degree out, and name each job in the mix as often as it shall run"
+            f"mix={format_list(config.mix)} and degree={config.degree} both set the number of jobs; remove degree, and "
+            "repeat a job in the mix for more copies"
         )
     return [_read_entry(entry, config) for entry in config.mix]
 
@@ -63,25 +61,22 @@ def list_co_runners(config: Config) -> Entries:
         return []
     setting = f"neighbours={format_list(request) if isinstance(request, list) else request}"
     if config.scenario.sequential:
-        raise ConfigError(
-            f"{setting} and scenario={config.scenario.name}: one job at a time has no neighbours; leave one of them out"
-        )
+        raise ConfigError(f"{setting} cannot run with scenario={config.scenario.name}, one job at a time; remove one")
     if config.degree == 0 or config.mix == []:
-        raise ConfigError(f"{setting} run beside jobs that are measured, and there are none: give degree=1, or a mix")
+        raise ConfigError(f"{setting} needs measured jobs; set degree=1 or a mix")
     if type(request) is int and request > 0:
         entries: Entries = [(None, config.workload)] * request
     elif isinstance(request, list) and all(isinstance(entry, str) and entry in config.sizes for entry in request):
         entries = [(entry, config.sizes[entry]) for entry in request]
     else:
         raise ConfigError(
-            f"{setting}: give a number of copies of workload, or a list of names from the sizes "
-            f"{format_list(sorted(config.sizes))}"
+            f"{setting} must be a number of copies of workload, or a list of sizes: {format_list(sorted(config.sizes))}"
         )
     for _, workload in entries:
         if workload.ends_by_itself:
             raise ConfigError(
-                f"{setting}: {workload.name} cannot be told to stop, so it may end before those that are measured; "
-                "name a workload of the project, or a program that speaks the job protocol"
+                f"{setting}: {workload.name} cannot be stopped; name a workload of the project or a program that uses "
+                "the job protocol"
             )
     return entries
 
@@ -110,11 +105,11 @@ def refuse_unread(typed: Iterable[str], configs: Sequence[Config], composed: Seq
         ):
             continue
         if size := match["size"]:
-            raise ConfigError(f"{word}: no job has the size {size}; name it in the mix, as in 'mix=[{size}]'")
+            raise ConfigError(f"{word} has no effect: no job has the size {size}; add it, as in 'mix=[{size}]'")
         mix = next(config.mix for config in configs if config.mix)
         size = next((entry for entry in mix if isinstance(entry, str) and entry in configs[0].sizes), None)
         place = f"sizes.{size}.{match['below']}" if match["below"] else f"workload@sizes.{size}"
-        instead = f"set {place}={value} instead" if size else "leave one of them out"
+        instead = f"set {place}={value} instead" if size else "remove one of them"
         raise ConfigError(f"{word} has no effect with mix={format_list(mix)}; {instead}")
 
 
@@ -135,13 +130,13 @@ def _read_entry(entry: Any, config: Config) -> tuple[str | None, WorkloadConfig]
     if isinstance(entry, dict):
         return None, _read_script(entry)
     if not isinstance(entry, str):
-        raise ConfigError("mix: an entry is a size, a command line in quotes, or a map with command or script")
+        raise ConfigError(f"mix: {entry} is no job; use a size, a quoted command line, or a map with command or script")
     words = _split(entry)
     script, args = user_command.parse_program(words, f"the entry '{entry}' of mix")
     if len(words) == 1 and "/" not in script and not script.endswith(".py"):
         raise ConfigError(
-            f"mix: {entry} is not among the sizes {format_list(sorted(config.sizes))}, nor a command "
-            "line, such as 'train.py --epochs 3'; add a size with +workload@sizes.NAME=WORKLOAD"
+            f"mix: {entry} is neither one of the sizes {format_list(sorted(config.sizes))} nor a command line; add it "
+            f"with +workload@sizes.{entry}=WORKLOAD"
         )
     return None, ScriptConfig(script=script, args=args)
 
@@ -154,25 +149,23 @@ def replace_environment(entry: Any, file: Path) -> dict[str, Any]:
 def _read_script(entry: dict[str, Any]) -> ScriptConfig:
     keys = sorted(field.name for field in fields(ScriptConfig))
     if unknown := sorted(set(entry) - {COMMAND, *keys}):
-        raise ConfigError(f"mix: an entry has no key {unknown[0]}; there are {COMMAND}, {', '.join(keys)}")
+        raise ConfigError(f"mix: {unknown[0]} is not a key of an entry; use {COMMAND}, {', '.join(keys)}")
     values = dict(entry)
     if COMMAND in values:
         command = str(values.pop(COMMAND))
         script, args = user_command.parse_program(_split(command), f"command={command} of an entry of mix")
         if conflicting := sorted({"script", "args"} & values.keys()):
-            raise ConfigError(
-                f"mix: an entry gives {COMMAND} and {conflicting[0]}, which say the same; give one of them"
-            )
+            raise ConfigError(f"mix: {COMMAND} and {conflicting[0]} of an entry exclude each other; remove one")
         values |= {"script": script, "args": args}
     if values.get("script", MISSING) == MISSING:
         raise ConfigError(
-            f"mix: the entry with {', '.join(map(str, entry)) or 'nothing'} names no program; give {COMMAND} or script"
+            f"mix: the entry with {', '.join(map(str, entry)) or 'nothing'} names no program; add {COMMAND} or script"
         )
     try:
         typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ScriptConfig), values))
     except OmegaConfBaseException as error:
         key = str(error.full_key)
-        raise ConfigError(f"mix: {key}: {command_line.explain_refusal(key, error)}") from error
+        raise ConfigError(f"mix: {key} {command_line.explain_refusal(key, error)}") from error
     assert isinstance(typed, ScriptConfig)
     return typed
 
@@ -181,4 +174,4 @@ def _split(command: str) -> list[str]:
     try:
         return shlex.split(command)
     except ValueError as error:
-        raise ConfigError(f"mix: {command} cannot be split as a shell would: {error}") from error
+        raise ConfigError(f"mix: {command} cannot be split into words: {error}") from error

@@ -44,9 +44,9 @@ def load(name: str) -> type[WorkloadConfig]:
     """
     options = factory.find(name, f"/schema/{name}")
     if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
-        raise ConfigError(f"/schema/{name}: this is no dataclass; name a class of options, as MODULE.CLASS")
+        raise ConfigError(f"/schema/{name} is not a dataclass; name a class of options as MODULE.CLASS")
     if taken := [option.name for option in dataclasses.fields(options) if option.name in _TAKEN]:
-        raise ConfigError(f"/schema/{name}: an option cannot be called {taken[0]}; give it another name")
+        raise ConfigError(f"/schema/{name} has an option with the reserved name {taken[0]}; rename it")
     try:
         hints = typing.get_type_hints(options)
         flags = [field.name for field in dataclasses.fields(options) if field.metadata.get("is_flag", True)]
@@ -128,7 +128,7 @@ def read_settings(folder: Path, name: str) -> dict[str, dict[str, Any]]:
             try:
                 settings[file.stem] = dict(yaml.safe_load(text))
             except (yaml.YAMLError, TypeError, ValueError) as error:
-                raise ConfigError(f"{file}: this is no YAML with keys: {str(error).splitlines()[0]}") from error
+                raise ConfigError(f"{file} is not a YAML map: {str(error).splitlines()[0]}") from error
     return settings
 
 
@@ -148,7 +148,6 @@ def _redeclare(options: type[Any], option: dataclasses.Field[Any]) -> Any:
 
 
 def _choose_default(options: type[Any], name: str, key: str) -> object:
-    """Return what a class of options sets a key to that every workload has; `None` if it leaves it as it is."""
     if key == "options":
         return name
     if key == "script" and not hasattr(options, key):

@@ -33,7 +33,7 @@ def refuse_types(hints: Mapping[str, Any]) -> None:
     """Raise `TypeError` if an option is of a type that a program cannot read."""
     for name, hint in hints.items():
         if not is_supported(hint):
-            raise TypeError(f"{name} is {inspect.formatannotation(hint)}; types are {TYPES}")
+            raise TypeError(f"{name} has the unsupported type {inspect.formatannotation(hint)}; use {TYPES}")
 
 
 def read_default(option: dataclasses.Field[Any]) -> Any:

@@ -36,16 +36,16 @@ def explain_unreadable(override: str, why_refused: Callable[[str, OmegaConfBaseE
     if not _KEY.fullmatch(key):
         bare = key.strip().lstrip("~")
         if _KEY.fullmatch(bare) and _reads_as(f"{bare}={value.strip()}"):
-            return f"{shown}: a setting has no spaces around =; write {quote(f'{bare}={value.strip()}')}"
-        return f"{shown}: {_abbreviate(key)!r} is no key; a key is made of letters, digits and _, as in KEY=VALUE"
+            return f"{shown} has spaces around =; write {quote(f'{bare}={value.strip()}')}"
+        return f"{shown} has no valid key; write KEY=VALUE, with letters, digits, _ and . in the key"
     name = key.lstrip("+")
     choices = list_choices(name)
     if choices and name not in _SEVERAL_CHOICES:
-        return f"{shown}: there is no such choice; there are {', '.join(choices)}"
+        return f"{shown} does not exist; choose one of {', '.join(choices)}"
     proposals = [(what, word) for what, meant, word in _list_readings(key, value) if may_take(name, meant)]
     if not proposals:
         return _explain_type(shown, name, value, why_refused)
-    return f"{shown}: Hydra cannot read this value; {_join([f'{what} {word}' for what, word in proposals])}"
+    return f"{shown} cannot be read; {_join([f'{what} {word}' for what, word in proposals])}"
 
 
 def explain_several(override: str) -> str:
@@ -53,7 +53,7 @@ def explain_several(override: str) -> str:
     key, _, text = override.partition("=")
     values = _split(text)
     command = f"{entry_points.spell('run', '-m')} {quote(override)}"
-    problem = f"{_abbreviate(override)}: these are {len(values)} values; for a run of each, add -m ({command})"
+    problem = f"{_abbreviate(override)} has {len(values)} values; add -m for a run of each ({command})"
     as_list = (
         f"{key}={override_values.format_override(values)}" if not _reads_as(f"{key}=[{text}]") else f"{key}=[{text}]"
     )
@@ -68,7 +68,7 @@ def explain_interpolation(override: str) -> str:
     key, _, value = override.partition("=")
     text = re.sub(r"^([\"'])(.*)\1$", r"\2", value, flags=re.DOTALL)
     escaped = _quote_text(key, user_command.escape_interpolations(text))
-    return f"{_abbreviate(override)}: this interpolation cannot be read; for the text itself write {escaped}"
+    return f"{_abbreviate(override)} holds an invalid interpolation; write {escaped} for the text itself"
 
 
 def note_on_sweep(override: str) -> str | None:
@@ -104,24 +104,24 @@ def quote(word: str) -> str:
 def _explain_word(word: str) -> str:
     shown = _abbreviate(word)
     if word.endswith((".py", ".sh")) or "/" in word or Path(word).is_file():
-        return f"{shown}: an override is KEY=VALUE; a script and its arguments follow two dashes: -- {quote(word)}"
+        return f"{shown} is not KEY=VALUE; put two dashes before a script: -- {quote(word)}"
     name, is_divided, value = word.partition(":")
     if is_divided and _KEY.fullmatch(name) and _reads_as(f"{name}={value.strip()}"):
-        return f"{shown}: an override is KEY=VALUE; write {quote(f'{name}={value.strip()}')}"
+        return f"{shown} is not KEY=VALUE; write {quote(f'{name}={value.strip()}')}"
     bare = word.lstrip("+~")
     if word.startswith("~") or not _KEY.fullmatch(bare):
-        return f"{shown}: this cannot be read; an override is KEY=VALUE, without spaces, as in gpu=cpu"
-    return f"{shown}: an override is KEY=VALUE, without spaces; write {word}=VALUE"
+        return f"{shown} cannot be read; write KEY=VALUE without spaces, as in gpu=cpu"
+    return f"{shown} has no value; write {word}=VALUE"
 
 
 def _explain_type(shown: str, name: str, value: str, why_refused: Callable[[str, OmegaConfBaseException], str]) -> str:
     function = _FUNCTION.match(value)
     if function is not None:
         near = difflib.get_close_matches(function[1], _FUNCTIONS, n=1)
-        remedy = f"write {near[0]}(...)" if near else f"there are {', '.join(_FUNCTIONS)}"
-        return f"{shown}: Hydra has no such function with these arguments; {remedy}"
+        remedy = f"write {near[0]}(...)" if near else f"functions are {', '.join(_FUNCTIONS)}"
+        return f"{shown} is not a valid function call; {remedy}"
     refusals = [refusal for refusal in _list_refusals(name, value) if refusal is not None]
-    return f"{shown}: {why_refused(name, refusals[0])}"
+    return f"{shown} {why_refused(name, refusals[0])}"
 
 
 def _list_readings(key: str, value: str) -> Iterator[tuple[str, Any, str]]:
@@ -165,11 +165,10 @@ def _read_structure(value: str) -> Any:
 
 def _list_leaves(structure: Any) -> list[Any]:
     """Collect the values in maps and lists; what somebody left out, as in `{a}`, is `None`."""
-    if isinstance(structure, dict):
-        return [leaf for value in structure.values() for leaf in _list_leaves(value)]
-    if isinstance(structure, list):
-        return [leaf for value in structure for leaf in _list_leaves(value)]
-    return [structure]
+    parts = structure.values() if isinstance(structure, dict) else structure
+    return (
+        [leaf for part in parts for leaf in _list_leaves(part)] if isinstance(structure, dict | list) else [structure]
+    )
 
 
 def _open_brackets(text: str) -> list[str]:

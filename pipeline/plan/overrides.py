@@ -35,7 +35,7 @@ def list_combinations(overrides: Sequence[Override]) -> list[list[str]]:
             texts = list(override.sweep_string_iterator())
             values[key] = [f"{key}={text}" for text in (texts[:1] if set(texts) == {"null"} else texts)]
         else:
-            raise ConfigError(f"{override.input_line}: no single values; write A,B or range(START,STOP,STEP)")
+            raise ConfigError(f"{override.input_line} has no single values; write A,B or range(START,STOP,STEP)")
     return [list(combination) for combination in itertools.product(*values.values())]
 
 
@@ -48,7 +48,7 @@ def refuse_integers(words: Iterable[str], config: DictConfig) -> None:
         key, _, text = word.partition("=")
         numbers = [part for part in text.split(",") if _INTEGER.fullmatch(part) and int(part) not in (0, 1)]
         if numbers and isinstance(OmegaConf.select(config, user_command.place_of(key)), bool):
-            raise ConfigError(f"{key}={numbers[0]}: the value must be true or false")
+            raise ConfigError(f"{key}={numbers[0]} must be true or false")
 
 
 def set_values(overrides: Sequence[Override], config: DictConfig) -> None:
@@ -70,7 +70,7 @@ def set_values(overrides: Sequence[Override], config: DictConfig) -> None:
 def _set_value(override: Override, config: DictConfig) -> None:
     key, value = override.key_or_group, override.value()
     if override.package is not None:
-        raise ConfigCompositionException(f"{override.input_line} chooses of a group, and there is none called {key}")
+        raise ConfigCompositionException(f"{override.input_line} names the group {key}, which does not exist")
     if override.is_delete():
         _delete(key, value, config)
         return

@@ -71,11 +71,11 @@ def select_named(groups: Sequence[Group], names: Sequence[str] | None) -> list[G
         return list(groups)
     known = list(dict.fromkeys(group.name for group in groups))
     if not names:
-        raise ConfigError(f"only=[]: name at least one group, as in only=[{known[0]}]")
+        raise ConfigError(f"only=[] names no group; name one, as in only=[{known[0]}]")
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[:3]
-            raise ConfigError(f"only={name}: the plan has no group of that name; the nearest are {', '.join(near)}")
+            raise ConfigError(f"only={name} is not a group of the plan; the nearest are {', '.join(near)}")
     chosen = [(_list_digests(group), group.shared_settings) for group in groups if group.name in names]
 
     def is_baseline(group: Group) -> bool:
@@ -98,5 +98,5 @@ def _refuse_same_digest(group: Group, again: Group) -> None:
     if differing := [words.get(name, name) for name in names if getattr(group, name) != getattr(again, name)]:
         raise ConfigError(
             f"two combinations of the sweep ({name_groups([group])[0].name}) differ only in {' and '.join(differing)}; "
-            "run two studies, each with a tracking.experiment=NAME of its own"
+            "run two studies, each with its own tracking.experiment=NAME"
         )

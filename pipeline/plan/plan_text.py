@@ -69,9 +69,9 @@ def list_commands(plan: Plan) -> list[str]:
     """Format the commands that change settings of a GPU, once for all groups that use the same."""
     lines = []
     for commands, numbers in _sort_by_commands(plan).items():
-        lines.append(f"settings of the GPU are changed, and put back, by group {', '.join(map(str, numbers))}:")
+        lines.append(f"GPU settings are changed and restored by group {', '.join(map(str, numbers))}:")
         lines += [f"    {shlex.join(command)}" for command in (*commands.do, *commands.undo)]
-    return lines or ["no command changes the settings of a GPU"]
+    return lines or ["no GPU settings are changed"]
 
 
 def _sort_by_commands(plan: Plan) -> dict[Commands, list[int]]:

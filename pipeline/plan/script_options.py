@@ -32,22 +32,18 @@ class ScriptConfig(WorkloadConfig):
     name: str = ""
     runner: str | None = "workloads/script.py"
     ends_by_itself: bool = True
-    run_in: RunIn = explain("where each job starts: the directory of the call, or its output folder", RunIn.caller)
-    metric: str | None = explain(
-        "metric by which it logs its samples/s (or its `unit`/s), through MLflow or in TensorBoard files", None
-    )
+    run_in: RunIn = explain("directory of each job: that of the call, or its output folder", RunIn.caller)
+    metric: str | None = explain("metric with its samples/s (or `unit`/s) in MLflow or TensorBoard files", None)
     metric_pattern: str | None = explain(
-        "regular expression for lines of its output that say its samples/s; its one group is the number", None
+        "regular expression for output lines with its samples/s; its one group is the number", None
     )
     metric_unit: str | None = explain(
-        "what that number is in (`k`, `per_min`, `s_per_step`, ...), where neither the line nor the name of the metric "
-        "says it ([units](workloads.md#samples-per-second))",
+        "unit of that number (`k`, `per_min`, `s_per_step`, ...), if line and metric do not name it "
+        "([units](workloads.md#samples-per-second))",
         None,
     )
-    decimal_mark: DecimalMark | None = explain(
-        "what separates the decimals of numbers in its output; `null` if they say it themselves", None
-    )
-    samples: int | None = explain("samples, or what its `unit` says, that a whole run works off", None)
+    decimal_mark: DecimalMark | None = explain("decimal mark of numbers in its output; `null`: detect it", None)
+    samples: int | None = explain("samples (or work in its `unit`) of a whole run", None)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -85,17 +81,14 @@ class ScriptConfig(WorkloadConfig):
     def window_notes(self, window: Window) -> list[str]:
         """Note arguments that were likely meant for the study, and stand behind the two dashes."""
         meant = [word for word in self.argument_words() if user_command.sets(word, user_command.OF_THE_STUDY)]
-        return [
-            f"{word} goes to {self.name}, as it stands after --; the study takes what stands before" for word in meant
-        ]
+        return [f"{word} is passed to {self.name}; put settings of the study before --" for word in meant]
 
     def check(self, device: Any) -> None:
         sources = [key for key in ("samples", "metric", "metric_pattern") if getattr(self, key) is not None]
         if len(sources) > 1:
-            raise ValueError(f"{' and '.join(sources)} are different sources of one rate; give one of them")
+            raise ValueError(f"{' and '.join(sources)} both set the rate; remove one")
         if self.samples is not None and self.samples < 1:
-            work = work_units.format_unit(self.unit)
-            raise ValueError(f"samples={self.samples} must be at least 1: the {work} of a whole run")
+            raise ValueError(f"samples={self.samples} must be at least 1")
         self._check_metric_unit()
         if self.metric is not None and not self.metric.strip():
             raise ValueError("metric is empty; give the name of a metric that the script logs")
@@ -103,23 +96,25 @@ class ScriptConfig(WorkloadConfig):
             try:
                 num_groups = re.compile(self.metric_pattern).groups
             except re.error as error:
-                raise ValueError(f"metric_pattern={self.metric_pattern} is no regular expression: {error}") from error
+                raise ValueError(
+                    f"metric_pattern={self.metric_pattern} is not a regular expression: {error}"
+                ) from error
             if num_groups != 1:
                 raise ValueError(
                     f"metric_pattern={self.metric_pattern} has {num_groups} groups; put one pair of parentheses around "
-                    f"the number, as in '([0-9.]+) {work_units.per_second(self.unit)}', and write (?:...) for others"
+                    f"the number, as in '([0-9.]+) {work_units.per_second(self.unit)}', and (?:...) elsewhere"
                 )
 
     def _check_metric_unit(self) -> None:
         for key in ("metric_unit", "decimal_mark"):
             names = ("metric", "metric_pattern") if key == "metric_unit" else ("metric_pattern",)
             if getattr(self, key) is not None and all(getattr(self, name) is None for name in names):
-                raise ValueError(f"{key} says how {' or '.join(names)} is read; give {' or '.join(names)} as well")
+                raise ValueError(f"{key} has no effect without {' or '.join(names)}; add {' or '.join(names)}")
         if self.metric_unit is None:
             return
         unit = self._metric_unit()
         if unit is None:
-            raise ValueError(f"metric_unit={self.metric_unit} is no unit; {metric_unit.FORMS}")
+            raise ValueError(f"metric_unit={self.metric_unit} is not a unit; {metric_unit.FORMS}")
         if not unit.counts(self.unit):
             raise ValueError(
                 f"metric_unit={self.metric_unit} is the time of {work_units.format_unit(unit.work)}, not of "

@@ -33,7 +33,7 @@ def list_notes(service: Any, window: Window) -> list[str]:
         )
     if count < (least := service_figures.min_requests(99)):
         enough = _suggest_window(rate_per_s, window, least)
-        return [f"no p99, which needs {least} requests: the window holds {held}; {enough}"]
+        return [f"no p99: it needs {least} requests, and the window holds {held}; {enough}"]
     return []
 
 

@@ -1,4 +1,4 @@
-"""Checks of settings before anything is touched. Pure: they look at values, not at the machine."""
+"""Checks of settings before anything is touched; they look at values, not at the machine."""
 
 from __future__ import annotations
 
@@ -34,19 +34,16 @@ _MAX_INTERVAL_MS = 86_400_000
 def refuse_settings(config: Config) -> None:
     """Refuse numbers that no study can run with, by a ConfigError."""
     if config.dry_run not in (True, False, JSON):
-        raise ConfigError(f"dry_run={config.dry_run}: must be true, false or {JSON}")
+        raise ConfigError(f"dry_run={config.dry_run} must be true, false or {JSON}")
     for key, most in _MOST.items():
         value = operator.attrgetter(key)(config)
         if value is None:
             continue
-        if key in _MAY_BE_0 and not 0 <= value < math.inf:
-            least = "must not be negative" if isinstance(value, int) else "must be at least 0, and finite"
-            raise ConfigError(f"{key}={value}: {least}")
-        if key not in _MAY_BE_0 and not 0 < value < math.inf:
-            least = "at least 1" if isinstance(value, int) else "greater than 0, and finite"
-            raise ConfigError(f"{key}={value}: must be {least}")
+        least = "at least 0" if key in _MAY_BE_0 else "at least 1" if isinstance(value, int) else "greater than 0"
+        if not 0 <= value < math.inf or (value == 0 and key not in _MAY_BE_0):
+            raise ConfigError(f"{key}={value} must be {least}{'' if isinstance(value, int) else ', and finite'}")
         if value > most:
-            raise ConfigError(f"{key}={value}: must not be greater than {most}")
+            raise ConfigError(f"{key}={value} must be at most {most}")
     expand_path("gpu.lock_dir", config.gpu.lock_dir)
     _refuse_tracking(config.tracking)
     _refuse_listeners(config.listeners)
@@ -56,51 +53,47 @@ def refuse_settings(config: Config) -> None:
         default = GpuConfig()
         for key in ("model", "job_memory_mib", "driver", "count", "machine"):
             if (value := getattr(config.gpu, key)) != getattr(default, key):
-                raise ConfigError(f"gpu.{key}={value} is for simulated GPUs: choose one, as gpu=simulated_a100_40gb")
+                raise ConfigError(
+                    f"gpu.{key}={value} is for simulated GPUs; choose one, such as gpu=simulated_a100_40gb"
+                )
 
 
 def _refuse_listeners(listeners: Mapping[str, ListenerConfig]) -> None:
     for name, listener in listeners.items():
-        if listener.interval_ms < MIN_INTERVAL_MS:
+        if not MIN_INTERVAL_MS <= listener.interval_ms <= _MAX_INTERVAL_MS:
             raise ConfigError(
-                f"listeners.{name}.interval_ms={listener.interval_ms}: the shortest interval is {MIN_INTERVAL_MS} ms, "
-                "because sampling faster would disturb what is measured"
-            )
-        if listener.interval_ms > _MAX_INTERVAL_MS:
-            raise ConfigError(
-                f"listeners.{name}.interval_ms={listener.interval_ms}: the longest interval is {_MAX_INTERVAL_MS} ms"
+                f"listeners.{name}.interval_ms={listener.interval_ms} must be from {MIN_INTERVAL_MS} (sampling faster "
+                f"would disturb the jobs) to {_MAX_INTERVAL_MS}"
             )
 
 
 def _refuse_tracking(config: TrackingConfig) -> None:
     if not config.root.strip():
-        raise ConfigError("tracking.root is empty: give the folder of the store and of the spool")
+        raise ConfigError("tracking.root is empty; name the folder of the store and the spool")
     if config.uri is None and (odd := {"?", "%"} & set(str(expand_path("tracking.root", config.root).absolute()))):
         raise ConfigError(
-            f"tracking.root={config.root}: the path of a store must not have {' or '.join(sorted(odd))} in it, which "
-            "MLflow would not read as part of a name; choose another folder"
+            f"tracking.root={config.root} has a path with {' and '.join(sorted(odd))}, which MLflow cannot read; "
+            "choose another folder"
         )
     if (
         config.uri is None
         and escape_to_utf8(folder := str(expand_path("tracking.root", config.root).resolve())) != folder
     ):
         raise ConfigError(
-            f"tracking.root={config.root}: {folder} is not UTF-8, and so no store of MLflow; "
-            "choose another folder, such as tracking.root=/tmp/mlruns"
+            f"tracking.root={config.root} has a path that is not UTF-8, {folder}; choose another folder, such as "
+            "tracking.root=/tmp/mlruns"
         )
     if not config.experiment.strip():
-        raise ConfigError("tracking.experiment is empty: name the MLflow experiment for the results")
+        raise ConfigError("tracking.experiment is empty; name the MLflow experiment for the results")
     if len(os.fsencode(config.experiment)) > MAX_NAME_BYTES:  # its artifacts are in a folder of its name
-        raise ConfigError(f"tracking.experiment={config.experiment}: must not be longer than {MAX_NAME_BYTES} bytes")
+        raise ConfigError(f"tracking.experiment={config.experiment} must have at most {MAX_NAME_BYTES} bytes")
 
 
 def _refuse_rehearsal(config: Config) -> None:
     if config.gpu.job_memory_mib < 1:
-        raise ConfigError(f"gpu.job_memory_mib={config.gpu.job_memory_mib}: must be at least 1")
+        raise ConfigError(f"gpu.job_memory_mib={config.gpu.job_memory_mib} must be at least 1")
     programs = {f"listeners.{name}.options.program": e.options.get("program") for name, e in config.listeners.items()}
     programs |= {f"scenario.{key}": value for key, value in vars(config.scenario).items() if is_program(key)}
     for key, program in programs.items():
         if program is not None:
-            raise ConfigError(
-                f"{key}={program}: a simulated GPU has its own programs and never uses another; leave it out"
-            )
+            raise ConfigError(f"{key}={program} cannot be used with a simulated GPU; remove it")

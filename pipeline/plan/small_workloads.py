@@ -33,7 +33,7 @@ def make_small(config: DictConfig, fixed: Collection[str], replacements: Mapping
         try:
             workload = OmegaConf.to_object(node)
         except MissingMandatoryValue as error:
-            raise ConfigError(f"{error.full_key} is missing; give it as {error.full_key}=VALUE") from error
+            raise ConfigError(f"{error.full_key} is missing; set {error.full_key}=VALUE") from error
         except OmegaConfBaseException as error:
             raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
         assert isinstance(workload, WorkloadConfig)
@@ -57,7 +57,7 @@ def _shrink(workload: WorkloadConfig) -> WorkloadConfig:
     with workload.hook("small"):
         options = workload.small()
         if not dataclasses.is_dataclass(options) or isinstance(options, type):
-            raise ValueError(f"small returns {options!r}, which is no workload; return replace(self, KEY=VALUE)")
+            raise ValueError(f"small returns {options!r}, not a workload; return replace(self, KEY=VALUE)")
         small = option_loader.join(options)
         try:
             OmegaConf.structured(small)

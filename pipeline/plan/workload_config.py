@@ -56,7 +56,7 @@ def explain(help: str, default: Any = dataclasses.MISSING) -> Any:
 class WorkloadConfig:
     """A program. An option class adds keys, which become command-line flags (`batch_size` -> `--batch-size`).
 
-    A program that can be told to stop also gets `--seed`, `--device` and `--epochs` (0: until told to stop).
+    A program that can be stopped also gets `--seed`, `--device` and `--epochs` (0: until told to stop).
 
     Attributes:
         NODE: what the YAML files extend it by.
@@ -67,36 +67,35 @@ class WorkloadConfig:
     may_lack_packages: ClassVar[bool] = False
 
     name: str = explain("name in tables and MLflow; that of its file for `script`", MISSING)
-    options: str | None = explain("class of its options; set by `workload=`", None)
+    options: str | None = explain("option class; set by `workload=`", None)
     script: str = explain(
-        "script, relative to the working directory or to the project; for `script` also a program of the environment "
-        "or on PATH",
+        "script, relative to the working directory or the project; for `script` also a program of the environment or "
+        "on PATH",
         MISSING,
     )
     args: Any = explain(
-        "further arguments: a text is split as by a shell; verbatim but for [`{output_dir}`, `{job}` and "
-        "`{degree}`](workloads.md#a-folder-for-each-job)",
+        "further arguments: a list, or a text in shell syntax; [`{output_dir}`, `{job}` and `{degree}`]"
+        "(workloads.md#a-folder-for-each-job) are filled in",
         [],
     )
     flags: dict[str, Any] = explain(
-        "further flags, after the arguments: `workload.flags.NAME=VALUE` becomes `--NAME VALUE`, for true the flag "
-        "alone, for false or null nothing, for a list several values",
+        "further flags: `workload.flags.NAME=VALUE` becomes `--NAME VALUE`; true: the flag alone; false or null: "
+        "nothing; a list: several values",
         {},
     )
     runner: str | None = explain(
-        "script that starts the program and speaks the job protocol for it; `null` if the program does", None
+        "script that starts the program and uses the job protocol for it; `null` if the program uses it", None
     )
-    ends_by_itself: bool = explain("the program cannot be told to stop, so its group uses the `work` window", False)
+    ends_by_itself: bool = explain("the program cannot be stopped, so its group uses the `work` window", False)
     environ: dict[str, str] = explain(
-        "further environment variables: `workload.environ.NAME=VALUE`; what looks like a secret is not recorded "
-        "([tracking.md](tracking.md#secrets))",
+        "further environment variables: `workload.environ.NAME=VALUE`; [secrets](tracking.md#secrets) are not recorded",
         {},
     )
     unit: str = explain(
-        "what its work is counted in, such as `sequences`; [metrics](method.md#units) are named after it",
+        "work unit, such as `sequences`; [metrics](method.md#units) are named after it",
         work_units.SAMPLES,
     )
-    preload: str | None = explain("module to import for a warm start; `null` starts each job from nothing", None)
+    preload: str | None = explain("module to import for a [warm start](warm_start.md); `null`: no warm start", None)
     env_file: str | None = explain("environment file of these jobs, instead of `env.file`", None)
     env_prefix: str | None = explain("environment of these jobs, instead of `env.prefix`", None)
 
@@ -131,10 +130,7 @@ class WorkloadConfig:
 
     def describe_lack(self, package: str, python: str) -> str:
         """Say that the environment of an interpreter lacks a package, and what to do about it."""
-        return (
-            f"its options take {package}, which the environment of {python} lacks; install it there, or choose "
-            "another option"
-        )
+        return f"{package} is not installed in the environment of {python}; install it, or choose another option"
 
     def input_files(self) -> Mapping[str, str]:
         """Return files whose content belongs to the program, each with the key that names it."""
@@ -176,7 +172,7 @@ class WorkloadConfig:
         options = {option.name: option for option in self.option_fields() if option.metadata.get("is_flag", True)}
         for key in derived:
             if key not in options:
-                raise self._refused(f"derive_values returns {key}, which is no option of the program; add the field")
+                raise self._refused(f"derive_values returns {key}, which is not an option; add the field")
             try:
                 derived[key] = option_values.convert(type(self), key, derived[key])
             except OmegaConfBaseException as error:
@@ -246,7 +242,7 @@ class WorkloadConfig:
         flags = {word.partition("=")[0] for word in (*arguments, *words) if word.startswith("--")}
         for name, value in self.flag_values().items():
             if f"--{name}" in flags:
-                raise self._refused(f"--{name} is given twice: as flags.{name}={value} and among the other arguments")
+                raise self._refused(f"--{name} is given twice; remove flags.{name}={value} or the argument")
             if value is not False and value != []:
                 several = value if isinstance(value, list) else [] if value is True else [value]
                 words += [f"--{name}", *map(_word, several)]
@@ -259,7 +255,7 @@ class WorkloadConfig:
     def _flattened(self, flags: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
         for key, value in flags.items():
             if not key or key.startswith("-"):
-                raise self._refused(f"flags.{where}{key}: name a flag without its dashes")
+                raise self._refused(f"flags.{where}{key} is not the name of a flag; write it without dashes")
             if isinstance(value, Mapping):
                 yield from self._flattened(value, f"{where}{key}.")
             elif value is not None:
@@ -272,7 +268,7 @@ class WorkloadConfig:
         try:
             return [] if self.args is None else shlex.split(str(self.args))
         except ValueError as error:
-            raise self._refused(f"args={self.args} cannot be split as a shell would: {error}") from error
+            raise self._refused(f"args={self.args} cannot be split into words: {error}") from error
 
     def refuse_wrong(self, device: Device, *, device_was_chosen: bool) -> None:
         """Refuse with `ConfigError` what cannot run on the device, and settings that exclude each other.
@@ -281,9 +277,7 @@ class WorkloadConfig:
         """
         for key in self.environ:
             if key in _OURS or key.startswith(_OUR_PREFIX):
-                raise self._refused(
-                    f"environ.{key} is set by the orchestrator, for the device and the group of a job; remove it"
-                )
+                raise self._refused(f"environ.{key} is reserved for the orchestrator; remove it")
         if not re.fullmatch(work_units.PATTERN, self.unit, re.ASCII):
             raise self._refused(
                 f"unit={self.unit} must be a plural of letters, digits and underscores, such as sequences: it is part "

@@ -246,7 +246,7 @@ def test_devices_without_brackets_are_refused(start):
     process = start("hydra/launcher=gpus", "hydra.launcher.devices=0,1")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 2, err
-    assert "in brackets: 'hydra.launcher.devices=[0,1]'" in err
+    assert "write a list as 'hydra.launcher.devices=[0,1]'" in err
 
 
 def test_a_single_configuration_has_nothing_to_hand_out(run_one):

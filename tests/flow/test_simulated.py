@@ -213,7 +213,7 @@ def test_mps_that_fails_is_a_row_that_says_why(rehearse, tmp_path, fault, words)
 def test_more_memory_than_mps_allows_is_a_row_oom(rehearse):
     done = rehearse(*TOY, "baseline=never", *SHORT, "scenario=mps", "scenario.pinned_mem_limit=256M")
     assert done.status == 0, done.err
-    assert "512 MiB are over the MPS limit of 256 MiB" in done.out
+    assert "512 MiB exceed the MPS limit of 256 MiB" in done.out
     ((group, _),) = done.groups
     assert group.data.tags["collocation.result"] == "oom"
 
@@ -224,11 +224,11 @@ def test_a_dry_run_prints_the_commands_that_change_the_gpu(rehearse):
         "-m", "scenario=naive,mps,mig", "degree=2", "dry_run=true", "gpu.exclusive_process=false"
     )
     assert status == 0, err
-    _, _, commands = out.partition("settings of the GPU are changed, and put back, by group ")
+    _, _, commands = out.partition("GPU settings are changed and restored by group ")
     words = [line.split()[1:] for line in commands.splitlines()[1:] if line.startswith("    ")]
     assert [line[0] for line in words] == ["-i", "mig", "mig", "mig", "mig", "mig", "mig", "-i"]
     status, out, _ = rehearse("scenario=naive", "dry_run=true")
-    assert "no command changes the settings of a GPU" in out
+    assert "no GPU settings are changed" in out
     status, out, _ = rehearse("scenario=mps", "gpu.exclusive_process=true", "dry_run=true")
     words = [line.split()[3:] for line in out.splitlines() if line.startswith("    ") and " -c " in line]
     assert words == [["-c", "EXCLUSIVE_PROCESS"], ["-c", "DEFAULT"]]
@@ -388,7 +388,7 @@ def test_a_machine_with_several_gpus_has_one_chosen_by_index_or_uuid(temporary):
         assert [device.uuid in line for device, line in zip(devices, listed.stdout.splitlines(), strict=True)]
         for wrong in ("2", devices[2].uuid, "GPU-", ""):
             (config,) = configs("a100_40gb", device=wrong)
-            with pytest.raises(ConfigError, match=r"gpu\.count=NUMBER makes a machine with more"):
+            with pytest.raises(ConfigError, match=r"gpu\.count=NUMBER simulates more"):
                 simulated.find_device(config.gpu)
     with pytest.raises(ConfigError, match=r"gpu\.count=0"), rehearsal.prepare_machine(configs("a100_40gb", count=0)):
         pass
@@ -457,20 +457,20 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
         pass
     with (
         rehearsal.prepare_machine([h100]) as simulated,
-        pytest.raises(ConfigError, match="has 0 h100_80gb, not 1; it was made with a100_40gb"),
+        pytest.raises(ConfigError, match=r"has 0 h100_80gb, not 1; set .* its GPUs \(a100_40gb\)"),
     ):
         simulated.find_device(h100.gpu)
     with (
-        pytest.raises(ConfigError, match=r"gpu.machine .* cannot be swept"),
+        pytest.raises(ConfigError, match=r"gpu\.machine cannot be swept"),
         rehearsal.prepare_machine([a100, *configs("a100_40gb")]),
     ):
         pass
     newer = dataclasses.replace(a100, gpu=dataclasses.replace(a100.gpu, driver="590"))
     unknown = dataclasses.replace(a100, gpu=dataclasses.replace(a100.gpu, driver="470"))
     for asked, words in (
-        ([newer], "kept.json was made with driver 580, not gpu.driver=590"),
+        ([newer], "kept.json has driver 580, not gpu.driver=590"),
         ([a100, newer], r"gpu.driver .* cannot be swept"),
-        ([unknown], "gpu.driver=470: a simulated machine has one of 535, 550, 570, 580, 590, 615"),
+        ([unknown], "gpu.driver=470 must be one of 535, 550, 570, 580, 590, 615"),
     ):
         with pytest.raises(ConfigError, match=words), rehearsal.prepare_machine(asked):
             pass
@@ -607,9 +607,9 @@ def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temp
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["scenario=mps", "scenario.program=/usr/bin/nvidia-cuda-mps-control"], "has its own programs"),
+        (["scenario=mps", "scenario.program=/usr/bin/nvidia-cuda-mps-control"], "cannot be used with a simulated GPU"),
         (["gpu.job_memory_mib=0"], "at least 1"),
-        (["+listeners.smi.options.program=/usr/bin/nvidia-smi"], "has its own programs"),
+        (["+listeners.smi.options.program=/usr/bin/nvidia-smi"], "cannot be used with a simulated GPU"),
         (["workload.step_mode=cuda_graph"], "this runs on a simulated NVIDIA H100"),
     ],
 )

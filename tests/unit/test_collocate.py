@@ -98,14 +98,14 @@ def test_a_clone_is_used_from_elsewhere_by_its_path(mine):
 def test_a_program_that_is_not_there_is_refused_in_one_line(site, mine):
     done = collocate(site, mine, "runn")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: collocate runn: there is no such program; there are run, report, ")
+    assert done.stderr.startswith("error: collocate has no program runn; choose one of run, report, ")
     assert done.stderr.count("\n") == 1
 
 
 def test_what_is_wrong_on_the_command_line_is_said_in_its_words(site, mine):
     done = collocate(site, mine, "run", "limits=3")
     assert done.returncode == 2
-    assert done.stderr.endswith("limits.NAME=VALUE; collocate run --help-keys limits prints them\n")
+    assert done.stderr.endswith("limits.NAME=VALUE (collocate run --help-keys limits lists the names)\n")
 
 
 @pytest.mark.sampled(2)

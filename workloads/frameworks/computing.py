@@ -5,6 +5,7 @@ Without a GPU, or with a simulated one, a framework uses the CPU if it can.
 
 from __future__ import annotations
 
+import importlib
 import operator
 import os
 import uuid
@@ -70,12 +71,18 @@ class Computing(Framework):
         for name, setting in _MODEST.items():
             os.environ.setdefault(name, setting)
         with require_module(self.module):
-            self.its = self.load()
+            self.its: Any = importlib.import_module(self.module)
         self.version = str(self.its.__version__)
 
-    @abstractmethod
-    def load(self) -> Any:
-        """Import and return its module."""
+    def why_no_gpu(self) -> str:
+        try:
+            self.begin_gpu()
+        except (RuntimeError, AssertionError) as error:
+            return str(error)
+        return ""
+
+    def begin_gpu(self) -> None:
+        """Raise what the framework raises where it has no GPU, if it does."""
 
 
 @contextmanager
@@ -94,23 +101,14 @@ class Torch(Computing):
 
     module = "torch"
 
-    def load(self) -> Any:
-        import torch
-
-        return torch
-
     def devices(self) -> Sequence[Seen]:
         gpus = [self.its.cuda.get_device_properties(i) for i in range(self.its.cuda.device_count())]
         return [Seen(GPU, gpu.name, _text(getattr(gpu, "uuid", None)), _mib(gpu.total_memory)) for gpu in gpus] or [
             Seen(CPU, "CPU")
         ]
 
-    def why_no_gpu(self) -> str:
-        try:
-            self.its.cuda.init()
-        except (RuntimeError, AssertionError) as error:
-            return str(error)
-        return ""
+    def begin_gpu(self) -> None:
+        self.its.cuda.init()
 
     def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
         device = f"cuda:{position}" if self.its.cuda.device_count() else "cpu"
@@ -124,11 +122,6 @@ class Jax(Computing):
 
     module = "jax"
 
-    def load(self) -> Any:
-        import jax
-
-        return jax
-
     def devices(self) -> Sequence[Seen]:
         # The default backend, which is the GPU backend if JAX has one.
         devices = []
@@ -138,12 +131,8 @@ class Jax(Computing):
             devices.append(Seen(kind, "CPU" if kind == CPU else device.device_kind, None, _mib(memory)))
         return devices
 
-    def why_no_gpu(self) -> str:
-        try:
-            self.its.devices("gpu")
-        except RuntimeError as error:
-            return str(error)
-        return ""
+    def begin_gpu(self) -> None:
+        self.its.devices("gpu")
 
     def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
         numpy = self.its.numpy
@@ -157,11 +146,6 @@ class Cupy(Computing):
 
     module = "cupy"
 
-    def load(self) -> Any:
-        import cupy
-
-        return cupy
-
     def devices(self) -> Sequence[Seen]:
         try:
             count = self.its.cuda.runtime.getDeviceCount()
@@ -170,12 +154,8 @@ class Cupy(Computing):
         gpus = [self.its.cuda.runtime.getDeviceProperties(i) for i in range(count)]
         return [Seen(GPU, gpu["name"].decode(), _text(gpu.get("uuid")), _mib(gpu["totalGlobalMem"])) for gpu in gpus]
 
-    def why_no_gpu(self) -> str:
-        try:
-            self.its.cuda.runtime.getDeviceCount()
-        except self.its.cuda.runtime.CUDARuntimeError as error:
-            return str(error)
-        return ""
+    def begin_gpu(self) -> None:
+        self.its.cuda.runtime.getDeviceCount()
 
     def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
         with self.its.cuda.Device(position):
@@ -187,11 +167,6 @@ class Tensorflow(Computing):
     """TensorFlow. Why it has no GPU is in its stderr only; the memory size of a GPU is never reported."""
 
     module = "tensorflow"
-
-    def load(self) -> Any:
-        import tensorflow
-
-        return tensorflow
 
     def __init__(self) -> None:
         super().__init__()
@@ -217,11 +192,6 @@ class Paddle(Computing):
     """PaddlePaddle."""
 
     module = "paddle"
-
-    def load(self) -> Any:
-        import paddle
-
-        return paddle
 
     def devices(self) -> Sequence[Seen]:
         cuda = self.its.device.cuda

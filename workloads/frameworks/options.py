@@ -23,17 +23,17 @@ _PACKAGES = {
 
 @dataclass(kw_only=True)
 class Framework:
-    """Ask a framework what devices it sees, and compute on each."""
+    """List the devices that a framework sees, and compute on each."""
 
     script = "workloads/framework.py"
     unit = "products"
     ends_by_itself = True
     may_lack_packages = True
 
-    # A string, not an enumeration, so that an environment file can have its name.
-    framework: str = option(choices=tuple(_PACKAGES), help="what is asked for its devices; its name follows")
-    rows: int = option(128, least=1, help="rows of the factors of the product that it computes")
-    rounds: int = option(10, least=1, help="products on each device while the other jobs of the group compute theirs")
+    # A text and no enumeration, so that a file of environments can be named after it.
+    framework: str = option(choices=tuple(_PACKAGES), help="framework to probe; decides the name")
+    rows: int = option(128, least=1, help="rows of the matrices it multiplies")
+    rounds: int = option(10, least=1, help="products on each device while other jobs compute")
 
     def derive_name(self) -> str:
         return f"framework_{self.framework}"

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import tempfile
 import threading
 import urllib.error
@@ -19,6 +18,7 @@ from typing import Any
 
 from workloads.frameworks.computing import GPU, Framework, Seen, Torch, require_module
 from workloads.frameworks.task import Matrix
+from workloads.program import find_free_port
 
 _LIMIT_S = 120.0
 # Ray then does not send usage statistics, and waits for its own processes on a busy host.
@@ -98,7 +98,7 @@ class RayServe(Framework):
         num_gpus = sum(device.kind == GPU for device in torch.devices())
         # Ray's socket paths must be short.
         self._folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-        self._port = _find_free_port()
+        self._port = find_free_port()
         try:
             self._ray.init(
                 address="local",
@@ -144,14 +144,14 @@ class TritonServer(Serving):
             import pytriton
             from pytriton import client, triton
             from pytriton import model_config as model
-        self._client, self._numpy, self._port = client, numpy, _find_free_port()
+        self._client, self._numpy, self._port = client, numpy, find_free_port()
         self.version = f"PyTriton {pytriton.__version__}, PyTorch {self.torch.version}"
         ports = triton.TritonConfig(
             http_address="127.0.0.1",
             http_port=self._port,
             grpc_address="127.0.0.1",
-            grpc_port=_find_free_port(),
-            metrics_port=_find_free_port(),
+            grpc_port=find_free_port(),
+            metrics_port=find_free_port(),
         )
         self._triton = triton.Triton(config=ports)
 
@@ -187,15 +187,7 @@ class TritonServer(Serving):
         self._triton.stop()
 
 
-def _find_free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
-
-
 def _post(port: int, path: str, body: object = None) -> Any:
-    """Return the answer to a request; raise `RuntimeError` with the error text of the server."""
     data = b"" if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=data)
     try:

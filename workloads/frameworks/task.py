@@ -39,7 +39,7 @@ class Task:
     def describe_difference(self, product: Matrix, total: float) -> str:
         """Describe how an answer differs from the CPU's result; return an empty string if it does not."""
         if [len(row) for row in product] != [len(row) for row in self.product]:
-            return f"the product has {len(product)} rows, and not {len(self.product)} of as many columns"
+            return f"the product has {len(product)} rows, not {len(self.product)} of as many columns"
         pairs = list(zip(chain.from_iterable(product), chain.from_iterable(self.product), strict=True))
         wrong = [(element, expected) for element, expected in pairs if element != expected]
         if wrong:

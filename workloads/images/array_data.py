@@ -123,7 +123,6 @@ class LoaderBatches(Loader):
 
 
 def _noise(count: int, px: int, seed: int) -> Tensor:
-    """Return random bytes [count, 3, px, px], the same for equal seeds."""
     return torch.randint(256, (count, 3, px, px), dtype=torch.uint8, generator=generator(seed, 0))
 
 

@@ -149,7 +149,7 @@ def _sync(file: BinaryIO) -> None:
 def _require(files: list[Path], layout: str) -> None:
     missing = [str(file) for file in files if not file.is_file()]
     if missing:
-        raise FileNotFoundError(f"{', '.join(missing)} not found; {layout}")
+        raise FileNotFoundError(f"{', '.join(missing)} do not exist; {layout}")
 
 
 def _read_batch(path: Path, *, px: int, first_label: int) -> ImageArrays:

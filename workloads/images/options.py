@@ -33,28 +33,29 @@ class TrainTimm(Training):
     cache_root: str | None = option(
         None,
         path=PLACE,
-        help="folder of converted data sets (the data set's own if not given) and made-up files (one in the user's "
-        "cache if not given)",
+        help="folder of converted data sets (default: beside the data set) and synthetic files (default: the user's "
+        "cache)",
     )
     image_px: int = option(
         least=1,
-        help="pixels of a side; smaller images are scaled up on the device, image files are cut to it by the loader",
+        help="pixels of a side; the device scales smaller images up, the loader crops image files",
     )
     num_classes: int = option(least=1, help="number of classes")
     samples: int | None = option(
         None,
         least=1,
-        help="training samples of an epoch of synthetic data; as many as the real data set has if not given",
+        help="training samples of an epoch of synthetic data; those of the real data set if not given",
     )
     recipe: Recipe = option(
-        Recipe.plain, help="loss, optimiser, learning rate, reading of the loss ([workloads.md](workloads.md#recipes))"
+        Recipe.plain,
+        help="loss, optimiser, learning rate and when the loss is read ([workloads.md](workloads.md#recipes))",
     )
-    learning_rate: float | None = option(None, help="learning rate of the first epoch; the recipe's own if not given")
-    channels_last: bool = option(True, help="memory layout of images")
+    learning_rate: float | None = option(None, help="learning rate of the first epoch; from the recipe if not given")
+    channels_last: bool = option(True, help="use the channels-last memory format")
     autotune: Autotune = option(
         Autotune.auto,
-        help="when cuDNN tries its algorithms: one job after another, all at once, or not at all; `auto` is `in_turn` "
-        "with `precision=fp32`, else `off` ([method.md](method.md))",
+        help="when cuDNN tunes its algorithms: one job after another, all at once, or never; `auto` is `in_turn` with "
+        "`precision=fp32`, else `off` ([method.md](method.md))",
     )
 
     def derive_values(self) -> Mapping[str, object]:

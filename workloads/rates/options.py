@@ -26,10 +26,10 @@ class Repeating:
 
     preload = "workloads.rates.loop"
 
-    calls: int | None = option(None, least=1, help="calls of the operation in a step; by the operation if not given")
+    calls: int | None = option(None, least=1, help="calls of the operation in a step; depends on it if not given")
     steps: int = option(100, least=1, help="steps of an epoch, in a `work` window")
     warmup_steps: int = option(3, least=0, help="steps before the barrier")
-    threads: int | None = option(None, least=1, help="CPU threads of each job's framework; its own choice if not given")
+    threads: int | None = option(None, least=1, help="CPU threads of each job; chosen by the framework if not given")
 
 
 @dataclass(kw_only=True)
@@ -38,10 +38,10 @@ class Micro(Repeating):
 
     script = "workloads/micro.py"
 
-    operation: Operation = option(help="what `micro` repeats; its name and unit follow")
-    rows: int | None = option(None, least=1, help="rows of the factors of a product; 8192 on a GPU if not given")
+    operation: Operation = option(help="operation that is repeated; decides name and unit")
+    rows: int | None = option(None, least=1, help="rows of the matrices of a product; 8192 on a GPU if not given")
     array_mib: int | None = option(
-        None, least=1, help="MiB of each array that is copied; on a GPU 512, of transfers 128, if not given"
+        None, least=1, help="MiB of each array; if not given 512 on a GPU, 128 for transfers"
     )
 
     def derive_name(self) -> str:
@@ -57,14 +57,14 @@ class Micro(Repeating):
         if self.rows is not None and not name.endswith("_tensor"):
             raise ValueError(f"rows={self.rows} is for products (operation=..._tensor), not for operation={name}")
         if self.rows is not None and self.rows % 16:
-            raise ValueError(f"rows={self.rows} must be a multiple of 16, as products in fp8 demand")
+            raise ValueError(f"rows={self.rows} must be a multiple of 16")
         if self.array_mib is not None and self.derive_unit() != "GB":
             raise ValueError(f"array_mib={self.array_mib} is for copies and transfers, not for operation={name}")
         least, capability = _LEAST_CAPABILITY.get(self.operation, (0, 0)), device.compute_capability
         if capability is not None and capability < least:
             raise ValueError(
-                f"operation={name}: {device.name} has no {name.removesuffix('_tensor')} (compute capability "
-                f"{'.'.join(map(str, capability))}, and {'.'.join(map(str, least))} is needed); choose fp16_tensor"
+                f"operation={name} needs compute capability {'.'.join(map(str, least))}, and {device.name} has "
+                f"{'.'.join(map(str, capability))}; choose fp16_tensor"
             )
 
     def small(self) -> Micro:
@@ -78,8 +78,8 @@ class Particles(Repeating):
     script = "workloads/particles.py"
     unit = "particle_turns"
 
-    dimensions: int = option(6, choices=(4, 6), help="of `particles`: without or with motion along the bunch")
-    precision: TrackingPrecision = option(TrackingPrecision.fp64, help="arithmetic of `particles`")
+    dimensions: int = option(6, choices=(4, 6), help="4: without motion along the bunch; 6: with it")
+    precision: TrackingPrecision = option(TrackingPrecision.fp64, help="arithmetic")
     particles: int | None = option(None, least=1, help="number of particles; 5 million on a GPU if not given")
     turns: int | None = option(None, least=1, help="turns of a call; 100 on a GPU if not given")
 

@@ -75,7 +75,6 @@ class BatchServer:
             self._arrivals.record_failure(request)
 
     def _turn(self, *, is_last: bool = False) -> None:
-        """Issue a batch if allowed; else wait for an answer, else for requests."""
         self._waiting += self._arrivals.take()
         delay_ns = 0 if is_last else self._delay_ns()
         if self._waiting and delay_ns <= 0 and len(self._issued) < self._batching.ahead:
@@ -88,7 +87,6 @@ class BatchServer:
             self._waiting += self._arrivals.take(min(_LOOK_S, delay_ns / 1e9) if self._waiting else _LOOK_S)
 
     def _delay_ns(self) -> int:
-        """Return how long the waiting requests still wait for a fuller batch."""
         if not self._waiting or len(self._waiting) >= self._batching.max_batch or not self._batching.max_delay_ns:
             return 0
         return self._waiting[0].sent_ns + self._batching.max_delay_ns - time.monotonic_ns()

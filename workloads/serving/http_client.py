@@ -180,7 +180,6 @@ class Client:
         self._events.modify(fd, select.EPOLLIN | (select.EPOLLOUT if connection.unsent else 0))
 
     def _connect(self) -> _Connection | None:
-        """Return a new connection; `None` if the system has none left."""
         try:
             connection = self._kind(self._port)
         except OSError:
@@ -205,7 +204,6 @@ class Client:
         return any(descriptor in readable for descriptor in stdin)
 
     def _drop(self, fd: int) -> None:
-        """Forget a connection that the server closed while idle."""
         for connection in [connection for connection in self._free if connection.socket.fileno() == fd]:
             self._free.remove(connection)
             self._close(connection)

@@ -28,26 +28,26 @@ _MOST_IN_A_BATCH, _MOST_TOKENS, _REQUESTS = 64, 64, 200  # limits of a rehearsal
 
 @dataclass(kw_only=True)
 class Service:
-    """Answering requests. A study compares one by its latency where the rate is given."""
+    """Answering requests. With a given rate, a study compares it by its latency."""
 
     unit = "requests"
 
     arrival: Arrival = option(
-        Arrival.closed,
-        help="clients that wait for their answers, or requests at a rate, at random or at equal distances",
+        Arrival.closed, help="arrival process: clients that wait for answers, random arrivals, or equal distances"
     )
-    rate_per_s: float | None = option(None, help="requests a second of each job; required unless `arrival=closed`")
-    outstanding: int = option(1, least=1, help="clients of `arrival=closed`")
+    rate_per_s: float | None = option(
+        None, help="offered load of each job in requests/s; required unless `arrival=closed`"
+    )
+    outstanding: int = option(1, least=1, help="number of clients, with `arrival=closed`")
     requests: int = option(1000, least=1, help="requests of an epoch, in a `work` window")
-    objective_ms: float | None = option(None, is_flag=False, help="latency that counts as good, for the goodput")
+    objective_ms: float | None = option(None, is_flag=False, help="latency objective, for the goodput")
     objective_percentile: float | None = option(
         None,
         is_flag=False,
         choices=(50.0, 95.0, 99.0, 99.9),
-        help="per cent of the requests that are to be answered within `objective_ms`; a window that cannot hold enough "
-        "requests is refused",
+        help="percentile that `objective_ms` applies to; the window must hold enough requests for it",
     )
-    warmup_requests: int = option(20, least=1, help="requests that are answered before the barrier")
+    warmup_requests: int = option(20, least=1, help="requests before the barrier")
 
     def check(self, device: Device) -> None:
         if self.arrival is Arrival.closed:
@@ -56,8 +56,8 @@ class Service:
                     f"rate_per_s={self.rate_per_s:g} needs an arrival process; add arrival=poisson or arrival=constant"
                 )
         elif self.rate_per_s is None or not 0 < self.rate_per_s < math.inf:
-            state = "is not given" if self.rate_per_s is None else f"is {self.rate_per_s:g}"
-            raise ValueError(f"arrival={self.arrival.name} needs a rate above 0, and rate_per_s {state}; set it")
+            rate = "" if self.rate_per_s is None else f", not {self.rate_per_s:g}"
+            raise ValueError(f"arrival={self.arrival.name} needs a finite rate_per_s above 0{rate}; set rate_per_s")
         elif self.outstanding != 1:
             raise ValueError(
                 f"outstanding={self.outstanding} has no effect with arrival={self.arrival.name}; leave it out"
@@ -75,34 +75,27 @@ class Infer(Service):
     script = "workloads/infer.py"
     preload = "workloads.timm_imports"
 
-    library: Library = option(Library.timm, help="where the model comes from")
+    library: Library = option(Library.timm, help="library of the model")
     model: str = option(
-        help="name of the model in timm, kind of model in transformers (`bert`, `gpt2`), or class of a U-Net in "
-        "diffusers"
+        help="model name in timm, model type in transformers (`bert`, `gpt2`), or U-Net class in diffusers"
     )
-    model_args: dict[str, Any] = option(
-        {}, help="further arguments of timm's `create_model`, or of transformers' configuration"
-    )
-    source: ImageSource = option(ImageSource.synthetic, help="what a model of images is asked: noise, or digits")
+    model_args: dict[str, Any] = option({}, help="further arguments of the model")
+    source: ImageSource = option(ImageSource.synthetic, help="images in the requests: noise or digits")
     image_px: int = option(GPU_ONLY_PX, least=1, help="pixels of a side")
-    num_classes: int = option(1000, least=1, help="classes of an answer")
-    sequence_tokens: int = option(128, least=1, help="tokens of each text that is asked")
-    output_tokens: int = option(0, least=0, help="tokens of each answer of a decoder; 0: the answer is a class")
-    batch_size: int = option(1, least=1, help="images or texts of each request")
-    serve: Serve = option(
-        Serve.in_process, help="requests are known to the job, or come over HTTP, with all that is asked"
-    )
-    max_batch: int = option(1, least=1, help="requests that are computed together at most")
-    max_delay_ms: float = option(0.0, least=0, help="how long a request waits for others to be computed with")
+    num_classes: int = option(1000, least=1, help="number of classes")
+    sequence_tokens: int = option(128, least=1, help="tokens of each text")
+    output_tokens: int = option(0, least=0, help="tokens of each answer; 0: classify")
+    batch_size: int = option(1, least=1, help="images or texts in each request")
+    serve: Serve = option(Serve.in_process, help="requests are made in the job, or arrive over HTTP with their data")
+    max_batch: int = option(1, least=1, help="largest number of requests in a batch")
+    max_delay_ms: float = option(0.0, least=0, help="longest wait of a request for a fuller batch")
     step_mode: StepMode = option(StepMode.eager, help="how a batch is issued")
-    precision: Precision = option(
-        Precision.default, help="arithmetic; with `bf16` and `fp16` the weights are kept in it"
-    )
-    channels_last: bool = option(True, help="memory layout of images")
-    threads: int | None = option(None, least=1, help="CPU threads of each job's framework; its own choice if not given")
+    precision: Precision = option(Precision.default, help="arithmetic; `bf16` and `fp16` also for the weights")
+    channels_last: bool = option(True, help="use the channels-last memory format")
+    threads: int | None = option(None, least=1, help="CPU threads of each job; chosen by the framework if not given")
     canary: bool = option(
         True,
-        help="check each job's products and convolutions before the run ([method.md](method.md#are-the-results-right))",
+        help="check products and convolutions before the run ([method.md](method.md#are-the-results-right))",
     )
 
     def packages(self) -> tuple[str, ...]:
@@ -118,14 +111,12 @@ class Infer(Service):
         if self.output_tokens and (self.library is not Library.transformers or self.batch_size > 1 or not is_eager):
             raise ValueError(
                 f"output_tokens={self.output_tokens} is for decoders; use library=transformers, step_mode=eager and "
-                "batch_size=1 (max_batch computes several requests together)"
+                "batch_size=1"
             )
         if self.step_mode is StepMode.cuda_graph:
             refuse_graphs_without_gpu(device)
             if self.max_batch > 1:
-                raise ValueError(
-                    "step_mode=cuda_graph replays one shape, and max_batch makes many; use eager or compile"
-                )
+                raise ValueError("step_mode=cuda_graph needs max_batch=1; use eager or compile")
         is_large = self.library is not Library.transformers and self.image_px >= GPU_ONLY_PX
         if is_large and not device.is_gpu and not device.was_chosen:
             raise ValueError(f"it looks at {self.image_px}-pixel images and {NO_GPU}")
@@ -206,14 +197,14 @@ class Server(Service):
 
     script = "workloads/ask_server.py"
 
-    command: str = option(braces=PORT, help="starts the server; `{port}` is the port that it is to listen on")
-    path: str = option("/", help="what is asked")
+    command: str = option(braces=PORT, help="command that starts the server; `{port}` is the port to listen on")
+    path: str = option("/", help="URL path of the requests")
     requests_file: str | None = option(
-        None, path=PLACE, help="a request a line: its body, JSON; without a file, requests are `GET`"
+        None, path=PLACE, help="file with one JSON body a line; without it, requests are `GET`"
     )
     ready_s: float = option(
         600.0,
-        help="how long the server may take until it answers (`limits.ready_s` ends a job before, if it is shorter)",
+        help="seconds until the server must answer; `limits.ready_s` applies as well",
     )
 
     def input_files(self) -> Mapping[str, str]:
@@ -226,7 +217,7 @@ class Server(Service):
         super().check(device)
         if not any(PORT in word for word in self._split_command()):
             raise ValueError(
-                f"command={self.command} does not say where the server listens; write {PORT} in its place, as in "
+                f"command={self.command} has no {PORT}, the port to listen on; add it, as in "
                 "command='vllm serve MODEL --port {port}'"
             )
         if not re.fullmatch(r"/[!-~]*", self.path):
@@ -239,12 +230,12 @@ class Server(Service):
             return
         file = Path(self.requests_file)
         if not file.is_file():
-            raise ValueError(f"requests_file={file} does not exist; name a file with a request in each line")
+            raise ValueError(f"requests_file={file} does not exist; name a file of requests")
         if not any(line.strip() for line in file.read_bytes().splitlines()):
-            raise ValueError(f"requests_file={file} holds no request; write the body of one in each line")
+            raise ValueError(f"requests_file={file} holds no request; write one body in each line")
 
     def _split_command(self) -> list[str]:
         try:
             return shlex.split(self.command)
         except ValueError as error:
-            raise ValueError(f"command={self.command} cannot be split as a shell would: {error}") from error
+            raise ValueError(f"command={self.command} cannot be split into words: {error}") from error

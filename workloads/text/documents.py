@@ -95,7 +95,6 @@ def list_halves(folder: Path) -> list[dict[str, list[Path]]]:
 
 
 def _list_classes(folder: Path) -> dict[str, list[Path]]:
-    """Return the files of each class, without hidden files and empty folders."""
     classes = {path.name: path for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] not in "._"}
     files = {
         name: sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))

@@ -48,21 +48,21 @@ class TrainText(Training):
     preload = "workloads.text_imports"
     unit = "sequences"
 
-    model: TextModel = option(help="kind of the model in transformers")
-    model_args: dict[str, Any] = option({}, help="what differs from the defaults of transformers' configuration")
-    task: Task = option(Task.classification, help="what is learned; `causal_lm` is for `gpt2`, the others are not")
+    model: TextModel = option(help="model type in transformers")
+    model_args: dict[str, Any] = option({}, help="changes to the configuration in transformers")
+    task: Task = option(Task.classification, help="task; `causal_lm` only with `gpt2`, the others without it")
     weights: str | None = option(
-        None, path=CONTENT, help="folder of a trained model and its tokeniser; random weights if not given"
+        None, path=CONTENT, help="folder of a trained model with its tokeniser; random weights if not given"
     )
-    attention: Attention = option(Attention.sdpa, help="torch's fused attention, or product by product")
+    attention: Attention = option(Attention.sdpa, help="attention: fused by torch, or product by product")
     dataset: str = option(
         PYDOC, help="`pydoc` with `source=disk`, or a folder of texts below `data_root` with `source=files`"
     )
-    cache_root: str | None = option(None, path=PLACE, help="folder of tokens; one in the user's cache if not given")
+    cache_root: str | None = option(None, path=PLACE, help="folder of tokens; in the user's cache if not given")
     sequence_tokens: int = option(least=1, help="tokens of a sample")
-    num_classes: int | None = option(None, least=1, help="classes to tell apart; of pydoc, so many topics")
+    num_classes: int | None = option(None, least=1, help="number of classes; of pydoc, topics")
     samples: int | None = option(
-        None, least=1, help="training samples of an epoch; all if not given, 10,000 of synthetic data"
+        None, least=1, help="training samples of an epoch; if not given all, or 10,000 of synthetic data"
     )
     learning_rate: float | None = option(None, help="learning rate; 1e-4, with weights 5e-5, if not given")
 
@@ -80,12 +80,11 @@ class TrainText(Training):
         if self.task is not Task.classification and self.num_classes is not None:
             raise ValueError(f"num_classes={self.num_classes} has no effect with task={self.task.name}; leave it out")
         if self.weights == "":
-            raise ValueError("weights are not given; workload.weights=FOLDER names the folder of a trained model")
+            raise ValueError("weights is empty; set workload.weights=FOLDER to the folder of a trained model")
         self._check_source()
         if self.task is Task.classification and self.sequence_tokens < _LEAST_TOKENS:
             raise ValueError(
-                f"sequence_tokens={self.sequence_tokens} leaves no token of a text to classify; "
-                f"use {_LEAST_TOKENS} or more"
+                f"sequence_tokens={self.sequence_tokens} is too small to classify; use {_LEAST_TOKENS} or more"
             )
         if self.weights is None:
             self._check_positions(self.model_args)
@@ -133,10 +132,10 @@ class TrainText(Training):
             kind = config["model_type"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"weights={folder}: config.json is not of a model: {type(error).__name__}: {error}"
+                f"weights={folder}: config.json cannot be used: {type(error).__name__}: {error}"
             ) from error
         if kind != self.model.name:
-            raise ValueError(f"weights={folder} are of a {kind}, and model={self.model.name}; use model={kind}")
+            raise ValueError(f"weights={folder} hold a {kind}, not model={self.model.name}; use model={kind}")
         for name, value in self.model_args.items():
             if name in config and config[name] != value:
                 raise ValueError(

@@ -123,7 +123,6 @@ class _Masking(NamedTuple):
 
 
 def _prepare(task: Task, ids: Tensor, labels: Tensor, masking: _Masking | None, random: torch.Generator) -> Batch:
-    """Return inputs and labels for a task, from ids [batch, tokens] and labels [batch]."""
     ids = ids.long()
     if task is Task.causal_lm:
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()

@@ -251,7 +251,6 @@ def _attention_error(
 
 
 def _bind_arguments(operator: Any, arguments: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments of a call by name, with the defaults of omitted ones."""
     declared = operator._schema.arguments
     defaults = {argument.name: argument.default_value for argument in declared}
     return defaults | dict(zip(defaults, arguments, strict=False)) | options
@@ -260,7 +259,6 @@ def _bind_arguments(operator: Any, arguments: Sequence[Any], options: dict[str, 
 def _drop_dropout(
     operator: Any, arguments: Sequence[Any], options: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]] | None:
-    """Return the arguments of an attention with dropout removed; `None` if it has no dropout."""
     if operator not in _ATTENTIONS or not _bind_arguments(operator, arguments, options)["dropout_p"]:
         return None
     names = [argument.name for argument in operator._schema.arguments]
@@ -269,7 +267,6 @@ def _drop_dropout(
 
 
 def _output(outputs: Any) -> Tensor:
-    """Return the tensor to check: an attention returns several, of which it is the first."""
     output: Tensor = outputs if isinstance(outputs, Tensor) else outputs[0]
     return output
 

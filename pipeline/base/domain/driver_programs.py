@@ -42,12 +42,12 @@ class Programs:
         if program is None:
             package = f" ({_PACKAGES[name]})" if name in _PACKAGES else ""
             raise SharingError(
-                f"{self.purpose} needs the program {name}, which is not on PATH: it comes with the driver{package}; or "
-                "put it on PATH, or name it with scenario.program=/path/to/it where the scenario has it"
+                f"{self.purpose} needs {name}, which is not on PATH; install the driver{package}, or set "
+                f"scenario.program=/path/to/{name} if the scenario has that key"
             )
         path = Path(program).absolute()
         if not path.is_file() or not os.access(path, os.X_OK):
-            raise SharingError(f"{self.purpose}: {program} is not a program that can be run; see scenario.program")
+            raise SharingError(f"{self.purpose}: {program} is not executable; check scenario.program")
         return str(path)
 
 
@@ -70,7 +70,7 @@ def find_device_programs(device: Device) -> Programs:
 def refuse_absent_admin(admin: Sequence[str], key: str, example: str) -> None:
     """Raise `ConfigError` if the program that gives administrator rights does not exist."""
     if admin and shutil.which(admin[0]) is None:
-        raise ConfigError(f"{key}: there is no program {admin[0]!r} that can be run; give its words as in {example}")
+        raise ConfigError(f"{key}: program {admin[0]!r} was not found; write its words as in {example}")
 
 
 def _list_simulated(device: Device) -> Mapping[str, str] | None:

@@ -41,11 +41,9 @@ class GiProfile:
     Attributes:
         id: the id used by nvidia-smi, called profile id by NVML.
         enum: the argument of NVML's profile queries.
-        name: such as `3g.40gb`.
         memory_slices: width on the placement axis.
-        memory_mib: usable memory of an instance.
-        max_instances: maximum number on one GPU.
-        starts: possible placement ids, ascending.
+        max_instances: how many fit on an empty GPU.
+        starts: where an instance may begin on the placement axis, ascending.
         attributes: `me`, `me.all`, `no-me`, `gfx`.
         ci_profiles: its compute instance profiles; the last one has the full width.
     """
@@ -74,9 +72,8 @@ class Model:
     """One GPU model.
 
     Attributes:
-        name: the name for users, such as `h100_80gb`.
-        product: the driver's name.
-        architecture: `Ampere`, `Hopper` or `Blackwell`.
+        name: what users call it, as `h100_80gb`.
+        product: what the driver calls it.
         memory_slices: width of the placement axis.
         mode_needs_reset: whether switching MIG mode resets the GPU, which must then have no clients.
         profiles: in nvidia-smi's order; empty if their placements are unknown.
@@ -119,21 +116,20 @@ def find(name: str) -> Model:
         ConfigError: no model has this name, or its placements are unknown.
     """
     plain_name = _plain(name.removeprefix("simulated_"))
-    choice = f"choose among {', '.join(models())}"
+    choice = f"choose one of {', '.join(models())}"
     for model, names in _rows():
         if plain_name in names:
             if not model.profiles:
-                raise ConfigError(f"the placements of the MIG profiles of {model.product} are not known; {choice}")
+                raise ConfigError(f"MIG placements of {model.product} are unknown; {choice}")
             return model
-    raise ConfigError(f"no GPU model is called '{name}'; {choice}")
+    raise ConfigError(f"GPU model '{name}' is unknown; {choice}")
 
 
 @cache
 def ci_profiles(compute_slices: int) -> tuple[CiProfile, ...]:
     """Return the compute instance profiles by compute slices of the GPU instance, full width last; empty if unknown.
 
-    NVML reports them only for an existing instance, but they are equal on every model of the table. The multiprocessors
-    differ, and are `None` here.
+    It is the same on every model of the table, except for the multiprocessors, which are `None` here.
     """
     profiles = (profile for model in models().values() for profile in model.profiles)
     alike = next((profile for profile in profiles if profile.compute_slices == compute_slices), None)

@@ -22,10 +22,9 @@ class ComparedJob(NamedTuple):
     """The figures of one job, by name.
 
     Attributes:
-        unit: its work unit.
-        is_given: whether the user chose its rate, which then does not show the job's speed.
-        together: figures together with the other jobs of its group.
-        alone: figures of its baseline; empty if there is none.
+        is_given: whether the user chose its rate, so that it tells nothing of how fast the job can be.
+        together: with the other jobs of its group.
+        alone: of its baseline; empty if there is none.
     """
 
     unit: str

@@ -23,8 +23,8 @@ def refuse_unknown(workload: str, arguments: Iterable[str]) -> None:
             if name is not None and name not in KNOWN:
                 known = ", ".join(f"{{{placeholder}}}" for placeholder in KNOWN)
                 raise ConfigError(
-                    f"workload {workload}, argument {argument}: there is no placeholder {{{name}}}; there are {known}; "
-                    f"the text itself is written {{{{{name}}}}}"
+                    f"workload {workload}, argument {argument}: {{{name}}} is not a placeholder; use {known}, or "
+                    f"{{{{{name}}}}} for the text itself"
                 )
 
 

@@ -47,7 +47,7 @@ class Chart:
 
     def __post_init__(self) -> None:
         if self.panel not in (None, *get_args(Panel)):
-            raise ValueError(f"panel={self.panel!r}: the report has {', '.join(get_args(Panel))}")
+            raise ValueError(f"panel={self.panel!r} must be one of {', '.join(get_args(Panel))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,6 @@ class Sample:
     """One reading of a source. Quantities that could not be read are missing, never 0.
 
     Attributes:
-        source: name of the listener.
-        t_ns: monotonic time of the reading.
         values: field name to value, in the field's unit.
         job: index of the job it belongs to, or `None` for the device or the machine.
         gi_id: GPU instance that was read, or `None` for the whole device.

@@ -55,18 +55,17 @@ class Workload:
 
     Attributes:
         script: absolute path of the program.
-        argv: all arguments of the interpreter, including the program's path.
-        ends_by_itself: the program cannot be told to stop, so that only the `work` window is possible.
-        preload: module with the imports of the program, for a warm start.
-        digest: of everything that determines what the program computes, including the packages of its environment.
-        program_digest: the same without the packages.
+        argv: all arguments of the interpreter, the program's path among them.
+        ends_by_itself: it cannot be stopped, so that only the `work` window fits it.
+        preload: module that imports what the program does, for a warm start.
+        digest: of everything that decides what the program computes, the packages of its environment among it.
+        program_digest: of the same without the packages.
         sources: the files of the program, and of the runner that starts it.
-        is_in_own_folder: each job starts in its output folder, not in the user's working directory.
-        unit: its work unit.
-        objective: the latency objective, if it is a service and has one.
-        is_rate_given: whether it is a service with a rate chosen by the user.
-        lacks: what its environment lacks, as text, if that is an outcome of the study, not an error.
-        module_path: folders with its modules, which need not be installed in its environment.
+        is_in_own_folder: each job starts in its output folder, and not where the user called from.
+        objective: of its latency, if it answers requests and one was given.
+        is_rate_given: it is a service that answers as many requests as the user chose to send.
+        lacks: what its environment lacks, in words, where that is an answer of the study and no error.
+        module_path: folders that hold modules of it, which its environment need not know.
     """
 
     name: str

@@ -1,18 +1,15 @@
 """MLflow's undocumented internals: only this package knows its modules, tables, files and pages.
 
-Why `MlflowClient` is not enough, and what is lost without each:
+Why `MlflowClient` does not suffice:
 
-- Modules (`database_tables.py`): it imports database modules at first use, and puts files of the experiment Default
-  into the working directory. Without: the first group waits for the import, and those files appear.
-- Tables (`database_tables.py`): it upgrades an old database by opening it, takes 37 s instead of 2 to read some tags of
-  10,000 runs, and cannot move artifacts. Without: a store of another version is only detected by opening it, `status`
-  is slower, `relocate` may leave old paths.
-- Files (`file_store.py`): it refuses all runs of a script for one truncated line, which a killed job leaves. Without:
-  what a script logs through another version may be incomplete.
-- Pages (`pages.py`): columns of a study have no documented interface. Without: the UI shows its own.
+- Modules (`database_tables.py`): it imports database modules at its first use, while the first group waits, and puts
+  files of the experiment Default into the working directory.
+- Tables (`database_tables.py`): it upgrades an old database by opening it, reads some tags of 10,000 runs in 37 s
+  instead of 2, and moves no artifacts.
+- Files (`file_store.py`): it refuses all runs of a script for one torn line, which a killed job leaves.
+- Pages (`pages.py`): columns of a study have no documented interface.
 
-All of it was tested with the versions in `TRIED`. With other versions, the project does without where possible, and
-`warn_if_untried` reports in one line what a user loses.
+The versions in `TRIED` are tested. With others the project goes without, and `warn_if_untried` says what a user loses.
 """
 
 from __future__ import annotations
@@ -53,5 +50,4 @@ def warn_if_untried() -> None:
     """Report once what a user loses with an MLflow version that is not in `TRIED`."""
     if not is_tried():
         low, high = (".".join(map(str, bound)) for bound in TRIED)
-        remedy = f"pip install 'mlflow>={low},<{high}' to have all"
-        log.warning("MLflow %s was not tried: %s; %s", version(), _LOST, remedy)
+        log.warning("MLflow %s is untested: %s; run pip install 'mlflow>=%s,<%s'", version(), _LOST, low, high)

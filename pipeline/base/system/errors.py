@@ -68,8 +68,5 @@ class CommandError(CollocationError):
 
 
 def exit_status(error: CollocationError) -> int:
-    """Return the exit status of an error: 2 if the command was refused before changing anything, else 1.
-
-    Refused means: the request is invalid, a store is not readable, or the GPU is in use.
-    """
+    """Return the exit status of a command: 2 if it was refused before touching anything, 1 if something failed."""
     return 2 if isinstance(error, ConfigError | GpuBusyError | TrackingError) else 1

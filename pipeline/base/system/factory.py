@@ -23,9 +23,7 @@ def make_spec(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
     """Return the class in a config's `_target_`, with the other keys as arguments; `ConfigError` without `_target_`."""
     values = dict(config) if isinstance(config, Mapping) else dict(vars(config))
     if (target := values.pop("_target_", None)) is None:
-        raise ConfigError(
-            f"a configuration with {', '.join(map(str, values)) or 'no keys'} has no _target_, the class that it is for"
-        )
+        raise ConfigError(f"_target_ is missing beside {', '.join(map(str, values)) or 'no keys'}; name a class there")
     return Spec(target=target, options=tuple((key, freeze(v)) for key, v in values.items() if key not in without))
 
 
@@ -39,7 +37,7 @@ def build_object(spec: Spec, **arguments: object) -> Any:
 
 
 def find(name: str, key: str) -> Any:
-    """Import a dotted name; if that fails, raise `ConfigError` with the key that contains it."""
+    """Import an object by its dotted name; ConfigError with `key` if that fails."""
     module_name, _, class_name = name.rpartition(".")
     try:
         return getattr(importlib.import_module(module_name), class_name)
@@ -48,15 +46,12 @@ def find(name: str, key: str) -> Any:
             raise ConfigError(f"{key}: {module_name} cannot be imported: {error}") from error
         if isinstance(error, ModuleNotFoundError) and module_name.startswith("workloads."):
             raise ConfigError(
-                f"{key}: this project's package workloads has no {error.name}; give a package of yours another name"
+                f"{key}: {error.name} is not in this project's package workloads; rename your own package"
             ) from error
-        outside = (
-            ""
-            if importlib.util.find_spec(module_name.partition(".")[0] or "?")
-            else ("; put the folder that holds it on PYTHONPATH")
-        )
-        raise ConfigError(f"{key}: there is no such class ({error}){outside}") from error
-    except Exception as error:  # importing a module may raise any exception
+        is_package_found = importlib.util.find_spec(module_name.partition(".")[0] or "?") is not None
+        remedy = "check the name" if is_package_found else "put its folder on PYTHONPATH"
+        raise ConfigError(f"{key} is not a class that can be imported ({error}); {remedy}") from error
+    except Exception as error:  # what a module raises while it is imported may be anything
         raise ConfigError(f"{key}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
 
 

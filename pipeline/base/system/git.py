@@ -1,4 +1,7 @@
-"""The state of a git repository. Read-only: runs no hooks, diff filters or index updates."""
+"""A git repository as it is. Reads only: runs no hook, no filter of a diff and no index update.
+
+Where git does not answer, functions raise `CommandError`; `read` returns `None`.
+"""
 
 from __future__ import annotations
 
@@ -53,20 +56,12 @@ def read(path: Path) -> Repository | None:
 
 
 def read_difference(repository: Repository) -> str:
-    """Return the changes of tracked files since the commit, for `git apply`; binary files are only named.
-
-    Raises:
-        CommandError: git failed.
-    """
+    """Return the changes of tracked files since the commit, for `git apply`; binary files are only named."""
     return _git(repository.root, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--submodule=short", "HEAD")
 
 
 def list_untracked(repository: Repository, files: Sequence[Path]) -> list[Path]:
-    """Return which of these files git does not track, including ignored ones.
-
-    Raises:
-        CommandError: git failed.
-    """
+    """Return the files among these that git does not track, ignored ones included."""
     inside = [str(file) for file in files if file.is_relative_to(repository.root)]
     if not inside:
         return []

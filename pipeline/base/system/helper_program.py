@@ -84,7 +84,7 @@ def run(
                 )
             status = wait_for_end(process, timeout_s)
         except subprocess.TimeoutExpired as error:
-            how = "killed at" if _kill(process) else "not ours to kill, and still running at"
+            how = "killed at" if _kill(process) else "still running, as it could not be killed, at"
             message = f"{how} its time limit of {timeout_s:g} s. {_text(stderr)}"
             raise CommandError(list(argv), None, message) from error
         except BaseException as error:

@@ -114,8 +114,7 @@ class CpuUse(NamedTuple):
     """The use, up to a given time, of the CPUs available to this process.
 
     Attributes:
-        t_ns: monotonic time.
-        ticks: of these CPUs.
+        t_ns: monotonic instant.
         process_s: CPU time of this process and its descendants, in seconds.
     """
 

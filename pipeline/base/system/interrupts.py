@@ -1,7 +1,7 @@
 """Signals that ask a process to end, converted to one exception that never interrupts a step halfway.
 
-The first signal raises `Interrupted` in the main thread: at once or, inside `hold_interrupts()`, at its end. Later
-signals are ignored: the cleanup has already started, and each of its steps has a deadline.
+The first signal raises `Interrupted` in the main thread, at once or, inside `hold_interrupts()`, at its end.
+Every later signal is ignored: the first one has already started the cleanup, and each step of a cleanup has a deadline.
 """
 
 from __future__ import annotations

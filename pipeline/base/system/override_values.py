@@ -19,9 +19,9 @@ def parse(text: str) -> Any:
     try:
         override = OverridesParser.create().parse_override(f"key={text}")
     except HydraException as error:
-        raise ValueError(f"{text} is no value of an override: {error}") from error
+        raise ValueError(f"{text} cannot be read as a value: {error}") from error
     if override.is_sweep_override():
-        raise ValueError(f"{text} are several values")
+        raise ValueError(f"{text} has several values")
     return override.value()
 
 

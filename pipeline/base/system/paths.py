@@ -38,9 +38,9 @@ def expand_path(key: str, text: str) -> Path:
         path = Path(text).expanduser()
     except RuntimeError as error:
         home = text.partition("/")[0]
-        raise ConfigError(f"{key}={text}: unknown user {home}; give an absolute path") from error
+        raise ConfigError(f"{key}={text} names the unknown user {home}; use an absolute path") from error
     if len(os.fsencode(path)) > _MAX_PATH_BYTES or any(len(os.fsencode(name)) > MAX_NAME_BYTES for name in path.parts):
-        raise ConfigError(f"{key}={text}: no path is that long; give a shorter one")
+        raise ConfigError(f"{key}={text} is too long for a path; shorten it")
     return path
 
 
@@ -71,6 +71,6 @@ def find_file(key: str, text: str, *more_folders: Path, is_ours: bool = False) -
         if is_file(path := place.resolve()):
             return path
     if text and (folders_there := [place for place in places if place.is_dir()]):
-        raise ConfigError(f"{key}={text}: {folders_there[0]} is a folder, and a file is needed; name one in it")
+        raise ConfigError(f"{key}={text} is the folder {folders_there[0]}; name a file in it")
     where = "" if name.is_absolute() else f" in {' or '.join(str(place.parent) for place in places)}"
-    raise ConfigError(f"{key}={text}: there is no such file{where}; check the name")
+    raise ConfigError(f"{key}={text} does not exist{where}; check the name")

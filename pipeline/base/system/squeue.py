@@ -1,4 +1,4 @@
-"""Job arrays in Slurm's queue. A task is named as in Slurm: `12_3`."""
+"""Job arrays in Slurm's queue; CommandError where there is no Slurm, or it does not answer. A task is named `12_3`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ def name_task(job: str, number: int) -> str:
 
 
 def read_states(jobs: Collection[str], *options: str) -> dict[str, str]:
-    """Return state and reason of each task of these arrays in the queue: `RUNNING`, `PENDING Priority`.
-
-    Raises:
-        CommandError: Slurm is not installed or does not answer.
-    """
+    """Return state and reason of each task of these arrays in the queue: `RUNNING`, `PENDING Priority`."""
     argv = ["squeue", "--all", "--array", "--noheader", *options, f"--jobs={_join(jobs)}", "--format=%F %K %T %r"]
     # User settings that restrict the output would make tasks seem missing.
     environ = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
@@ -50,10 +46,7 @@ def read_states(jobs: Collection[str], *options: str) -> dict[str, str]:
 def list_end_states(jobs: Collection[str]) -> Mapping[str, str]:
     """Return how each task of these arrays ended: `TIMEOUT`, `FAILED NonZeroExitCode`; without tasks unknown to Slurm.
 
-    The queue keeps ended tasks for some minutes, the accounting, if there is one, for long.
-
-    Raises:
-        CommandError: Slurm is not installed or does not answer.
+    Slurm's queue remembers it for some minutes, its accounting, where there is one, for long.
     """
     remembered = {task: state for task, state in read_states(jobs, "--states=all").items() if _is_end(state)}
     return _list_accounted(jobs) | remembered
@@ -78,23 +71,15 @@ def _is_end(state: str) -> bool:
 
 
 def read_cluster_states(cluster_name: str, jobs: Collection[str]) -> Mapping[str, str]:
-    """Return the same as `read_states`, from the Slurm of one cluster.
-
-    Raises:
-        CommandError: Slurm is not installed, does not answer, or belongs to another cluster.
-    """
+    """Return the same as `read_states`, from the Slurm of one cluster; CommandError if it is that of another."""
     if (name := read_cluster()) != cluster_name:
-        raise CommandError(list(_ASK_CONFIG), 0, f"this is cluster {name}, and not {cluster_name}")
+        raise CommandError(list(_ASK_CONFIG), 0, f"this is cluster {name}, not {cluster_name}")
     return read_states(jobs)
 
 
 def read_cluster() -> str:
-    """Return the name of the cluster of this Slurm.
-
-    Raises:
-        CommandError: Slurm is not installed or does not answer.
-    """
+    """Return the name of the cluster of this Slurm."""
     text = helper_program.run(_ASK_CONFIG, timeout_s=_LIMIT_S).stdout
     if (match := _CLUSTER.search(text)) is None:
-        raise CommandError(list(_ASK_CONFIG), 0, "it says no ClusterName")
+        raise CommandError(list(_ASK_CONFIG), 0, "its output has no ClusterName")
     return match[1]

@@ -43,7 +43,7 @@ _LACKING = {
 }
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _FLAG = re.compile(r"\+*([\w@./]+\.flags\.[^=]+)=")
-# Keys set by the command line after `--`, so they cannot be set before it too.
+# Keys that the command line after `--` sets.
 _SAID = frozenset({"workload", "workload.script", "workload.args", "mix"})
 
 
@@ -79,23 +79,21 @@ def make_overrides(arguments: Sequence[str]) -> list[str]:
     """Replace a user's own command line by overrides.
 
     Raises:
-        ConfigError: nothing follows `--`, the program is given twice, a flag is given twice, or a word is not UTF-8.
+        ConfigError: `--` is the last word, two programs are named, a flag is given twice, or a word is not UTF-8.
     """
     for word in arguments:
         if word != word.encode("utf-8", "replace").decode():
-            raise ConfigError(f"{word!r} is not UTF-8, and so cannot be recorded; give the file another name")
+            raise ConfigError(f"{word!r} is not UTF-8; rename the file")
     options, command_line = divide(arguments)
     flags = Counter(match[1] for word in options if (match := _FLAG.match(word)))
     if twice := [flag for flag, times in flags.items() if times > 1]:
-        raise ConfigError(f"{twice[0]} is given twice; give it once, or with -m as {twice[0]}=A,B to run both")
+        raise ConfigError(f"{twice[0]} is given twice; remove one, or run both with -m {twice[0]}=A,B")
     if not command_line:
         return options
     conflicting = [word for word in options if key_of(word) in _SAID and word != "workload=script"]
     if conflicting:
-        raise ConfigError(
-            f"{conflicting[0]} and `{shlex.join(command_line)}` both say what runs; leave one of them out"
-        )
-    script, args = parse_program(command_line[1:], "what stands after --")
+        raise ConfigError(f"{conflicting[0]} and `{shlex.join(command_line)}` both name a program; remove one")
+    script, args = parse_program(command_line[1:], "the command line after --")
     values = [
         "workload=script",
         f"workload.script={_quote(script)}",
@@ -104,38 +102,38 @@ def make_overrides(arguments: Sequence[str]) -> list[str]:
     return [*(value for value in values if value not in options), *options]
 
 
-def parse_program(words: Sequence[str], what: str) -> tuple[str, list[str]]:
-    """Return program and arguments of a command line; for `python train.py --epochs 3`, the script and its arguments.
+def parse_program(words: Sequence[str], subject: str) -> tuple[str, list[str]]:
+    """Return program and arguments of a command line; for `python train.py --epochs 3`, the script and its own.
 
     A command line that begins with a Python option, such as `-m package.train`, belongs to the interpreter.
 
     Raises:
-        ConfigError: it names no program, or an interpreter by path. `what` is its location, as text.
+        ConfigError: it names no program, or an interpreter by its path; `subject` names the command line in it.
     """
     if not words or not words[0].strip():
-        raise ConfigError(f"{what} is empty: give a command line, such as train.py --epochs 3")
+        raise ConfigError(f"{subject} is empty; write one such as train.py --epochs 3")
     if _OPTION_OF_PYTHON.fullmatch(words[0]):
         words = ["python", *words]
     program, *args = words
     if program.startswith("-"):
-        raise ConfigError(
-            f"{what}, {shlex.join(words)}, names no program; begin it with one, such as train.py {program}"
-        )
+        raise ConfigError(f"{subject}, {shlex.join(words)}, names no program; write train.py {program}")
     if (variable := _VARIABLE.fullmatch(program)) is not None:
         assignment = make_override(f"workload.environ.{variable[1]}", variable[2])
-        raise ConfigError(f"{what} begins with the variable {variable[1]}; give {shlex.quote(assignment)} before --")
+        raise ConfigError(
+            f"{subject} begins with the variable {variable[1]}; write {shlex.quote(assignment)} before --"
+        )
     if not _PYTHON.fullmatch(Path(program).name):
         return program, args
     if program != Path(program).name:
         raise ConfigError(
-            f"{what}, {shlex.join(words)}, names an interpreter by its path; "
+            f"{subject}, {shlex.join(words)}, names an interpreter by its path; "
             f"write python, and set env=existing env.prefix={program}"
         )
     option, runs = _parse_python(args)
     if not runs.strip():
         missing, example = _LACKING[option]
-        raise ConfigError(f"{what}, {shlex.join(words)}, names no {missing}: give one, such as {program} {example}")
-    # Options stay with the interpreter: `python` is that of the job's environment.
+        raise ConfigError(f"{subject}, {shlex.join(words)}, names no {missing}; write {program} {example}")
+    # Options of the interpreter are left to it: `python` is that of the job's environment.
     return ("python", args) if args[0].startswith("-") else (args[0], args[1:])
 
 

@@ -334,7 +334,7 @@ def test_a_program_is_looked_for_when_it_is_needed(tmp_path, program, monkeypatc
     monkeypatch.setenv("PATH", str(tmp_path))
     journal = Journal(tmp_path, UUID)
     journal.add("program", name="program")
-    with pytest.raises(SharingError, match="needs the program program, which is not on PATH"):
+    with pytest.raises(SharingError, match="needs program, which is not on PATH"):
         replay(journal)
     monkeypatch.setenv("PATH", f"{tmp_path}:{program.parent}")
     replay(journal)
@@ -346,7 +346,7 @@ def test_for_a_simulated_device_no_real_program_is_run(tmp_path, program, monkey
     monkeypatch.setenv("PATH", str(program.parent))
     journal = Journal(tmp_path, UUID, Programs(simulated=own))
     journal.add("program", name="program")
-    with pytest.raises(SharingError, match=r"needs the program program|/nonexistent/program is not a program"):
+    with pytest.raises(SharingError, match=r"needs program|/nonexistent/program is not executable"):
         replay(journal)
     assert undone(tmp_path) == []
 

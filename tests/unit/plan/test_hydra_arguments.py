@@ -35,12 +35,12 @@ def test_options_come_first_each_with_its_value(arguments, arranged):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a=1", "--foo"], "unrecognized arguments: --foo; python run.py --help prints"),
+        (["a=1", "--foo"], "unrecognized arguments: --foo; see python run.py --help"),
         (["--cfg", "foo"], "argument --cfg/-c: invalid choice: 'foo'"),
         (["--info", "foo"], "argument --info/-i: invalid choice: 'foo'"),
         (["a=1", "--config-dir"], "argument --config-dir/-cd: expected one argument"),
-        (["-m", "--cfg", "job"], "--cfg and --multirun exclude each other; give one of them"),
-        (["--resolve"], "--resolve goes with --cfg"),
+        (["-m", "--cfg", "job"], "--cfg and --multirun exclude each other; remove one"),
+        (["--resolve"], "--resolve needs --cfg"),
     ],
 )
 def test_what_hydra_takes_no_option_for_is_refused_in_one_line(arguments, message):

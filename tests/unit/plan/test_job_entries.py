@@ -66,8 +66,8 @@ def test_what_stands_after_the_dashes_is_the_users_own_command_line(make_plan, s
 
 def test_a_key_of_the_study_after_the_dashes_is_noted(make_plan, scripts):
     plan = make_plan(user_command.make_overrides(["--", "train.py", "lr=1", "dry_run=true", "--degree=2"]))
-    assert [note for note in plan.notes if "after --" in note] == [
-        "dry_run=true goes to train, as it stands after --; the study takes what stands before"
+    assert [note for note in plan.notes if "before --" in note] == [
+        "dry_run=true is passed to train; put settings of the study before --"
     ]
 
 
@@ -82,22 +82,22 @@ def test_a_command_line_of_the_users_own_becomes_overrides():
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--"], "what stands after -- is empty"),
+        (["--"], "the command line after -- is empty"),
         (["--", " "], "is empty"),
         (["--", "python"], "names no script"),
-        (["--", "-m"], r"python -m, names no module: give one, such as python -m package\.train"),
-        (["--", "python3", "-u", "-m"], r"names no module: give one, such as python3 -m package\.train"),
-        (["--", "-c"], "names no code: give one, such as python -c"),
+        (["--", "-m"], r"python -m, names no module; write python -m package\.train"),
+        (["--", "python3", "-u", "-m"], r"names no module; write python3 -m package\.train"),
+        (["--", "-c"], "names no code; write python -c"),
         (["--", "python", "-u"], "names no script"),
         (["--", "python", "-"], "names no script"),
         (["--", "-X", "dev"], "names no script"),
-        (["--", "--epochs", "3"], r"--epochs 3, names no program; begin it with one, such as train\.py --epochs"),
-        (["--", "LR=1", "python", "train.py"], "begins with the variable LR; give workload.environ.LR=1 before --"),
+        (["--", "--epochs", "3"], r"--epochs 3, names no program; write train\.py --epochs"),
+        (["--", "LR=1", "python", "train.py"], "begins with the variable LR; write workload.environ.LR=1 before --"),
         (["--", "/opt/x/bin/python3", "train.py"], "env=existing env.prefix=/opt/x/bin/python3"),
-        (["workload=tiny", "--", "train.py"], "workload=tiny and .* both say what runs"),
-        (["mix=[S]", "--", "train.py"], "both say what runs"),
+        (["workload=tiny", "--", "train.py"], "workload=tiny and .* both name a program"),
+        (["mix=[S]", "--", "train.py"], "both name a program"),
         (["workload.flags.lr=1", "workload.flags.lr=2"], "workload.flags.lr is given twice"),
-        (["--", "a\udcffb.py"], r"'a\\udcffb.py' is not UTF-8, and so cannot be recorded; give the file another name"),
+        (["--", "a\udcffb.py"], r"'a\\udcffb.py' is not UTF-8; rename the file"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant_is_refused(arguments, why):
@@ -118,7 +118,9 @@ def test_a_module_that_its_own_package_lacks_is_refused(make_plan, scripts, modu
 
 def test_a_shell_script_that_nobody_may_execute_is_refused(make_plan, scripts):
     (scripts / "run.sh").write_text("echo\n")
-    with pytest.raises(ConfigError, match=r"run\.sh is not executable, and its first line names no Python; chmod \+x"):
+    with pytest.raises(
+        ConfigError, match=r"run\.sh is not executable, and its first line names no Python; run chmod \+x"
+    ):
         make_plan(user_command.make_overrides(["degree=1", "--", "./run.sh"]))
 
 
@@ -160,7 +162,7 @@ def test_a_flag_is_the_same_program_however_it_is_given(make_plan):
 
 def test_a_program_that_may_not_be_executed_is_refused_unless_it_is_python(make_plan, tmp_path):
     (program := tmp_path / "other").write_text("#!/bin/sh\necho 1\n")
-    with pytest.raises(ConfigError, match=r"is not executable, and its first line names no Python; chmod \+x"):
+    with pytest.raises(ConfigError, match=r"is not executable, and its first line names no Python; run chmod \+x"):
         make_plan(["workload=script", f"workload.script={program}"])
     program.write_text("#!/usr/bin/env python3\nprint(1)\n")
     make_plan(["workload=script", f"workload.script={program}"])
@@ -172,17 +174,17 @@ def test_a_program_that_may_not_be_executed_is_refused_unless_it_is_python(make_
         ([*SCRIPT, "workload.args=--lr 1", "workload.flags.lr=2"], "--lr is given twice"),
         ([*SCRIPT, "workload.args='--lr=1'", "workload.flags.lr=2"], "--lr is given twice"),
         (["workload.flags.batch-size=2"], "--batch-size is given twice"),
-        ([*SCRIPT, 'workload.args="it\'s"'], "cannot be split as a shell would"),
-        (["workload=script", "workload.script=torchrunn"], "no such program"),
-        (["mix=[S,S]", *TINY, "degree=2"], "leave degree out"),
+        ([*SCRIPT, 'workload.args="it\'s"'], "cannot be split into words"),
+        (["workload=script", "workload.script=torchrunn"], "and no program beside"),
+        (["mix=[S,S]", *TINY, "degree=2"], "remove degree"),
         (["mix=['']"], "is empty"),
         (["mix=['   ']"], "is empty"),
-        (["mix=[S,train]"], "train is not among the sizes"),
-        (["mix=['absent.py --lr 1']"], "there is no such file"),
+        (["mix=[S,train]"], "train is neither one of the sizes"),
+        (["mix=['absent.py --lr 1']"], "absent.py does not exist"),
         (["mix=['train.py \"']"], "cannot be split"),
         (["mix=[{flags:{lr:1}}]"], "names no program"),
-        (["mix=[{command:train.py,args:x}]"], "say the same"),
-        (["mix=[{command:train.py,enviro:{}}]"], "no key enviro"),
+        (["mix=[{command:train.py,args:x}]"], "exclude each other"),
+        (["mix=[{command:train.py,enviro:{}}]"], "enviro is not a key"),
         (["mix=[{command:train.py,ends_by_itself:perhaps}]"], "ends_by_itself"),
     ],
 )
@@ -263,7 +265,7 @@ def test_a_group_with_neighbours_that_is_named_keeps_its_baseline(make_plan):
 def test_a_note_about_the_window_names_no_neighbour(make_plan):
     asked = ["workload=script", "workload.script=tests/toys/toy.py", "neighbours=[S]", "workload@sizes.S=tiny"]
     notes = make_plan(asked, device=GPU).notes
-    (told,) = (note for note in notes if "cannot be told to stop" in note)
+    (told,) = (note for note in notes if "cannot be stopped" in note)
     assert "tiny" not in told, told
 
 
@@ -271,18 +273,18 @@ def test_a_note_about_the_window_names_programs_in_the_order_of_the_mix(make_pla
     plan = make_plan(['mix=["tests/toys/waiting.py","tests/toys/plain_torch.py"]'])
     (name,) = {group.name for group in plan.groups}
     assert name.endswith("waiting+plain_torch")
-    assert any(note.startswith("waiting, plain_torch cannot be told to stop") for note in plan.notes)
+    assert any(note.startswith("waiting, plain_torch cannot be stopped") for note in plan.notes)
 
 
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (["degree=0", "neighbours=2"], "there are none"),
-        (["mix=[]", "neighbours=2"], "there are none"),
+        (["degree=0", "neighbours=2"], "needs measured jobs"),
+        (["mix=[]", "neighbours=2"], "needs measured jobs"),
         (["scenario=serial", "neighbours=2"], "one job at a time"),
-        (["neighbours=[Q]"], "give a number"),
-        (["neighbours=-1"], "give a number"),
-        (["workload=script", "workload.script=tests/toys/toy.py", "neighbours=1"], "cannot be told to stop"),
+        (["neighbours=[Q]"], "must be a number"),
+        (["neighbours=-1"], "must be a number"),
+        (["workload=script", "workload.script=tests/toys/toy.py", "neighbours=1"], "cannot be stopped"),
     ],
 )
 def test_neighbours_that_cannot_be_meant_are_refused(make_plan, overrides, why):
@@ -295,7 +297,7 @@ def test_neighbours_that_cannot_be_meant_are_refused(make_plan, overrides, why):
     [
         (["mix=[S,M]", "workload.batch_size=8"], "set sizes.S.batch_size=8 instead"),
         (["mix=[train.py,M]", "workload=micro"], "set workload@sizes.M=micro instead"),
-        (["mix=[train.py]", "workload=micro"], "leave one of them out"),
+        (["mix=[train.py]", "workload=micro"], "remove one of them"),
         (["sizes.S.batch_size=8"], "'mix=[S]'"),
         (["mix=[S]", "neighbours=[M]", "+workload@sizes.X=micro"], "'mix=[X]'"),
     ],

@@ -57,7 +57,7 @@ def fail(*_: object) -> None:
 @pytest.mark.parametrize(
     ("workload", "why"),
     [
-        ({"derive_values": lambda _: {"totl": 3}}, "derive_values returns totl, which is no option of the program"),
+        ({"derive_values": lambda _: {"totl": 3}}, "derive_values returns totl, which is not an option"),
         ({"derive_values": lambda _: {"total": "x"}}, "derive_values: total=x: Value 'x' of type 'str' could not"),
         ({"derive_values": lambda _: {"total": -1}}, "derive_values: total=-1 must not be negative"),
         ({"derive_values": lambda _: None}, r"derive_values failed: TypeError: .* \(test_option_hooks.py:\d+\)"),
@@ -81,7 +81,7 @@ def test_a_mistake_in_a_class_or_value_is_refused_in_one_line(workload, why):
 @pytest.mark.parametrize(
     ("method", "why"),
     [
-        (lambda _: 3, "small returns 3, which is no workload"),
+        (lambda _: 3, "small returns 3, not a workload"),
         (fail, "small failed: RuntimeError"),
         (lambda self: replace(self, total=-1), "small: total=-1 must not be negative"),
         (lambda self: replace(self, total="x"), "small: total: Value 'x'"),
@@ -102,8 +102,8 @@ class Pair:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        (f"{__name__}.Pair", r"pair is tuple\[int, int\]; types are int, float"),
-        ("workloads.primes.Primes", "package workloads has no workloads.primes; give a package of yours another name"),
+        (f"{__name__}.Pair", r"pair has the unsupported type tuple\[int, int\]; use int, float"),
+        ("workloads.primes.Primes", "workloads.primes is not in this project's package workloads; rename"),
     ],
 )
 def test_a_class_that_cannot_be_used_is_refused(name, why):
@@ -122,4 +122,4 @@ def test_the_element_of_a_list_is_refused_and_not_the_list():
     node = OmegaConf.structured(Primes)
     with pytest.raises(OmegaConfBaseException) as refused:
         OmegaConf.update(node, "bins", ["x"])
-    assert command_line.explain_refusal("bins", refused.value) == "x in this list must be a whole number"
+    assert command_line.explain_refusal("bins", refused.value) == "holds x; each element must be a whole number"

@@ -61,7 +61,7 @@ def test_the_schema_of_experiments_takes_them_in_blocks(folder, capsys):
 def test_the_schema_needs_the_class_and_the_folder(folder, capsys):
     (folder / "conf/workload/other.yaml").write_text("defaults: [/schema/own_nothing.Other@_here_]\n")
     assert json_schema.main(["workload"]) == 2
-    assert capsys.readouterr().err.startswith("error: /schema/own_nothing.Other: there is no such class")
+    assert capsys.readouterr().err.startswith("error: /schema/own_nothing.Other is not a class that can be imported")
     with pytest.raises(SystemExit, match="2"):
         json_schema.main(["--config-dir", "nosuch"])
     assert "--config-dir nosuch: there is no such folder" in capsys.readouterr().err
@@ -71,7 +71,7 @@ def test_help_lists_the_choices_and_what_they_set(folder):
     assert ", primes, " in " ".join(explained.format_overview().split())
     assert "workload.limit  (int; default: 20000, 50000 in primes)\n" in explained.format_keys("workload.limit")
     (folder / "conf/workload/primes.yaml").write_text(f"{YAML}  - wrong: [\n")
-    with pytest.raises(explained.ConfigError, match=r"primes\.yaml: this is no YAML with keys"):
+    with pytest.raises(explained.ConfigError, match=r"primes\.yaml is not a YAML map"):
         explained.format_keys("workload.limit")
 
 

@@ -34,7 +34,7 @@ def test_where_samples_per_second_come_from_decides_the_window(plan_script, give
     (group,) = plan.groups
     assert group.jobs[0].workload.rate == rate
     assert group.window.kind is kind
-    assert ("start-up included" in " ".join(plan.notes)) == (kind is WindowKind.WORK and "window=work" not in given)
+    assert ("with start-up" in " ".join(plan.notes)) == (kind is WindowKind.WORK and "window=work" not in given)
     assert not {"--metric", "--samples", "--metric-pattern", "--run-in"} & set(group.jobs[0].workload.argv)
 
 
@@ -47,11 +47,11 @@ def test_what_a_script_is_measured_by_makes_another_group(plan_script):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (["workload.args=['--out={outdir}']"], r"no placeholder \{outdir\}"),
-        (["workload.samples=9", "workload.metric=a"], "samples and metric are different sources"),
+        (["workload.args=['--out={outdir}']"], r"\{outdir\} is not a placeholder"),
+        (["workload.samples=9", "workload.metric=a"], "samples and metric both set"),
         (["workload.samples=0"], "at least 1"),
         (["workload.metric=' '"], "metric is empty"),
-        (["workload.metric_pattern='(a'"], "no regular expression"),
+        (["workload.metric_pattern='(a'"], "not a regular expression"),
         (["workload.metric_pattern='a'"], "has 0 groups"),
         (["window.kind=LOGGED"], "window=work"),
     ],

@@ -111,5 +111,5 @@ def test_a_program_without_a_small_form_is_left_alone_and_a_script_is_replaced(c
     )
     (config,) = configs_of(["+experiment=mine", "+rehearse=tiny", "degree=1"], conf)
     assert (config.workload.name, config.workload.command) == ("server", "serve {port}")
-    with pytest.raises(ConfigError, match=r"workload\.command: there is no such setting"):
+    with pytest.raises(ConfigError, match=r"workload\.command does not exist"):
         configs_of(["+experiment=robroek_quick", "+rehearse=tiny", "+workload.command=x"], conf)

@@ -62,17 +62,17 @@ def folder_of_texts(root: Path, *classes: str) -> Path:
         ({"task": Task.causal_lm}, "task=causal_lm does not fit model=bert; use classification or masked_lm"),
         ({"num_classes": None}, "task=classification needs num_classes; add it"),
         ({"task": Task.masked_lm}, "num_classes=4 has no effect with task=masked_lm; leave it out"),
-        ({"sequence_tokens": 2}, "leaves no token of a text"),
+        ({"sequence_tokens": 2}, "is too small to classify"),
         ({"sequence_tokens": 0}, "sequence_tokens=0 must be at least 1"),
         ({"source": DataSource.synthetic_files}, "is for images; use synthetic_host or synthetic_device"),
         ({"source": DataSource.files}, "pydoc comes with Python; use source=disk"),
         ({"dataset": "news"}, "a folder of texts is source=files"),
-        ({"source": DataSource.files, "dataset": "news"}, "news is read from disk, but no folder is given"),
+        ({"source": DataSource.files, "dataset": "news"}, "news is read from disk and data.root is not set"),
         (
             {"source": DataSource.files, "dataset": "news", "data_root": "/nowhere"},
             "/nowhere/news, which does not exist",
         ),
-        ({"weights": ""}, "weights are not given; workload.weights=FOLDER"),
+        ({"weights": ""}, "weights is empty; set workload.weights=FOLDER"),
         ({"weights": "/nowhere"}, "weights=/nowhere holds no config.json"),
     ],
 )
@@ -81,7 +81,7 @@ def test_what_excludes_each_other_is_refused(changes, message):
 
 
 def test_a_large_model_is_not_trained_on_cpus_that_nobody_chose():
-    assert "no GPU was found; use gpu=cpu" in refused(text(), CPU)
+    assert "no GPU was found; set gpu=cpu" in refused(text(), CPU)
     text().complete().refuse_wrong(CPU, device_was_chosen=True)
     text(model_args={"hidden_size": 128}).complete().refuse_wrong(CPU, device_was_chosen=False)
     assert "needs a GPU" in refused(text(step_mode=StepMode.cuda_graph), CPU)
@@ -97,9 +97,9 @@ def test_weights_must_fit(weights):
     assert "have hidden_size=384, and model_args.hidden_size=768" in refused(
         text(weights=str(weights), model_args={"hidden_size": 768})
     )
-    assert "are of a bert, and model=distilbert" in refused(text(weights=str(weights), model=TextModel.distilbert))
+    assert "hold a bert, not model=distilbert" in refused(text(weights=str(weights), model=TextModel.distilbert))
     (weights / "config.json").write_text("[]")
-    assert "config.json is not of a model" in refused(good)
+    assert "config.json cannot be used" in refused(good)
     (weights / "model.safetensors").unlink()
     assert "holds no weights" in refused(good)
     (weights / "tokenizer.json").unlink()
@@ -124,7 +124,5 @@ def test_an_environment_without_transformers_is_refused(make_plan, monkeypatch):
     found = current.CurrentEnv().resolve()
     others = dataclasses.replace(found, lock=tuple(line for line in found.lock if not line.startswith("transformers")))
     monkeypatch.setattr(current, "_describe", lambda: others)
-    with pytest.raises(
-        ConfigError, match=r"tiny_text: its options take transformers, which the environment of .* lack"
-    ):
+    with pytest.raises(ConfigError, match=r"tiny_text: transformers is not installed in the environment of .*"):
         make_plan(["workload=tiny_text"])

@@ -66,8 +66,8 @@ def test_one_line_says_what_is_lost(untried, caplog) -> None:
     for _ in range(2):
         set_mlflow_defaults()
     [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert line.startswith("MLflow 3.99.1 was not tried: its UI lacks the study's columns, ")
-    assert line.endswith("; pip install 'mlflow>=3.17,<3.18' to have all") and "\n" not in line
+    assert line.startswith("MLflow 3.99.1 is untested: its UI lacks the study's columns, ")
+    assert line.endswith("; run pip install 'mlflow>=3.17,<3.18'") and "\n" not in line
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ ONE = {"framework_version": "2.11.0", "seen": "NVIDIA H100 MIG 1g.10gb, 9728 MiB
 INSTANCE = {"device": "MIG-1", "mig_profile": "1g.10gb"}
 WHOLE = {"device": "GPU-1"}
 BOTH = {"device": "MIG-1,MIG-2", "mig_profile": "2g.20gb+1g.10gb"}
-FEWER = {"works": "in part", "why": "it sees 1 of the 2 devices that it was given"}
+FEWER = {"works": "in part", "why": "it sees 1 of 2 given devices"}
 
 
 def test_each_answer_is_said_once_with_the_number_of_its_jobs():

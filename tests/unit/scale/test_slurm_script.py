@@ -177,7 +177,7 @@ def test_what_no_task_could_run_is_refused(config, options, changes, why) -> Non
 def test_what_every_task_would_refuse_is_not_submitted(compose) -> None:
     configs = config_reader.read(compose(["degree=2", "only=[naive-2x-typo]"]))
     request: Any = SimpleNamespace(configs=configs, simulated=None, is_sweep=True)
-    with pytest.raises(ConfigError, match="the plan has no group of that name"):
+    with pytest.raises(ConfigError, match="is not a group of the plan"):
         slurm._plan(request)
 
 

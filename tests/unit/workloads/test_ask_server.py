@@ -140,12 +140,12 @@ def test_a_server_that_dies_is_an_error_and_nobody_records_any_more(ask):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--command", "vllm serve"], "does not say where the server listens; write {port}"),
-        (["--command", "sh -c 'serve {port}"], "cannot be split as a shell would: No closing quotation"),
-        (["--command", "serve {port}", "--arrival", "poisson"], "needs a rate above 0, and rate_per_s is not given"),
+        (["--command", "vllm serve"], "has no {port}, the port"),
+        (["--command", "sh -c 'serve {port}"], "cannot be split into words: No closing quotation"),
+        (["--command", "serve {port}", "--arrival", "poisson"], "needs a finite rate_per_s above 0; set"),
         (
             ["--command", "serve {port}", "--arrival", "poisson", "--rate-per-s", "0"],
-            "needs a rate above 0, and rate_per_s is 0",
+            "needs a finite rate_per_s above 0, not 0; set",
         ),
     ],
 )

@@ -147,10 +147,10 @@ def test_an_answer_that_goes_wrong_in_the_run_is_reported(monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--arrival", "poisson"], "needs a rate above 0, and rate_per_s is not given"),
+        (["--arrival", "poisson"], "needs a finite rate_per_s above 0; set"),
         (["--rate-per-s", "5"], "rate_per_s=5 needs an arrival process"),
-        (["--arrival", "poisson", "--rate-per-s", "0"], "needs a rate above 0, and rate_per_s is 0"),
-        (["--arrival", "poisson", "--rate-per-s", "inf"], "needs a rate above 0, and rate_per_s is inf"),
+        (["--arrival", "poisson", "--rate-per-s", "0"], "needs a finite rate_per_s above 0, not 0; set"),
+        (["--arrival", "poisson", "--rate-per-s", "inf"], "needs a finite rate_per_s above 0, not inf; set"),
         (["--output-tokens", "4"], "use library=transformers"),
         (["--step-mode", "cuda_graph", "--max-batch", "2", "--outstanding", "2"], "replays one shape"),
     ],

@@ -92,7 +92,9 @@ def test_a_script_that_leaves_its_work_in_the_background_fails_and_the_work_is_e
     server.go()
     status, output, _ = server.end()
     (error,) = server.events("error")
-    said = f"{script} ended, but left 1 process running ({int(output)} sh), now ended; let it `wait` for what it starts"
+    said = (
+        f"{script} ended but left 1 process running ({int(output)} sh), now killed; let it wait for its children"
+    )
     assert (status, error["type"], error["message"]) == (1, "LeftRunningError", said)
     assert not is_alive(int(output))
 
@@ -163,7 +165,7 @@ def test_no_signal_stays_blocked_in_the_script(server, write):
         ("echo hi\n", "Exec format error; begin it with a line such as #!/bin/sh, or write `sh` before it"),
         (
             "#!/bin/bash\r\n",
-            "No such file or directory; is there what its first line names, '#!/bin/bash\\r'?",
+            "No such file or directory; check the interpreter in its first line, '#!/bin/bash\\r'",
         ),
     ],
 )

@@ -26,5 +26,7 @@ def test_placeholders_are_filled_in_and_other_braces_left(argument, filled):
 
 
 def test_a_placeholder_that_does_not_exist_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"--out=\{outdir\}: there is no placeholder.*\{output_dir\}.*\{\{outdir\}\}"):
+    with pytest.raises(
+        ConfigError, match=r"--out=\{outdir\}: \{outdir\} is not a placeholder.*\{output_dir\}.*\{\{outdir\}\}"
+    ):
         placeholders.refuse_unknown("train", ["--fine={job}", "--out={outdir}"])

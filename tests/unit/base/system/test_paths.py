@@ -13,9 +13,9 @@ from pipeline.base.system.paths import expand_path, find_file, is_file
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("absent", "=absent: there is no such file in /"),
-        ("/absent/x", "=/absent/x: there is no such file; check the name"),
-        (".", " is a folder, and a file is needed"),
+        ("absent", "=absent does not exist in /"),
+        ("/absent/x", "=/absent/x does not exist; check the name"),
+        (".", "name a file in it"),
     ],
 )
 def test_what_is_no_file_is_refused(given, words):
@@ -28,5 +28,5 @@ def test_what_is_no_file_is_refused(given, words):
 def test_a_name_that_no_file_can_have_is_refused(given):
     assert not is_file(Path(given))
     for use in (expand_path, find_file):
-        with pytest.raises(ConfigError, match="no path is that long"):
+        with pytest.raises(ConfigError, match="is too long for a path"):
             use("data.root", given)

@@ -51,7 +51,7 @@ def test_a_slurm_that_is_absent_or_does_not_answer_is_an_error(says, monkeypatch
 def test_another_cluster_does_not_answer_for_the_tasks_of_this_one(says) -> None:
     says(squeue="echo 12 3 RUNNING None", scontrol="echo 'ClusterName             = c1'")
     assert squeue.read_cluster_states("c1", {"12"}) == {"12_3": "RUNNING"}
-    with pytest.raises(CommandError, match="this is cluster c1, and not c2"):
+    with pytest.raises(CommandError, match="this is cluster c1, not c2"):
         squeue.read_cluster_states("c2", {"12"})
 
 

@@ -227,7 +227,7 @@ def test_without_a_file_the_environment_is_the_one_that_the_networks_need(tmp_pa
 
 
 def test_no_such_file_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="there is no such file"):
+    with pytest.raises(ConfigError, match="does not exist"):
         CondaEnv(str(tmp_path / "gone.yml")).preview()
 
 

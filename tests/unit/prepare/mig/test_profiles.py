@@ -139,8 +139,8 @@ def test_a_model_is_found_by_its_names(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("h100", "no GPU model is called 'h100'.*a100_40gb"),
-        ("rtxpro5000_48gb", "placements.*PRO 5000.*not known.*a100_40gb"),
+        ("h100", "GPU model 'h100' is unknown.*a100_40gb"),
+        ("rtxpro5000_48gb", "placements.*PRO 5000.*unknown.*a100_40gb"),
     ],
 )
 def test_a_model_that_is_not_known_is_an_error(name: str, message: str) -> None:

@@ -327,7 +327,7 @@ def test_a_prefix_that_is_not_allowed_is_a_question_of_permission(a100: Machine)
     ("changes", "says"),
     [
         ({"admin": None}, "gpu.admin=null forbids"),
-        ({"admin": ("sudo -n",)}, r"gpu.admin=\[sudo -n\]: there is no program 'sudo -n' that can be run"),
+        ({"admin": ("sudo -n",)}, r"gpu.admin=\[sudo -n\]: program 'sudo -n' was not found"),
         ({"device": cpu_device()}, "needs an NVIDIA GPU with MIG"),
     ],
 )

@@ -548,7 +548,7 @@ def test_a_list_of_another_length_than_the_jobs_is_refused_before_anything_happe
         (cpu_device(), {}, "needs an NVIDIA GPU"),
         (dataclasses.replace(GPU, mig_enabled=True), {}, "MIG mode is on.*nvidia-smi -i 0 -mig 0"),
         (GPU, {}, "nvidia-cuda-mps-control, which is not on PATH"),
-        (GPU, {"program": "/nonexistent"}, "/nonexistent is not a program"),
+        (GPU, {"program": "/nonexistent"}, "/nonexistent is not executable"),
     ],
 )
 def test_a_device_that_mps_cannot_share_is_refused_with_the_remedy(folder, monkeypatch, device, options, says):
