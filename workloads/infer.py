@@ -36,7 +36,8 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     """Set up, warm up, wait for the group, answer requests, check the answers."""
     with ExitStack() as stack:
         # Before this process is large: starting a process copies it.
-        process, arrivals = arrival_process(args, job), None
+        process = arrival_process(args, job)
+        arrivals: Arrivals | None = None
         if args.serve == "in_process":
             loop = ClosedLoop if process.kind == "closed" else OpenLoop
             arrivals = stack.enter_context(loop(job, process))

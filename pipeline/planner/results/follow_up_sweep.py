@@ -22,7 +22,7 @@ _WHICH_GPU = ("hydra/launcher", "hydra.launcher", "gpu.device")
 
 def build_command(study: Study, advice: Advice) -> str | None:
     """Return the command that would decide it; `None` if there is advice, or no sweep would help."""
-    cases = cases_of(study)
+    cases = label_cases(study)
     rows = [row for row in study.rows if cases[row.run_id] == advice.case and row.degree == advice.degree]
     together = [row for row in rows if not row.is_sequential]
     if advice.mode is not None or not together:
@@ -50,11 +50,6 @@ def _add_modes(advice: Advice, together: Sequence[Row]) -> str | None:
     good = {row.scenario for row in together} - bad
     new = [mode.name for mode in (NAIVE, MPS) if mode.name not in good | bad]
     return _compose(together, [f"scenario={','.join([*sorted(good), *new])}", repeats, "resume=true"]) if new else None
-
-
-def _rows(study: Study, advice: Advice) -> list[Row]:
-    cases = label_cases(study)
-    return [row for row in study.rows if cases[row.run_id] == advice.case and row.degree == advice.degree]
 
 
 def _compose(rows: Sequence[Row], decided: Sequence[str], without: Sequence[str] = ()) -> str | None:

@@ -81,7 +81,7 @@ def measure_profile(study: Study, source: str) -> Profile:
             f"{source}: some runs are of a simulated GPU, which says nothing about the real one of others"
         )
     cases = label_cases(study)
-    ranked = {_place(cell): cell for cell in make_cells(study) if _is_profiled(cell)}
+    ranked = {(cell.case, cell.degree, cell.mode): cell for cell in make_cells(study) if _is_profiled(cell)}
     names = _names(job for row in study.rows for job in row.jobs)
     runs: dict[_Key, dict[str, _CellRuns]] = defaultdict(dict)
     for row in study.rows:

@@ -92,9 +92,7 @@ def test_a_script_that_leaves_its_work_in_the_background_fails_and_the_work_is_e
     server.go()
     status, output, _ = server.end()
     (error,) = server.events("error")
-    said = (
-        f"{script} ended but left 1 process running ({int(output)} sh), now killed; let it wait for its children"
-    )
+    said = f"{script} ended but left 1 process running ({int(output)} sh), now killed; let it wait for its children"
     assert (status, error["type"], error["message"]) == (1, "LeftRunningError", said)
     assert not is_alive(int(output))
 
