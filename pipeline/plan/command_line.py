@@ -19,7 +19,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.base.system.paths import list_choices
 from pipeline.base.system.secrets import mask_text
-from pipeline.plan import config_schema, hydra_arguments, hydra_errors, override_remedy
+from pipeline.plan import config_schema, hydra_arguments, hydra_errors, override_remedy, renamed_keys
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -34,7 +34,6 @@ _DELETION = re.compile(
     r"|Config group override deletion value must be a string : .*key_or_group='(?P<group>.*?)'"
 )
 _WANTED = {IntegerNode: "a whole number", FloatNode: "a number", BooleanNode: "true or false", StringNode: "a text"}
-_MOVED = {f"hydra.sweeper.{key}": "blocks: [...] beside hydra:, without sweeper:" for key in ("blocks", "params")}
 _MOST_NAMED = 4
 _SEARCH_PATH = "Config search path"
 
@@ -85,7 +84,8 @@ def explain(error: Exception) -> str:
         return str(error)
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
-        return f"{group}={choice}: there is no such choice; {_suggest_choice(choice, error.options)}"
+        old = renamed_keys.explain_old_key(f"{group}={choice}")
+        return old or f"{group}={choice}: there is no such choice; {_suggest_choice(choice, error.options)}"
     if isinstance(error, OverrideParseException):
         return override_remedy.explain_unreadable(str(error.override), explain_refusal)
     cause, text = error.__cause__, str(error)
@@ -133,6 +133,8 @@ def _explain_in_file(cause: OmegaConfBaseException) -> str:
 
 
 def _explain_missing(group: str, choice: str) -> str:
+    if old := renamed_keys.explain_old_key(f"{group}={choice}"):
+        return old
     if group == "schema":
         return f"/schema/{choice}: there is no such schema; name a class of options, as /schema/MODULE.CLASS"
     return f"{group}: there is no choice {choice}; {_suggest_choice(choice, list_choices(group))}"
@@ -146,6 +148,8 @@ def _explain_refused(override: str, cause: OmegaConfBaseException) -> str:
 
 def explain_unknown_key(key: str, known: Iterable[str]) -> str:
     """Explain that a key, as `workload.batchsize`, does not exist; its parent has the known ones."""
+    if old := renamed_keys.explain_old_key(key):
+        return old
     parent, _, name = key.rpartition(".")
     return f"{key}: there is no such setting; {_suggest_name(name, known, f'{parent}.' if parent else '')}"
 
@@ -175,8 +179,8 @@ def _suggest_choice(word: str, choices: Iterable[str]) -> str:
 
 
 def _explain_unknown(key: str, parent: Any) -> str:
-    if key in _MOVED:
-        return f"{key}: this is at the top level now; write {_MOVED[key]}"
+    if old := renamed_keys.explain_old_key(key):
+        return old
     if not isinstance(parent, DictConfig):
         return explain_unknown_key(key, ())
     if OmegaConf.get_type(parent) is dict:  # of entries with names of their own

@@ -65,13 +65,13 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
         unique = {id(workload) for _, workload in entries}
         workload_of = {key: _make_workload(complete[key], config, device, window, inventory) for key in unique}
         return tuple(
-            Job(index=index, workload=workload_of[id(workload)], size=size, is_neighbour=first > 0)
+            Job(index=index, workload=workload_of[id(workload)], size=size, is_co_runner=first > 0)
             for index, (size, workload) in enumerate(entries, start=first)
         )
 
     jobs = make_jobs(measured, window)
-    neighbours = make_jobs(beside, dataclasses.replace(window, kind=WindowKind.STEADY), first=len(jobs))
-    together = _make_group(config, device, window, jobs + neighbours)
+    co_runners = make_jobs(beside, dataclasses.replace(window, kind=WindowKind.STEADY), first=len(jobs))
+    together = _make_group(config, device, window, jobs + co_runners)
     notes += [note for workload in workloads for note in workload.window_notes(window)]
     notes += _list_notes(together, inventory, is_other_window=window.kind is not config.window.kind)
     in_turn = _make_serial(together, jobs)
@@ -186,7 +186,7 @@ def _make_workload(
         preload=workload.preload,
         is_in_own_folder=workload.is_in_own_folder(),
         rate=workload.rate_source(),
-        unit=workload.unit,
+        work_unit=workload.work_unit,
         is_rate_given=workload.has_given_rate(),
         objective=workload.latency_objective(),
         lacks=lacks,
@@ -271,7 +271,7 @@ def _make_group(config: Config, device: Device, window: Window, jobs: tuple[Job,
             tolerate=tuple(config.gpu.tolerate),
             exclusive_process=config.gpu.exclusive_process,
             job_memory_mib=config.gpu.job_memory_mib,
-            beside=config.gpu.beside,
+            num_other_gpus=config.gpu.other_gpus,
         ),
         config_text=lambda: OmegaConf.to_yaml(OmegaConf.create(secrets.mask(_escape_values(config)))),
         profiler=ProfilerSpec(

@@ -34,7 +34,7 @@ class ScriptConfig(WorkloadConfig):
     ends_by_itself: bool = True
     run_in: RunIn = explain("where each job starts: the directory of the call, or its output folder", RunIn.caller)
     metric: str | None = explain(
-        "metric by which it logs its samples/s (or its `unit`/s), through MLflow or in TensorBoard files", None
+        "metric by which it logs its samples/s (or its `work_unit`/s), through MLflow or in TensorBoard files", None
     )
     metric_pattern: str | None = explain(
         "regular expression for lines of its output that say its samples/s; its one group is the number", None
@@ -47,13 +47,13 @@ class ScriptConfig(WorkloadConfig):
     decimal_mark: DecimalMark | None = explain(
         "what separates the decimals of numbers in its output; `null` if they say it themselves", None
     )
-    samples: int | None = explain("samples, or what its `unit` says, that a whole run works off", None)
+    samples: int | None = explain("samples, or what its `work_unit` says, that a whole run works off", None)
 
     def __post_init__(self) -> None:
         if not self.name:
             self.name = user_command.name_program(self.script, self.argument_words())
-        if (unit := self._metric_unit()) is not None and self.unit == work_units.SAMPLES:
-            self.unit = unit.work or self.unit
+        if (unit := self._metric_unit()) is not None and self.work_unit == work_units.SAMPLES:
+            self.work_unit = unit.work or self.work_unit
 
     def program_options(self) -> dict[str, Any]:
         return {}  # what it takes stands in `args` and `flags`
@@ -94,7 +94,7 @@ class ScriptConfig(WorkloadConfig):
         if len(sources) > 1:
             raise ValueError(f"{' and '.join(sources)} are different sources of one rate; give one of them")
         if self.samples is not None and self.samples < 1:
-            work = work_units.format_unit(self.unit)
+            work = work_units.format_unit(self.work_unit)
             raise ValueError(f"samples={self.samples} must be at least 1: the {work} of a whole run")
         self._check_metric_unit()
         if self.metric is not None and not self.metric.strip():
@@ -105,9 +105,10 @@ class ScriptConfig(WorkloadConfig):
             except re.error as error:
                 raise ValueError(f"metric_pattern={self.metric_pattern} is no regular expression: {error}") from error
             if num_groups != 1:
+                example = f"'([0-9.]+) {work_units.per_second(self.work_unit)}'"
                 raise ValueError(
                     f"metric_pattern={self.metric_pattern} has {num_groups} groups; put one pair of parentheses around "
-                    f"the number, as in '([0-9.]+) {work_units.per_second(self.unit)}', and write (?:...) for others"
+                    f"the number, as in {example}, and write (?:...) for others"
                 )
 
     def _check_metric_unit(self) -> None:
@@ -119,9 +120,9 @@ class ScriptConfig(WorkloadConfig):
             return
         unit = self._metric_unit()
         if unit is None:
-            raise ValueError(f"metric_unit={self.metric_unit} is no unit; {metric_unit.FORMS}")
-        if not unit.counts(self.unit):
+            raise ValueError(f"metric_work_unit={self.metric_unit} is no unit; {metric_unit.FORMS}")
+        if not unit.counts(self.work_unit):
             raise ValueError(
-                f"metric_unit={self.metric_unit} is the time of {work_units.format_unit(unit.work)}, not of "
-                f"{work_units.format_unit(self.unit)}; leave out unit={self.unit}"
+                f"metric_work_unit={self.metric_unit} is the time of {work_units.format_unit(unit.work)}, not of "
+                f"{work_units.format_unit(self.work_unit)}; leave out work_unit={self.work_unit}"
             )

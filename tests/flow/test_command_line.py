@@ -176,11 +176,11 @@ def test_blocks_that_are_no_grids_are_refused(tmp_path, blocks):
     [
         (
             "hydra: {mode: MULTIRUN, sweeper: {blocks: [{degree: 2}]}}",
-            "hydra.sweeper.blocks: this is at the top level now; write blocks: [...] beside hydra:, without sweeper:",
+            "hydra.sweeper.blocks was renamed; write blocks: [...] beside hydra:, without sweeper:",
         ),
         (
             "hydra: {mode: MULTIRUN, sweeper: {params: {degree: '1,2'}}}",
-            "hydra.sweeper.params: this is at the top level now; write blocks: [...] beside hydra:, without sweeper:",
+            "hydra.sweeper.params was renamed; write blocks: [...] beside hydra:, without sweeper:",
         ),
         ("windw: {seconds: 3}", "windw: there is no such setting; did you mean window?"),
         ("window: {second: 3}", "window.second: there is no such setting; did you mean window.seconds?"),

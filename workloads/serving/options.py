@@ -30,7 +30,7 @@ _MOST_IN_A_BATCH, _MOST_TOKENS, _REQUESTS = 64, 64, 200  # of a rehearsal
 class Service:
     """Answering requests. A study compares one by its latency where the rate is given."""
 
-    unit = "requests"
+    work_unit = "requests"
 
     arrival: Arrival = option(
         Arrival.closed,

@@ -1,6 +1,6 @@
 """The state of a machine, as far as it decides how fast a GPU is: only rows of one state are compared.
 
-One rule for the live table, MLflow, `resume`, the overview of units and the report.
+One rule for the live table, MLflow, `resume`, the overview of shards and the report.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def normalise(
     jobs: Sequence[ComparedJob],
     *,
     is_sequential: bool = False,
-    has_neighbours: bool = False,
+    has_co_runners: bool = False,
     serial_s: float | None = None,
     makespan_s: float | None = None,
 ) -> dict[str, float]:
@@ -68,7 +68,7 @@ def normalise(
         window: what was measured.
         jobs: those of the group.
         is_sequential: whether they ran one after another after all.
-        has_neighbours: whether others took their share of the device: then there is no speed-up, nor fairness.
+        has_co_runners: whether others took their share of the device: then there is no speed-up, nor fairness.
         serial_s: of a fixed amount of work: total time of the same jobs really executed one after another; the sum of
             their times alone if that was not measured.
         makespan_s: of a fixed amount of work: total time of the jobs together.
@@ -83,7 +83,7 @@ def normalise(
         return figures
     progress = [together / alone if is_rate else alone / together for together, alone in known]
     figures[SLOWDOWN] = 1 / min(progress)
-    if len(unpaced) < len(jobs) or has_neighbours:
+    if len(unpaced) < len(jobs) or has_co_runners:
         return figures
     if is_rate:
         figures[SPEEDUP] = sum(progress)

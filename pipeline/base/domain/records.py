@@ -159,7 +159,7 @@ class Job:
     index: int
     workload: Workload
     size: str | None = None
-    is_neighbour: bool = False
+    is_co_runner: bool = False
 
     @property
     def name(self) -> str:
@@ -215,7 +215,7 @@ class GpuSettings:
     `exclusive_process` is never set for a group whose jobs run one after another.
 
     Attributes:
-        beside: other GPUs of the host that work for the study at the same time.
+        num_other_gpus: other GPUs of the host that work for the study at the same time.
     """
 
     admin: tuple[str, ...] | None
@@ -223,7 +223,7 @@ class GpuSettings:
     tolerate: tuple[str, ...]
     exclusive_process: bool
     job_memory_mib: int
-    beside: int = 0
+    num_other_gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,13 +293,13 @@ CO_RUNNERS = "neighbours"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Jobs that run together once, neighbours last. The unit of execution, of an MLflow parent run and of `resume`.
+    """Jobs that run together once, co-runners last. The unit of execution, of an MLflow parent run and of `resume`.
 
     Attributes:
         number: position in the plan, from 1.
         block: the repeat, from 1; each block holds every group of the study once.
-        unit: what of the study one worker runs, from 1.
-        case: where a unit is one case of a block: which, from 1 and the same in every block. 0 where it is the block.
+        shard: what of the study one worker runs, from 1.
+        case: where a shard is one case of a block: which, from 1 and the same in every block. 0 where it is the block.
         sequential: run the jobs one after another (the serial baseline of a mix).
         key: of workloads, scenario, options and settings: the same for this group in every block.
         digest: of the key and the block.
@@ -336,7 +336,7 @@ class Group:
     key: str = ""
     any_gpu_digest: str = ""
     program_digest: str = ""
-    unit: int = 0
+    shard: int = 0
     case: int = 0
     layout: object = field(default=None, compare=False)
 
@@ -347,22 +347,22 @@ class Group:
 
     @property
     def degree(self) -> int:
-        """The number of jobs, neighbours included."""
+        """The number of jobs, co-runners included."""
         return len(self.jobs)
 
     @property
     def shared_settings(self) -> dict[str, str]:
-        """The settings that its baseline, which has no neighbours, must share."""
+        """The settings that its baseline, which has no co-runners, must share."""
         return {key: value for key, value in self.settings.items() if key != CO_RUNNERS}
 
     @property
     def measured(self) -> tuple[Job, ...]:
-        """The jobs that are no neighbours."""
-        return tuple(job for job in self.jobs if not job.is_neighbour) if self.has_neighbours else self.jobs
+        """The jobs that are no co-runners."""
+        return tuple(job for job in self.jobs if not job.is_co_runner) if self.has_co_runners else self.jobs
 
     @property
-    def has_neighbours(self) -> bool:
-        return bool(self.jobs) and self.jobs[-1].is_neighbour
+    def has_co_runners(self) -> bool:
+        return bool(self.jobs) and self.jobs[-1].is_co_runner
 
     @property
     def is_of_different_programs(self) -> bool:
@@ -384,16 +384,16 @@ class Group:
             "window": self.window.text,
             "seed": str(self.seed),
             "pinned CPUs": str(self.pin_cpus).lower(),
-            OTHER_GPUS: str(self.gpu.beside or ""),
-            CO_RUNNERS: self._neighbours_in_words,
+            OTHER_GPUS: str(self.gpu.num_other_gpus or ""),
+            CO_RUNNERS: self._co_runners_in_words,
             # On a simulated GPU, what is declared decides which groups run out of memory.
             "memory of a job": f"{self.gpu.job_memory_mib} MiB" if simulated else "",
         }
 
     @property
-    def _neighbours_in_words(self) -> str:
+    def _co_runners_in_words(self) -> str:
         """`6x tiny`; a few digits follow the name of a program that no measured job runs."""
-        if not self.has_neighbours:
+        if not self.has_co_runners:
             return ""
         measured = {_identify_program(job.workload) for job in self.measured}
         names = Counter(
@@ -401,7 +401,7 @@ class Group:
             if _identify_program(job.workload) in measured
             else f"{job.workload.name} {job.workload.program_digest[:6]}"
             for job in self.jobs
-            if job.is_neighbour
+            if job.is_co_runner
         )
         return ", ".join(f"{number}x {name}" for name, number in names.items())
 
@@ -427,12 +427,12 @@ def _identify_program(workload: Workload) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A whole study, or one unit of it: every group in the order in which it will run, and what to know before.
+    """A whole study, or one shard of it: every group in the order in which it will run, and what to know before.
 
     Attributes:
         digest: of all groups of the whole study.
         any_gpu_digest: of the same without the GPU models: plans of one study on several models share it.
-        unit_sizes: how many groups each unit of the whole study has.
+        shard_sizes: how many groups each shard of the whole study has.
     """
 
     experiment: str
@@ -440,11 +440,11 @@ class Plan:
     devices: tuple[Device, ...]
     digest: str
     any_gpu_digest: str
-    unit_sizes: tuple[int, ...]
+    shard_sizes: tuple[int, ...]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
     def num_planned(self) -> int:
         """The groups of the whole study."""
-        return sum(self.unit_sizes)
+        return sum(self.shard_sizes)

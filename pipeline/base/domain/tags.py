@@ -20,11 +20,11 @@ class Tag(StrEnum):
     SPOOL_ID = f"{PREFIX}spool_id"
     INDEX = f"{PREFIX}index"
     SIZE = f"{PREFIX}size"
-    NEIGHBOUR = f"{PREFIX}neighbour"
+    CO_RUNNER = f"{PREFIX}neighbour"
     BLOCK = f"{PREFIX}block"
-    PLAN_UNIT = f"{PREFIX}plan_unit"
+    SHARD = f"{PREFIX}plan_unit"
     TAKEN_OVER = f"{PREFIX}taken_over_by"  # JSON: the facts of each plan, later than its own, that has the result too
-    CASE = f"{PREFIX}case"  # where a unit of the plan is a case of a block
+    CASE = f"{PREFIX}case"  # where a shard of the plan is a case of a block
     SCENARIO = f"{PREFIX}scenario"
     PROFILER = f"{PREFIX}profiler"
     DEVICE = f"{PREFIX}device"

@@ -62,7 +62,7 @@ class Workload:
         program_digest: of the same without the packages.
         sources: the files of the program, and of the runner that starts it.
         is_in_own_folder: each job starts in its output folder, and not where the user called from.
-        unit: what its work is counted in.
+        work_unit: what its work is counted in.
         objective: of its latency, if it answers requests and one was given.
         is_rate_given: it is a service that answers as many requests as the user chose to send.
         lacks: what its environment lacks, in words, where that is an answer of the study and no error.
@@ -82,7 +82,7 @@ class Workload:
     sources: tuple[Source, ...] = ()
     is_in_own_folder: bool = False
     rate: RateSource = RateSource()
-    unit: str = SAMPLES
+    work_unit: str = SAMPLES
     is_rate_given: bool = False
     objective: Objective | None = None
     lacks: str | None = None

@@ -17,7 +17,7 @@ OF_LAUNCHERS = (
     "hydra.launcher",
     "gpu.device",
     "gpu.models",
-    "unit",
+    "shard",
     "resume",
     "time_limit_s",
     "plan_file",
@@ -25,7 +25,7 @@ OF_LAUNCHERS = (
 )
 """Keys, with all below them, that a launcher decides for its workers: they say where a study runs, not what it is."""
 
-OF_THE_STUDY = frozenset({"baseline", "degree", "dry_run", "mix", "neighbours", "repeats", "scenario"})
+OF_THE_STUDY = frozenset({"baseline", "degree", "dry_run", "mix", "co_runners", "repeats", "scenario"})
 """Keys of ours that programs of others hardly have."""
 
 _SEPARATOR = "--"

@@ -106,7 +106,7 @@ def _place(cell: Cell) -> tuple[object, ...]:
 
 
 def _is_profiled(cell: Cell) -> bool:
-    has_all = not (cell.case.is_mix or cell.is_derived or cell.neighbours)  # else others had a part of the GPU
+    has_all = not (cell.case.is_mix or cell.is_derived or cell.co_runners)  # else others had a part of the GPU
     return cell.is_ranked and has_all and bool(cell.unit)
 
 

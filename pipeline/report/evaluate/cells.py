@@ -69,11 +69,11 @@ class Cell:
         values: quantity by name, then by block; of rows that ended `ok` only, and are valid.
         wrong_values: the same of rows whose results were wrong: to be shown as such, never to be ranked.
         gpus: on which GPU each block ran.
-        neighbours: what ran beside its jobs, in words; empty if nothing did.
+        co_runners: what ran beside its jobs, in words; empty if nothing did.
         multiprocessors: of the device, or of the GPU instance of its first job; `None` if it is not known.
         unit: what the work of all its jobs is counted in; empty if they have no unit in common.
         num_given: jobs whose rate the user chose.
-        settings: that its rows were measured with, their neighbours left out.
+        settings: that its rows were measured with, their co-runners left out.
         estimates: of `values`.
         counted, sampled: what counts its work, and what listeners give, that `METRICS` does not know.
         reason: why the first block that did not end `ok` did not.
@@ -90,7 +90,7 @@ class Cell:
     unit: str = ""
     num_given: int = 0
     settings: tuple[tuple[str, str], ...] = ()
-    neighbours: str = ""
+    co_runners: str = ""
     multiprocessors: int | None = None
     detail: str = ""
     profiles: tuple[str, ...] = ()
@@ -344,8 +344,8 @@ def _cell(
         device=first.device,
         unit=first.unit,
         num_given=sum(job.is_rate_given for job in first.jobs),
-        settings=quantities.settings_without_neighbours(first),
-        neighbours=first.neighbours,
+        settings=quantities.settings_without_co_runners(first),
+        co_runners=first.co_runners,
         multiprocessors=next((number for row, _ in rows if (number := row.multiprocessors) is not None), None),
         is_simulated=any(row.is_simulated for row, _ in rows),
         is_derived=is_derived,

@@ -132,7 +132,7 @@ def _speaks_of(publication: Publication, finding: Finding, cell: Cell) -> bool:
         is_meant = not finding.workloads or programs[0].name in finding.workloads
         has_degree = cell.degree > 1 if finding.degree is None else cell.degree == finding.degree
     if (
-        cell.neighbours
+        cell.co_runners
         or cell.is_derived
         or not is_meant
         or not has_degree

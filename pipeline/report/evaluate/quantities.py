@@ -102,10 +102,10 @@ def baseline_key(row: Row) -> BaselineKey:
 
     The rows of a block on one kind of device are those of one state of the machine (`read.selection`).
     """
-    return (row.block, settings_without_neighbours(row))
+    return (row.block, settings_without_co_runners(row))
 
 
-def settings_without_neighbours(row: Row) -> tuple[tuple[str, str], ...]:
+def settings_without_co_runners(row: Row) -> tuple[tuple[str, str], ...]:
     """Return the settings that two rows must share to be compared, whatever their co-runners."""
     return tuple((key, value) for key, value in row.settings if key != CO_RUNNERS)
 
@@ -152,7 +152,7 @@ def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     length. A GPU counts the energy of all that runs on it. The model gives each job of a mix as much more, or less,
     above idle than alone as all of them took together: `E / sum(w_i e_i)` times its own `e_i`, of `w_i` work.
     """
-    if row.is_sequential or row.neighbours:
+    if row.is_sequential or row.co_runners:
         return {}
     name_of = [rate_name(row.window, job.unit) for job in row.jobs]
     solos = [baselines.by_job.get(job.digest, []) for job in row.jobs]
@@ -254,7 +254,7 @@ def _normalise(row: Row, alone: Sequence[JobRow | None], serial_s: float | None)
         row.window,
         _pair_with_solo(row, alone),
         is_sequential=row.is_sequential,
-        has_neighbours=bool(row.neighbours),
+        has_co_runners=bool(row.co_runners),
         serial_s=serial_s,
         makespan_s=row.metrics.get("makespan_s"),
     )

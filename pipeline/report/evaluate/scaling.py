@@ -47,8 +47,8 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NeighbourEffect:
-    """Jobs beside neighbours against the same jobs in the same mode without: the share of the throughput they keep."""
+class CoRunnerEffect:
+    """Jobs beside co-runners against the same jobs in the same mode without: the share of the throughput they keep."""
 
     cell: Cell
     throughput_ratio: Estimate
@@ -58,7 +58,7 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
     """Yield the whole GPU against the largest profile, each profile against the next, 7g against 3g, 4g against 2g."""
     places: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
-        is_one = cell.degree == 1 and not cell.case.is_mix and not cell.neighbours
+        is_one = cell.degree == 1 and not cell.case.is_mix and not cell.co_runners
         is_known = not cell.num_given and cell.is_ranked and cell.throughput in cell.values
         if is_one and is_known and (place := place_of(cell)) is not None:
             places[cell.case][place] = cell
@@ -85,7 +85,7 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
                 )
 
 
-def compare_neighbours(cells: Sequence[Cell]) -> Iterator[NeighbourEffect]:
+def compare_co_runners(cells: Sequence[Cell]) -> Iterator[CoRunnerEffect]:
     """Yield each cell with co-runners that was also measured without.
 
     Not of jobs at a given rate, which is what they keep, nor of work that adds up to nothing.
@@ -95,11 +95,11 @@ def compare_neighbours(cells: Sequence[Cell]) -> Iterator[NeighbourEffect]:
         for cell in cells
         if cell.is_ranked and not cell.num_given and (not cell.case.is_mix or cell.window is WindowKind.WORK)
     ]
-    alone = {_identify(cell): cell for cell in ranked if not cell.neighbours}
+    alone = {_identify(cell): cell for cell in ranked if not cell.co_runners}
     for cell in ranked:
-        other = alone.get(_identify(cell)) if cell.neighbours else None
+        other = alone.get(_identify(cell)) if cell.co_runners else None
         if other is not None and (by_block := ratios(cell, other, cell.throughput)):
-            yield NeighbourEffect(cell=cell, throughput_ratio=cell.estimate(by_block))
+            yield CoRunnerEffect(cell=cell, throughput_ratio=cell.estimate(by_block))
 
 
 def place_of(cell: Cell) -> str | None:

@@ -80,7 +80,7 @@ def every_table(
         beside_table(cells),
         mix_energy_table(cells),
         scaling_table(cells),
-        neighbour_table(cells),
+        co_runner_table(cells),
         other_gpus_table(study),
         host_table(cells),
         result_table(cells),
@@ -175,17 +175,17 @@ def scaling_table(cells: Sequence[Cell]) -> Table:
     return Table("scaling", "MIG's cost and scaling", columns, tuple(rows), note)
 
 
-def neighbour_table(cells: Sequence[Cell]) -> Table:
+def co_runner_table(cells: Sequence[Cell]) -> Table:
     """Return a table of the throughput that jobs keep beside co-runners."""
     rows: list[Values] = []
-    for effect in scaling.compare_neighbours(cells):
+    for effect in scaling.compare_co_runners(cells):
         cell = effect.cell
-        case = cell.case.label.removesuffix(f" [{CO_RUNNERS} {cell.neighbours}]")
-        rows.append((case, cell.degree, cell.mode, cell.neighbours, format_estimate(effect.throughput_ratio)))
+        case = cell.case.label.removesuffix(f" [{CO_RUNNERS} {cell.co_runners}]")
+        rows.append((case, cell.degree, cell.mode, cell.co_runners, format_estimate(effect.throughput_ratio)))
     rows.sort(key=lambda row: natural_key(str(row[0])))
-    note = "Throughput beside neighbours over that of the same jobs in the same mode without, by block."
-    columns = ("case", "jobs", "mode", "neighbours", "throughput kept")
-    return Table("neighbours", "What neighbours leave", columns, tuple(rows), note)
+    note = "Throughput beside co-runners over that of the same jobs in the same mode without, by block."
+    columns = ("case", "jobs", "mode", "co-runners", "throughput kept")
+    return Table("co-runners", "What co-runners leave", columns, tuple(rows), note)
 
 
 def other_gpus_table(study: Study) -> Table:

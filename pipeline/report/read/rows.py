@@ -178,7 +178,7 @@ def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Ta
     is_over = run.info.status != "RUNNING" and facts.get("result") in set(Result) and "digest" in facts
     if not is_over or not children:
         return None
-    measured = (child for child in children if Tag.NEIGHBOUR not in child.data.tags)
+    measured = (child for child in children if Tag.CO_RUNNER not in child.data.tags)
     jobs = tuple(sorted((_job(child, identity) for child in measured), key=lambda job: job.index))
     scenario = params.get("scenario", "")
     try:

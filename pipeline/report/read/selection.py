@@ -123,7 +123,7 @@ _Compared = tuple[frozenset[object], str, str]
 
 def _comparison_key(row: Row) -> _Compared:
     """Return the programs that are compared, alone and in company, for which the newest plan decides the settings."""
-    return frozenset(_identity(job.params) for job in row.jobs), row.beside, row.neighbours
+    return frozenset(_identity(job.params) for job in row.jobs), row.beside, row.co_runners
 
 
 def _identity(params: Mapping[str, str]) -> tuple[object, ...]:

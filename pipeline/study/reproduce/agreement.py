@@ -23,7 +23,7 @@ def agree(path: Path, plan: Plan, inventory: Inventory) -> None:
 
     Args:
         path: of the file that all workers of the study see.
-        plan: of the whole study, or one unit of it.
+        plan: of the whole study, or one shard of it.
         inventory: what this machine has.
 
     Raises:

@@ -229,5 +229,5 @@ def test_the_energy_of_a_mix_is_measured_and_the_part_of_each_workload_is_a_mode
     made = mix_energy_table(cells_of(study(*rows[:2], longer))).rows
     assert {line[2] for line in made} == {"0.6667"}
     assert mix_energy_table(cells_of(study(*rows[1:]))).rows == ()  # one job alone was not measured
-    neighbours = row("mps", both, metrics=together, settings=(*rows[2].settings, ("neighbours", "2 others")))
-    assert mix_energy_table(cells_of(study(*rows[:2], neighbours))).rows == ()
+    co_runners = row("mps", both, metrics=together, settings=(*rows[2].settings, ("neighbours", "2 others")))
+    assert mix_energy_table(cells_of(study(*rows[:2], co_runners))).rows == ()
