@@ -88,7 +88,7 @@ def status(folder: Path) -> list[str]:
                 Tag.SHARD: shard + 1,
                 Tag.DIGEST: f"{shard}-{group}",
             }
-            told |= {Tag.RESULT: "ok", fact_tag("plan"): "p", fact_tag("plan_units"): f"{size}x{SHARDS}", **tags}
+            told |= {Tag.RESULT: "ok", fact_tag("plan"): "p", fact_tag("plan_shards"): f"{size}x{SHARDS}", **tags}
             database.execute(
                 f"INSERT INTO runs (run_uuid, name, status, start_time, end_time, {kept}) "
                 f"SELECT ?, ?, 'FINISHED', ?, ?, {kept} FROM runs WHERE run_uuid = ?",

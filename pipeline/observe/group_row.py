@@ -302,7 +302,7 @@ def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Se
 
 def _compute_co_runner_totals(co_runners: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {
-        f"neighbours_{work_units.total_of(unit)}": sum(metrics[work_units.rate_of(unit)] for metrics in co_runners)
+        f"co_runners_{work_units.total_of(unit)}": sum(metrics[work_units.rate_of(unit)] for metrics in co_runners)
         for unit in work_units.find_common_units(co_runners)
     }
 

@@ -5,15 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-RENAMED = {
-    "unit": "shard",
-    "unit_of": "shard_of",
-    "neighbours": "co_runners",
-    "gpu.beside": "gpu.other_gpus",
-    "workload.unit": "workload.work_unit",
-}
-"""Old to new; those of `workload` hold for each entry of `sizes` too."""
-_REMEDIES = RENAMED | {
+from pipeline.base.domain.stored_names import KEYS
+
+_REMEDIES = KEYS | {
     "experiment=neighbour_gpus": "experiment=other_gpus",
     **dict.fromkeys(("hydra.sweeper.blocks", "hydra.sweeper.params"), "blocks: [...] beside hydra:, without sweeper:"),
 }
@@ -32,7 +26,7 @@ def explain_old_key(key: str) -> str | None:
 def rename_keys(config: dict[str, Any]) -> None:
     """Give a recorded configuration the keys of today."""
     sizes = config.get("sizes")
-    for old, new in RENAMED.items():
+    for old, new in KEYS.items():
         parent, _, name = old.rpartition(".")
         nodes = [config.get(parent) if parent else config]
         if parent == "workload" and isinstance(sizes, dict):

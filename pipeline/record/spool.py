@@ -62,7 +62,7 @@ class SpoolRun:
         children = []
         for child in self.record.children:
             slot = slots[child.index]
-            params = {f"place.{key}": value for key, value in slot.placement.items()}
+            params = {f"placement.{key}": value for key, value in slot.placement.items()}
             children.append(dataclasses.replace(child, gi_id=slot.gi_id, params=child.params | params))
         self.record = dataclasses.replace(self.record, children=tuple(children))
 
@@ -294,7 +294,7 @@ def _make_params(group: Group) -> dict[str, str]:
         "scenario": group.scenario,
         "degree": str(len(group.measured)),
         "jobs": group.job_names,
-        **({CO_RUNNERS: group.settings[CO_RUNNERS]} if group.has_co_runners else {}),
+        **({"co_runners": group.settings[CO_RUNNERS]} if group.has_co_runners else {}),
         **_make_window_params(group.window),
         "block": str(group.block),
         "seed": str(group.seed),

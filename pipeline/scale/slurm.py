@@ -129,7 +129,7 @@ def _note_arrays(request: StudyRequest, plan: Plan, arrays: list[str], folder: P
         new = Submission(
             command_line=request.invocation.masked_command,
             plan_any_gpu=plan.any_gpu_digest,
-            num_units=len(plan.shard_sizes),
+            num_shards=len(plan.shard_sizes),
             cluster=squeue.read_cluster(),
             arrays=arrays,
             time_ms=now_ms,

@@ -75,7 +75,7 @@ def list_plan_facts(request: StudyRequest, plan: Plan) -> dict[str, str]:
         "plan_groups": str(plan.num_planned),
         "plan_any_gpu": plan.any_gpu_digest,
         "plan_models": str(request.config.gpu.models),
-        "plan_units": overview.format_sizes(plan.shard_sizes),
+        "plan_shards": overview.format_sizes(plan.shard_sizes),
     }
 
 

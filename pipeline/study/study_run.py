@@ -137,9 +137,11 @@ class StudyRun:
 
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters, self.request.invocation)
-        facts |= stored_results.list_plan_facts(self.request, self.plan) | {"beside": str(self.config.gpu.other_gpus)}
+        facts |= stored_results.list_plan_facts(self.request, self.plan) | {
+            "other_gpus": str(self.config.gpu.other_gpus)
+        }
         if self.config.shard is not None:
-            facts["unit"] = str(self.config.shard)
+            facts["shard"] = str(self.config.shard)
         if self.config.resume == Resume.ACCEPT_ENVIRONMENT:
             facts["accepts_environment"] = "true"
         if self.request.reproduction is not None:

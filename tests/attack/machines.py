@@ -128,7 +128,7 @@ def _mixed_states(groups: Sequence[StoredRun]) -> Iterator[str]:
     found = [run for run in groups if run.tags.get("result") in _FINDINGS]
     shards: dict[str, list[StoredRun]] = defaultdict(list)
     for run in found:
-        shards[run.tags["plan_unit"]].append(run)
+        shards[run.tags["plan_shard"]].append(run)
     for shard, runs in shards.items():
         members = {run.tags["digest"] for run in runs}
         by_state: dict[tuple[str | None, ...], list[str]] = defaultdict(list)

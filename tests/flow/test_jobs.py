@@ -156,7 +156,7 @@ def test_co_runners_run_from_before_to_after_what_is_measured_and_are_no_part_of
         own = first.metrics["num_samples"] / row.metrics["makespan_s"]
     assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(own)
     theirs = sum(each.metrics["throughput_samples_per_s"] for each in co_runners)
-    assert row.metrics["neighbours_throughput_total_samples_per_s"] == theirs > 0
+    assert row.metrics["co_runners_throughput_total_samples_per_s"] == theirs > 0
     assert row.metrics["makespan_s"] == first.metrics["makespan_s"]
 
 

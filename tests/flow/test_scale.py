@@ -84,7 +84,7 @@ def test_two_gpus_share_a_study_and_a_shard_that_was_lost_is_run_again(start, wo
     assert [block.num_missing for block in found.blocks] == [0, 0, 0]
     assert found.num_planned == 6
     assert len({row.gpu_uuid for row in found.rows}) == 2
-    assert {dict(row.settings)["GPUs beside"] for row in found.rows} == {"1"}
+    assert {dict(row.settings)["other GPUs"] for row in found.rows} == {"1"}
     assert all(row.result is Result.OK for row in found.rows)
     # On one GPU alone that is another plan than the workers'.
     one = ["gpu.device=0", f"gpu.lock_dir={tmp_path}", f"tracking.root={tmp_path}/mlruns"]
@@ -164,9 +164,9 @@ def test_a_shard_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path
     assert process.returncode == 0, err
     assert re.findall(r"^(\w+-.x-toy.*?)  .*ok\*? ", out, re.MULTILINE) == [
         "serial-1x-toy",
-        "serial-1x-toy [GPUs beside 1]",
+        "serial-1x-toy [other GPUs 1]",
         "naive-2x-toy",
-        "naive-2x-toy [GPUs beside 1]",
+        "naive-2x-toy [other GPUs 1]",
     ]
     assert re.findall(r"^While another GPU works, (.*?) is .* \(simulated\)$", out, re.MULTILINE) == [
         "the speed of 2 groups"

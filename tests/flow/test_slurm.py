@@ -252,7 +252,7 @@ def test_a_task_runs_one_case_of_a_block_with_its_baselines(start, tmp_path, ser
     ] * 2, err
     study = rows.read([server], f"{tmp_path.name}-rehearsal")
     assert study.num_planned == len(study.rows) == 4
-    modes = Counter((row.facts["unit"], row.is_sequential) for row in study.rows)
+    modes = Counter((row.facts["shard"], row.is_sequential) for row in study.rows)
     assert modes == Counter([("1", True), ("1", False), ("2", True), ("2", False)])
 
 

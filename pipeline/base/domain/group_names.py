@@ -24,7 +24,7 @@ FLAG = "flags."
 ARGUMENTS = "args"
 # What is not a property of the program: settings of the whole study, paths, what the job reported of itself.
 _NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root", GIVEN_RATE})
-_PREFIXES = ("job.", "place.")
+_PREFIXES = ("job.", "placement.")
 ENVIRONMENT = "environment_digest"
 """The param that tells environments apart. No name of a group says it, as digits say nothing to a reader."""
 _PROFILER = "profiler"

@@ -285,9 +285,9 @@ class Interpreter:
 
 DEVICE = "device"
 """The setting that says on which model of GPU a group runs."""
-OTHER_GPUS = "GPUs beside"
+OTHER_GPUS = "other GPUs"
 """The setting that says how many other GPUs of the host worked; empty if none did."""
-CO_RUNNERS = "neighbours"
+CO_RUNNERS = "co-runners"
 """The setting that says what runs beside the measured jobs; empty if nothing does."""
 
 

@@ -24,7 +24,7 @@ def close_shard(store: Store, experiment: str, plan: str, shard: int, programs: 
     closed only if their Slurm task has left the queue: that plan may be at work.
     """
     running = _find_running(store, experiment, silent_s=0)
-    of_shard = {"plan": plan, "plan_unit": str(shard)}.items()
+    of_shard = {"plan": plan, "plan_shard": str(shard)}.items()
     of_plan = [run for run in running if of_shard <= read_facts(run.data.tags).items()]
     alike = [run for run in running if run.data.tags.get(Tag.PROGRAM_DIGEST) in programs and run not in of_plan]
     of_other_plans = [(run, group_runs.convert_run(run)) for run in alike]

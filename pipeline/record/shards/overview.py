@@ -27,8 +27,8 @@ from pipeline.record.store import content
 from pipeline.record.store.local_store import is_server
 
 _FACTS = (
-    *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "taken_over_by", "digest", "result"),
-    *("device", "host", "user", "command_line", "slurm_task", "unit", "beside", "simulated", "spool_id"),
+    *("plan", "plan_any_gpu", "plan_models", "plan_shards", "plan_shard", "taken_over_by", "digest", "result"),
+    *("device", "host", "user", "command_line", "slurm_task", "shard", "other_gpus", "simulated", "spool_id"),
     *machine_state.FACTS,
 )
 _BESIDE = "hydra/launcher=beside"
@@ -204,7 +204,7 @@ def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunR
         return []
     newest = planned[-1].facts
     is_beside = _has_company(newest)
-    if is_beside and "unit" not in newest:
+    if is_beside and "shard" not in newest:
         raise TrackingError(
             f"experiment {experiment!r} holds only company of a measured GPU; name the experiment without _company"
         )
@@ -218,7 +218,7 @@ def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunR
 
 
 def _split_by_study(run: GroupRun) -> Collection[Mapping[str, str]]:
-    planned = (facts for facts in list_facts_by_plan(run.facts) if "plan_units" in facts)
+    planned = (facts for facts in list_facts_by_plan(run.facts) if "plan_shards" in facts)
     return {_identify_study(facts): facts for facts in planned}.values()
 
 
@@ -252,7 +252,7 @@ def _is_another(submitted: Submission, newest: GroupRun, queue: Queue | None) ->
 def _make_pending_run(submitted: Submission) -> GroupRun:
     """Return a stand-in for the groups of a study of which none has begun."""
     facts = {"plan": "", "plan_any_gpu": submitted.plan_any_gpu, "command_line": submitted.command_line}
-    facts |= {"plan_units": format_sizes([0] * submitted.num_units)}
+    facts |= {"plan_shards": format_sizes([0] * submitted.num_shards)}
     return GroupRun(name="", status="", start_ms=0, end_ms=None, facts=facts)
 
 
@@ -260,13 +260,13 @@ def _make_parts(
     of_models: Sequence[Sequence[GroupRun]], newest: GroupRun, queued: QueueState
 ) -> list[tuple[list[Shard], float | None]]:
     """Return the shards and the seconds left, by GPU model."""
-    sizes = parse_sizes(newest.facts["plan_units"])
+    sizes = parse_sizes(newest.facts["plan_shards"])
     parts = []
     for runs in of_models:
         shards = shard_states.read_shards(sizes, runs, queued)
         left_s = shard_states.estimate_seconds_left(shards, runs)
         if runs and _has_company(newest.facts):
-            how = "in company" if runs[0].facts.get("beside", "0") != "0" else "alone"
+            how = "in company" if runs[0].facts.get("other_gpus", "0") != "0" else "alone"
             shards = [dataclasses.replace(shard, model=f"{shard.model} {how}") for shard in shards]
         parts.append((shards, left_s))
     return parts

@@ -24,7 +24,7 @@ def take_over(store: Store, shards: Mapping[str, int], facts: Mapping[str, str])
             tags = store.client.get_run(run_id).data.tags
             restore_names(tags)
             earlier = list_later_plans(read_facts(tags))
-            encoded = _encode([*earlier, {**facts, "plan_unit": str(shard)}])
+            encoded = _encode([*earlier, {**facts, "plan_shard": str(shard)}])
             store.client.set_tag(run_id, stored_name(Tag.TAKEN_OVER), encoded)
 
 

@@ -127,7 +127,7 @@ def read_shards(sizes: Sequence[int], runs: Sequence[GroupRun], queued: QueueSta
     """Return the shards of a plan, whose numbers of groups are `sizes`."""
     by_shard: dict[int, list[GroupRun]] = defaultdict(list)
     for run in runs:
-        by_shard[int(run.facts["plan_unit"])].append(run)
+        by_shard[int(run.facts["plan_shard"])].append(run)
     model = find_model(runs)
     arrays = select_arrays(runs, queued)
     shards = (_make_shard(number, model, size, by_shard[number]) for number, size in enumerate(sizes, start=1))

@@ -194,7 +194,7 @@ def other_gpus_table(study: Study) -> Table:
     for group in other_gpus.compare_company(study):
         ran = (group.case.label, group.degree, group.mode, group.beside)
         rows.append((*ran, *list_ends(group.share), group.num_blocks, group.sentence))
-    heads = ("case", "jobs", "mode", "GPUs beside", "speed in company", "low", "high", "blocks", "in words")
+    heads = ("case", "jobs", "mode", "other GPUs", "speed in company", "low", "high", "blocks", "in words")
     note = f"{_INTERVALS} Ratios of one block, in one state of the machine; 1 is as fast as alone."
     return Table("other-gpus", "While other GPUs of the host work", heads, tuple(rows), note)
 

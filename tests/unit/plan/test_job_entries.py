@@ -239,23 +239,23 @@ def test_co_runners_go_on_until_they_are_told_to_stop_and_tell_their_group_from_
     assert epochs == ["3", "0", "0"]
     assert [job.is_co_runner for job in group.jobs] == [False, True, True]
     assert group.measured[0].workload.digest == alone.jobs[0].workload.digest
-    assert (group.settings["neighbours"], alone.settings["neighbours"]) == ("2x tiny", "")
+    assert (group.settings["co-runners"], alone.settings["co-runners"]) == ("2x tiny", "")
     assert group.key != alone.key
-    assert (group.name, alone.name) == ("naive-1x-tiny-neighbours=2x_tiny", "naive-1x-tiny")
+    assert (group.name, alone.name) == ("naive-1x-tiny-co-runners=2x_tiny", "naive-1x-tiny")
     (other,) = make_plan([*asked, "co_runners=[S]", "data.source=synthetic_device"]).groups
-    assert other.settings["neighbours"].startswith("1x resnet26_cifar10 ")  # and digits: no measured job is such
+    assert other.settings["co-runners"].startswith("1x resnet26_cifar10 ")  # and digits: no measured job is such
 
 
 def test_co_runners_belong_to_no_baseline(make_plan):
     groups = make_plan(["degree=1", "co_runners=2", "baseline=always"]).groups
     together, alone = sorted(groups, key=lambda group: -group.degree)
-    assert (together.degree, len(alone.jobs), alone.settings["neighbours"]) == (3, 1, "")
+    assert (together.degree, len(alone.jobs), alone.settings["co-runners"]) == (3, 1, "")
 
 
 def test_a_group_with_co_runners_that_is_named_keeps_its_baseline(make_plan):
     asked = ["degree=2", "co_runners=1", "baseline=always"]
     whole = {group.name: group.digest for group in make_plan(asked).groups}
-    name = next(name for name in whole if "neighbours" in name)
+    name = next(name for name in whole if "co-runners" in name)
     kept = make_plan([*asked, f"only=['{name}']"]).groups
     assert {group.name: group.digest for group in kept} == whole
 

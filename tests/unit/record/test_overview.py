@@ -26,7 +26,7 @@ pytest_plugins = ["tests.support.tracking_fixtures"]
 
 def run(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
     """A group's run that took 10 s; of one without a result, it runs still."""
-    given = {"plan_unit": shard, "digest": digest, "plan": "p2", "plan_units": "2x2,1x1", "gpu_uuid": f"GPU-{shard}"}
+    given = {"plan_shard": shard, "digest": digest, "plan": "p2", "plan_shards": "2x2,1x1", "gpu_uuid": f"GPU-{shard}"}
     given |= (
         {"boot_id": "b", "host": "h1", "command_line": "run.py"}
         | facts
@@ -91,7 +91,7 @@ def test_shards_are_done_running_incomplete_or_not_begun(seen) -> None:
 
 
 def test_shards_that_were_not_begun_have_one_line_a_gpu_model(seen) -> None:
-    h100 = {"plan": "p1", "plan_any_gpu": "s", "plan_models": 2, "device": "H100", "plan_units": "2x40,1x2"}
+    h100 = {"plan": "p1", "plan_any_gpu": "s", "plan_models": 2, "device": "H100", "plan_shards": "2x40,1x2"}
     lines = seen(run(1, "a", **h100), run(7, "b", **h100)).as_text(NOW_S).splitlines()
     assert [line.split("  ")[0] for line in lines[1:-2]] == ["-", *["H100"] * 4]
     assert [" ".join(line.split()[1:7]) for line in lines[1:-2]] == [
@@ -104,7 +104,7 @@ def test_shards_that_were_not_begun_have_one_line_a_gpu_model(seen) -> None:
 
 
 def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen) -> None:
-    old = run(3, "z", plan="p1", plan_units="9x9")
+    old = run(3, "z", plan="p1", plan_shards="9x9")
     found = seen(old, run(1, "a"), run(1, "b"), run(1, "a", gpu_uuid="GPU-9", host="h2"), run(2, "a", "interrupted"))
     assert [(shard.state, shard.host) for shard in found.shards] == [
         ("done", "h1"),
@@ -140,21 +140,21 @@ def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
     experiment = store.open_experiment("e")
 
     def measured(digest: str, **told_by_it: object) -> str:
-        facts = {"role": "group", **run(1, digest, plan="p1", plan_units="1x2").facts} | told_by_it
+        facts = {"role": "group", **run(1, digest, plan="p1", plan_shards="1x2").facts} | told_by_it
         tags = {fact_tag(name): str(value) for name, value in facts.items()}
         run_id = str(store.client.create_run(experiment, run_name=digest, tags=tags).info.run_id)
         store.client.set_terminated(run_id)
         return run_id
 
     old = [measured("a"), measured("b")]
-    newest = measured("c", plan="p2", plan_unit=2, plan_units="2x1,1x1", command_line="run.py degree=2")
+    newest = measured("c", plan="p2", plan_shard=2, plan_shards="2x1,1x1", command_line="run.py degree=2")
     assert [shard.state for shard in overview.read_overview(root, "e").shards] == ["not begun", "done"]
-    facts = {"plan": "p2", "plan_units": "2x1,1x1"}
+    facts = {"plan": "p2", "plan_shards": "2x1,1x1"}
     reused_results.take_over(store, dict.fromkeys(old, 1), {**facts, "command_line": "run.py degree=2"})
     found = overview.read_overview(root, "e")
     assert [(shard.state, dict(shard.results)) for shard in found.shards] == [("done", {"ok": 2}), ("done", {"ok": 1})]
     assert [list(each.plans) for each in results.find_finished(store, "e")] == [["p1", "p2"], ["p1", "p2"], ["p2"]]
-    of_one_group = {"plan": "p3", "plan_units": "1x1", "command_line": "x" * content.MAX_TAG}
+    of_one_group = {"plan": "p3", "plan_shards": "1x1", "command_line": "x" * content.MAX_TAG}
     reused_results.take_over(store, {old[0]: 1}, {**of_one_group, "command_line": "run.py only=[a]"})
     assert [shard.num_found for shard in overview.read_overview(root, "e").shards] == [2, 1]
     reused_results.take_over(store, {newest: 1}, of_one_group)  # a tag has no room for it and another
@@ -163,7 +163,7 @@ def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
 
 
 def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> None:
-    old = run(1, "z", plan="p0", plan_any_gpu="another", device="L40S", plan_units="9x9")
+    old = run(1, "z", plan="p0", plan_any_gpu="another", device="L40S", plan_shards="9x9")
     h100 = {"plan": "p1", "plan_any_gpu": "s", "plan_models": 2, "device": "H100"}
     a100 = h100 | {"plan": "p2", "device": "A100"}
     begun = [
@@ -193,7 +193,7 @@ def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> Non
     assert text.startswith("GPU model  shard")
 
 
-STUDY_OF_TASKS = {"plan_units": "2x9", "user": host_info.user_name()}
+STUDY_OF_TASKS = {"plan_shards": "2x9", "user": host_info.user_name()}
 
 
 def task(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
@@ -216,7 +216,7 @@ def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> No
         *(task(7, "a", None), run(7, "a", None, gpu_uuid="GPU-9", **STUDY_OF_TASKS)),
         run(8, "a", None, slurm_task="c0/3_8", **STUDY_OF_TASKS),
     ]
-    found = seen(*began, run(1, "z", plan="p0", slurm_task="c1/5_1", plan_units="1x1"), task(1, "a"), queue=queue)
+    found = seen(*began, run(1, "z", plan="p0", slurm_task="c1/5_1", plan_shards="1x1"), task(1, "a"), queue=queue)
     assert asked == [("c1", {"7"})]  # neither of an older plan nor of another cluster
     assert [(shard.state, shard.group or shard.reason) for shard in found.shards] == [
         ("running", "b"),
@@ -240,7 +240,7 @@ def test_a_shard_with_skipped_groups_waits_if_its_task_does(seen) -> None:
 
 
 def given(*arrays: str, command_line: str = "run.py hydra/launcher=slurm", time_ms: int = 0) -> Submission:
-    return Submission(command_line=command_line, num_units=3, cluster="c1", arrays=arrays, time_ms=time_ms)
+    return Submission(command_line=command_line, num_shards=3, cluster="c1", arrays=arrays, time_ms=time_ms)
 
 
 def test_tasks_of_arrays_that_only_wait_are_seen(seen_of_server) -> None:
@@ -274,7 +274,7 @@ def test_tasks_of_arrays_that_only_wait_are_seen(seen_of_server) -> None:
 
 def test_a_study_whose_program_has_changed_is_not_done_while_its_new_tasks_wait(seen_of_server) -> None:
     command = "run.py hydra/launcher=slurm"
-    facts = {"plan_any_gpu": "old", "plan_units": "1x2", "command_line": command}
+    facts = {"plan_any_gpu": "old", "plan_shards": "1x2", "command_line": command}
     began = [task(1, "a", **facts), task(2, "b", **facts)]
     new = replace(given("7", "9", time_ms=2_000_000), plan_any_gpu="new")
 
@@ -339,7 +339,7 @@ def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(s
 
     ended = [record("s1", Result.INTERRUPTED), record("s2", Result.OK), record("s3", Result.OK, "other")]
     monkeypatch.setattr(overview.group_folder, "read_ended", lambda _: ended)
-    waiting = [run(number, "a", None, spool_id=f"s{number}", plan_units="1x3") for number in (1, 2, 3)]
+    waiting = [run(number, "a", None, spool_id=f"s{number}", plan_shards="1x3") for number in (1, 2, 3)]
     found = seen(*waiting)
     assert [(shard.state, dict(shard.results)) for shard in found.shards] == [
         ("incomplete", {"interrupted": 1}),
@@ -347,21 +347,21 @@ def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(s
         ("running", {}),
     ]
     assert found.num_unsent == 2
-    assert not seen(run(1, "a", None, spool_id="s2", plan_units="1x1")).is_done
+    assert not seen(run(1, "a", None, spool_id="s2", plan_shards="1x1")).is_done
 
 
 def test_a_study_alone_and_in_company_is_done_when_both_are(seen) -> None:
     command = "run.py -m repeats=1 hydra/launcher=beside"
 
     def measured(plan: str, beside: int, **facts: str) -> GroupRun:
-        study = {"plan": plan, "plan_any_gpu": plan, "plan_units": "1x1", "command_line": command, "device": "H100"}
-        found = run(1, plan, beside=beside, **{**study, **facts})
-        return replace(found, facts={**found.facts, "unit": "1"})
+        study = {"plan": plan, "plan_any_gpu": plan, "plan_shards": "1x1", "command_line": command, "device": "H100"}
+        found = run(1, plan, other_gpus=beside, **{**study, **facts})
+        return replace(found, facts={**found.facts, "shard": "1"})
 
     found = seen(measured("p1", 0))
     assert [(shard.model, shard.state) for shard in found.shards] == [("", "not begun"), ("H100 alone", "done")]
     assert not found.is_done and "to run what is left: " in found.as_text(NOW_S)
-    two = {"plan_units": "1x2"}
+    two = {"plan_shards": "1x2"}
     assert seen(measured("p1", 0, **two), measured("p2", 1, **two)).seconds_left == 20  # one after the other
     found = seen(measured("p1", 0), measured("p2", 1, command_line=f"{command} resume=true"))
     assert [(shard.model, shard.state) for shard in found.shards] == [
@@ -370,7 +370,7 @@ def test_a_study_alone_and_in_company_is_done_when_both_are(seen) -> None:
     ]
     assert found.is_done
     with pytest.raises(TrackingError, match="holds only company of a measured GPU"):
-        seen(run(1, "a", beside=1, command_line=command))
+        seen(run(1, "a", other_gpus=1, command_line=command))
 
 
 def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> None:
@@ -445,7 +445,7 @@ def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom
 def test_many_messages_are_counted(seen_of_server, tmp_path) -> None:
     for number in range(1, 14):
         (tmp_path / f"9_{number}.log").write_text(f"error: of {'x' * number}\n")
-    noted = replace(given("9"), folder=str(tmp_path), num_units=13)
+    noted = replace(given("9"), folder=str(tmp_path), num_shards=13)
     text = seen_of_server(noted, queue=lambda *_: {}).as_text(NOW_S)
     assert text.count("error: of ") == 10 and "\n3 more shards with other messages: --json has all\n" in text
 

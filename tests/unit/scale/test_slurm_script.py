@@ -140,7 +140,7 @@ def test_shards_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_sa
 
 
 def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypatch, capsys) -> None:
-    facts = {"plan": "p", "plan_units": "1x2", "plan_unit": "1", "slurm_task": "c1/9_1", "command_line": "run.py"}
+    facts = {"plan": "p", "plan_shards": "1x2", "plan_shard": "1", "slurm_task": "c1/9_1", "command_line": "run.py"}
     running = GroupRun(name="a", status="RUNNING", start_ms=0, end_ms=None, facts=facts)
     monkeypatch.setattr(overview.group_runs, "read_groups", lambda *_: [running])
     monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: None)
@@ -296,7 +296,7 @@ def test_a_study_on_several_models_is_an_array_for_each_and_all_are_waited_for(s
     assert [text.partition("--gres=")[2].partition("\n")[0] for text in queue.scripts] == ["gpu:h100:1", "gpu:a100:1"]
     assert len(list((tmp_path / "slurm").glob("submit-*.sh"))) == 2
     assert queue.request[-1] == ("squeue", "11", "12")
-    assert [(given.num_units, given.cluster, given.arrays) for given in queue.given] == [(1, "c1", ["11", "12"])]
+    assert [(given.num_shards, given.cluster, given.arrays) for given in queue.given] == [(1, "c1", ["11", "12"])]
     said = capsys.readouterr().err
     for line in (
         "submitted 1 shard of 1 as job array 12 for gpu:a100:1, output in ",
