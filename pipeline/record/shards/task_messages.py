@@ -21,7 +21,8 @@ _NUMBER = re.compile(r"\d+")
 START = "start "
 """With what the batch script begins the output of each start of a task; a task that is requeued starts again."""
 
-_START = re.compile(rf"{START}\d+ of shard \d+ on ")
+# An earlier version said unit.
+_START = re.compile(rf"{START}\d+ of (?:shard|unit) \d+ on ")
 _ERROR = re.compile(
     r"(?:[\w./-]+: )*(?:error|fatal|critical)\b.*:|\S+: line \d+: "  # ours, Slurm's and those of shells
     r"|[a-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::|$)|Fatal Python error"  # the end of a traceback
