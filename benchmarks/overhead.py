@@ -197,7 +197,7 @@ def _paired(root: Path, workload: str, degree: int, scenario: str, options: argp
             if side == "orchestrator":
                 run(*overrides, "baseline=never", root=root)
                 rows.append(results.load_groups(root, EXPERIMENT).sort_values("start_time").iloc[-1])
-                rates[side].append(float(rows[-1][f"metrics.{work_units.total_of(job.unit)}"]))
+                rates[side].append(float(rows[-1][f"metrics.{work_units.total_of(job.work_unit)}"]))
                 peaks[side].append(_peak_mib(root, rows[-1]["run_id"]))
             else:
                 with bare_loop.mps() if scenario == "mps" else nullcontext(os.environ) as environ:

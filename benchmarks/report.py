@@ -118,7 +118,7 @@ def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
             tags = {"collocation.role": "job", "mlflow.parentRunId": run_id, "collocation.index": str(index)}
             tags |= {"collocation.start_ns": "1000", "collocation.end_ns": str(num_samples * _STEP_NS)}
             tags |= {"collocation.workload_digest": f"digest-{workload}"}
-            place = {"place.mig_profile": _PROFILES[degree]} if scenario == "mig" else {}
+            place = {"placement.mig_profile": _PROFILES[degree]} if scenario == "mig" else {}
             own = {"workload": workload, "batch_size": "128", "job.samples_per_epoch": "50000"}
             child = f"{machine:08x}{number:016x}{index + 1:08x}"
             add(child, f"{index}-{workload}", start_ms, common | tags, own | place, throughput_samples_per_s=rate)

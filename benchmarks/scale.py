@@ -1,7 +1,7 @@
 """What a study on several GPUs costs beside one GPU, and what its overview costs; on any machine with Linux.
 
     python -m benchmarks.scale gpus      # eight blocks of scripts that sleep 5 s, on one simulated GPU and on four
-    python -m benchmarks.scale status    # an overview of 64 units and 10,000 groups
+    python -m benchmarks.scale status    # an overview of 64 shards and 10,000 groups
     python -m benchmarks.scale plan      # a plan of 10,000 groups
     python -m benchmarks.scale sending --uri http://127.0.0.1:5000
                                          # eight workers that finish a group of seven jobs every 20 s send to a server
@@ -42,7 +42,7 @@ from pipeline.record.tracking_sender import Sender
 
 RUN = [sys.executable, str(PROJECT_DIR / "run.py")]
 SLEEP_S, BLOCKS, GPUS = 5, 8, 4
-UNITS, GROUPS = 64, 10_000
+SHARDS, GROUPS = 64, 10_000
 SENDERS, JOBS, EVERY_S, ROUNDS = 8, 7, 20.0, 10
 
 
@@ -76,19 +76,19 @@ def status(folder: Path) -> list[str]:
     tags = {fact_tag(f"fact{each}"): "x" * 20 for each in range(30)}
     params = {f"param{each}": "1" for each in range(12)}
     template = store.client.create_run(store.open_experiment("e"), tags={Tag.ROLE: GROUP}).info.run_id
-    size = GROUPS // UNITS
+    size = GROUPS // SHARDS
     with closing(sqlite3.connect(folder / DATABASE)) as database, database:
         columns = [row[1] for row in database.execute("PRAGMA table_info(runs)")]
         kept = ", ".join(set(columns) - {"run_uuid", "name", "status", "start_time", "end_time"})
-        for number in range(UNITS * size):
-            unit, group = divmod(number, size)
+        for number in range(SHARDS * size):
+            shard, group = divmod(number, size)
             told: dict[str, object] = {
                 Tag.ROLE: GROUP,
-                Tag.BLOCK: unit + 1,
-                Tag.PLAN_UNIT: unit + 1,
-                Tag.DIGEST: f"{unit}-{group}",
+                Tag.BLOCK: shard + 1,
+                Tag.SHARD: shard + 1,
+                Tag.DIGEST: f"{shard}-{group}",
             }
-            told |= {Tag.RESULT: "ok", fact_tag("plan"): "p", fact_tag("plan_units"): f"{size}x{UNITS}", **tags}
+            told |= {Tag.RESULT: "ok", fact_tag("plan"): "p", fact_tag("plan_shards"): f"{size}x{SHARDS}", **tags}
             database.execute(
                 f"INSERT INTO runs (run_uuid, name, status, start_time, end_time, {kept}) "
                 f"SELECT ?, ?, 'FINISHED', ?, ?, {kept} FROM runs WHERE run_uuid = ?",
@@ -108,9 +108,9 @@ def status(folder: Path) -> list[str]:
     )
     took_s, peak_mib = time.monotonic() - begin, float(done.stdout)
     return [
-        "| units | groups | time, s | memory, MiB |",
+        "| shards | groups | time, s | memory, MiB |",
         "|---|---|---|---|",
-        f"| {UNITS} | {UNITS * size} | {took_s:.1f} | {peak_mib:.0f} |",
+        f"| {SHARDS} | {SHARDS * size} | {took_s:.1f} | {peak_mib:.0f} |",
     ]
 
 
@@ -168,7 +168,7 @@ def _finished_group(folder: Path) -> Path:
     """Return the folder of a group of small trainings that no server took."""
     study = ["scenario=naive", f"degree={JOBS}", "workload=tiny", "baseline=never", "window.seconds=15"]
     study += ["gpu=simulated_a100_40gb", f"gpu.lock_dir={folder}", f"tracking.root={folder}/mlruns"]
-    away = ["tracking=server", "tracking.uri=http://127.0.0.1:9", "unit=1", f"plan_file={folder}/plan.json"]
+    away = ["tracking=server", "tracking.uri=http://127.0.0.1:9", "shard=1", f"plan_file={folder}/plan.json"]
     environ = os.environ | {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     done = subprocess.run([*RUN, *study, *away], env=environ, capture_output=True, text=True, check=False)
     found = list((folder / "mlruns" / layout.SPOOL).glob("*/*/record.json"))

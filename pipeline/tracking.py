@@ -132,7 +132,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=entry_points.spell("tracking"), description="Spool folders to MLflow.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
-        ("status", "show the progress of a study, unit by unit; exit status 0 if all units are done"),
+        ("status", "show the progress of a study, shard by shard; exit status 0 if all shards are done"),
         ("serve", "answer an orchestrator's requests on stdin"),
         ("flush", "send the groups in the spool; close and send those of killed studies"),
         ("upgrade", "upgrade a local store of an older MLflow; a copy of the old database is kept"),

@@ -30,7 +30,7 @@ from pipeline.launch.warm_start import Starter
 # From "everybody is ready" to the common start: long enough that the slowest process is asleep waiting for it.
 _START_DELAY_NS = 50_000_000
 _TERM_GRACE_S = 5.0
-_LOOK_S = 0.05  # between two looks at what neighbours have done
+_LOOK_S = 0.05  # between two looks at what co-runners have done
 _UNKNOWN_STATUS = 255
 
 
@@ -136,14 +136,14 @@ class JobGroup:
     def measure(self, window: Window) -> None:
         """Release the jobs at one instant, wait through the window, and wait for their end.
 
-        Neighbours begin before the others are released, and are told to stop when these have ended.
+        Co-runners begin before the others are released, and are told to stop when these have ended.
 
         Returns when all jobs have ended, or as soon as one has gone wrong and the others are not to go on: then leaving
         the context ends them.
         """
-        neighbours = [state for state in self.states if state.job.is_neighbour]
-        measured = [state for state in self.states if not state.job.is_neighbour]
-        if neighbours and not self._are_under_way(neighbours):
+        co_runners = [state for state in self.states if state.job.is_co_runner]
+        measured = [state for state in self.states if not state.job.is_co_runner]
+        if co_runners and not self._are_under_way(co_runners):
             return
         start_ns = self._release(measured)
         if window.kind is WindowKind.STEADY:
@@ -155,9 +155,9 @@ class JobGroup:
             self._stop(measured)
         else:
             self._wait_end(measured, self._limits.group_s, f"limits.group_s={self._limits.group_s:g} s")
-        self._notice_early(neighbours)
-        if neighbours and not self.went_wrong:
-            self._stop(neighbours)
+        self._notice_early(co_runners)
+        if co_runners and not self.went_wrong:
+            self._stop(co_runners)
 
     @property
     def went_wrong(self) -> bool:
@@ -170,9 +170,9 @@ class JobGroup:
             self._channel.send(state.job.index, type="go", start_ns=start_ns)
         return start_ns
 
-    def _are_under_way(self, neighbours: Sequence[JobState]) -> bool:
-        self._release(neighbours)
-        limit_ns, idle = _compute_deadline(self._limits.ready_s), list(neighbours)
+    def _are_under_way(self, co_runners: Sequence[JobState]) -> bool:
+        self._release(co_runners)
+        limit_ns, idle = _compute_deadline(self._limits.ready_s), list(co_runners)
         while idle and not self._has_any_left() and time.monotonic_ns() < limit_ns:
             self._channel.pump(self._has_any_left, _compute_deadline(_LOOK_S))
             idle = [state for state in idle if events.read_progress(state.folder / layout.EVENTS).total is None]

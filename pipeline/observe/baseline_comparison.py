@@ -115,11 +115,11 @@ def compare_with_baseline(
     return normalise(
         row.group.window.kind,
         [
-            ComparedJob(program.unit, program.is_rate_given, job.metrics, solo.get(program.digest, {}))
+            ComparedJob(program.work_unit, program.is_rate_given, job.metrics, solo.get(program.digest, {}))
             for program, job in zip(programs, row.measured, strict=True)
         ],
         is_sequential=row.group.sequential,
-        has_neighbours=row.group.has_neighbours,
+        has_co_runners=row.group.has_co_runners,
         serial_s=serial_makespan_s,
         makespan_s=row.metrics.get("makespan_s"),
     )

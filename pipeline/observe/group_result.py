@@ -87,4 +87,4 @@ class GroupResult:
     @property
     def measured(self) -> tuple[JobResult, ...]:
         """The jobs that are no co-runners."""
-        return tuple(job for job in self.jobs if not job.job.is_neighbour)
+        return tuple(job for job in self.jobs if not job.job.is_co_runner)

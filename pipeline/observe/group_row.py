@@ -43,21 +43,21 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         state.job.index: logged_rate.read(state, log_of[state.job.index], whose, seen.clock) for state in all_states
     }
     for states in seen.batches:
-        batch = _make_batch(group, [state for state in states if not state.job.is_neighbour], log_of, logged_of)
+        batch = _make_batch(group, [state for state in states if not state.job.is_co_runner], log_of, logged_of)
         batches.append(batch)
         for state in states:
             log, logged = log_of[state.job.index], logged_of[state.job.index]
-            if not state.job.is_neighbour:
+            if not state.job.is_co_runner:
                 logged = _check_logged_together(group, batch, logged)
             jobs.append(_judge_job(group, state, log, logged, batch.window, seen, read))
     windows = [batch.window for batch in batches if batch.window is not None]
     ending = endings.judge_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
-    measured_jobs = [job for job in jobs if not job.job.is_neighbour]
+    measured_jobs = [job for job in jobs if not job.job.is_co_runner]
     metrics = _compute_group_metrics(group, measured_jobs, jobs) if ending.result in _HAS_FIGURES else {}
     absent: dict[str, str] = {}
     of_device = sample_figures.compute_figures(read.get(sample_figures.WHOLE, {}), seen.fields, windows, absent)
     # The energy is that of the whole device: with co-runners on it, no work has an energy of its own.
-    units = () if group.has_neighbours else work_units.find_units(metrics)
+    units = () if group.has_co_runners else work_units.find_units(metrics)
     rates = {unit: metrics[work_units.total_of(unit)] for unit in units}
     metrics |= host_load.compute_figures(measured_jobs, of_device)
     metrics |= of_device | sample_figures.derive_energy(of_device, windows, seen.idle_w, rates)
@@ -214,7 +214,7 @@ def _judge_job(
         start_ns=log.started_ns,
         end_ns=end_ns,
         metrics=metrics,
-        series=_make_series(log) | _make_logged_series(logged, state.job.workload.unit),
+        series=_make_series(log) | _make_logged_series(logged, state.job.workload.work_unit),
         spans=tuple(spans),
         place=place,
         params=log.params
@@ -257,7 +257,7 @@ def _make_comparison_tags(jobs: Sequence[JobResult]) -> dict[str, str]:
     }
     rates = {
         job.job.index: {name: job.metrics[name] for name in compared_names(unit) if name in job.metrics}
-        for unit, job in ((job.job.workload.unit, job) for job in jobs)
+        for unit, job in ((job.job.workload.work_unit, job) for job in jobs)
     }
     figures: dict[str, Mapping[int, object]] = {**first, Tag.RATES: rates}
     known = {tag: {index: values for index, values in of_each.items() if values} for tag, of_each in figures.items()}
@@ -266,7 +266,7 @@ def _make_comparison_tags(jobs: Sequence[JobResult]) -> dict[str, str]:
 
 def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Sequence[JobResult]) -> dict[str, float]:
     """Return the figures of the measured jobs, and the work of the co-runners among all jobs."""
-    metrics = _compute_co_runner_totals([job.metrics for job in all_jobs if job.job.is_neighbour])
+    metrics = _compute_co_runner_totals([job.metrics for job in all_jobs if job.job.is_co_runner])
     spans = [(job.start_ns, job.end_ns) for job in jobs if job.start_ns is not None and job.end_ns is not None]
     if len(spans) == len(jobs):
         lengths = [end - start for start, end in spans]
@@ -290,10 +290,10 @@ def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Se
     return {name: metrics[name] for name in sorted(metrics, key=lambda name: not work_units.find_units([name]))}
 
 
-def _compute_co_runner_totals(neighbours: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _compute_co_runner_totals(co_runners: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {
-        f"neighbours_{work_units.total_of(unit)}": sum(metrics[work_units.rate_of(unit)] for metrics in neighbours)
-        for unit in work_units.find_common_units(neighbours)
+        f"co_runners_{work_units.total_of(unit)}": sum(metrics[work_units.rate_of(unit)] for metrics in co_runners)
+        for unit in work_units.find_common_units(co_runners)
     }
 
 

@@ -104,7 +104,7 @@ class _Drawer:
         )
         table = Table(title=Text(title), title_justify="left", caption=Text(caption))
         table.caption_justify = "left"
-        counted = dict.fromkeys(work_units.per_second(job.workload.unit) for job in self.group.jobs)
+        counted = dict.fromkeys(work_units.per_second(job.workload.work_unit) for job in self.group.jobs)
         for name in ("job", "phase", "epoch", " or ".join(counted), "memory MiB"):
             table.add_column(Text(name), justify="left" if name in ("job", "phase") else "right")
         for now in self.jobs.read():

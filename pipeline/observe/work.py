@@ -19,7 +19,7 @@ def compute_figures(
     group: Group, job: Job, log: Events, logged: LoggedRate | None, window: Window | None, makespan_s: float | None
 ) -> dict[str, float]:
     """Return the rate of a job in each of its units, and other figures of its work."""
-    unit, kind = job.workload.unit, WindowKind.STEADY if job.is_neighbour else group.window.kind
+    unit, kind = job.workload.work_unit, WindowKind.STEADY if job.is_co_runner else group.window.kind
     metrics: dict[str, float] = {}
     if window is not None:
         metrics |= throughput.compute_figures(kind, unit, log, window)
@@ -59,9 +59,9 @@ def explain_absence(group: Group, job: Job, log: Events, metrics: dict[str, floa
     """Say why a job that ended well shows no work to measure; empty if it does."""
     if logged is not None and not logged.points:
         return logged.absence
-    is_lacking = work_units.rate_of(job.workload.unit) not in metrics
-    if group.window.kind is WindowKind.STEADY and not job.is_neighbour and is_lacking:
-        what = "request was sent and answered" if job.workload.unit == latency.REQUESTS else "step was completed"
+    is_lacking = work_units.rate_of(job.workload.work_unit) not in metrics
+    if group.window.kind is WindowKind.STEADY and not job.is_co_runner and is_lacking:
+        what = "request was sent and answered" if job.workload.work_unit == latency.REQUESTS else "step was completed"
         lower = " or lower the request rate" if job.workload.is_rate_given else ""
         return f"no {what} inside the window; raise window.seconds{lower}"
     if not job.workload.ends_by_itself and not list_instants_ns(log):

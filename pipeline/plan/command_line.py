@@ -19,7 +19,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.base.system.paths import list_choices
 from pipeline.base.system.secrets import mask_text
-from pipeline.plan import config_schema, hydra_arguments, hydra_errors, override_remedy
+from pipeline.plan import config_schema, hydra_arguments, hydra_errors, override_remedy, renamed_keys
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -34,7 +34,6 @@ _DELETION = re.compile(
     r"|Config group override deletion value must be a string : .*key_or_group='(?P<group>.*?)'"
 )
 _WANTED = {IntegerNode: "a whole number", FloatNode: "a number", BooleanNode: "true or false", StringNode: "a text"}
-_MOVED = {f"hydra.sweeper.{key}": "blocks: [...] at the top level" for key in ("blocks", "params")}
 _MOST_NAMED = 4
 _SEARCH_PATH = "Config search path"
 
@@ -85,7 +84,8 @@ def explain(error: Exception) -> str:
         return str(error)
     if isinstance(error, MissingConfigException) and error.options:
         group, _, choice = str(error.missing_cfg_file).rpartition("/")
-        return _explain_missing(group, choice, error.options)
+        old = renamed_keys.explain_old_key(f"{group}={choice}")
+        return old or _explain_missing(group, choice, error.options)
     if isinstance(error, OverrideParseException):
         return override_remedy.explain_unreadable(str(error.override), explain_refusal)
     cause, text = error.__cause__, str(error)
@@ -132,6 +132,8 @@ def _explain_in_file(cause: OmegaConfBaseException) -> str:
 
 
 def _explain_missing(group: str, choice: str, choices: Iterable[str]) -> str:
+    if old := renamed_keys.explain_old_key(f"{group}={choice}"):
+        return old
     if group == "schema":
         return f"/schema/{choice} does not exist; name a class of options as /schema/MODULE.CLASS"
     names = sorted(set(choices))
@@ -142,6 +144,8 @@ def _explain_missing(group: str, choice: str, choices: Iterable[str]) -> str:
 
 def explain_unknown_key(key: str, known: Iterable[str]) -> str:
     """Explain that a key, as `workload.batchsize`, does not exist; its parent has the known ones."""
+    if old := renamed_keys.explain_old_key(key):
+        return old
     parent, dot, name = key.rpartition(".")
     names = sorted(set(known) - {"hydra"})
     near = difflib.get_close_matches(name, names, n=1)
@@ -161,8 +165,8 @@ def explain_unknown_keys(node: Any, where: str = "") -> Iterator[str]:
 
 
 def _explain_unknown(key: str, parent: Any) -> str:
-    if key in _MOVED:
-        return f"{key} does not exist; write {_MOVED[key]}"
+    if old := renamed_keys.explain_old_key(key):
+        return old
     if not isinstance(parent, DictConfig):
         return explain_unknown_key(key, ())
     if OmegaConf.get_type(parent) is dict:

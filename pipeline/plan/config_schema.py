@@ -25,7 +25,7 @@ Baseline = enum.Enum("Baseline", "auto always never", start=0)
 Order = enum.Enum("Order", "random listed", start=0)
 ForeignLoad = enum.Enum("ForeignLoad", "invalid note", start=0)
 GpuKind = enum.Enum("GpuKind", "auto nvidia cpu simulated", start=0)
-UnitOf = enum.Enum("UnitOf", "block case", start=0)
+ShardOf = enum.Enum("ShardOf", "block case", start=0)
 SOURCES = ("disk", "files", "synthetic_files", "synthetic_host", "synthetic_device")
 """Of data, which workloads refer to as `${data.source}`; those of `workloads.model_options.DataSource`."""
 AUTO_DEVICE = "auto"
@@ -123,7 +123,7 @@ class GpuConfig:
 
     kind: GpuKind = GpuKind.auto
     device: str = AUTO_DEVICE
-    beside: int = 0
+    other_gpus: int = 0
     models: int = 1
     admin: list[str] | None = field(default_factory=list)
     exclusive_process: bool = False
@@ -264,7 +264,7 @@ class Config:
     sizes: dict[str, Any] = field(default_factory=dict)
     degree: int | None = None
     mix: list[Any] | None = None
-    neighbours: Any = None
+    co_runners: Any = None
     gpu: GpuConfig = field(default_factory=GpuConfig)
     listeners: dict[str, ListenerConfig] = field(default_factory=dict)
     env: Any = MISSING
@@ -283,8 +283,8 @@ class Config:
     foreign_load: ForeignLoad = ForeignLoad.invalid
     warm_start: bool = True
     resume: str = "false"
-    unit: int | None = None
-    unit_of: UnitOf = UnitOf.block
+    shard: int | None = None
+    shard_of: ShardOf = ShardOf.block
     plan_file: str | None = None
     dry_run: bool | str = False
     time_limit_s: float | None = None

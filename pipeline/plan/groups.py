@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.base.domain import group_names, placeholders, work_units
+from pipeline.base.domain import group_names, placeholders, stored_names, work_units
 from pipeline.base.domain.protocols import Profiler
 from pipeline.base.domain.records import (
     DEVICE,
@@ -65,13 +65,13 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
         unique = {id(workload) for _, workload in entries}
         workload_of = {key: _make_workload(complete[key], config, device, window, inventory) for key in unique}
         return tuple(
-            Job(index=index, workload=workload_of[id(workload)], size=size, is_neighbour=first > 0)
+            Job(index=index, workload=workload_of[id(workload)], size=size, is_co_runner=first > 0)
             for index, (size, workload) in enumerate(entries, start=first)
         )
 
     jobs = make_jobs(measured, window)
-    neighbours = make_jobs(beside, dataclasses.replace(window, kind=WindowKind.STEADY), first=len(jobs))
-    together = _make_group(config, device, window, jobs + neighbours)
+    co_runners = make_jobs(beside, dataclasses.replace(window, kind=WindowKind.STEADY), first=len(jobs))
+    together = _make_group(config, device, window, jobs + co_runners)
     notes += [note for workload in workloads for note in workload.window_notes(window)]
     notes += _list_notes(together, inventory, is_other_window=window.kind is not config.window.kind)
     in_turn = _make_serial(together, jobs)
@@ -161,7 +161,9 @@ def _make_workload(
     program_digest = make_digest(
         [code.digest for code in codes],
         workload.name,
-        {k: v for k, v in (flags | settings).items() if k not in workload.place_options()},
+        stored_names.restore_old(
+            {k: v for k, v in (flags | settings).items() if k not in workload.place_options()}, stored_names.PARAMS
+        ),
         words,
         workload.environ,
     )
@@ -184,7 +186,7 @@ def _make_workload(
         preload=workload.preload,
         is_in_own_folder=workload.is_in_own_folder(),
         rate=workload.rate_source(),
-        unit=workload.unit,
+        work_unit=workload.work_unit,
         is_rate_given=workload.has_given_rate(),
         objective=workload.latency_objective(),
         lacks=lacks,
@@ -269,7 +271,7 @@ def _make_group(config: Config, device: Device, window: Window, jobs: tuple[Job,
             tolerate=tuple(config.gpu.tolerate),
             exclusive_process=config.gpu.exclusive_process,
             job_memory_mib=config.gpu.job_memory_mib,
-            beside=config.gpu.beside,
+            num_other_gpus=config.gpu.other_gpus,
         ),
         config_text=lambda: OmegaConf.to_yaml(OmegaConf.create(secrets.mask(_escape_values(config)))),
         profiler=ProfilerSpec(
@@ -326,7 +328,8 @@ def name_groups(groups: Sequence[Group]) -> list[Group]:
 
 def _add_digests(group: Group, inventory: Inventory) -> Group:
     packages = sorted({inventory.interpreters[job.workload.env].lock_digest for job in group.jobs})
-    programs, settings = [job.workload.digest for job in group.jobs], group.settings
+    programs = [job.workload.digest for job in group.jobs]
+    settings = stored_names.restore_old(group.settings, stored_names.SETTINGS)
     of_any_gpu = settings | {DEVICE: settings[DEVICE].replace(group.device.name, "")}
     facts = (group.scenario, settings, group.options)
     return dataclasses.replace(

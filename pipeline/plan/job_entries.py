@@ -56,10 +56,10 @@ def list_co_runners(config: Config) -> Entries:
     Raises:
         ConfigError: nobody is measured beside them, or one of them cannot be told to stop.
     """
-    request = config.neighbours
+    request = config.co_runners
     if request is None or request == 0 or request == []:
         return []
-    setting = f"neighbours={format_list(request) if isinstance(request, list) else request}"
+    setting = f"co_runners={format_list(request) if isinstance(request, list) else request}"
     if config.scenario.sequential:
         raise ConfigError(f"{setting} cannot run with scenario={config.scenario.name}, one job at a time; remove one")
     if config.degree == 0 or config.mix == []:
@@ -114,9 +114,9 @@ def refuse_unread(typed: Iterable[str], configs: Sequence[Config], composed: Seq
 
 
 def _list_places(config: Config) -> set[str]:
-    names = [*(config.mix or []), *(config.neighbours if isinstance(config.neighbours, list) else [])]
+    names = [*(config.mix or []), *(config.co_runners if isinstance(config.co_runners, list) else [])]
     places = {f"sizes.{name}" for name in names if isinstance(name, str)}
-    return places | {"workload"} if not config.mix or type(config.neighbours) is int else places
+    return places | {"workload"} if not config.mix or type(config.co_runners) is int else places
 
 
 def _is_referred_to(place: str, composed: Sequence[DictConfig]) -> bool:

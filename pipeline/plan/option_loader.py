@@ -47,6 +47,9 @@ def load(name: str) -> type[WorkloadConfig]:
         raise ConfigError(f"/schema/{name} is not a dataclass; name a class of options as MODULE.CLASS")
     if taken := [option.name for option in dataclasses.fields(options) if option.name in _TAKEN]:
         raise ConfigError(f"/schema/{name} has an option with the reserved name {taken[0]}; rename it")
+    if old := next((old for old in ("unit", "derive_unit") if hasattr(options, old)), None):
+        new = old.replace("unit", "work_unit")
+        raise ConfigError(f"/schema/{name}: {old} was renamed; write {new}")
     try:
         hints = typing.get_type_hints(options)
         flags = [field.name for field in dataclasses.fields(options) if field.metadata.get("is_flag", True)]
@@ -152,8 +155,8 @@ def _choose_default(options: type[Any], name: str, key: str) -> object:
         return name
     if key == "script" and not hasattr(options, key):
         return str(Path(*name.split(".")[: -1 if _is_package(name) else -2], "program.py"))
-    if key in ("name", "unit") and not hasattr(options, key):
-        return "" if key == "name" or hasattr(options, "derive_unit") else None
+    if key in ("name", "work_unit") and not hasattr(options, key):
+        return "" if key == "name" or hasattr(options, "derive_work_unit") else None
     return getattr(options, key, None)
 
 

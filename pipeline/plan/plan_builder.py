@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pipeline.base.domain.records import Group, Plan
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan import setting_checks, shards
-from pipeline.plan.config_schema import Config, Order, UnitOf
+from pipeline.plan.config_schema import Config, Order, ShardOf
 from pipeline.plan.groups import make_digest, make_groups, name_groups
 from pipeline.plan.inventory import Inventory
 
@@ -47,7 +47,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         if first.order is Order.random:
             random.Random(f"{first.seed}-{block}").shuffle(members)  # noqa: S311  an order, not a secret
         ordered += members
-    by_case = first.unit_of is UnitOf.case
+    by_case = first.shard_of is ShardOf.case
     chosen = shards.number_shards(select_named(name_groups(ordered), first.only), by_case=by_case)
     numbered = tuple(dataclasses.replace(group, number=n) for n, group in enumerate(chosen, start=1))
     return Plan(
@@ -56,7 +56,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         devices=tuple(dict.fromkeys(group.device for group in numbered)),
         digest=make_digest([group.digest for group in numbered], *(["by case"] if by_case else [])),
         any_gpu_digest=make_digest([group.any_gpu_digest for group in numbered], *(["by case"] if by_case else [])),
-        unit_sizes=tuple(len(groups) for groups in shards.group_by_shard(numbered).values()),
+        shard_sizes=tuple(len(groups) for groups in shards.group_by_shard(numbered).values()),
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -22,8 +22,8 @@ def format_plan(plan: Plan) -> str:
     for group in plan.groups:
         device = f"  {group.device.name}" if several else ""
         skip = f"  skipped: {group.skip_reason}" if group.skip_reason else ""
-        unit = f"unit {group.unit}  " if group.case else ""
-        what = f"{group.number:5d}  block {group.block}  {unit}{group.name:{width}s}  {group.window.text:28s}"
+        shard = f"shard {group.shard}  " if group.case else ""
+        what = f"{group.number:5d}  block {group.block}  {shard}{group.name:{width}s}  {group.window.text:28s}"
         lines.append(f"{what}  {group.digest[:12]}{device}{skip}")
     return "\n".join([*lines, *list_remarks(plan), *list_commands(plan)])
 
@@ -38,11 +38,11 @@ def export_plan(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
             {
                 "number": group.number,
                 "block": group.block,
-                "unit": group.unit,
+                "shard": group.shard,
                 "name": group.name,
                 "scenario": group.scenario,
                 "jobs": [job.size or job.workload.name for job in group.measured],
-                "neighbours": group.settings[CO_RUNNERS],
+                "co_runners": group.settings[CO_RUNNERS],
                 "window": group.window.text,
                 "device": group.device.uuid,
                 "digest": group.digest,

@@ -33,7 +33,7 @@ class ScriptConfig(WorkloadConfig):
     runner: str | None = "workloads/script.py"
     ends_by_itself: bool = True
     run_in: RunIn = explain("directory of each job: that of the call, or its output folder", RunIn.caller)
-    metric: str | None = explain("metric with its samples/s (or `unit`/s) in MLflow or TensorBoard files", None)
+    metric: str | None = explain("metric with its samples/s (or `work_unit`/s) in MLflow or TensorBoard files", None)
     metric_pattern: str | None = explain(
         "regular expression for output lines with its samples/s; its one group is the number", None
     )
@@ -43,13 +43,13 @@ class ScriptConfig(WorkloadConfig):
         None,
     )
     decimal_mark: DecimalMark | None = explain("decimal mark of numbers in its output; `null`: detect it", None)
-    samples: int | None = explain("samples (or work in its `unit`) of a whole run", None)
+    samples: int | None = explain("samples (or work in its `work_unit`) of a whole run", None)
 
     def __post_init__(self) -> None:
         if not self.name:
             self.name = user_command.name_program(self.script, self.argument_words())
-        if (unit := self._metric_unit()) is not None and self.unit == work_units.SAMPLES:
-            self.unit = unit.work or self.unit
+        if (unit := self._metric_unit()) is not None and self.work_unit == work_units.SAMPLES:
+            self.work_unit = unit.work or self.work_unit
 
     def program_options(self) -> dict[str, Any]:
         return {}  # what it takes stands in `args` and `flags`
@@ -100,9 +100,10 @@ class ScriptConfig(WorkloadConfig):
                     f"metric_pattern={self.metric_pattern} is not a regular expression: {error}"
                 ) from error
             if num_groups != 1:
+                example = f"'([0-9.]+) {work_units.per_second(self.work_unit)}'"
                 raise ValueError(
                     f"metric_pattern={self.metric_pattern} has {num_groups} groups; put one pair of parentheses around "
-                    f"the number, as in '([0-9.]+) {work_units.per_second(self.unit)}', and (?:...) elsewhere"
+                    f"the number, as in {example}, and (?:...) elsewhere"
                 )
 
     def _check_metric_unit(self) -> None:
@@ -114,9 +115,9 @@ class ScriptConfig(WorkloadConfig):
             return
         unit = self._metric_unit()
         if unit is None:
-            raise ValueError(f"metric_unit={self.metric_unit} is not a unit; {metric_unit.FORMS}")
-        if not unit.counts(self.unit):
+            raise ValueError(f"metric_work_unit={self.metric_unit} is not a unit; {metric_unit.FORMS}")
+        if not unit.counts(self.work_unit):
             raise ValueError(
-                f"metric_unit={self.metric_unit} is the time of {work_units.format_unit(unit.work)}, not of "
-                f"{work_units.format_unit(self.unit)}; leave out unit={self.unit}"
+                f"metric_work_unit={self.metric_unit} is the time of {work_units.format_unit(unit.work)}, not of "
+                f"{work_units.format_unit(self.work_unit)}; leave out work_unit={self.work_unit}"
             )

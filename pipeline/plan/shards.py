@@ -1,6 +1,6 @@
-"""The units of a plan: what one worker runs on one GPU, so that many GPUs can share a study. Pure.
+"""The shards of a plan: what one worker runs on one GPU, so that many GPUs can share a study. Pure.
 
-A unit is a block, or one case of a block: groups that have a program in common, directly or through others, and so
+A shard is a block, or one case of a block: groups that have a program in common, directly or through others, and so
 all that are compared with the same baselines. Every comparison is made within one, so no ratio is taken across GPUs.
 """
 
@@ -17,38 +17,38 @@ from pipeline.base.system.words import format_count
 def number_shards(groups: Sequence[Group], *, by_case: bool) -> tuple[Group, ...]:
     """Assign its shard number to each group of a plan."""
     if not by_case:
-        return tuple(dataclasses.replace(group, unit=group.block) for group in groups)
+        return tuple(dataclasses.replace(group, shard=group.block) for group in groups)
     cases = _number_cases(groups)
     places = [(group.block, cases[group.jobs[0].workload.digest]) for group in groups]
     numbers = {place: number for number, place in enumerate(sorted(set(places)), start=1)}  # not each block has all
     return tuple(
-        dataclasses.replace(group, unit=numbers[place], case=place[1])
+        dataclasses.replace(group, shard=numbers[place], case=place[1])
         for group, place in zip(groups, places, strict=True)
     )
 
 
 def group_by_shard(groups: Sequence[Group]) -> Mapping[int, Sequence[Group]]:
     """Return the groups of each shard, by its number, in the order of the plan."""
-    groups_by_unit: dict[int, list[Group]] = {number: [] for number in sorted({group.unit for group in groups})}
+    groups_by_shard: dict[int, list[Group]] = {number: [] for number in sorted({group.shard for group in groups})}
     for group in groups:
-        groups_by_unit[group.unit].append(group)
-    return groups_by_unit
+        groups_by_shard[group.shard].append(group)
+    return groups_by_shard
 
 
 def select_shard(plan: Plan, number: int | None) -> Plan:
     """Return the plan with one shard left, or whole without a number; its digest stays that of the whole.
 
     Raises:
-        ConfigError: it has no such unit.
+        ConfigError: it has no such shard.
     """
     if number is None:
         return plan
-    units = group_by_shard(plan.groups)
-    if number not in units:
+    shards = group_by_shard(plan.groups)
+    if number not in shards:
         raise ConfigError(
-            f"unit={number}: the plan has {format_count(len(units), 'unit')}, numbered from 1; choose one of them"
+            f"shard={number}: the plan has {format_count(len(shards), 'shard')}, numbered from 1; choose one of them"
         )
-    groups = tuple(units[number])
+    groups = tuple(shards[number])
     return dataclasses.replace(plan, groups=groups, devices=tuple(dict.fromkeys(group.device for group in groups)))
 
 

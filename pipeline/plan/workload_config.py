@@ -91,7 +91,7 @@ class WorkloadConfig:
         "further environment variables: `workload.environ.NAME=VALUE`; [secrets](tracking.md#secrets) are not recorded",
         {},
     )
-    unit: str = explain(
+    work_unit: str = explain(
         "work unit, such as `sequences`; [metrics](method.md#units) are named after it",
         work_units.SAMPLES,
     )
@@ -101,8 +101,8 @@ class WorkloadConfig:
 
     def __post_init__(self) -> None:
         self.name = self.name or self.derive_name()
-        with self.hook("derive_unit"):
-            self.unit = self.unit or self.derive_unit()
+        with self.hook("derive_work_unit"):
+            self.work_unit = self.work_unit or self.derive_work_unit()
 
     # The hooks of an option class.
 
@@ -110,7 +110,7 @@ class WorkloadConfig:
         """Return the name of one that has none."""
         return type(self).__name__.lower()
 
-    def derive_unit(self) -> str:
+    def derive_work_unit(self) -> str:
         """Return what the work is counted in, if the options decide it; else nothing."""
         return ""
 
@@ -185,7 +185,7 @@ class WorkloadConfig:
     def study_settings(self) -> dict[str, Any]:
         """Return the options that are for the study and not for the program."""
         names = sorted(option.name for option in self.option_fields() if not option.metadata.get("is_flag", True))
-        return {work_units.PARAM: self.unit, **{key: getattr(self, key) for key in names}}
+        return {work_units.PARAM: self.work_unit, **{key: getattr(self, key) for key in names}}
 
     def place_options(self) -> set[str]:
         """Return the options that say where things lie on this machine, not what is computed."""
@@ -278,15 +278,15 @@ class WorkloadConfig:
         for key in self.environ:
             if key in _OURS or key.startswith(_OUR_PREFIX):
                 raise self._refused(f"environ.{key} is reserved for the orchestrator; remove it")
-        if not re.fullmatch(work_units.PATTERN, self.unit, re.ASCII):
+        if not re.fullmatch(work_units.PATTERN, self.work_unit, re.ASCII):
             raise self._refused(
-                f"unit={self.unit} must be a plural of letters, digits and underscores, such as sequences: it is part "
-                "of the names of metrics"
+                f"work_unit={self.work_unit} must be a plural of letters, digits and underscores, such as sequences: "
+                "it is part of the names of metrics"
             )
-        with self.hook("derive_unit"):
-            unit = self.derive_unit()
-        if unit and unit != self.unit:
-            raise self._refused(f"unit={self.unit}: its work is counted in {unit}")
+        with self.hook("derive_work_unit"):
+            unit = self.derive_work_unit()
+        if unit and unit != self.work_unit:
+            raise self._refused(f"work_unit={self.work_unit}: its work is counted in {unit}")
         capability = dict(device.details).get("compute_capability")
         with self.hook("check"):
             self.check(

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.base.domain import layout
+from pipeline.base.domain import layout, stored_names
 from pipeline.base.domain.records import Result
-from pipeline.base.domain.tags import Tag
+from pipeline.base.domain.tags import Tag, has_old_names, restore_names
 from pipeline.base.system import json_decoder, locks, secrets
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.host_info import boot_id, machine_id
@@ -172,12 +172,28 @@ def read(folder: Path) -> Record:
                 )
             # Records of earlier versions have the host only.
             raw = {"host": "", "boot_id": "", "machine_id": ""} | raw
-        record = json_decoder.decode(Record, raw)
+        record = _rename(json_decoder.decode(Record, raw))
     except (OSError, ValueError, RecursionError) as error:
         raise TrackingError(f"could not read {file}: {error}") from error
     if not _ID.fullmatch(record.spool_id):  # it names a folder that is removed
         raise TrackingError(f"{file} is no record of this project: spool_id {record.spool_id!r}; remove the folder")
     return record
+
+
+def _rename(record: Record) -> Record:
+    """Give a record the names of today, which one of an earlier version lacks."""
+    return dataclasses.replace(
+        record, parent=_rename_run(record.parent), children=tuple(map(_rename_run, record.children))
+    )
+
+
+def _rename_run(run: AnyRun) -> AnyRun:
+    if not has_old_names(run.tags):
+        return run
+    tags = dict(run.tags)
+    restore_names(tags)
+    metrics = stored_names.rename_metrics(run.metrics)
+    return dataclasses.replace(run, tags=tags, params=stored_names.rename_params(run.params), metrics=metrics)
 
 
 def write_amendment(spool_root: Path, amendment: Amendment) -> Path:

@@ -38,11 +38,11 @@ def select_remaining(
         was_in_the_way = stored.result is Result.SKIPPED and key in can_run  # what no longer is
         if stored.result.is_finding and key is not None and not was_in_the_way:
             stored_by_key.setdefault(key, {})[states[stored.machine_state]] = stored
-    units: dict[tuple[int, str], list[Group]] = {}
+    shards: dict[tuple[int, str], list[Group]] = {}
     for group in plan.groups:
-        units.setdefault((group.unit, group.device.uuid), []).append(group)
+        shards.setdefault((group.shard, group.device.uuid), []).append(group)
     done: dict[str, FinishedGroup] = {}
-    for groups in units.values():
+    for groups in shards.values():
         members = [keys[group.digest] for group in groups]
         origin = _choose_state(members, stored_by_key, [states[now[device]] for device in gpus or (groups[0].device,)])
         done |= {key: stored_by_key[key][origin] for key in members if origin in stored_by_key.get(key, {})}

@@ -62,7 +62,7 @@ class SpoolRun:
         children = []
         for child in self.record.children:
             slot = slots[child.index]
-            params = {f"place.{key}": value for key, value in slot.placement.items()}
+            params = {f"placement.{key}": value for key, value in slot.placement.items()}
             children.append(dataclasses.replace(child, gi_id=slot.gi_id, params=child.params | params))
         self.record = dataclasses.replace(self.record, children=tuple(children))
 
@@ -218,7 +218,7 @@ def _make_record(
     common: dict[str, str] = {
         Tag.STUDY: study,
         Tag.BLOCK: str(group.block),
-        Tag.PLAN_UNIT: str(group.unit),
+        Tag.SHARD: str(group.shard),
         **({Tag.CASE: str(group.case)} if group.case else {}),
         Tag.SCENARIO: group.scenario,
         Tag.GPU_UUID: group.device.uuid,
@@ -263,7 +263,7 @@ def _make_record(
                 Tag.PROGRAM_DIGEST: job.workload.program_digest,
             }
             | ({Tag.SIZE: job.size} if job.size else {})
-            | ({Tag.NEIGHBOUR: "true"} if job.is_neighbour else {}),
+            | ({Tag.CO_RUNNER: "true"} if job.is_co_runner else {}),
             index=job.index,
             gi_id=None,
             is_gpu=group.device.is_gpu,
@@ -286,7 +286,7 @@ def _make_params(group: Group) -> dict[str, str]:
         "scenario": group.scenario,
         "degree": str(len(group.measured)),
         "jobs": group.job_names,
-        **({CO_RUNNERS: group.settings[CO_RUNNERS]} if group.has_neighbours else {}),
+        **({"co_runners": group.settings[CO_RUNNERS]} if group.has_co_runners else {}),
         **_make_window_params(group.window),
         "block": str(group.block),
         "seed": str(group.seed),

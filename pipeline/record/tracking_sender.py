@@ -149,18 +149,18 @@ class Sender:
         groups = self._call(request)["groups"]
         return [FinishedGroup(**{**group, "result": Result(group["result"])}) for group in groups]
 
-    def close_lost(self, plan: Plan, unit: int) -> list[str]:
+    def close_lost(self, plan: Plan, shard: int) -> list[str]:
         """Close runs of a shard that earlier attempts left running, and return the names of their groups.
 
         The plan holds the groups of this shard only.
         """
-        request = {"op": "close_lost", "experiment": plan.experiment, "plan": plan.digest, "unit": unit}
+        request = {"op": "close_lost", "experiment": plan.experiment, "plan": plan.digest, "shard": shard}
         request["programs"] = [group.program_digest for group in plan.groups]
         return [str(name) for name in self._call(request)["groups"]]
 
-    def take_over(self, units: Mapping[str, int], facts: Mapping[str, str]) -> None:
+    def take_over(self, shards: Mapping[str, int], facts: Mapping[str, str]) -> None:
         """Count runs of the open store, by id, as those of shards of the plan with these facts."""
-        self._call({"op": "take_over", "units": dict(units), "facts": dict(facts)})
+        self._call({"op": "take_over", "shards": dict(shards), "facts": dict(facts)})
 
     def note_arrays(self, experiment: str, new: Submission) -> None:
         """Record the Slurm job arrays of an experiment in the open store."""

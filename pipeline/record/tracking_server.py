@@ -10,7 +10,7 @@ One JSON object a line on stdin, one answer a line on stdout, in order.
     {"op": "amend", "spool": PATH}       -> {"ok": true}; PATH is an amendment, not a folder
     {"op": "finished", "experiment": NAME} -> {"ok": true, "groups": [...]}, as `results.find_finished` returns them;
                                          with "store": FOLDER or URI those of another store, which is only read
-    {"op": "close_lost", "experiment": NAME, "plan": DIGEST, "unit": N, "programs": [DIGEST, ...]}
+    {"op": "close_lost", "experiment": NAME, "plan": DIGEST, "shard": N, "programs": [DIGEST, ...]}
                                          -> {"ok": true, "groups": [NAME, ...]}: closed
     {"op": "submitted", "experiment": NAME, "new": {...}} -> {"ok": true}: a `slurm_arrays.Submission` is noted
     {"op": "ran", "store": FOLDER or URI} -> {"ok": true, "groups": [...]}, as `results.find_past_groups` returns them
@@ -89,10 +89,10 @@ class RequestHandler:
                 if Path(file).exists():
                     amend(self._open(group_folder.read_amendment(Path(file)).uri), Path(file))
                 return {}
-            case {"op": "close_lost", "experiment": str(experiment), "plan": str(plan), "unit": int(unit), **others}:
+            case {"op": "close_lost", "experiment": str(experiment), "plan": str(plan), "shard": int(shard), **others}:
                 store = self._open(self._uri)
-                return {"groups": orphaned_runs.close_shard(store, experiment, plan, unit, others["programs"])}
-            case {"op": "take_over", "units": dict(runs), "facts": dict(facts)}:
+                return {"groups": orphaned_runs.close_shard(store, experiment, plan, shard, others["programs"])}
+            case {"op": "take_over", "shards": dict(runs), "facts": dict(facts)}:
                 reused_results.take_over(self._open(self._uri), runs, facts)
                 return {}
             case {"op": "submitted", "experiment": str(experiment), "new": dict(new)}:

@@ -47,14 +47,14 @@ class Part:
 
     def sort_devices(self) -> list[Device]:
         """Return the GPUs, those first that have begun a shard."""
-        begun = {self.begun.get(unit) for unit in self.waiting}
+        begun = {self.begun.get(shard) for shard in self.waiting}
         return sorted(self.devices, key=lambda device: device.uuid not in begun)
 
     def take(self, device: Device) -> int:
         """Take a shard for a GPU: one that it has begun, else one that no other has, else the next."""
-        unit = min(self.waiting, key=lambda shard: {device.uuid: 0, None: 1}.get(self.begun.get(shard), 2))
-        self.waiting.remove(unit)
-        return unit
+        shard = min(self.waiting, key=lambda shard: {device.uuid: 0, None: 1}.get(self.begun.get(shard), 2))
+        self.waiting.remove(shard)
+        return shard
 
     def estimate_seconds_left(self, running_s: Sequence[float]) -> float | None:
         """Estimate the time of the remaining shards from finished ones; `None` without any."""
@@ -74,7 +74,7 @@ class Fleet:
         self.request, self.devices, self.parts = request, devices, parts
         self.part_of = {device.uuid: part for part in parts for device in part.devices}
         self.cpus: Mapping[str, frozenset[int]] = cpus.divide(devices)
-        self.num_units = sum(len(part.waiting) for part in parts)
+        self.num_shards = sum(len(part.waiting) for part in parts)
         self.idle = deque(device for part in parts for device in part.sort_devices())
         self.num_given_up = self.worst = 0
         self.was_refused = self.has_measured = False
@@ -112,14 +112,14 @@ class Fleet:
                 break
             with interrupts.hold_interrupts():
                 self.idle.remove(device)
-                unit, config = part.take(device), part.request.config
-                decided = {"gpu.beside": config.gpu.beside, "plan_file": config.plan_file}
+                shard, config = part.take(device), part.request.config
+                decided = {"gpu.other_gpus": config.gpu.other_gpus, "plan_file": config.plan_file}
                 if config.gpu.models > 1:
                     decided |= {"gpu.models": config.gpu.models}
                     decided |= {"gpu.model": config.gpu.model} if device.is_simulated else {}
-                at_hand = (worker for worker in self.workers if worker.device == device and worker.takes_units)
+                at_hand = (worker for worker in self.workers if worker.device == device and worker.takes_shards)
                 worker = next(at_hand, None) or self.start(device, decided | self.decide_limits(), selector)
-                worker.give(f"unit {unit}", unit)
+                worker.give(f"shard {shard}", shard)
         return any(worker.is_busy for worker in self.workers)
 
     def is_late(self, num_left: int) -> bool:
@@ -127,7 +127,7 @@ class Fleet:
         limit_s, left_s = self.request.config.time_limit_s, self._compute_time_left_s()
         if left_s is None or left_s > 0:
             return False
-        words.say(f"time_limit_s={limit_s:g} is over: {format_count(num_left, 'unit')} left")
+        words.say(f"time_limit_s={limit_s:g} is over: {format_count(num_left, 'shard')} left")
         self.worst = max(self.worst, 1)
         return True
 
@@ -191,7 +191,7 @@ class Fleet:
         """Record the end of a shard; its GPU gets the next one."""
         part = self.part_of[worker.device.uuid]
         if status == _REFUSED:
-            part.waiting.appendleft(worker.unit)
+            part.waiting.appendleft(worker.shard)
             worker.dismiss()
         else:
             self.idle.append(worker.device)
@@ -200,7 +200,7 @@ class Fleet:
         progress = "" if self.is_interrupted else f"; {self._describe_progress()}"
         words.say(f"{worker.name} | ended with exit status {status}{progress}")
         if status == _REFUSED:
-            words.say(f"GPU {worker.device.index} gets no more units; unit {worker.unit} waits for another GPU")
+            words.say(f"GPU {worker.device.index} gets no more shards; shard {worker.shard} waits for another GPU")
             self.was_refused = True
         else:
             self.has_measured = True
@@ -222,4 +222,4 @@ class Fleet:
         known_s = [seconds for seconds in left_s if seconds is not None]
         is_known = len(known_s) == len(left_s) and max(known_s) >= 1
         remaining = f", about {words.format_duration(max(known_s))} left" if is_known else ""
-        return f"{self.num_units - num_left} of {format_count(self.num_units, 'unit')} ended{remaining}"
+        return f"{self.num_shards - num_left} of {format_count(self.num_shards, 'shard')} ended{remaining}"

@@ -76,7 +76,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
 def _make_leg(request: StudyRequest, device: Device, beside: int) -> tuple[Leg, Inventory]:
     plan_file = worker_command.name_plan_file(request.root)
     for config in request.configs:
-        config.gpu.device, config.gpu.beside, config.plan_file = device.uuid, beside, plan_file
+        config.gpu.device, config.gpu.other_gpus, config.plan_file = device.uuid, beside, plan_file
     inventory, plan = plans.make_plan(request)
     return Leg(
         beside=beside, plan=plan, plan_file=plan_file, numbers=tuple(shards.group_by_shard(plan.groups))
@@ -92,7 +92,7 @@ class PairedFleet(Fleet):
         super().__init__(request, devices, ())
         self.measured_on, *self.others = devices
         numbers = sorted({number for leg in legs for number in leg.numbers})
-        # Every other unit begins in company, so that what drifts with time favours neither.
+        # Every other shard begins in company, so that what drifts with time favours neither.
         in_order = [(number, leg) for number in numbers for leg in (legs if number % 2 else legs[::-1])]
         self.steps = deque((number, leg) for number, leg in in_order if number in leg.numbers)
         self.step: tuple[int, Leg] | None = None
@@ -103,7 +103,7 @@ class PairedFleet(Fleet):
     def announce(self) -> None:
         company = ", ".join(f"GPU {device.index}" for device in self.others)
         words.say(
-            f"{format_count(len(self.steps), 'measurement')} of units on GPU {self.measured_on.index}, alone and with "
+            f"{format_count(len(self.steps), 'measurement')} of shards on GPU {self.measured_on.index}, alone and with "
             f"{company} at work; the rows of {company} go to experiment {self._experiment}"
         )
 
@@ -117,7 +117,7 @@ class PairedFleet(Fleet):
                     decided = {
                         "tracking.experiment": self._experiment,
                         "repeats": _REPEATS,
-                        "gpu.beside": self.step[1].beside,
+                        "gpu.other_gpus": self.step[1].beside,
                         "resume": Resume.NO,
                         "time_limit_s": None,
                         "plan_file": None,
@@ -130,11 +130,11 @@ class PairedFleet(Fleet):
             number, leg = self.step
             with interrupts.hold_interrupts():
                 measuring = self.worker_of.get(leg.beside)
-                if measuring is None or not measuring.takes_units:
-                    decided = {"gpu.beside": str(leg.beside), "plan_file": leg.plan_file}
+                if measuring is None or not measuring.takes_shards:
+                    decided = {"gpu.other_gpus": str(leg.beside), "plan_file": leg.plan_file}
                     measuring = self.start(self.measured_on, decided | self.decide_limits(), selector)
                 self.measured = self.worker_of[leg.beside] = measuring
-                measuring.give(f"unit {number} {'in company' if leg.beside else 'alone'}", number)
+                measuring.give(f"shard {number} {'in company' if leg.beside else 'alone'}", number)
         return self.measured is not None or bool(self.company)
 
     def handle_end(self, worker: WorkerProcess, status: int) -> None:

@@ -41,24 +41,24 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     by_model: dict[str, list[Device]] = {}
     for device in devices:
         by_model.setdefault(device.name, []).append(device)
-    num_units = len(worker_command.make_plan(request, lambda _: devices[0]).unit_sizes)
-    beside = sum(min(len(members), num_units) for members in by_model.values()) - 1
+    num_shards = len(worker_command.make_plan(request, lambda _: devices[0]).shard_sizes)
+    beside = sum(min(len(members), num_shards) for members in by_model.values()) - 1
     of_models = [_make_model_request(request, members[0], beside, len(by_model)) for members in by_model.values()]
     plans_made = [plans.make_plan(study) for study in of_models]
     of_gpus = [(members, plan) for members, (_, plan) in zip(by_model.values(), plans_made, strict=True)]
     refuse_mode_switches(of_gpus, "name one GPU with 'hydra.launcher.devices=[0]'")
     if request.config.dry_run:
         status = preview(*((study, *planned) for study, planned in zip(of_models, plans_made, strict=True)))
-        words.say(f"the units run on {_list_names(devices)}; the estimate is for one GPU")
+        words.say(f"the shards run on {_list_names(devices)}; the estimate is for one GPU")
         return status
     parts = []
     for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans_made, strict=True):
         groups, known = stored_results.open_store(of_model, plan, inventory)
         waiting = deque(shards.group_by_shard(groups))
-        begun = {row.group.unit: row.gpu_uuid for row in known}
+        begun = {row.group.shard: row.gpu_uuid for row in known}
         parts.append(Part(request=of_model, devices=members, waiting=waiting, begun=begun))
         words.say(
-            f"{format_count(len(waiting), 'unit')} of {len(shards.group_by_shard(plan.groups))} to run on "
+            f"{format_count(len(waiting), 'shard')} of {len(shards.group_by_shard(plan.groups))} to run on "
             f"{_list_names(members)}"
             f"{f' ({members[0].name})' if len(by_model) > 1 else ''}"
         )
@@ -82,7 +82,7 @@ def _make_model_request(request: StudyRequest, first: Device, beside: int, num_m
     configs = [
         dataclasses.replace(
             config,
-            gpu=dataclasses.replace(config.gpu, device=first.uuid, model=model, beside=beside, models=num_models),
+            gpu=dataclasses.replace(config.gpu, device=first.uuid, model=model, other_gpus=beside, models=num_models),
             plan_file=plan_file,
         )
         for config in request.configs

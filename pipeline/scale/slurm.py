@@ -1,6 +1,6 @@
 """The launcher `slurm`: one job array with a task for each shard; an array for each of several GPU models.
 
-A task is a `run.py ... unit=K` of its own, started by a plain batch script: no other process is between Slurm and
+A task is a `run.py ... shard=K` of its own, started by a plain batch script: no other process is between Slurm and
 the study, so Slurm's signals reach it as on a terminal. `SIGTERM` comes some time before the
 limit, to the study alone; it gives up its group, cleans the GPU and sends its rows. A requeued task resumes. A task
 waits for a device that another task of its node holds.
@@ -50,7 +50,7 @@ _SCRIPT = """\
 cd {folder} || exit 1
 export {study_variable}={study}
 export {task_variable}="$SLURM_CLUSTER_NAME/$SLURM_ARRAY_JOB_ID"_"$SLURM_ARRAY_TASK_ID"
-echo "{start}$((${{SLURM_RESTART_COUNT:-0}} + 1)) of unit $SLURM_ARRAY_TASK_ID on $SLURMD_NODENAME" >&2
+echo "{start}$((${{SLURM_RESTART_COUNT:-0}} + 1)) of shard $SLURM_ARRAY_TASK_ID on $SLURMD_NODENAME" >&2
 resume={resume}
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ] && [ "$resume" = {no} ]; then resume=true; fi
 limit_s={limit_s}
@@ -58,7 +58,7 @@ if [ -n "${{SLURM_JOB_END_TIME:-}}" ]; then
     left_s=$((SLURM_JOB_END_TIME - $(date +%s) - {signal_delay_s}))
     if [ "$left_s" -lt "$limit_s" ]; then limit_s=$((left_s > 0 ? left_s : 1)); fi
 fi
-exec {before} unit="$SLURM_ARRAY_TASK_ID" resume="$resume" time_limit_s="$limit_s" \\
+exec {before} shard="$SLURM_ARRAY_TASK_ID" resume="$resume" time_limit_s="$limit_s" \\
     {plan_file} {after}
 """
 
@@ -67,23 +67,23 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
     """Submit the shards of a study; with `wait`, the exit status says whether each of them has its rows."""
     uri, experiment = _check_request(request, options), request.config.tracking.experiment
     gres, plan = list_gres(options), _plan(request)
-    units, num_queued = _select_units(request, uri, plan, len(gres))
-    num_units = len(plan.unit_sizes)
-    if not units:
-        words.say(f"resume: {num_units - num_queued} of {format_count(num_units, 'unit')} are done")
+    shards, num_queued = _select_shards(request, uri, plan, len(gres))
+    num_shards = len(plan.shard_sizes)
+    if not shards:
+        words.say(f"resume: {num_shards - num_queued} of {format_count(num_shards, 'shard')} are done")
         return 1 if num_queued else 0
     folder = Path(options.folder).absolute()
     resume, limit_s = request.config.resume, request.config.time_limit_s
     scripts = {
         gpu: make_script(
-            dataclasses.replace(options, gres=gpu), request.invocation.words, units, resume, limit_s, folder, len(gres)
+            dataclasses.replace(options, gres=gpu), request.invocation.words, shards, resume, limit_s, folder, len(gres)
         )
         for gpu in gres
     }
     if request.config.dry_run:
-        what = request.config.unit_of.name
+        what = request.config.shard_of.name
         for script in scripts.values():
-            sys.stdout.write(f"{mask_text(script)}{format_count(len(units), 'unit')}, a {what} each; ")
+            sys.stdout.write(f"{mask_text(script)}{format_count(len(shards), 'shard')}, a {what} each; ")
             sys.stdout.write("each task makes its plan on its node\n")
         return 0
     assert request.sender is not None
@@ -102,7 +102,7 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
                 raise ConfigError(f"{error}; job array {', '.join(jobs)}, submitted before it, {how}") from error
             jobs[job] = f"{gpu} " if len(gres) > 1 else ""
             words.say(
-                f"submitted {format_count(len(units), 'unit')} of {num_units} as job array {job}"
+                f"submitted {format_count(len(shards), 'shard')} of {num_shards} as job array {job}"
                 f"{f' for {gpu}' if len(gres) > 1 else ''}, output in {folder}"
             )
         words.say(f"show its progress: {status} --watch; cancel it: scancel {' '.join(jobs)}")
@@ -126,7 +126,7 @@ def _note_arrays(request: StudyRequest, plan: Plan, arrays: list[str], folder: P
         new = Submission(
             command_line=request.invocation.masked_command,
             plan_any_gpu=plan.any_gpu_digest,
-            num_units=len(plan.unit_sizes),
+            num_shards=len(plan.shard_sizes),
             cluster=squeue.read_cluster(),
             arrays=arrays,
             time_ms=int(time.time() * 1000),
@@ -154,7 +154,7 @@ def list_gres(options: SlurmOptions) -> Sequence[str | None]:
 def make_script(
     options: SlurmOptions,
     typed: Sequence[str],
-    units: Sequence[int],
+    shards: Sequence[int],
     resume: str,
     limit_s: float | None,
     folder: Path,
@@ -164,7 +164,7 @@ def make_script(
     at_a_time = f"%{options.array_parallelism}" if options.array_parallelism else ""
     sbatch_options = {
         "job-name": "collocation",
-        "array": ",".join(map(str, units)) + at_a_time,
+        "array": ",".join(map(str, shards)) + at_a_time,
         "nodes": 1,
         "ntasks": 1,
         "gres": options.gres,
@@ -298,9 +298,9 @@ def _wait(jobs: Mapping[str, str]) -> None:
             state = states.get(task)
             if task not in known or known[task] != state:
                 known[task] = state
-                job, unit = _parse_task(task)
+                job, shard = _parse_task(task)
                 name, _, reason = state.partition(" ") if state else ("left the queue", "", "")
-                words.say(f"{jobs[str(job)]}unit {unit} | {': '.join(filter(None, (name.lower(), reason)))}")
+                words.say(f"{jobs[str(job)]}shard {shard} | {': '.join(filter(None, (name.lower(), reason)))}")
         if not states:
             return
         time.sleep(_POLL_S)
@@ -311,23 +311,23 @@ def _parse_task(task: str) -> tuple[int, int]:
     return int(job), int(number)
 
 
-def _select_units(request: StudyRequest, uri: str, plan: Plan, num_models: int) -> tuple[list[int], int]:
+def _select_shards(request: StudyRequest, uri: str, plan: Plan, num_models: int) -> tuple[list[int], int]:
     """Return the shards to submit, and the number of unfinished ones in the queue already, which is reported."""
-    numbers = range(1, len(plan.unit_sizes) + 1)
+    numbers = range(1, len(plan.shard_sizes) + 1)
     progress = (
         None
         if request.config.resume == Resume.NO
         else _read_overview(uri, request.config.tracking.experiment, _ask_queue)
     )
     if progress is not None and progress.unasked:
-        words.say(f"warning: units in the queue of another cluster are submitted here as well: {progress.unasked}")
+        words.say(f"warning: shards in the queue of another cluster are submitted here as well: {progress.unasked}")
     if progress is None or progress.plan_any_gpu != plan.any_gpu_digest:  # as of a program that has changed since
         return list(numbers), 0
     done = _find_done(progress, num_models)
-    queued = {unit.number: unit.tasks for unit in progress.units if unit.tasks}
+    queued = {shard.number: shard.tasks for shard in progress.shards if shard.tasks}
     if queued:
         jobs = " ".join(sorted({task.partition("_")[0] for tasks in queued.values() for task in tasks}))
-        words.say(f"units {', '.join(map(str, queued))} are still in the queue (job {jobs}): scancel {jobs}, or wait")
+        words.say(f"shards {', '.join(map(str, queued))} are still in the queue (job {jobs}): scancel {jobs}, or wait")
     return [number for number in numbers if number not in done and number not in queued], len(queued)
 
 
@@ -335,9 +335,9 @@ def _find_done(begun: Overview, num_models: int) -> set[int]:
     """Return the shards that are complete on every requested GPU model; shards with re-runnable skips are not."""
     if begun.num_models < num_models:
         return set()
-    unfinished = {unit.number for unit in begun.units if unit.state != DONE or Result.SKIPPED in unit.results}
+    unfinished = {shard.number for shard in begun.shards if shard.state != DONE or Result.SKIPPED in shard.results}
     # Which gres had which model is not known: of several models, what one of them lacks is submitted to all.
-    return {unit.number for unit in begun.units} - unfinished
+    return {shard.number for shard in begun.shards} - unfinished
 
 
 def _ask_queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:
@@ -347,7 +347,7 @@ def _ask_queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:
     except CommandError as error:
         if error.status == 0:  # it did, and is that of another cluster
             raise
-        raise ConfigError(f"cannot tell which units are in the queue: {error}; resume once Slurm answers") from error
+        raise ConfigError(f"cannot tell which shards are in the queue: {error}; resume once Slurm answers") from error
 
 
 def _read_overview(uri: str, experiment: str, queue: Queue = squeue.read_cluster_states) -> Overview | None:

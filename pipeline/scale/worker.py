@@ -42,13 +42,13 @@ def run(configs: Sequence[DictConfig]) -> int:
         try:
             for line in requests:
                 if not (line.strip() or "0").isdecimal():
-                    words.say(f"error: {line.strip()!r} is no unit; give one number on each line of the input")
+                    words.say(f"error: {line.strip()!r} is no shard; give one number on each line of the input")
                     return 2
                 tracker = tracker.renew()
                 elapsed_s = time.monotonic() - begin_s
-                of_unit = [_take_unit(config, line.strip(), elapsed_s) for config in configs]
+                of_shard = [_take_shard(config, line.strip(), elapsed_s) for config in configs]
                 with _preserve_state():
-                    status = execute(of_unit, is_sweep=True, take_sender=partial(_lend, tracker))
+                    status = execute(of_shard, is_sweep=True, take_sender=partial(_lend, tracker))
                 worst = max(worst, status)
                 with suppress(OSError):  # the launcher was killed, and this ends with its input
                     answers.write(json.dumps({STATUS: status}).encode() + b"\n")
@@ -58,10 +58,10 @@ def run(configs: Sequence[DictConfig]) -> int:
     return worst
 
 
-def _take_unit(config: DictConfig, unit: str, elapsed_s: float) -> DictConfig:
+def _take_shard(config: DictConfig, shard: str, elapsed_s: float) -> DictConfig:
     config = copy.deepcopy(config)
-    if unit:
-        config.unit = int(unit)
+    if shard:
+        config.shard = int(shard)
     if config.time_limit_s is not None:
         config.time_limit_s = max(_SHORTEST_S, config.time_limit_s - elapsed_s)
     return config

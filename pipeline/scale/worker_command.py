@@ -44,7 +44,7 @@ def refuse_decided_keys(configs: Sequence[Config], launcher: str) -> None:
                 f"gpu.device={config.gpu.device} conflicts with hydra/launcher={launcher}; {_INSTEAD[launcher]}, "
                 "or leave the launcher out"
             )
-        if config.unit is not None:
+        if config.shard is not None:
             raise ConfigError(
-                f"unit conflicts with hydra/launcher={launcher}, which assigns the units; leave one of them out"
+                f"shard conflicts with hydra/launcher={launcher}, which assigns the shards; leave one of them out"
             )

@@ -28,7 +28,7 @@ class WorkerProcess:
 
     Attributes:
         what: description of its present or last shard.
-        unit: its shard; 0 for the whole study.
+        shard: its shard; 0 for the whole study.
         has_begun: whether it has announced a group.
         is_quiet: whether its messages are not relayed; `last_message` is the newest.
         begin_s: start of its shard, monotonic.
@@ -43,7 +43,7 @@ class WorkerProcess:
         *,
         ends_with_launcher: bool = False,
     ) -> None:
-        self.device, self.what, self.unit, self.begin_s = device, "", 0, time.monotonic()
+        self.device, self.what, self.shard, self.begin_s = device, "", 0, time.monotonic()
         self.is_busy = self.has_begun = self.is_quiet = False
         self.last_message, self._pending = "", dict[IO[bytes], bytes]()
         with cpus.bind_children(on_cpus), interrupts.inherit_ignored():
@@ -73,7 +73,7 @@ class WorkerProcess:
         return self._answers, self._messages
 
     @property
-    def takes_units(self) -> bool:
+    def takes_shards(self) -> bool:
         """True if it can be given a shard now."""
         return not (self.is_busy or self._requests.closed or self._answers.closed)
 
@@ -81,11 +81,11 @@ class WorkerProcess:
     def has_ended(self) -> bool:
         return all(output.closed for output in self.outputs)
 
-    def give(self, what: str, unit: int = 0) -> None:
+    def give(self, what: str, shard: int = 0) -> None:
         """Start a shard, or the whole study."""
-        self.what, self.unit, self.is_busy, self.begin_s = what, unit, True, time.monotonic()
+        self.what, self.shard, self.is_busy, self.begin_s = what, shard, True, time.monotonic()
         with suppress(OSError):  # it has ended, and its outputs say so
-            self._requests.write(f"{unit or ''}\n".encode())
+            self._requests.write(f"{shard or ''}\n".encode())
 
     def dismiss(self) -> None:
         """Let it end after its shard."""

@@ -62,10 +62,10 @@ def _take_over(
     of_others = {
         group.spool_id: group.run_id for group in finished if group.spool_id and plan.digest not in group.plans
     }
-    units_of_runs = {of_others[row.spool_id]: row.group.unit for row in known if row.spool_id in of_others}
-    if units_of_runs:
+    shards_of_runs = {of_others[row.spool_id]: row.group.shard for row in known if row.spool_id in of_others}
+    if shards_of_runs:
         facts = list_plan_facts(request, plan) | {"command_line": request.invocation.masked_command}
-        request.sender.take_over(units_of_runs, facts)
+        request.sender.take_over(shards_of_runs, facts)
 
 
 def list_plan_facts(request: StudyRequest, plan: Plan) -> dict[str, str]:
@@ -75,7 +75,7 @@ def list_plan_facts(request: StudyRequest, plan: Plan) -> dict[str, str]:
         "plan_groups": str(plan.num_planned),
         "plan_any_gpu": plan.any_gpu_digest,
         "plan_models": str(request.config.gpu.models),
-        "plan_units": overview.format_sizes(plan.unit_sizes),
+        "plan_shards": overview.format_sizes(plan.shard_sizes),
     }
 
 

@@ -35,7 +35,7 @@ from pipeline.study.reproduce.reproduction import Reproduction, prepare_reproduc
 # Keys that belong to the study as a whole, so that a sweep cannot vary them.
 _STUDY_KEYS = (
     *("tracking", "listeners", "exporter", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
-    *("wait", "wait_limit_s", "foreign_load", "unit", "unit_of", "plan_file", "only"),
+    *("wait", "wait_limit_s", "foreign_load", "shard", "shard_of", "plan_file", "only"),
     *("gpu.admin", "gpu.lock_dir", "gpu.tolerate"),
 )
 
@@ -51,7 +51,7 @@ class StudyRequest:
         exporter: what shows the study while it runs.
         reproduction: the group to run again, if it is only that.
         differences: the printed differences of that group from the original.
-        gpus: those on which a launcher runs units; none where the study runs on that of its plan.
+        gpus: those on which a launcher runs shards; none where the study runs on that of its plan.
         planned: digests of the groups of all plans, where a launcher measures a study as several.
         begin_ms: time of the request, since the epoch.
         has_started: whether a group has begun; the exit status is then that of groups, before that of the request.
@@ -83,7 +83,7 @@ class StudyRequest:
         """Make and check the plan; of a reproduction its one group, with the differences from the original."""
         if self.reproduction is None:
             full_plan = planning.build_plan(self.configs, inventory, is_sweep=self.is_sweep)
-            return shards.select_shard(feasibility.check_plan(full_plan), self.config.unit)
+            return shards.select_shard(feasibility.check_plan(full_plan), self.config.shard)
         # As in a sweep: the original may be a baseline that was added to it.
         full_plan = planning.build_plan(self.configs, inventory, is_sweep=True)
         plan = feasibility.check_plan(self.reproduction.only_its_group(full_plan))

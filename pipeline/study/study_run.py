@@ -70,7 +70,7 @@ class StudyRun:
         # Leftovers of killed orchestrators are no strangers.
         survey = plans.end_leftovers(self.root)
         self.unsent = survey.ready
-        if self.config.unit is None:  # else other workers may well be at work there
+        if self.config.shard is None:  # else other workers may well be at work there
             self._say_what_other_hosts_left(survey)
         for device in self.plan.devices:
             plans.undo_steps(device, gpu)
@@ -137,9 +137,11 @@ class StudyRun:
 
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters, self.request.invocation)
-        facts |= stored_results.list_plan_facts(self.request, self.plan) | {"beside": str(self.config.gpu.beside)}
-        if self.config.unit is not None:
-            facts["unit"] = str(self.config.unit)
+        facts |= stored_results.list_plan_facts(self.request, self.plan) | {
+            "other_gpus": str(self.config.gpu.other_gpus)
+        }
+        if self.config.shard is not None:
+            facts["shard"] = str(self.config.shard)
         if self.config.resume == Resume.ACCEPT_ENVIRONMENT:
             facts["accepts_environment"] = "true"
         if self.request.reproduction is not None:
@@ -157,13 +159,13 @@ class StudyRun:
     def _wait_for_store(self) -> None:
         """Wait until the store is open. A worker of a launcher, which found it open, may find its server away.
 
-        Of a unit, what earlier attempts left running is closed: their host may have died, which no lock here tells.
+        Of a shard, what earlier attempts left running is closed: their host may have died, which no lock here tells.
         """
         try:
             self.sender.wait_for_store()
-            if self.config.unit is not None:
-                for name in self.sender.close_lost(self.plan, self.config.unit):
-                    words.say(f"closed as interrupted: {name} of an earlier attempt of unit {self.config.unit}")
+            if self.config.shard is not None:
+                for name in self.sender.close_lost(self.plan, self.config.shard):
+                    words.say(f"closed as interrupted: {name} of an earlier attempt of shard {self.config.shard}")
         except TrackingError as error:
             if self.config.plan_file is None or self.config.resume != Resume.NO:
                 raise

@@ -126,26 +126,26 @@ def _open_runs(bench: Bench, identity: container.Identity, experiment: str, *, i
 def _mixed_states(groups: Sequence[StoredRun]) -> Iterator[str]:
     """Name what was not begun again, or begun again without need, and comparisons across states."""
     found = [run for run in groups if run.tags.get("result") in _FINDINGS]
-    units: dict[str, list[StoredRun]] = defaultdict(list)
+    shards: dict[str, list[StoredRun]] = defaultdict(list)
     for run in found:
-        units[run.tags["plan_unit"]].append(run)
-    for unit, runs in units.items():
+        shards[run.tags["plan_shard"]].append(run)
+    for shard, runs in shards.items():
         members = {run.tags["digest"] for run in runs}
         by_state: dict[tuple[str | None, ...], list[str]] = defaultdict(list)
         for run in runs:
             by_state[_state(run)].append(run.tags["digest"])
         for digests in by_state.values():
             if len(digests) > len(set(digests)):
-                yield f"unit {unit}: a group has several results of one state"
+                yield f"shard {shard}: a group has several results of one state"
         whole = [state for state, digests in by_state.items() if set(digests) == members]
         if not whole:
-            yield f"unit {unit} is whole in no state: {_counts(by_state)}"
+            yield f"shard {shard} is whole in no state: {_counts(by_state)}"
         elif len(by_state) > 1 and whole[0] == next(iter(by_state)):
-            yield f"unit {unit} was finished and begun again: {_counts(by_state)}"
-        yield from _wrong_speedups(unit, runs)
+            yield f"shard {shard} was finished and begun again: {_counts(by_state)}"
+        yield from _wrong_speedups(shard, runs)
 
 
-def _wrong_speedups(unit: str, runs: Sequence[StoredRun]) -> Iterator[str]:
+def _wrong_speedups(shard: str, runs: Sequence[StoredRun]) -> Iterator[str]:
     """Name the speed-ups that are not over the serial rows of the same state."""
     for run in runs:
         if (speedup := run.metrics.get("speedup_vs_serial_ratio")) is None or run.name.startswith("serial"):
@@ -153,11 +153,11 @@ def _wrong_speedups(unit: str, runs: Sequence[StoredRun]) -> Iterator[str]:
         serial = [row for row in runs if row.name.startswith("serial") and _state(row) == _state(run)]
         alone = [rate for row in serial for rate in _rates(row)]
         if not alone:
-            yield f"unit {unit}: {run.name} has speed-up {speedup:.3g} over rows of another state"
+            yield f"shard {shard}: {run.name} has speed-up {speedup:.3g} over rows of another state"
             continue
         slowest, fastest = (sum(_rates(run)) / rate for rate in (max(alone), min(alone)))
         if not slowest * (1 - _TOLERANCE) <= speedup <= fastest * (1 + _TOLERANCE):
-            yield f"unit {unit}: {run.name} has speed-up {speedup:.3g}, which is {slowest:.3g} to {fastest:.3g}"
+            yield f"shard {shard}: {run.name} has speed-up {speedup:.3g}, which is {slowest:.3g} to {fastest:.3g}"
 
 
 def _rates(run: StoredRun) -> list[float]:

@@ -176,11 +176,11 @@ def test_blocks_that_are_no_grids_are_refused(tmp_path, blocks):
     [
         (
             "hydra: {mode: MULTIRUN, sweeper: {blocks: [{degree: 2}]}}",
-            "hydra.sweeper.blocks does not exist; write blocks: [...] at the top level",
+            "hydra.sweeper.blocks was renamed; write blocks: [...] at the top level",
         ),
         (
             "hydra: {mode: MULTIRUN, sweeper: {params: {degree: '1,2'}}}",
-            "hydra.sweeper.params does not exist; write blocks: [...] at the top level",
+            "hydra.sweeper.params was renamed; write blocks: [...] at the top level",
         ),
         ("windw: {seconds: 3}", "windw does not exist; did you mean window?"),
         ("window: {second: 3}", "window.second does not exist; did you mean window.seconds?"),

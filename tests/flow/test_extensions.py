@@ -367,7 +367,7 @@ def check_sharing_mode(study: Study) -> None:
     assert (
         {job.data.params["job.share"] for job in study.jobs}
         == {"0.5"}
-        == {job.data.params["place.share"] for job in study.jobs}
+        == {job.data.params["placement.share"] for job in study.jobs}
     )
     assert study.err.count("shares are not enforced") == 1
     assert "fair slices" in table(study, "results")

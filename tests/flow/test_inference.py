@@ -27,8 +27,8 @@ def test_training_beside_inference_keeps_what_each_counts(run, tmp_path):
     rows = results.load(tmp_path / "mlruns", "collocation").set_index("run_id")
     together = rows[rows["group.params.scenario"] == "naive"]
     assert len(together) == 2
-    service = together[together["params.unit"] == "requests"].iloc[0]
-    training = together[together["params.unit"] == "samples"].iloc[0]
+    service = together[together["params.work_unit"] == "requests"].iloc[0]
+    training = together[together["params.work_unit"] == "samples"].iloc[0]
     assert service["metrics.throughput_requests_per_s"] > 0
     assert service["metrics.goodput_requests_per_s"] > 0
     assert training["metrics.throughput_samples_per_s"] > 0

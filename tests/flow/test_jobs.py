@@ -65,12 +65,12 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
         seconds: float = 0.3,
         starter: Starter = of_fixture,
         limits: Limits = PATIENT,
-        num_neighbours: int = 0,
+        num_co_runners: int = 0,
         **options,
     ) -> GroupResult:
-        """The last so many of them are neighbours."""
+        """The last so many of them are co-runners."""
         mark = uuid.uuid4().hex
-        num_measured = len(manners) - num_neighbours
+        num_measured = len(manners) - num_co_runners
         every = tuple(
             Job(
                 index=index,
@@ -87,7 +87,7 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
                     env=Spec(target="pipeline.prepare.env.current.CurrentEnv"),
                     digest="d",
                 ),
-                is_neighbour=index >= num_measured,
+                is_co_runner=index >= num_measured,
             )
             for index, manner in enumerate(manners)
         )
@@ -146,22 +146,22 @@ def test_seven_jobs_start_within_ten_milliseconds_and_what_they_and_we_waited_fo
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [WindowKind.WORK, WindowKind.STEADY])
-def test_neighbours_run_from_before_to_after_what_is_measured_and_are_no_part_of_its_figures(run, kind):
-    row = run("well", "well", "well", kind=kind, num_neighbours=2)
+def test_co_runners_run_from_before_to_after_what_is_measured_and_are_no_part_of_its_figures(run, kind):
+    row = run("well", "well", "well", kind=kind, num_co_runners=2)
     assert row.result is Result.OK, row.reason
-    first, *neighbours = row.jobs
-    assert all(each.start_ns < first.start_ns and first.end_ns < each.end_ns for each in neighbours)
+    first, *co_runners = row.jobs
+    assert all(each.start_ns < first.start_ns and first.end_ns < each.end_ns for each in co_runners)
     own = first.metrics["throughput_samples_per_s"]
     if kind is WindowKind.WORK:
         own = first.metrics["num_samples"] / row.metrics["makespan_s"]
     assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(own)
-    theirs = sum(each.metrics["throughput_samples_per_s"] for each in neighbours)
-    assert row.metrics["neighbours_throughput_total_samples_per_s"] == theirs > 0
+    theirs = sum(each.metrics["throughput_samples_per_s"] for each in co_runners)
+    assert row.metrics["co_runners_throughput_total_samples_per_s"] == theirs > 0
     assert row.metrics["makespan_s"] == first.metrics["makespan_s"]
 
 
-def test_a_neighbour_that_ends_before_those_that_are_measured_makes_the_group_fail(run):
-    row = run("well", "ends_early", num_neighbours=1, seconds=5)
+def test_a_co_runner_that_ends_before_those_that_are_measured_makes_the_group_fail(run):
+    row = run("well", "ends_early", num_co_runners=1, seconds=5)
     assert (row.result, row.jobs[1].reason) == (Result.FAILED, "ended before it was told to stop")
 
 

@@ -62,29 +62,29 @@ def worker_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, worker_on, tmp_path):
+def test_two_gpus_share_a_study_and_a_shard_that_was_lost_is_run_again(start, worker_on, tmp_path):
     process = start("hydra/launcher=gpus")
     for line in process.stderr:
-        if re.match(r"GPU 1 unit 2 \| \[2/2\]", line):
+        if re.match(r"GPU 1 shard 2 \| \[2/2\]", line):
             break
     worker_on(process, 1).kill()
     out, err = process.communicate(timeout=600)
     assert process.returncode == 1, err
-    assert "GPU 1 unit 2 | ended with exit status 137" in err
+    assert "GPU 1 shard 2 | ended with exit status 137" in err
     assert "1 of 6 groups without a result; to run them: " in err
     seen = read_overview(tmp_path / "mlruns", "collocation-rehearsal").as_text(0.0)
     assert re.search(r"\nto run the rest: .*\brun.py -m .* hydra/launcher=gpus resume=true$", seen), seen
     process = start("hydra/launcher=gpus", "resume=true")
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
-    assert "1 unit of 3 to run" in err
-    assert "GPU 1 unit 2 | resume: 1 of 2 groups are finished" in err  # it goes to the GPU that has begun it
+    assert "1 shard of 3 to run" in err
+    assert "GPU 1 shard 2 | resume: 1 of 2 groups are finished" in err  # it goes to the GPU that has begun it
     assert re.search(r"naive-2x-toy +(fastest +)?3 +ok", out), out
     found = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
     assert [block.num_missing for block in found.blocks] == [0, 0, 0]
     assert found.num_planned == 6
     assert len({row.gpu_uuid for row in found.rows}) == 2
-    assert {dict(row.settings)["GPUs beside"] for row in found.rows} == {"1"}
+    assert {dict(row.settings)["other GPUs"] for row in found.rows} == {"1"}
     assert all(row.result is Result.OK for row in found.rows)
     # On one GPU alone that is another plan than the workers'.
     one = ["gpu.device=0", f"gpu.lock_dir={tmp_path}", f"tracking.root={tmp_path}/mlruns"]
@@ -94,11 +94,11 @@ def test_two_gpus_share_a_study_and_a_unit_that_was_lost_is_run_again(start, wor
 
 
 @pytest.mark.slow
-def test_workers_finish_their_units_if_the_launcher_is_killed(start, tmp_path):
+def test_workers_finish_their_shards_if_the_launcher_is_killed(start, tmp_path):
     process = start("hydra/launcher=gpus", "repeats=2", "window.seconds=0.5")
     begun = set()
     for line in process.stderr:
-        begun |= set(re.findall(r"unit (\d) \| \[1/2\]", line))
+        begun |= set(re.findall(r"shard (\d) \| \[1/2\]", line))
         if begun == {"1", "2"}:
             break
     process.kill()
@@ -133,14 +133,14 @@ def test_gpus_of_two_models_each_measure_the_whole_study_and_are_never_mixed(sta
     process = start("hydra/launcher=gpus", *models, "repeats=1", "window.seconds=0.5")
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
-    assert "1 unit of 1 to run on GPU 0 (NVIDIA A100-SXM4-40GB)\n1 unit of 1 to run on GPU 1 (NVIDIA H100 80GB" in err
+    assert "1 shard of 1 to run on GPU 0 (NVIDIA A100-SXM4-40GB)\n1 shard of 1 to run on GPU 1 (NVIDIA H100 80GB" in err
     assert re.findall(r"^naive-2x-toy +NVIDIA (\w+).* ok\*? ", out, re.MULTILINE) == ["A100", "H100"]
     found = rows.read([tmp_path / "mlruns"], "collocation-rehearsal")
     assert found.num_planned == len(found.rows) == 4 and not found.left_out
     assert [(block.number, block.num_missing) for block in found.blocks] == [(1, 0), (1, 0)]
     assert len(found.devices) == len({row.gpu_uuid for row in found.rows}) == len({row.plan for row in found.rows}) == 2
     seen = read_overview(tmp_path / "mlruns", "collocation-rehearsal")
-    assert [(unit.model, unit.state) for unit in seen.units] == [
+    assert [(shard.model, shard.state) for shard in seen.shards] == [
         ("NVIDIA A100-SXM4-40GB", "done"),
         ("NVIDIA H100 80GB HBM3", "done"),
     ]
@@ -149,24 +149,24 @@ def test_gpus_of_two_models_each_measure_the_whole_study_and_are_never_mixed(sta
 @pytest.mark.slow
 def test_a_worker_with_another_plan_is_refused(start, tmp_path):
     plan_file = tmp_path / "plan.json"
-    process = start("unit=1", f"plan_file={plan_file}")
+    process = start("shard=1", f"plan_file={plan_file}")
     assert process.communicate(timeout=300) and process.returncode == 0
-    process = start("unit=2", f"plan_file={plan_file}", "degree=3")
+    process = start("shard=2", f"plan_file={plan_file}", "degree=3")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 2
     assert "have another plan (its options differ)" in err
 
 
 @pytest.mark.slow
-def test_a_unit_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path):
+def test_a_shard_is_measured_alone_and_while_the_other_gpu_works(start, tmp_path):
     process = start("hydra/launcher=beside", "repeats=1", "window.seconds=0.5")
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert re.findall(r"^(\w+-.x-toy.*?)  .*ok\*? ", out, re.MULTILINE) == [
         "serial-1x-toy",
-        "serial-1x-toy [GPUs beside 1]",
+        "serial-1x-toy [other GPUs 1]",
         "naive-2x-toy",
-        "naive-2x-toy [GPUs beside 1]",
+        "naive-2x-toy [other GPUs 1]",
     ]
     assert re.findall(r"^While another GPU works, (.*?) is .* \(simulated\)$", out, re.MULTILINE) == [
         "the speed of 2 groups"
@@ -206,7 +206,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start, worker_on):
     process = start("hydra/launcher=gpus", "window.seconds=60")
     waiting = {1, 2}
     for line in process.stderr:
-        waiting -= {int(unit) for unit in re.findall(r"unit (\d) \| \[1/2\]", line)}
+        waiting -= {int(shard) for shard in re.findall(r"shard (\d) \| \[1/2\]", line)}
         if not waiting:
             break
     workers = [worker_on(process, index) for index in (0, 1)]
@@ -226,7 +226,7 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start, worker_on):
         (["hydra.launcher.devices=[0,0]"], "names NVIDIA A100-SXM4-40GB GPU-.* twice"),
         (["hydra.launcher.devices=[2]"], "hydra.launcher.devices='2' matches 0 GPUs"),
         (["gpu.device=1"], "gpu.device=1 conflicts with hydra/launcher=gpus; name the GPUs"),
-        (["unit=1"], "unit conflicts with hydra/launcher=gpus, which assigns the units"),
+        (["shard=1"], "shard conflicts with hydra/launcher=gpus, which assigns the shards"),
         (
             ["hydra/launcher=beside", "hydra.launcher.devices=[1]"],
             "needs two free GPUs, and only ",

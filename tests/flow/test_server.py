@@ -103,22 +103,22 @@ def test_eight_workers_lose_no_row_and_send_none_twice_while_server_and_bucket_a
     uri, server = serve()
     environ = {**os.environ, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 
-    def start(unit):
-        (tmp_path / f"host{unit}").mkdir()
-        tracking = ["tracking=server", f"tracking.uri={uri}", f"tracking.root=host{unit}/mlruns"]
+    def start(shard):
+        (tmp_path / f"host{shard}").mkdir()
+        tracking = ["tracking=server", f"tracking.uri={uri}", f"tracking.root=host{shard}/mlruns"]
         places = [f"gpu.lock_dir={tmp_path}", f"plan_file={tmp_path}/plan.json"]
-        given = [f"unit={unit}", f"gpu.device={unit - 1}", "gpu.beside=7"]
+        given = [f"shard={shard}", f"gpu.device={shard - 1}", "gpu.other_gpus=7"]
         argv = [PROJECT_DIR / "run.py", *STUDY, *MACHINE, *tracking, *places, *given]
         return forks.start(*argv, cwd=tmp_path, env=environ)
 
-    def flush(units):
-        commands = [["-m", "pipeline.tracking", "flush", "--root", tmp_path / f"host{u}/mlruns"] for u in units]
+    def flush(shards):
+        commands = [["-m", "pipeline.tracking", "flush", "--root", tmp_path / f"host{u}/mlruns"] for u in shards]
         running = [forks.start(*command, env=environ) for command in commands]
         said = [process.communicate(timeout=600) for process in running]
         return [process.returncode for process in running], said
 
-    units = range(1, WORKERS + 1)
-    workers = [start(unit) for unit in units]
+    shards = range(1, WORKERS + 1)
+    workers = [start(shard) for shard in shards]
     for worker in workers:
         assert any(re.match(r"\[1/2\]", line) for line in worker.stderr)
     kill(server)
@@ -131,12 +131,12 @@ def test_eight_workers_lose_no_row_and_send_none_twice_while_server_and_bucket_a
     statuses, said = flush([1, 2])
     assert statuses == [1, 1], said  # of the runs that they made, no file could be kept
     bucket.come_back()
-    statuses, said = flush([*units, *units])  # each twice at once
+    statuses, said = flush([*shards, *shards])  # each twice at once
     assert statuses == [0] * 2 * WORKERS, said
     assert not list(tmp_path.glob("host*/mlruns/spool/*"))
 
     found = read_overview(uri, "collocation-rehearsal")
-    assert [(unit.number, dict(unit.results)) for unit in found.units] == [(unit, {"ok": 2}) for unit in units]
+    assert [(shard.number, dict(shard.results)) for shard in found.shards] == [(shard, {"ok": 2}) for shard in shards]
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)

@@ -185,7 +185,7 @@ def test_mps_is_rehearsed_alone_and_inside_mig(rehearse, tmp_path):
     memory = {row.data.params["scenario"]: row.data.metrics["memory_peak_mib"] for row in groups}
     assert memory == {"mps": 1090, "mps_percent": 1090, "mps_static": 1090, "mig_mps": 1156}
     # Of 27 chunks of 4 multiprocessors.
-    told = [job.data.params.get("place.mps_multiprocessors") for job in done.jobs]
+    told = [job.data.params.get("placement.mps_multiprocessors") for job in done.jobs]
     assert sorted(filter(None, told)) == ["52", "52"]
     assert not (tmp_path / "decoys-ran").exists()
     assert [path.name for path in tmp_path.glob("*.journal")] == []
@@ -653,7 +653,7 @@ def test_a_framework_answers_on_several_instances_and_a_missing_one_is_a_row(run
     assert answered.endswith("MIG 1g.5gb + 1g.5gb at once 2 CPU yes")
     rows = results.load(tmp_path / "mlruns", "collocation-rehearsal")
     (job,) = rows[rows["params.job.works"] == "yes"].to_dict("records")
-    assert len(job["params.place.device"].split(",")) == 2
+    assert len(job["params.placement.device"].split(",")) == 2
     assert job["group.tags.collocation.simulated"] == "true"
     (found,) = Path(tmp_path).rglob("probe.json")
     assert json.loads(found.read_text())["framework"] == "torch"

@@ -76,18 +76,18 @@ class Array:
         said = next(found for line in process.stderr if (found := re.match(r"submitted .* as job array (\d+)", line)))
         self.job, self.slurm, self.folder, self.server = said[1], slurm, folder, server
 
-    def log_of(self, unit):
-        path = self.folder / f"slurm/{self.job}_{unit}.log"
+    def log_of(self, shard):
+        path = self.folder / f"slurm/{self.job}_{shard}.log"
         return path.read_text() if path.exists() else ""
 
-    def wait_until_measured(self, *units):
+    def wait_until_measured(self, *shards):
         """Until the server has a group of each task that runs."""
 
         def are_measured():
-            begun = [bool(re.search(r"^\[1/2\]", self.log_of(unit), re.MULTILINE)) for unit in units]
+            begun = [bool(re.search(r"^\[1/2\]", self.log_of(shard), re.MULTILINE)) for shard in shards]
             time.sleep(0.2)
             try:
-                return all(begun) and all(self.overview().units[unit - 1].group for unit in units)
+                return all(begun) and all(self.overview().shards[shard - 1].group for shard in shards)
             except TrackingError:  # a group says on its terminal that it begins before the server has it
                 return False
 
@@ -96,20 +96,20 @@ class Array:
     def overview(self):
         return read_overview(self.server, f"{self.folder.name}-rehearsal", squeue.read_cluster_states)
 
-    def state_of(self, unit):
-        return self.slurm.ask("squeue", "--noheader", "--format=%T", f"--jobs={self.job}_{unit}").strip()
+    def state_of(self, shard):
+        return self.slurm.ask("squeue", "--noheader", "--format=%T", f"--jobs={self.job}_{shard}").strip()
 
-    def node_of(self, unit):
-        return self.slurm.ask("squeue", "--noheader", "--format=%N", f"--jobs={self.job}_{unit}").strip()
+    def node_of(self, shard):
+        return self.slurm.ask("squeue", "--noheader", "--format=%N", f"--jobs={self.job}_{shard}").strip()
 
-    def start_now(self, *units):
+    def start_now(self, *shards):
         """Once tasks are requeued: they may begin after two minutes only, if nobody says otherwise."""
-        wait_for(lambda: all(self.state_of(unit) == "PENDING" for unit in units), 120)
-        for unit in units:
-            self.update(unit, "starttime=now")
+        wait_for(lambda: all(self.state_of(shard) == "PENDING" for shard in shards), 120)
+        for shard in shards:
+            self.update(shard, "starttime=now")
 
-    def update(self, unit, change):
-        self.slurm.tell("scontrol", "update", f"jobid={self.job}_{unit}", change)
+    def update(self, shard, change):
+        self.slurm.tell("scontrol", "update", f"jobid={self.job}_{shard}", change)
 
 
 def test_tasks_that_are_cancelled_warned_or_requeued_are_gone_on_with(start, tmp_path, server, slurm):
@@ -118,7 +118,7 @@ def test_tasks_that_are_cancelled_warned_or_requeued_are_gone_on_with(start, tmp
     array.wait_until_measured(1, 2)
     slurm.tell("scancel", f"{array.job}_2")
     slurm.tell("scontrol", "requeue", f"{array.job}_1")
-    wait_for(lambda: array.overview().units[0].state == WAITING, 120)
+    wait_for(lambda: array.overview().shards[0].state == WAITING, 120)
     array.start_now(1)
     array.wait_until_measured(3)
     # As Slurm does before a time limit, which it looks at every half minute only.
@@ -126,16 +126,16 @@ def test_tasks_that_are_cancelled_warned_or_requeued_are_gone_on_with(start, tmp
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
     found = array.overview()
-    assert [unit.state == "done" for unit in found.units] == [True, False, False], err
-    assert found.units[2].results["interrupted"] == 1, array.log_of(3)
+    assert [shard.state == "done" for shard in found.shards] == [True, False, False], err
+    assert found.shards[2].results["interrupted"] == 1, array.log_of(3)
     assert "tracking process has ended" not in array.log_of(2), array.log_of(2)
     process = start("resume=true")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert "submitted 2 units of 3" in err
+    assert "submitted 2 shards of 3" in err
     found = array.overview()
-    assert [dict(unit.results) for unit in found.units] == [{"ok": 2}] * 3
-    assert len({unit.gpu for unit in found.units}) == 2
+    assert [dict(shard.results) for shard in found.shards] == [{"ok": 2}] * 3
+    assert len({shard.gpu for shard in found.shards}) == 2
     assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
 
 
@@ -148,12 +148,12 @@ def test_a_group_that_the_time_limit_does_not_hold_is_given_up_before_it(start, 
     array.update(1, "endtime=now+70")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
-    (unit,) = array.overview().units
-    assert unit.results == {"interrupted": 1}, array.log_of(1)
+    (shard,) = array.overview().shards
+    assert shard.results == {"interrupted": 1}, array.log_of(1)
     assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
 
 
-def test_units_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_once(start, tmp_path, server, slurm):
+def test_shards_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_once(start, tmp_path, server, slurm):
     process = start("repeats=2")
     array = Array(process, slurm, tmp_path, server)
     array.wait_until_measured(1, 2)
@@ -162,10 +162,10 @@ def test_units_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_on
     slurm.kill(seeming)
     slurm.give_up()
     slurm.restart_control()
-    wait_for(lambda: array.overview().units[0].state == WAITING, 120)
-    # What runs on a node that nobody believes in ends its unit.
+    wait_for(lambda: array.overview().shards[0].state == WAITING, 120)
+    # What runs on a node that nobody believes in ends its shard.
     wait_for(lambda: "2 groups in " in array.log_of(2), 120)
-    assert array.overview().units[1].state == "done"
+    assert array.overview().shards[1].state == "done"
     slurm.start()
     array.start_now(1, 2)
     _, err = process.communicate(timeout=300)
@@ -174,7 +174,7 @@ def test_units_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_on
     ran = [run for run, _ in groups(MlflowClient(server), f"{tmp_path.name}-rehearsal")]
     assert [run.data.tags["collocation.result"] for run in ran].count("interrupted") == 1
     found = array.overview()
-    assert [dict(unit.results) for unit in found.units] == [{"ok": 2}] * 2
+    assert [dict(shard.results) for shard in found.shards] == [{"ok": 2}] * 2
     study = rows.read([server], f"{tmp_path.name}-rehearsal")
     assert [(block.num_groups, block.num_missing) for block in study.blocks] == [(2, 0)] * 2
     assert study.num_planned == len(study.rows) == 4
@@ -187,7 +187,7 @@ def test_tasks_that_share_a_device_wait_for_each_other_and_a_task_that_fails_say
     process = start(machine=shared)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert "units: 3 done; 3 of 3 groups have a result" in err
+    assert "shards: 3 done; 3 of 3 groups have a result" in err
     logs = [path.read_text() for path in sorted((tmp_path / "slurm").glob("*.log"))]
     assert any("\nwaiting for " in log for log in logs), logs
     (tmp_path / "hydra.py").write_text("import no_such_module\n")
@@ -195,7 +195,7 @@ def test_tasks_that_share_a_device_wait_for_each_other_and_a_task_that_fails_say
     process = start("resume=true", "repeats=4", broken, machine=shared)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
-    why = rf"^units? .*4: ModuleNotFoundError: No module named 'no_such_module' \(output: {tmp_path}/slurm/.*\.log\)$"
+    why = rf"^shards? .*4: ModuleNotFoundError: No module named 'no_such_module' \(output: {tmp_path}/slurm/.*\.log\)$"
     assert re.search(why, err, re.MULTILINE), err
 
 
@@ -207,52 +207,52 @@ def test_tasks_are_seen_before_one_of_them_begins(start, tmp_path, server, slurm
         assert process.returncode == 0, err
         (job,) = re.findall(r"as job array (\d+)", err)
         seen = read_overview(server, f"{tmp_path.name}-rehearsal", squeue.read_cluster_states)
-        assert [(unit.state, unit.reason) for unit in seen.units] == [(WAITING, "PartitionDown")] * 2
+        assert [(shard.state, shard.reason) for shard in seen.shards] == [(WAITING, "PartitionDown")] * 2
         process = start("repeats=2", "hydra.launcher.wait=false", "hydra.launcher.mem=100", "resume=true")
         _, err = process.communicate(timeout=300)
-        assert (process.returncode, f"units 1, 2 are still in the queue (job {job})" in err) == (1, True), err
+        assert (process.returncode, f"shards 1, 2 are still in the queue (job {job})" in err) == (1, True), err
         slurm.tell("scancel", job)
         name = f"{tmp_path.name}-rehearsal"
-        wait_for(lambda: read_overview(server, name, squeue.read_cluster_states).units[0].state == NOT_BEGUN, 60)
+        wait_for(lambda: read_overview(server, name, squeue.read_cluster_states).shards[0].state == NOT_BEGUN, 60)
     finally:
         slurm.tell("scontrol", "update", "partitionname=test", "state=up")
 
 
-def test_a_task_of_which_no_process_is_left_is_lost_until_its_unit_is_run_again(start, tmp_path, server, slurm):
+def test_a_task_of_which_no_process_is_left_is_lost_until_its_shard_is_run_again(start, tmp_path, server, slurm):
     process = start("repeats=1")
     array = Array(process, slurm, tmp_path, server)
     array.wait_until_measured(1)
-    assert array.overview().units[0].state == RUNNING
+    assert array.overview().shards[0].state == RUNNING
     (task,) = (
         each
         for each in psutil.process_iter(["cmdline"])
-        if {"unit=1", f"tracking.experiment={tmp_path.name}"} <= set(each.info["cmdline"] or [])
+        if {"shard=1", f"tracking.experiment={tmp_path.name}"} <= set(each.info["cmdline"] or [])
     )
     for process_of_task in [*task.children(recursive=True), task]:  # its sender would say how it ended
         process_of_task.kill()
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
-    assert "units: 1 lost; 0 of 2 groups have a result" in err
+    assert "shards: 1 lost; 0 of 2 groups have a result" in err
     how = r"^to run the rest: .* repeats=1 resume=true$"
     assert re.search(how, err, re.MULTILINE), err
     process = start("repeats=1", "resume=true")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert dict(array.overview().units[0].results) == {"ok": 2}
+    assert dict(array.overview().shards[0].results) == {"ok": 2}
     assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
 
 
 def test_a_task_runs_one_case_of_a_block_with_its_baselines(start, tmp_path, server):
-    process = start("workload.args=[well],[well,'--only=0']", "unit_of=case", "repeats=1", "window.seconds=0.2")
+    process = start("workload.args=[well],[well,'--only=0']", "shard_of=case", "repeats=1", "window.seconds=0.2")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
-    assert "submitted 2 units of 2" in err
-    assert [dict(unit.results) for unit in read_overview(server, f"{tmp_path.name}-rehearsal").units] == [
+    assert "submitted 2 shards of 2" in err
+    assert [dict(shard.results) for shard in read_overview(server, f"{tmp_path.name}-rehearsal").shards] == [
         {"ok": 2}
     ] * 2, err
     study = rows.read([server], f"{tmp_path.name}-rehearsal")
     assert study.num_planned == len(study.rows) == 4
-    modes = Counter((row.facts["unit"], row.is_sequential) for row in study.rows)
+    modes = Counter((row.facts["shard"], row.is_sequential) for row in study.rows)
     assert modes == Counter([("1", True), ("1", False), ("2", True), ("2", False)])
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.covers("pipeline/scale")
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
 
-STUDY = ["-m", *TOY, *SHORT, "unit_of=case", "scenario=naive", "degree=1", "foreign_load=note", "listeners=[]"]
+STUDY = ["-m", *TOY, *SHORT, "shard_of=case", "scenario=naive", "degree=1", "foreign_load=note", "listeners=[]"]
 STUDY += ["workload.args=[well],[dies_before_hello]", "gpu=simulated_a100_40gb", "hydra/launcher=worker"]
 VOLATILE = re.compile(r".*(_ns|spool_id|parentRunId|note\.content|rates|study|pid|invalid|commit|changed)")
 """Tags that two measurements of one program do not have alike."""
@@ -38,7 +38,7 @@ class Seen:
     """What is left of a worker.
 
     Attributes:
-        answers: exit status of each unit.
+        answers: exit status of each shard.
         messages: without figures, which differ.
         rows: params, tags and names of the figures of each group and job.
         states: of the process, when each study began.
@@ -64,11 +64,11 @@ def start(tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def run(start: Callable[..., forks.Fork], tmp_path: Path) -> Callable[..., Seen]:
-    def run_units(name: str, *units: int) -> Seen:
+    def run_shards(name: str, *shards: int) -> Seen:
         folder = tmp_path / name
         worker = start(name, "exporter=meddler", f"exporter.file={folder}/states.jsonl")
         assert worker.stdin is not None
-        worker.stdin.write("".join(f"{unit}\n" for unit in units))
+        worker.stdin.write("".join(f"{shard}\n" for shard in shards))
         out, err = worker.communicate(300)
         answers = [json.loads(line)["exit_status"] for line in out.splitlines()]
         assert worker.returncode == max(answers), err
@@ -77,7 +77,7 @@ def run(start: Callable[..., forks.Fork], tmp_path: Path) -> Callable[..., Seen]
         messages = [OF_THE_MOMENT.sub("", line) for line in messages if not re.search(r"groups in|\bload\b", line)]
         return Seen(answers, messages, read_rows(folder), [json.loads(line) for line in states.splitlines()])
 
-    return run_units
+    return run_shards
 
 
 def read_rows(folder: Path) -> list[dict[str, str]]:
@@ -107,11 +107,11 @@ def test_a_signal_ends_the_second_study_of_a_worker_as_it_ends_the_first(
     start: Callable[..., forks.Fork], tmp_path: Path
 ) -> None:
     ends = []
-    for name, units in (("second", "2\n1\n"), ("first", "1\n")):
+    for name, shards in (("second", "2\n1\n"), ("first", "1\n")):
         folder = tmp_path / name
         worker = start(name, "window.seconds=60")
         assert worker.stdin is not None
-        worker.stdin.write(units)
+        worker.stdin.write(shards)
         worker.stdin.flush()
         wait_for(lambda: any(folder.glob("mlruns/spool/*/*_well/jobs/0/stdout.log")))  # noqa: B023
         children = psutil.Process(worker.pid).children(recursive=True)

@@ -56,7 +56,7 @@ def group(
         "window": Window(kind=kind, seconds=10, settle_s=1, epochs=2),
         "limits": Limits(ready_s=5, group_s=5, stop_s=5),
         "block": block,
-        "unit": block,
+        "shard": block,
         "seed": 0,
         "sequential": sequential,
         "device": GPU,

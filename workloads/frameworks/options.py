@@ -26,7 +26,7 @@ class Framework:
     """List the devices that a framework sees, and compute on each."""
 
     script = "workloads/framework.py"
-    unit = "products"
+    work_unit = "products"
     ends_by_itself = True
     may_lack_packages = True
 

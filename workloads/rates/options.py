@@ -47,7 +47,7 @@ class Micro(Repeating):
     def derive_name(self) -> str:
         return f"micro_{self.operation.name}"
 
-    def derive_unit(self) -> str:
+    def derive_work_unit(self) -> str:
         if self.operation.name.endswith(("_cuda", "_tensor")):
             return "TFLOP"
         return "launches" if self.operation is Operation.launch else "GB"
@@ -58,7 +58,7 @@ class Micro(Repeating):
             raise ValueError(f"rows={self.rows} is for products (operation=..._tensor), not for operation={name}")
         if self.rows is not None and self.rows % 16:
             raise ValueError(f"rows={self.rows} must be a multiple of 16")
-        if self.array_mib is not None and self.derive_unit() != "GB":
+        if self.array_mib is not None and self.derive_work_unit() != "GB":
             raise ValueError(f"array_mib={self.array_mib} is for copies and transfers, not for operation={name}")
         least, capability = _LEAST_CAPABILITY.get(self.operation, (0, 0)), device.compute_capability
         if capability is not None and capability < least:
@@ -76,7 +76,7 @@ class Particles(Repeating):
     """Track particles through an accelerator."""
 
     script = "workloads/particles.py"
-    unit = "particle_turns"
+    work_unit = "particle_turns"
 
     dimensions: int = option(6, choices=(4, 6), help="4: without motion along the bunch; 6: with it")
     precision: TrackingPrecision = option(TrackingPrecision.fp64, help="arithmetic")

@@ -30,7 +30,7 @@ _MOST_IN_A_BATCH, _MOST_TOKENS, _REQUESTS = 64, 64, 200  # limits of a rehearsal
 class Service:
     """Answering requests. With a given rate, a study compares it by its latency."""
 
-    unit = "requests"
+    work_unit = "requests"
 
     arrival: Arrival = option(
         Arrival.closed, help="arrival process: clients that wait for answers, random arrivals, or equal distances"

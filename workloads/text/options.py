@@ -46,7 +46,7 @@ class TrainText(Training):
 
     script = "workloads/train_text.py"
     preload = "workloads.text_imports"
-    unit = "sequences"
+    work_unit = "sequences"
 
     model: TextModel = option(help="model type in transformers")
     model_args: dict[str, Any] = option({}, help="changes to the configuration in transformers")

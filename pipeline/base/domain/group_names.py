@@ -24,7 +24,7 @@ FLAG = "flags."
 ARGUMENTS = "args"
 # Not properties of the program: settings of the whole study, paths, what the job reported about itself.
 _NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root", GIVEN_RATE})
-_PREFIXES = ("job.", "place.")
+_PREFIXES = ("job.", "placement.")
 ENVIRONMENT = "environment_digest"
 """The param that distinguishes environments. It is not part of names, as digits mean nothing to a reader."""
 _PROFILER = "profiler"

@@ -54,7 +54,7 @@ def normalise(
     jobs: Sequence[ComparedJob],
     *,
     is_sequential: bool = False,
-    has_neighbours: bool = False,
+    has_co_runners: bool = False,
     serial_s: float | None = None,
     makespan_s: float | None = None,
 ) -> dict[str, float]:
@@ -67,7 +67,7 @@ def normalise(
         window: the measured window.
         jobs: those of the group.
         is_sequential: whether the jobs in fact ran one after another.
-        has_neighbours: whether co-runners used a share of the device: then there is neither speed-up nor fairness.
+        has_co_runners: whether co-runners used a share of the device: then there is neither speed-up nor fairness.
         serial_s: for fixed work: the measured time of the jobs one after another, else the sum of their times alone.
         makespan_s: for fixed work: total time of the jobs together.
     """
@@ -81,7 +81,7 @@ def normalise(
         return figures
     progress = [together / alone if is_rate else alone / together for together, alone in known]
     figures[SLOWDOWN] = 1 / min(progress)
-    if len(unpaced) < len(jobs) or has_neighbours:
+    if len(unpaced) < len(jobs) or has_co_runners:
         return figures
     if is_rate:
         figures[SPEEDUP] = sum(progress)

@@ -159,7 +159,7 @@ class Job:
     index: int
     workload: Workload
     size: str | None = None
-    is_neighbour: bool = False
+    is_co_runner: bool = False
 
     @property
     def name(self) -> str:
@@ -215,7 +215,7 @@ class GpuSettings:
     `exclusive_process` is never set for a group whose jobs run one after another.
 
     Attributes:
-        beside: number of other GPUs of the host that work for the study at the same time.
+        num_other_gpus: number of other GPUs of the host that work for the study at the same time.
     """
 
     admin: tuple[str, ...] | None
@@ -223,7 +223,7 @@ class GpuSettings:
     tolerate: tuple[str, ...]
     exclusive_process: bool
     job_memory_mib: int
-    beside: int = 0
+    num_other_gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,9 +285,9 @@ class Interpreter:
 
 DEVICE = "device"
 """The setting with the GPU model on which a group runs."""
-OTHER_GPUS = "GPUs beside"
+OTHER_GPUS = "other GPUs"
 """The setting with the number of other busy GPUs of the host; empty if there are none."""
-CO_RUNNERS = "neighbours"
+CO_RUNNERS = "co-runners"
 """The setting with the co-runners; empty if there are none."""
 
 
@@ -298,7 +298,7 @@ class Group:
     Attributes:
         number: position in the plan, from 1.
         block: the repeat, from 1; each block has every group of the study once.
-        unit: number of its shard, from 1.
+        shard: number of its shard, from 1.
         case: if a shard is one case of a block, the number of the case, from 1 and equal in every block; else 0.
         sequential: run the jobs one after another (the serial baseline of a mix).
         key: digest of workloads, sharing mode, options and settings: equal for this group in every block.
@@ -336,7 +336,7 @@ class Group:
     key: str = ""
     any_gpu_digest: str = ""
     program_digest: str = ""
-    unit: int = 0
+    shard: int = 0
     case: int = 0
     layout: object = field(default=None, compare=False)
 
@@ -358,11 +358,11 @@ class Group:
     @property
     def measured(self) -> tuple[Job, ...]:
         """The jobs that are not co-runners."""
-        return tuple(job for job in self.jobs if not job.is_neighbour) if self.has_neighbours else self.jobs
+        return tuple(job for job in self.jobs if not job.is_co_runner) if self.has_co_runners else self.jobs
 
     @property
-    def has_neighbours(self) -> bool:
-        return bool(self.jobs) and self.jobs[-1].is_neighbour
+    def has_co_runners(self) -> bool:
+        return bool(self.jobs) and self.jobs[-1].is_co_runner
 
     @property
     def is_of_different_programs(self) -> bool:
@@ -384,16 +384,16 @@ class Group:
             "window": self.window.text,
             "seed": str(self.seed),
             "pinned CPUs": str(self.pin_cpus).lower(),
-            OTHER_GPUS: str(self.gpu.beside or ""),
-            CO_RUNNERS: self._neighbours_in_words,
+            OTHER_GPUS: str(self.gpu.num_other_gpus or ""),
+            CO_RUNNERS: self._co_runners_in_words,
             # On a simulated GPU, the declared memory decides which groups run out of memory.
             "memory of a job": f"{self.gpu.job_memory_mib} MiB" if simulated else "",
         }
 
     @property
-    def _neighbours_in_words(self) -> str:
+    def _co_runners_in_words(self) -> str:
         """`6x tiny`; programs that no measured job runs are followed by a few digits of their digest."""
-        if not self.has_neighbours:
+        if not self.has_co_runners:
             return ""
         measured = {_identify_program(job.workload) for job in self.measured}
         names = Counter(
@@ -401,7 +401,7 @@ class Group:
             if _identify_program(job.workload) in measured
             else f"{job.workload.name} {job.workload.program_digest[:6]}"
             for job in self.jobs
-            if job.is_neighbour
+            if job.is_co_runner
         )
         return ", ".join(f"{number}x {name}" for name, number in names.items())
 
@@ -432,7 +432,7 @@ class Plan:
     Attributes:
         digest: of all groups of the whole study.
         any_gpu_digest: the same without the GPU models: plans of one study on several models share it.
-        unit_sizes: the number of groups of each shard of the whole study.
+        shard_sizes: the number of groups of each shard of the whole study.
     """
 
     experiment: str
@@ -440,11 +440,11 @@ class Plan:
     devices: tuple[Device, ...]
     digest: str
     any_gpu_digest: str
-    unit_sizes: tuple[int, ...]
+    shard_sizes: tuple[int, ...]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
     def num_planned(self) -> int:
         """The number of groups of the whole study."""
-        return sum(self.unit_sizes)
+        return sum(self.shard_sizes)

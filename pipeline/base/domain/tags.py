@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 
+from pipeline.base.domain import stored_names
+
 PREFIX = "collocation."
 GROUP, JOB, REPORT = "group", "job", "report"
 """What a run represents: the values of `Tag.ROLE`."""
@@ -20,9 +22,9 @@ class Tag(StrEnum):
     SPOOL_ID = f"{PREFIX}spool_id"
     INDEX = f"{PREFIX}index"
     SIZE = f"{PREFIX}size"
-    NEIGHBOUR = f"{PREFIX}neighbour"
+    CO_RUNNER = f"{PREFIX}co_runner"
     BLOCK = f"{PREFIX}block"
-    PLAN_UNIT = f"{PREFIX}plan_unit"
+    SHARD = f"{PREFIX}plan_shard"
     TAKEN_OVER = f"{PREFIX}taken_over_by"  # JSON: the facts of each later plan that reuses the result
     CASE = f"{PREFIX}case"  # if a shard of the plan is one case of a block
     SCENARIO = f"{PREFIX}scenario"
@@ -92,7 +94,8 @@ def list_facts_by_plan(facts: Mapping[str, str]) -> list[dict[str, str]]:
 
 def list_later_plans(facts: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the differing facts of a run in each plan that reuses it, oldest first."""
-    return list(json.loads(facts.get(Tag.TAKEN_OVER.removeprefix(PREFIX), "[]")))
+    plans = json.loads(facts.get(Tag.TAKEN_OVER.removeprefix(PREFIX), "[]"))
+    return [stored_names.rename(plan, stored_names.FACTS) for plan in plans]
 
 
 _NOT_SHOWN = "mlflow."
@@ -114,7 +117,15 @@ def stored_name(tag: str) -> str:
     return f"{_NOT_SHOWN}{tag}" if is_of_programs else str(tag)
 
 
+def has_old_names(tags: Mapping[str, str]) -> bool:
+    """Return whether an earlier version wrote a run, whose params and metrics then have old names as well."""
+    return fact_tag("plan_unit") in tags
+
+
 def restore_names(tags: dict[str, str]) -> None:
     """Convert stored tag names to those of `Tag`; earlier versions stored all tags under these."""
     for name in [name for name in tags if name.startswith(f"{_NOT_SHOWN}{PREFIX}")]:
         tags[name.removeprefix(_NOT_SHOWN)] = tags.pop(name)
+    for old, new in stored_names.FACTS.items():
+        if fact_tag(old) in tags:
+            tags[fact_tag(new)] = tags.pop(fact_tag(old))

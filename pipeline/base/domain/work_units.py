@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 SAMPLES = "samples"
 """The work unit of a workload that names none."""
-PARAM, GIVEN_RATE = "unit", "given_rate"
+PARAM, GIVEN_RATE = "work_unit", "given_rate"
 """Params of a job's run: its work unit, and whether the user chose its rate."""
 
 PATTERN = r"[A-Za-z]\w*"

@@ -81,7 +81,7 @@ class Workload:
     sources: tuple[Source, ...] = ()
     is_in_own_folder: bool = False
     rate: RateSource = RateSource()
-    unit: str = SAMPLES
+    work_unit: str = SAMPLES
     is_rate_given: bool = False
     objective: Objective | None = None
     lacks: str | None = None

@@ -17,7 +17,7 @@ OF_LAUNCHERS = (
     "hydra.launcher",
     "gpu.device",
     "gpu.models",
-    "unit",
+    "shard",
     "resume",
     "time_limit_s",
     "plan_file",
@@ -25,7 +25,7 @@ OF_LAUNCHERS = (
 )
 """Keys, including those below, that a launcher sets for its workers: where a study runs, not what it measures."""
 
-OF_THE_STUDY = frozenset({"baseline", "degree", "dry_run", "mix", "neighbours", "repeats", "scenario"})
+OF_THE_STUDY = frozenset({"baseline", "degree", "dry_run", "mix", "co_runners", "repeats", "scenario"})
 """Our keys, which the programs of users hardly use."""
 
 _SEPARATOR = "--"

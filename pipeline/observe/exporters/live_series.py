@@ -78,7 +78,7 @@ class GroupSeries:
         rate = Metric(RATE, "Work per second, over the last seconds.", (*LABELS, "unit"))
         epoch = Metric(EPOCH, "Present epoch of the job.")
         for now in self._jobs.read():
-            labels, unit = self._make_labels(now.job), now.job.workload.unit
+            labels, unit = self._make_labels(now.job), now.job.workload.work_unit
             phase.values[*labels, now.phase] = 1.0
             for metric, value in ((work, now.total), (rate, now.per_s)):
                 if value is not None:

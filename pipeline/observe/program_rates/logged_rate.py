@@ -86,7 +86,7 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: 
 
 def _read_output(state: JobState, log: Events, source: RateSource) -> LoggedRate:
     end_ns = log.ended_ns or state.ended.at_ns or 0
-    reader = OutputReader(source, state.job.workload.unit)
+    reader = OutputReader(source, state.job.workload.work_unit)
     for (name, _), sizes in zip(_OUTPUTS, (log.written.stdout, log.written.stderr), strict=True):
         reader.read(state.folder / name, log.written.t_ns, sizes, end_ns)
     rates, what = reader.rates, f"workload.metric_pattern={source.pattern}"
@@ -154,7 +154,7 @@ def _place_points(state: JobState, clock: ClockRecord, came: Points, source: str
         return LoggedRate(
             absence=f"{what} was logged in {source} with times outside the job's run, as by another clock"
         )
-    logged = _convert_to_rates(placed, source, rate, state.job.workload.unit)
+    logged = _convert_to_rates(placed, source, rate, state.job.workload.work_unit)
     return dataclasses.replace(logged, num_misplaced=len(points) - len(placed))
 
 

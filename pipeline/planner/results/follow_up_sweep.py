@@ -16,7 +16,7 @@ from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
 from pipeline.report.read.study_records import Row, Study
 
 # Keys that the new command sets, or must not inherit.
-_DECIDED = ("repeats", "resume", "only", "unit", "time_limit_s", "dry_run", "plan_file", "reproduce")
+_DECIDED = ("repeats", "resume", "only", "shard", "time_limit_s", "dry_run", "plan_file", "reproduce")
 _WHICH_GPU = ("hydra/launcher", "hydra.launcher", "gpu.device")
 
 

@@ -100,7 +100,7 @@ def measure_profile(study: Study, source: str) -> Profile:
 
 
 def _is_profiled(cell: Cell) -> bool:
-    has_all = not (cell.case.is_mix or cell.is_derived or cell.neighbours)  # else other jobs had a part of the GPU
+    has_all = not (cell.case.is_mix or cell.is_derived or cell.co_runners)  # else other jobs had a part of the GPU
     return cell.is_ranked and has_all and bool(cell.unit)
 
 

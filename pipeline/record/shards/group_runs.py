@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.domain.layout import DATABASE
+from pipeline.base.domain.stored_names import FACTS
 from pipeline.base.domain.tags import GROUP, fact_tag, read_facts, stored_name
 from pipeline.base.mlflow_internals import database_tables
 from pipeline.record.store import results
@@ -53,7 +54,12 @@ def convert_run(run: Any) -> GroupRun:
 def _read_database(database: Path, experiment: str, names: Collection[str]) -> list[GroupRun]:
     """Read groups without MLflow; return none if that fails, as in a folder without write permission."""
     # Tags stored by earlier versions are read by their old names.
-    keys = {key: name for name in names for key in (fact_tag(name), stored_name(fact_tag(name)))}
+    old = {new: old for old, new in FACTS.items()}
+    keys = {
+        key: name
+        for name in names
+        for key in (fact_tag(name), stored_name(fact_tag(name)), *([fact_tag(old[name])] if name in old else []))
+    }
     return [
         GroupRun(
             name=run.name,

@@ -17,15 +17,15 @@ from pipeline.record.store.local_store import Store
 _LOST = "its host was lost, or its orchestrator"
 
 
-def close_shard(store: Store, experiment: str, plan: str, unit: int, programs: Collection[str]) -> list[str]:
+def close_shard(store: Store, experiment: str, plan: str, shard: int, programs: Collection[str]) -> list[str]:
     """Close the runs that earlier attempts of a shard left open; return the names of the groups.
 
     An attempt that is still alive ends its run itself later. Groups of another plan with these program digests are
     closed only if their Slurm task has left the queue, as that plan may still be running.
     """
     running = _find_running(store, experiment, silent_s=0)
-    of_unit = {"plan": plan, "plan_unit": str(unit)}.items()
-    of_plan = [run for run in running if of_unit <= read_facts(run.data.tags).items()]
+    of_shard = {"plan": plan, "plan_shard": str(shard)}.items()
+    of_plan = [run for run in running if of_shard <= read_facts(run.data.tags).items()]
     alike = [run for run in running if run.data.tags.get(Tag.PROGRAM_DIGEST) in programs and run not in of_plan]
     of_other_plans = [(run, group_runs.convert_run(run)) for run in alike]
     queued = QueueState.read([group for _, group in of_other_plans], squeue.read_cluster_states)

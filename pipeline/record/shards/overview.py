@@ -27,12 +27,12 @@ from pipeline.record.store import content
 from pipeline.record.store.local_store import is_server
 
 _FACTS = (
-    *("plan", "plan_any_gpu", "plan_models", "plan_units", "plan_unit", "taken_over_by", "digest", "result"),
-    *("device", "host", "user", "command_line", "slurm_task", "unit", "beside", "simulated", "spool_id"),
+    *("plan", "plan_any_gpu", "plan_models", "plan_shards", "plan_shard", "taken_over_by", "digest", "result"),
+    *("device", "host", "user", "command_line", "slurm_task", "shard", "other_gpus", "simulated", "spool_id"),
     *machine_state.FACTS,
 )
 _BESIDE = "hydra/launcher=beside"
-_HEAD = ("unit", "state", "groups", "results", "host", "GPU", "last sign of life")
+_HEAD = ("shard", "state", "groups", "results", "host", "GPU", "last sign of life")
 _MODEL = "GPU model"
 
 
@@ -55,7 +55,7 @@ class Overview:
     plan: str
     plan_any_gpu: str
     num_models: int
-    units: Sequence[Shard]
+    shards: Sequence[Shard]
     seconds_left: float | None
     simulated: Sequence[str]
     num_unsent: int
@@ -65,30 +65,30 @@ class Overview:
 
     @property
     def is_done(self) -> bool:
-        return not self.num_unsent and all(unit.state == DONE for unit in self.units)
+        return not self.num_unsent and all(shard.state == DONE for shard in self.shards)
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     def as_text(self, now_s: float) -> str:
         """Format a table with one line per shard, or per range of shards not started, and the remaining work."""
-        shown = [list(alike) for _, alike in itertools.groupby(self.units, _make_line_key)]
-        lines = [_HEAD, *(_format_line(units, now_s) for units in shown)]
+        shown = [list(alike) for _, alike in itertools.groupby(self.shards, _make_line_key)]
+        lines = [_HEAD, *(_format_line(shards, now_s) for shards in shown)]
         if self.num_models > 1:
-            models = (_MODEL, *(units[0].model or "-" for units in shown))
+            models = (_MODEL, *(shards[0].model or "-" for shards in shown))
             lines = [(model, *line) for model, line in zip(models, lines, strict=True)]
-        states = Counter(unit.state for unit in self.units)
-        num_found = sum(unit.num_found for unit in self.units)
-        total = sum(unit.num_groups for unit in self.units)
+        states = Counter(shard.state for shard in self.shards)
+        num_found = sum(shard.num_found for shard in self.shards)
+        total = sum(shard.num_groups for shard in self.shards)
         counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
         remaining = "" if not self.seconds_left else f", about {words.format_duration(self.seconds_left)} left"
         text = [
             *words.align_table(lines, range(len(lines[0]))),
-            f"units: {counts}; {num_found} of {total} groups have a result{remaining}",
+            f"shards: {counts}; {num_found} of {total} groups have a result{remaining}",
         ]
-        if num_skipped := sum(unit.results.get(Result.SKIPPED, 0) for unit in self.units):
+        if num_skipped := sum(shard.results.get(Result.SKIPPED, 0) for shard in self.shards):
             text.append(f"{words.format_count(num_skipped, 'group')} skipped: resume=true runs what can run now")
-        text += task_messages.describe(self.units)
+        text += task_messages.describe(self.shards)
         if self.simulated:
             text.append(f"simulated: {', '.join(self.simulated)}")
         if self.num_unsent:
@@ -105,14 +105,14 @@ class Overview:
         if typed is None:
             return f"started by: {self.command}"
         options, arguments = user_command.divide(typed)
-        options_of_study = [word for word in options if not user_command.sets(word, ["unit"])]
+        options_of_study = [word for word in options if not user_command.sets(word, ["shard"])]
         conditions = ["with each unfinished K"] if options_of_study != options else []
         if "hydra/launcher=slurm" in options and not self.is_asked:
             conditions.append("unless a job array of it waits")
         if secrets.HIDDEN in self.command:
             conditions.append(f"with your own values for {secrets.HIDDEN}")
         command = spell_resume_command(
-            [*options_of_study, *(["unit=K"] if options_of_study != options else []), *arguments]
+            [*options_of_study, *(["shard=K"] if options_of_study != options else []), *arguments]
         )
         return f"{', '.join(['to run the rest', *conditions])}: {command}"
 
@@ -139,18 +139,18 @@ def read_overview(where: Path | str, experiment: str, queue: Queue | None = None
     submitted = submitted if submitted is not None and submitted.study == _find_study_command(newest) else None
     queued = QueueState.read([*itertools.chain(*of_models)], queue, submitted)
     parts = _make_parts(of_models or [[]], newest, queued)
-    if any(unit.state == LOST for units, _ in parts for unit in units):  # unless it ended between the two queries
+    if any(shard.state == LOST for shards, _ in parts for shard in shards):  # unless it ended between the two queries
         of_models = _select_plans(where, experiment, spooled)
         parts = _make_parts(of_models, newest, queued)
     if queued.arrays:
-        is_unfinished = any(unit.state in task_messages.UNFINISHED for units, _ in parts for unit in units)
+        is_unfinished = any(shard.state in task_messages.UNFINISHED for shards, _ in parts for shard in shards)
         known: Mapping[str, str] = {}
         with suppress(CommandError):  # Slurm answered just now; if not, the output of the tasks must do
             known = squeue.list_end_states(queued.arrays) if is_unfinished else {}
         folder = submitted.folder if submitted else ""
         parts = [
-            (task_messages.add_messages(units, shard_states.select_arrays(runs, queued), folder, known), seconds)
-            for runs, (units, seconds) in zip(of_models or [[]], parts, strict=True)
+            (task_messages.add_messages(shards, shard_states.select_arrays(runs, queued), folder, known), seconds)
+            for runs, (shards, seconds) in zip(of_models or [[]], parts, strict=True)
         ]
     left_s = [seconds for _, seconds in parts if seconds is not None]
     return Overview(
@@ -158,7 +158,7 @@ def read_overview(where: Path | str, experiment: str, queue: Queue | None = None
         plan=newest.facts["plan"],
         plan_any_gpu=newest.facts.get("plan_any_gpu", ""),
         num_models=len(parts),
-        units=[unit for units, _ in parts for unit in units],
+        shards=[shard for shards, _ in parts for shard in shards],
         seconds_left=(sum if _has_company(newest.facts) else max)(left_s) if len(left_s) == len(parts) else None,
         simulated=sorted({run.facts["device"] for run in itertools.chain(*of_models) if "simulated" in run.facts}),
         num_unsent=len(spooled),
@@ -203,7 +203,7 @@ def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunR
         return []
     newest = planned[-1].facts
     is_beside = _has_company(newest)
-    if is_beside and "unit" not in newest:
+    if is_beside and "shard" not in newest:
         raise TrackingError(
             f"experiment {experiment!r} holds only company of a measured GPU; name the experiment without _company"
         )
@@ -217,7 +217,7 @@ def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunR
 
 
 def _split_by_study(run: GroupRun) -> Collection[Mapping[str, str]]:
-    planned = (facts for facts in list_facts_by_plan(run.facts) if "plan_units" in facts)
+    planned = (facts for facts in list_facts_by_plan(run.facts) if "plan_shards" in facts)
     return {_identify_study(facts): facts for facts in planned}.values()
 
 
@@ -250,22 +250,22 @@ def _is_another(submitted: Submission, newest: GroupRun, queue: Queue | None) ->
 def _make_pending_run(submitted: Submission) -> GroupRun:
     """Return a stand-in for a study of which no group has begun."""
     facts = {"plan": "", "plan_any_gpu": submitted.plan_any_gpu, "command_line": submitted.command_line}
-    facts |= {"plan_units": format_sizes([0] * submitted.num_units)}
+    facts |= {"plan_shards": format_sizes([0] * submitted.num_shards)}
     return GroupRun(name="", status="", start_ms=0, end_ms=None, facts=facts)
 
 
 def _make_parts(
     of_models: Sequence[Sequence[GroupRun]], newest: GroupRun, queued: QueueState
 ) -> list[tuple[list[Shard], float | None]]:
-    sizes = parse_sizes(newest.facts["plan_units"])
+    sizes = parse_sizes(newest.facts["plan_shards"])
     parts = []
     for runs in of_models:
-        units = shard_states.read_shards(sizes, runs, queued)
-        left_s = shard_states.estimate_seconds_left(units, runs)
+        shards = shard_states.read_shards(sizes, runs, queued)
+        left_s = shard_states.estimate_seconds_left(shards, runs)
         if runs and _has_company(newest.facts):
-            how = "in company" if runs[0].facts.get("beside", "0") != "0" else "alone"
-            units = [dataclasses.replace(unit, model=f"{unit.model} {how}") for unit in units]
-        parts.append((units, left_s))
+            how = "in company" if runs[0].facts.get("other_gpus", "0") != "0" else "alone"
+            shards = [dataclasses.replace(shard, model=f"{shard.model} {how}") for shard in shards]
+        parts.append((shards, left_s))
     return parts
 
 
@@ -277,16 +277,16 @@ def _update_from_spool(run: GroupRun, record: RunRecord | None) -> GroupRun:
     )
 
 
-def _make_line_key(unit: Shard) -> tuple[str, str, str, int]:
+def _make_line_key(shard: Shard) -> tuple[str, str, str, int]:
     """Return a key that is equal for adjacent shards that share a line."""
-    return unit.model, unit.state, unit.reason, 0 if unit.last_ms is None else unit.number
+    return shard.model, shard.state, shard.reason, 0 if shard.last_ms is None else shard.number
 
 
-def _format_line(units: Sequence[Shard], now_s: float) -> tuple[str, ...]:
-    unit = units[0]
-    numbers = str(unit.number) if len(units) == 1 else f"{unit.number} to {units[-1].number}"
-    ended = ", ".join(f"{times} {result}" for result, times in unit.results.items())
-    ago = "" if unit.last_ms is None else f"{words.format_duration(max(0.0, now_s - unit.last_ms / 1000))} ago"
-    state = ": ".join(filter(None, (unit.state, unit.group or unit.reason)))
-    groups = f"{unit.num_found}/{sum(shard.num_groups for shard in units)}"
-    return (numbers, state, groups, ended or "-", unit.host or "-", unit.gpu[:12] or "-", ago or "-")
+def _format_line(shards: Sequence[Shard], now_s: float) -> tuple[str, ...]:
+    shard = shards[0]
+    numbers = str(shard.number) if len(shards) == 1 else f"{shard.number} to {shards[-1].number}"
+    ended = ", ".join(f"{times} {result}" for result, times in shard.results.items())
+    ago = "" if shard.last_ms is None else f"{words.format_duration(max(0.0, now_s - shard.last_ms / 1000))} ago"
+    state = ": ".join(filter(None, (shard.state, shard.group or shard.reason)))
+    groups = f"{shard.num_found}/{sum(shard.num_groups for shard in shards)}"
+    return (numbers, state, groups, ended or "-", shard.host or "-", shard.gpu[:12] or "-", ago or "-")

@@ -13,18 +13,18 @@ from pipeline.record.store.content import CUT, MAX_TAG
 from pipeline.record.store.local_store import Store, translate_errors
 
 
-def take_over(store: Store, units: Mapping[str, int], facts: Mapping[str, str]) -> None:
-    """Mark these runs as results of a plan with these facts; `units` has each run's shard in that plan.
+def take_over(store: Store, shards: Mapping[str, int], facts: Mapping[str, str]) -> None:
+    """Mark these runs as results of a plan with these facts; `shards` has each run's shard in that plan.
 
     Raises:
         TrackingError: the store is not readable or writable.
     """
-    for run_id, unit in units.items():
+    for run_id, shard in shards.items():
         with translate_errors(f"could not mark run {run_id} in {store.uri}"):
             tags = store.client.get_run(run_id).data.tags
             restore_names(tags)
             earlier = list_later_plans(read_facts(tags))
-            encoded = _encode([*earlier, {**facts, "plan_unit": str(unit)}])
+            encoded = _encode([*earlier, {**facts, "plan_shard": str(shard)}])
             store.client.set_tag(run_id, stored_name(Tag.TAKEN_OVER), encoded)
 
 

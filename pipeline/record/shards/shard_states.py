@@ -90,19 +90,19 @@ class QueueState:
         except CommandError as error:
             return cls(unasked=str(error))
 
-    def update(self, unit: Shard, runs: Sequence[GroupRun], arrays: Collection[str]) -> Shard:
+    def update(self, shard: Shard, runs: Sequence[GroupRun], arrays: Collection[str]) -> Shard:
         """Return a shard with the states of its tasks in these arrays; it has several if it was submitted again."""
-        tasks = (squeue.name_task(array, unit.number) for array in sorted(arrays))
+        tasks = (squeue.name_task(array, shard.number) for array in sorted(arrays))
         states = {task: self.states[task] for task in tasks if task in self.states}
-        if unit.state == DONE and Result.SKIPPED not in unit.results:
-            return unit
+        if shard.state == DONE and Result.SKIPPED not in shard.results:
+            return shard
         if any(not state.startswith(squeue.PENDING) for state in states.values()):
-            return dataclasses.replace(unit, state=RUNNING, tasks=tuple(states))
+            return dataclasses.replace(shard, state=RUNNING, tasks=tuple(states))
         if states:
             reason = next(iter(states.values())).removeprefix(squeue.PENDING).strip()
-            return dataclasses.replace(unit, state=WAITING, group="", reason=reason, tasks=tuple(states))
-        is_lost = unit.state == RUNNING and all(self.is_gone(run) for run in runs if run.status == "RUNNING")
-        return dataclasses.replace(unit, state=LOST) if is_lost else unit
+            return dataclasses.replace(shard, state=WAITING, group="", reason=reason, tasks=tuple(states))
+        is_lost = shard.state == RUNNING and all(self.is_gone(run) for run in runs if run.status == "RUNNING")
+        return dataclasses.replace(shard, state=LOST) if is_lost else shard
 
     def is_gone(self, run: GroupRun) -> bool:
         """Return whether the task of a run has left the queue; Slurm may hide other users' tasks."""
@@ -125,13 +125,13 @@ def find_model(runs: Sequence[GroupRun]) -> str:
 
 def read_shards(sizes: Sequence[int], runs: Sequence[GroupRun], queued: QueueState) -> list[Shard]:
     """Return the shards of a plan, which have `sizes` groups."""
-    by_unit: dict[int, list[GroupRun]] = defaultdict(list)
+    by_shard: dict[int, list[GroupRun]] = defaultdict(list)
     for run in runs:
-        by_unit[int(run.facts["plan_unit"])].append(run)
+        by_shard[int(run.facts["plan_shard"])].append(run)
     model = find_model(runs)
     arrays = select_arrays(runs, queued)
-    units = (_make_shard(number, model, size, by_unit[number]) for number, size in enumerate(sizes, start=1))
-    return [queued.update(unit, by_unit[unit.number], arrays) for unit in units]
+    shards = (_make_shard(number, model, size, by_shard[number]) for number, size in enumerate(sizes, start=1))
+    return [queued.update(shard, by_shard[shard.number], arrays) for shard in shards]
 
 
 def select_arrays(runs: Sequence[GroupRun], queued: QueueState) -> set[str]:
@@ -139,13 +139,13 @@ def select_arrays(runs: Sequence[GroupRun], queued: QueueState) -> set[str]:
     return {task[1] for run in runs if (task := _parse_task(run)) and task[1] in queued.arrays}.union(queued.new)
 
 
-def estimate_seconds_left(units: Sequence[Shard], runs: Sequence[GroupRun]) -> float | None:
+def estimate_seconds_left(shards: Sequence[Shard], runs: Sequence[GroupRun]) -> float | None:
     """Estimate the time of a plan's missing groups on as many GPUs as are busy; `None` if no group has ended."""
-    num_left = sum(unit.num_groups - unit.num_found for unit in units if unit.state != DONE)
+    num_left = sum(shard.num_groups - shard.num_found for shard in shards if shard.state != DONE)
     if not num_left:
         return 0.0
     took = [run.end_ms - run.start_ms for run in runs if run.end_ms and run.facts.get("result") == Result.OK]
-    at_work = max(1, sum(unit.state == RUNNING for unit in units))
+    at_work = max(1, sum(shard.state == RUNNING for shard in shards))
     return fmean(took) / 1000 * num_left / at_work if took else None
 
 

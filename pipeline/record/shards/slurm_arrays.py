@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from pipeline.base.domain import stored_names
 from pipeline.base.domain.tags import PREFIX
 from pipeline.base.system import user_command
 from pipeline.record.store.content import split_command
@@ -26,7 +27,7 @@ class Submission:
 
     command_line: str
     plan_any_gpu: str = ""
-    num_units: int
+    num_shards: int
     cluster: str
     arrays: Sequence[str]
     time_ms: int
@@ -71,5 +72,5 @@ def _read(store: Store, experiment: str) -> Submission | None:
     if stored is None or TAG not in stored.tags:
         return None
     with suppress(ValueError, TypeError):  # written by another version
-        return Submission(**json.loads(stored.tags[TAG]))
+        return Submission(**stored_names.rename(json.loads(stored.tags[TAG]), stored_names.SUBMISSION))
     return None

@@ -21,7 +21,8 @@ _NUMBER = re.compile(r"\d+")
 START = "start "
 """First word of the output of each start of a task; a requeued task starts again."""
 
-_START = re.compile(rf"{START}\d+ of unit \d+ on ")
+# An earlier version said unit.
+_START = re.compile(rf"{START}\d+ of (?:shard|unit) \d+ on ")
 _ERROR = re.compile(
     r"(?:[\w./-]+: )*(?:error|fatal|critical)\b.*:|\S+: line \d+: "  # of the project, Slurm and shells
     r"|[a-z_][\w.]*(?:Error|Exception|Interrupt|Exit)(?::|$)|Fatal Python error"  # the end of a traceback
@@ -34,47 +35,47 @@ _TAIL_BYTES, _MAX_LENGTH = 1 << 16, 300
 
 
 def add_messages(
-    units: Sequence[Shard], arrays: Collection[str], folder: str, end_states: Mapping[str, str]
+    shards: Sequence[Shard], arrays: Collection[str], folder: str, end_states: Mapping[str, str]
 ) -> list[Shard]:
     """Return the shards of one GPU model, each with the last message of its newest task in these arrays that began.
 
     `folder`, empty if unknown, has the output of the tasks.
     """
     newest_first = sorted(arrays, key=int, reverse=True)
-    return [_add_message(unit, newest_first, folder, end_states) for unit in units]
+    return [_add_message(shard, newest_first, folder, end_states) for shard in shards]
 
 
-def describe(units: Sequence[Shard]) -> Iterator[str]:
+def describe(shards: Sequence[Shard]) -> Iterator[str]:
     """Yield a line per message, with the shards that have it; messages that differ only in numbers are combined."""
     alike: dict[tuple[str, str], list[Shard]] = defaultdict(list)
-    for unit in units:
-        if unit.message:
-            alike[unit.model, _NUMBER.sub("0", unit.message)].append(unit)
-    has_models = len({unit.model for unit in units}) > 1
+    for shard in shards:
+        if shard.message:
+            alike[shard.model, _NUMBER.sub("0", shard.message)].append(shard)
+    has_models = len({shard.model for shard in shards}) > 1
     for (model, _), members in list(alike.items())[:_MOST_MESSAGES]:
-        numbers = ", ".join(str(unit.number) for unit in members)
+        numbers = ", ".join(str(shard.number) for shard in members)
         of_model = f" ({model})" if has_models and model else ""
         output = f" (output: {members[0].output})" if members[0].output else ""
-        yield f"{'unit' if len(members) == 1 else 'units'} {numbers}{of_model}: {members[0].message}{output}"
+        yield f"{'shard' if len(members) == 1 else 'shards'} {numbers}{of_model}: {members[0].message}{output}"
     if rest := list(alike.values())[_MOST_MESSAGES:]:
-        yield f"{words.format_count(sum(map(len, rest)), 'more unit')} with other messages; see --json"
+        yield f"{words.format_count(sum(map(len, rest)), 'more shard')} with other messages; see --json"
 
 
-def _add_message(unit: Shard, arrays: Sequence[str], folder: str, end_states: Mapping[str, str]) -> Shard:
-    if unit.state == RUNNING and not unit.group and folder:
-        outputs = (locate(Path(folder), task) for task in unit.tasks)
+def _add_message(shard: Shard, arrays: Sequence[str], folder: str, end_states: Mapping[str, str]) -> Shard:
+    if shard.state == RUNNING and not shard.group and folder:
+        outputs = (locate(Path(folder), task) for task in shard.tasks)
         return next(
             (
-                dataclasses.replace(unit, message=f"waits for {whom}", output=str(output))
+                dataclasses.replace(shard, message=f"waits for {whom}", output=str(output))
                 for output in outputs
                 if (whom := read_awaited(output))
             ),
-            unit,
+            shard,
         )
-    if unit.state not in UNFINISHED:
-        return unit
+    if shard.state not in UNFINISHED:
+        return shard
     for array in arrays:
-        task = squeue.name_task(array, unit.number)
+        task = squeue.name_task(array, shard.number)
         output = locate(Path(folder), task) if folder else None
         has_output = output is not None and output.exists()
         end_state = end_states.get(task, "")
@@ -84,12 +85,12 @@ def _add_message(unit: Shard, arrays: Sequence[str], folder: str, end_states: Ma
         error = read_last_error(output) if output is not None else ""
         parts = [*([] if name in _SAYS_NOTHING else [name]), *([error] if error else [])]
         return dataclasses.replace(
-            unit,
-            state=ENDED if unit.state == NOT_BEGUN else unit.state,
+            shard,
+            state=ENDED if shard.state == NOT_BEGUN else shard.state,
             message=": ".join(parts) or f"{end_state or 'ended'}; its output is empty",
             output=str(output) if has_output else "",
         )
-    return unit
+    return shard
 
 
 def locate(folder: Path, task: str) -> Path:

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 
 from pipeline.base.domain.layout import LONG_VALUES
 from pipeline.base.domain.point_series import thin_points
+from pipeline.base.domain.stored_names import rename_words
 from pipeline.base.domain.tags import Tag, stored_name
 from pipeline.base.mlflow_internals.file_store import TORN, ScriptRun
+from pipeline.base.system import user_command
 from pipeline.base.system.secrecy import Secrecy, secrecy_of
 from pipeline.base.system.secrets import mask, mask_text
 from pipeline.base.system.words import escape_to_utf8
@@ -129,9 +131,15 @@ class RunContent:
 def split_command(command_line: str) -> list[str] | None:
     """Split a command line from a tag; `None` if it was cut there."""
     try:
-        return None if command_line.endswith(CUT) else shlex.split(command_line)
+        return None if command_line.endswith(CUT) else _rename_keys(shlex.split(command_line))
     except ValueError:
         return None
+
+
+def _rename_keys(words: list[str]) -> list[str]:
+    """Give the overrides before `--` the keys of today."""
+    options, arguments = user_command.divide(words)
+    return [*rename_words(options), *arguments]
 
 
 def make_safe_name(key: str) -> str:

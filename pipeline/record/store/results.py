@@ -15,10 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.domain import group_names, layout
+from pipeline.base.domain import group_names, layout, stored_names
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.records import Result, WindowKind
-from pipeline.base.domain.tags import GROUP, JOB, Tag, list_facts_by_plan, read_facts, restore_names
+from pipeline.base.domain.tags import GROUP, JOB, Tag, has_old_names, list_facts_by_plan, read_facts, restore_names
 from pipeline.base.system.errors import TrackingError
 from pipeline.observe.study_progress import PastGroup
 from pipeline.record.store.local_store import Store, describe_error, is_server, translate_errors
@@ -72,7 +72,7 @@ def find_past_groups(where: Store | Path | str) -> list[PastGroup]:
     ended = f"tags.`{Tag.ROLE}` = '{GROUP}' AND tags.`{Tag.RESULT}` = '{Result.OK}'"
     with translate_errors(f"could not read the groups from {store.uri}"):
         experiment_ids = [experiment.experiment_id for experiment in store.client.search_experiments()]
-        runs = _restore_tag_names(
+        runs = _restore_stored_names(
             store.client.search_runs(experiment_ids, ended, max_results=PAGE, order_by=["attributes.start_time DESC"])
         )
     return [_make_past_group(run) for run in runs if Tag.PROFILER not in run.data.tags and Tag.KEY in run.data.tags]
@@ -114,7 +114,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
     try:
         run = store.client.get_run(run_id)
         parent_id = run.data.tags.get(Tag.PARENT_RUN)
-        (run,) = _restore_tag_names([run if parent_id is None else store.client.get_run(parent_id)])
+        (run,) = _restore_stored_names([run if parent_id is None else store.client.get_run(parent_id)])
     except MlflowException as error:
         if is_server(root_or_uri) and error.error_code == "INTERNAL_ERROR":  # what MLflow calls no answer, too
             raise TrackingError(
@@ -239,15 +239,21 @@ def _iterate_pages(store: Store, experiment_id: str, condition: str) -> Iterator
             order_by=["attributes.start_time ASC"],
             page_token=token,
         )
-        yield from _restore_tag_names(page)
+        yield from _restore_stored_names(page)
         token = page.token
         if not token:
             return
 
 
-def _restore_tag_names(runs: Iterable[Any]) -> list[Any]:
+def _restore_stored_names(runs: Iterable[Any]) -> list[Any]:
     named = list(runs)
     for run in named:
+        if has_old_names(run.data.tags):
+            params = stored_names.rename_params(run.data.params)
+            metrics = stored_names.rename_metrics(run.data.metrics)
+            for values, renamed in ((run.data.params, params), (run.data.metrics, metrics)):
+                values.clear()
+                values.update(renamed)
         restore_names(run.data.tags)
     return named
 

@@ -338,7 +338,7 @@ def _describe_samples(record: Record) -> About:
     device = tags.get(Tag.DEVICE, "")
     # A MIG device that was there before the study has its profile in its name.
     of_device = device.partition(" MIG ")[2]
-    profiles = {child.gi_id: child.params.get(f"place.{PROFILE}", of_device) for child in record.children}
+    profiles = {child.gi_id: child.params.get(f"placement.{PROFILE}", of_device) for child in record.children}
     return About(
         device=device,
         instances={gi_id: mig_names.split(profile)[0] for gi_id, profile in profiles.items() if gi_id is not None},

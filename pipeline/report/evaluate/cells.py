@@ -67,7 +67,7 @@ class Cell:
         values: by quantity and block; only of valid rows that ended `ok`.
         wrong_values: the same of rows with wrong results, which are shown and never ranked.
         gpus: UUID of the GPU, by block.
-        neighbours: the co-runners of its jobs, in words.
+        co_runners: the co-runners of its jobs, in words.
         multiprocessors: of the device, or of the GPU instance of its first job.
         unit: the work unit that all its jobs have in common; empty if they have none.
         num_given: jobs whose rate the user chose.
@@ -86,7 +86,7 @@ class Cell:
     unit: str = ""
     num_given: int = 0
     settings: tuple[tuple[str, str], ...] = ()
-    neighbours: str = ""
+    co_runners: str = ""
     multiprocessors: int | None = None
     detail: str = ""
     profiles: tuple[str, ...] = ()
@@ -336,8 +336,8 @@ def _cell(
         device=first.device,
         unit=first.unit,
         num_given=sum(job.is_rate_given for job in first.jobs),
-        settings=quantities.settings_without_neighbours(first),
-        neighbours=first.neighbours,
+        settings=quantities.settings_without_co_runners(first),
+        co_runners=first.co_runners,
         multiprocessors=next((number for row, _ in rows if (number := row.multiprocessors) is not None), None),
         is_simulated=any(row.is_simulated for row, _ in rows),
         is_derived=is_derived,

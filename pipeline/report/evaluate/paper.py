@@ -127,7 +127,7 @@ def _is_about(publication: Publication, finding: Finding, cell: Cell) -> bool:
         is_meant = not finding.workloads or programs[0].name in finding.workloads
         is_meant = is_meant and (cell.degree > 1 if finding.degree is None else cell.degree == finding.degree)
     is_of_mode = cell.sharing.name in (finding.among or finding.modes)
-    if cell.neighbours or cell.is_derived or not is_meant or not is_of_mode:
+    if cell.co_runners or cell.is_derived or not is_meant or not is_of_mode:
         return False
     if cell.sharing == MIG:
         return finding.profile is None or finding.profile in [profile.split(".")[0] for profile in cell.profiles]

@@ -92,10 +92,10 @@ def collect_baselines(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
 
 def baseline_key(row: Row) -> BaselineKey:
     """Return the block and settings that a row shares with its baseline; `read.selection` ensures one machine state."""
-    return (row.block, settings_without_neighbours(row))
+    return (row.block, settings_without_co_runners(row))
 
 
-def settings_without_neighbours(row: Row) -> tuple[tuple[str, str], ...]:
+def settings_without_co_runners(row: Row) -> tuple[tuple[str, str], ...]:
     """Return the settings of a row without its co-runners."""
     return tuple((key, value) for key, value in row.settings if key != CO_RUNNERS)
 
@@ -141,7 +141,7 @@ def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     In a steady window, work and energy are those of a second. The model scales the energy above idle of each job by
     one factor, that of the whole mix: `E / sum(w_i e_i)` times its own `e_i`, for `w_i` work.
     """
-    if row.is_sequential or row.neighbours:
+    if row.is_sequential or row.co_runners:
         return {}
     name_of = [rate_name(row.window, job.unit) for job in row.jobs]
     solos = [baselines.by_job.get(job.digest, []) for job in row.jobs]
@@ -241,7 +241,7 @@ def _normalise(row: Row, alone: Sequence[JobRow | None], serial_s: float | None)
         row.window,
         _pair_with_solo(row, alone),
         is_sequential=row.is_sequential,
-        has_neighbours=bool(row.neighbours),
+        has_co_runners=bool(row.co_runners),
         serial_s=serial_s,
         makespan_s=row.metrics.get("makespan_s"),
     )

@@ -46,7 +46,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NeighbourEffect:
+class CoRunnerEffect:
     """The share of their throughput that jobs keep beside co-runners."""
 
     cell: Cell
@@ -57,7 +57,7 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
     """Yield the whole GPU against the largest profile, each profile against the next, 7g against 3g, 4g against 2g."""
     places: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
-        is_one = cell.degree == 1 and not cell.case.is_mix and not cell.neighbours
+        is_one = cell.degree == 1 and not cell.case.is_mix and not cell.co_runners
         is_known = not cell.num_given and cell.is_ranked and cell.throughput in cell.values
         if is_one and is_known and (place := find_place(cell)) is not None:
             places[cell.case][place] = cell
@@ -84,18 +84,18 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
                 )
 
 
-def compare_neighbours(cells: Sequence[Cell]) -> Iterator[NeighbourEffect]:
+def compare_co_runners(cells: Sequence[Cell]) -> Iterator[CoRunnerEffect]:
     """Yield each cell with co-runners that was also measured without; no jobs at a given rate, no steady mixes."""
     ranked = [
         cell
         for cell in cells
         if cell.is_ranked and not cell.num_given and (not cell.case.is_mix or cell.window is WindowKind.WORK)
     ]
-    alone = {_identify(cell): cell for cell in ranked if not cell.neighbours}
+    alone = {_identify(cell): cell for cell in ranked if not cell.co_runners}
     for cell in ranked:
-        other = alone.get(_identify(cell)) if cell.neighbours else None
+        other = alone.get(_identify(cell)) if cell.co_runners else None
         if other is not None and (by_block := ratios(cell, other, cell.throughput)):
-            yield NeighbourEffect(cell=cell, throughput_ratio=cell.estimate(by_block))
+            yield CoRunnerEffect(cell=cell, throughput_ratio=cell.estimate(by_block))
 
 
 def find_place(cell: Cell) -> str | None:

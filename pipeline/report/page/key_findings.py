@@ -66,7 +66,7 @@ def _describe_services(cells: Sequence[Cell]) -> str:
 def _describe_mig(cells: Sequence[Cell]) -> str:
     losses = [(step.loss_pct, step) for step in scaling.steps(cells) if step.loss_pct is not None]
     losses.sort(key=lambda loss: loss[0])
-    besides = [effect for effect in scaling.compare_neighbours(cells) if effect.cell.sharing == MIG]
+    besides = [effect for effect in scaling.compare_co_runners(cells) if effect.cell.sharing == MIG]
     in_order = sorted(besides, key=lambda effect: effect.throughput_ratio.median)
     parts = []
     if losses:

@@ -78,7 +78,7 @@ def make_tables(
         beside_table(cells),
         mix_energy_table(cells),
         scaling_table(cells),
-        neighbour_table(cells),
+        co_runner_table(cells),
         other_gpus_table(study),
         host_table(cells),
         result_table(cells),
@@ -173,17 +173,17 @@ def scaling_table(cells: Sequence[Cell]) -> Table:
     return Table("scaling", "Cost and scaling of MIG", columns, tuple(rows), note)
 
 
-def neighbour_table(cells: Sequence[Cell]) -> Table:
+def co_runner_table(cells: Sequence[Cell]) -> Table:
     """Return a table of the throughput that jobs keep beside co-runners."""
     rows: list[Values] = []
-    for effect in scaling.compare_neighbours(cells):
+    for effect in scaling.compare_co_runners(cells):
         cell = effect.cell
-        case = cell.case.label.removesuffix(f" [{CO_RUNNERS} {cell.neighbours}]")
-        rows.append((case, cell.degree, cell.mode, cell.neighbours, format_estimate(effect.throughput_ratio)))
+        case = cell.case.label.removesuffix(f" [{CO_RUNNERS} {cell.co_runners}]")
+        rows.append((case, cell.degree, cell.mode, cell.co_runners, format_estimate(effect.throughput_ratio)))
     rows.sort(key=lambda row: natural_key(str(row[0])))
     note = "Throughput beside co-runners over that of the same jobs in the same mode without them, by block."
-    columns = ("case", "jobs", "mode", "neighbours", "throughput kept")
-    return Table("neighbours", "Throughput beside co-runners", columns, tuple(rows), note)
+    columns = ("case", "jobs", "mode", "co-runners", "throughput kept")
+    return Table("co-runners", "Throughput beside co-runners", columns, tuple(rows), note)
 
 
 def other_gpus_table(study: Study) -> Table:
@@ -192,7 +192,7 @@ def other_gpus_table(study: Study) -> Table:
     for group in other_gpus.compare_company(study):
         ran = (group.case.label, group.degree, group.mode, group.beside)
         rows.append((*ran, *list_ends(group.share), group.num_blocks, group.sentence))
-    heads = ("case", "jobs", "mode", "GPUs beside", "speed in company", "low", "high", "blocks", "in words")
+    heads = ("case", "jobs", "mode", "other GPUs", "speed in company", "low", "high", "blocks", "in words")
     note = f"{_INTERVALS} Ratios are within a block and machine state; 1 is as fast as alone."
     return Table("other-gpus", "Speed while other GPUs of the host work", heads, tuple(rows), note)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.base.domain import stored_names
 from pipeline.base.domain.marks import read_marks
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.domain.sharing_modes import mode_of
@@ -139,7 +140,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
         known = set(first_of_plan)
         numbered = []
         for row in filter(None, store_rows):
-            before = first_of_plan.setdefault(row.plan, num_blocks) if "unit" in row.facts else num_blocks
+            before = first_of_plan.setdefault(row.plan, num_blocks) if "shard" in row.facts else num_blocks
             numbered.append(dataclasses.replace(row, block=row.block + before))
         num_without_result += len(store_rows) - len(numbered)
         num_blocks = max([num_blocks, *(row.block for row in numbered)])
@@ -176,12 +177,15 @@ def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Ta
     is_over = run.info.status != "RUNNING" and facts.get("result") in set(Result) and "digest" in facts
     if not is_over or not children:
         return None
-    measured = (child for child in children if Tag.NEIGHBOUR not in child.data.tags)
+    measured = (child for child in children if Tag.CO_RUNNER not in child.data.tags)
     jobs = tuple(sorted((_job(child, identity) for child in measured), key=lambda job: job.index))
     scenario = params.get("scenario", "")
     try:
         planned = json.loads(facts["planned"])
-        settings, options = tuple(planned["settings"].items()), planned["options"]
+        settings, options = (
+            tuple(stored_names.rename(planned["settings"], stored_names.SETTINGS).items()),
+            planned["options"],
+        )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise TrackingError(
             f"run {run.info.run_id} in {store} is of an earlier version, without settings and options; "
@@ -227,7 +231,7 @@ def _job(run: Any, identity: Tag) -> JobRow:
         result=Result(facts["result"]) if facts.get("result") in set(Result) else None,
         metrics=results.select_figures(run),
         params=params,
-        place={key[len("place.") :]: value for key, value in params.items() if key.startswith("place.")},
+        place={key[len("placement.") :]: value for key, value in params.items() if key.startswith("placement.")},
         start_ns=int(facts["start_ns"]) if facts.get("start_ns", "").isdigit() else None,
         end_ns=int(facts["end_ns"]) if facts.get("end_ns", "").isdigit() else None,
     )

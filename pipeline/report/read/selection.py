@@ -119,7 +119,7 @@ _Compared = tuple[frozenset[object], str, str]
 
 def _comparison_key(row: Row) -> _Compared:
     """Return programs, other GPUs and co-runners, for which the newest plan decides the settings."""
-    return frozenset(_identity(job.params) for job in row.jobs), row.beside, row.neighbours
+    return frozenset(_identity(job.params) for job in row.jobs), row.beside, row.co_runners
 
 
 def _identity(params: Mapping[str, str]) -> tuple[object, ...]:

@@ -138,7 +138,7 @@ class Row:
         return len(self.jobs)
 
     @property
-    def neighbours(self) -> str:
+    def co_runners(self) -> str:
         """The co-runners of its jobs, in words; empty if there are none."""
         return dict(self.settings).get(CO_RUNNERS, "")
 

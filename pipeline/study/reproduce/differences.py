@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.domain import layout
+from pipeline.base.domain import layout, stored_names, work_units
 from pipeline.base.domain.package_locks import compare_locks, compare_packages
 from pipeline.base.domain.records import Group
 from pipeline.base.system import secrets
@@ -82,7 +82,7 @@ def _compare_plans(original: Original, group: Group) -> Iterable[str]:
     before = json.loads(original.get_fact("planned") or "{}")
     for facts, plain in (("settings", group.settings), ("options", group.options)):
         now = secrets.mask(json.loads(json.dumps(plain)))
-        then = before.get(facts, {})
+        then = stored_names.rename(before.get(facts, {}), stored_names.SETTINGS)
         for key in sorted(then.keys() | now.keys()):
             if then.get(key) != now.get(key):
                 yield f"{key}: {then.get(key) or 'not given'}, now {now.get(key) or 'not given'}"
@@ -111,7 +111,7 @@ def _read_programs(original: Original) -> list[_Program]:
             _Program(
                 script=str(job["workload"]["script"]),
                 sources={source["name"]: source["digest"] for source in job["workload"]["sources"]},
-                params=dict(job["workload"]["params"]),
+                params=_rename_params(dict(job["workload"]["params"])),
             )
             for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])
         ]
@@ -119,6 +119,10 @@ def _read_programs(original: Original) -> list[_Program]:
         raise ConfigError(
             f"the artifact {layout.GROUP} of run {original.run_id} is damaged, or of an earlier version: {error}"
         ) from error
+
+
+def _rename_params(params: dict[str, str]) -> dict[str, str]:
+    return params if work_units.PARAM in params else stored_names.rename_params(params)
 
 
 def _describe_change(words: str, before: str | None, now: str | None) -> str:

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.base.domain.layout import CONFIG
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.plan import config_schema, option_loader
+from pipeline.plan import config_schema, option_loader, renamed_keys
 from pipeline.plan.workload_config import WorkloadConfig
 from pipeline.record.stored_group import Original
 
@@ -41,6 +41,7 @@ def read_config(group: Original) -> tuple[DictConfig, list[str]]:
         raise ConfigError(_explain_damage(group, str(error).splitlines()[0])) from error
     if not isinstance(values, dict):
         raise ConfigError(_explain_damage(group, "it holds no settings"))
+    renamed_keys.rename_keys(values)
     if lacking := [key for key in (*_KINDS, "sizes") if key not in values]:
         raise ConfigError(_explain_version(group, f"it has no {', '.join(lacking)}"))
     gpu = values.get("gpu")

@@ -38,7 +38,7 @@ _MAY_BE_GIVEN = (
 # Keys of the start, not of the group.
 _OF_THE_START = (
     *("dry_run", "resume", "time_limit_s", "wait", "wait_limit_s", "reproduce", "reproduce_strict"),
-    *("unit", "plan_file", "only"),
+    *("shard", "plan_file", "only"),
 )
 
 
@@ -200,7 +200,7 @@ def _build_from_locks(config: DictConfig, original: Original, stack: UndoStack) 
         job = jobs.get(index, {})
         if job.get("size") is not None:
             config.sizes[job["size"]].env_file = str(path)
-        elif config.mix is None or job["entry"] >= len(config.mix):  # a neighbour, which is a copy of it
+        elif config.mix is None or job["entry"] >= len(config.mix):  # a co-runner, which is a copy of it
             config.workload.env_file = str(path)
         else:
             config.mix[job["entry"]] = job_entries.replace_environment(config.mix[job["entry"]], path)

@@ -81,7 +81,7 @@ def plan() -> Plan:
         devices=(groups[0].device,),
         digest="d",
         any_gpu_digest="",
-        unit_sizes=(len(numbered),),
+        shard_sizes=(len(numbered),),
     )
 
 

@@ -84,7 +84,7 @@ def test_a_group_has_a_total_only_where_its_jobs_count_the_same(tmp_path):
 def counting(the_group, *units):
     """The group with jobs that count their work in these units."""
     pairs = zip(the_group.jobs, units, strict=True)
-    jobs = (dataclasses.replace(job, workload=dataclasses.replace(job.workload, unit=unit)) for job, unit in pairs)
+    jobs = (dataclasses.replace(job, workload=dataclasses.replace(job.workload, work_unit=unit)) for job, unit in pairs)
     return dataclasses.replace(the_group, jobs=tuple(jobs))
 
 

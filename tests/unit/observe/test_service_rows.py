@@ -23,7 +23,7 @@ MS = 1_000_000
 def served(*names: str, kind: WindowKind = WindowKind.STEADY, **changes):
     """A group whose jobs answer requests at a given rate."""
     made = group(*names, kind=kind)
-    options = {"unit": "requests", "is_rate_given": True, "objective": Objective(latency_ms=6)} | changes
+    options = {"work_unit": "requests", "is_rate_given": True, "objective": Objective(latency_ms=6)} | changes
     jobs = (dataclasses.replace(j, workload=dataclasses.replace(j.workload, **options)) for j in made.jobs)
     return dataclasses.replace(made, jobs=tuple(jobs))
 

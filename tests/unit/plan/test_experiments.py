@@ -34,7 +34,7 @@ def test_quick_is_a_sweep_of_its_blocks_without_m(tmp_path):
 
 @pytest.mark.slow
 def test_quick_is_planned_as_it_is_for_a_gpu_that_is_not_there(tmp_path):
-    asked = ["+experiment=robroek_quick", "gpu=simulated_h100_80gb", "scenario=naive,mig", "unit=2"]
+    asked = ["+experiment=robroek_quick", "gpu=simulated_h100_80gb", "scenario=naive,mig", "shard=2"]
     with forks.start("run.py", *asked, "dry_run=true", f"gpu.lock_dir={tmp_path}") as process:
         out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err

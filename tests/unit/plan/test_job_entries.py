@@ -233,37 +233,37 @@ def test_a_recorded_command_line_is_planned_again_as_it_was(make_plan):
         assert [each.digest for each in plan.groups] == [group.digest]
 
 
-def test_neighbours_go_on_until_they_are_told_to_stop_and_tell_their_group_from_others(make_plan):
+def test_co_runners_go_on_until_they_are_told_to_stop_and_tell_their_group_from_others(make_plan):
     asked = ("degree=1", "window=work", "window.epochs=3", "baseline=never")
     (alone,) = make_plan([*asked]).groups
-    (group,) = make_plan([*asked, "neighbours=2"]).groups
+    (group,) = make_plan([*asked, "co_runners=2"]).groups
     epochs = [job.workload.argv[job.workload.argv.index("--epochs") + 1] for job in group.jobs]
     assert epochs == ["3", "0", "0"]
-    assert [job.is_neighbour for job in group.jobs] == [False, True, True]
+    assert [job.is_co_runner for job in group.jobs] == [False, True, True]
     assert group.measured[0].workload.digest == alone.jobs[0].workload.digest
-    assert (group.settings["neighbours"], alone.settings["neighbours"]) == ("2x tiny", "")
+    assert (group.settings["co-runners"], alone.settings["co-runners"]) == ("2x tiny", "")
     assert group.key != alone.key
-    assert (group.name, alone.name) == ("naive-1x-tiny-neighbours=2x_tiny", "naive-1x-tiny")
-    (other,) = make_plan([*asked, "neighbours=[S]", "data.source=synthetic_device"]).groups
-    assert other.settings["neighbours"].startswith("1x resnet26_cifar10 ")  # and digits: no measured job is such
+    assert (group.name, alone.name) == ("naive-1x-tiny-co-runners=2x_tiny", "naive-1x-tiny")
+    (other,) = make_plan([*asked, "co_runners=[S]", "data.source=synthetic_device"]).groups
+    assert other.settings["co-runners"].startswith("1x resnet26_cifar10 ")  # and digits: no measured job is such
 
 
-def test_neighbours_belong_to_no_baseline(make_plan):
-    groups = make_plan(["degree=1", "neighbours=2", "baseline=always"]).groups
+def test_co_runners_belong_to_no_baseline(make_plan):
+    groups = make_plan(["degree=1", "co_runners=2", "baseline=always"]).groups
     together, alone = sorted(groups, key=lambda group: -group.degree)
-    assert (together.degree, len(alone.jobs), alone.settings["neighbours"]) == (3, 1, "")
+    assert (together.degree, len(alone.jobs), alone.settings["co-runners"]) == (3, 1, "")
 
 
-def test_a_group_with_neighbours_that_is_named_keeps_its_baseline(make_plan):
-    asked = ["degree=2", "neighbours=1", "baseline=always"]
+def test_a_group_with_co_runners_that_is_named_keeps_its_baseline(make_plan):
+    asked = ["degree=2", "co_runners=1", "baseline=always"]
     whole = {group.name: group.digest for group in make_plan(asked).groups}
-    name = next(name for name in whole if "neighbours" in name)
+    name = next(name for name in whole if "co-runners" in name)
     kept = make_plan([*asked, f"only=['{name}']"]).groups
     assert {group.name: group.digest for group in kept} == whole
 
 
-def test_a_note_about_the_window_names_no_neighbour(make_plan):
-    asked = ["workload=script", "workload.script=tests/toys/toy.py", "neighbours=[S]", "workload@sizes.S=tiny"]
+def test_a_note_about_the_window_names_no_co_runner(make_plan):
+    asked = ["workload=script", "workload.script=tests/toys/toy.py", "co_runners=[S]", "workload@sizes.S=tiny"]
     notes = make_plan(asked, device=GPU).notes
     (told,) = (note for note in notes if "cannot be stopped" in note)
     assert "tiny" not in told, told
@@ -279,15 +279,15 @@ def test_a_note_about_the_window_names_programs_in_the_order_of_the_mix(make_pla
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (["degree=0", "neighbours=2"], "needs measured jobs"),
-        (["mix=[]", "neighbours=2"], "needs measured jobs"),
-        (["scenario=serial", "neighbours=2"], "one job at a time"),
-        (["neighbours=[Q]"], "must be a number"),
-        (["neighbours=-1"], "must be a number"),
-        (["workload=script", "workload.script=tests/toys/toy.py", "neighbours=1"], "cannot be stopped"),
+        (["degree=0", "co_runners=2"], "needs measured jobs"),
+        (["mix=[]", "co_runners=2"], "needs measured jobs"),
+        (["scenario=serial", "co_runners=2"], "one job at a time"),
+        (["co_runners=[Q]"], "must be a number"),
+        (["co_runners=-1"], "must be a number"),
+        (["workload=script", "workload.script=tests/toys/toy.py", "co_runners=1"], "cannot be stopped"),
     ],
 )
-def test_neighbours_that_cannot_be_meant_are_refused(make_plan, overrides, why):
+def test_co_runners_that_cannot_be_meant_are_refused(make_plan, overrides, why):
     with pytest.raises(ConfigError, match=why):
         make_plan(overrides)
 
@@ -299,7 +299,7 @@ def test_neighbours_that_cannot_be_meant_are_refused(make_plan, overrides, why):
         (["mix=[train.py,M]", "workload=micro"], "set workload@sizes.M=micro instead"),
         (["mix=[train.py]", "workload=micro"], "remove one of them"),
         (["sizes.S.batch_size=8"], "'mix=[S]'"),
-        (["mix=[S]", "neighbours=[M]", "+workload@sizes.X=micro"], "'mix=[X]'"),
+        (["mix=[S]", "co_runners=[M]", "+workload@sizes.X=micro"], "'mix=[X]'"),
     ],
 )
 def test_a_setting_of_a_workload_that_is_not_run_is_refused(compose, typed, instead):
@@ -313,8 +313,8 @@ def test_a_setting_of_a_workload_that_is_not_run_is_refused(compose, typed, inst
     "typed",
     [
         ["workload.batch_size=8"],
-        ["workload=micro", "mix=[S]", "neighbours=1"],
-        ["mix=[M]", "neighbours=[S]", "sizes.S.batch_size=8", "workload@sizes.M=micro"],
+        ["workload=micro", "mix=[S]", "co_runners=1"],
+        ["mix=[M]", "co_runners=[S]", "sizes.S.batch_size=8", "workload@sizes.M=micro"],
         ["mix=[S]", "sizes.S.batch_size=${workload.batch_size}", "workload.batch_size=8"],
         ["mix=[]", "workload=micro"],
         ["~sizes.L"],

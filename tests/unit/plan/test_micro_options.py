@@ -20,7 +20,7 @@ MICRO = ("workload=micro", "degree=1", "baseline=never")
 def test_name_and_unit_follow_from_the_operation(make_plan, operation, unit):
     (group,) = make_plan([*MICRO, f"workload.operation={operation}"]).groups
     workload = group.jobs[0].workload
-    assert (workload.name, workload.unit) == (f"micro_{operation}", unit)
+    assert (workload.name, workload.work_unit) == (f"micro_{operation}", unit)
     assert workload.argv[workload.argv.index("--operation") + 1] == operation
     assert not {"--unit", "--name", "--rows"} & set(workload.argv)
 
@@ -36,7 +36,7 @@ def test_operations_are_axes_of_a_sweep_of_groups_with_names_of_their_own(make_p
         (["workload.operation=copy", "workload.rows=16"], "rows=16 is for products"),
         (["workload.operation=bf16_tensor", "workload.rows=100"], "multiple of 16"),
         (["workload.operation=launch", "workload.array_mib=1"], "array_mib=1 is for copies"),
-        (["workload.unit=samples"], "is counted in TFLOP"),
+        (["workload.work_unit=samples"], "is counted in TFLOP"),
         (["workload.steps=0"], "steps=0 must be at least 1"),
     ],
 )

@@ -24,7 +24,7 @@ CPU = cpu_device()
 class Primes:
     """Count primes."""
 
-    unit = "numbers"
+    work_unit = "numbers"
     tilt: float = option(0.5, least=0, help="of the sieve")
     total: int = option(0, least=0, help="of all")
     bins: list[int] = option([1], least=1, help="of the histogram")

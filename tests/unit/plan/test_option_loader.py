@@ -5,9 +5,11 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 
+from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import option_loader
 
@@ -24,3 +26,15 @@ def test_options_are_unpickled_where_their_class_was_not_loaded():
 def test_other_names_are_not_there():
     with pytest.raises(AttributeError):
         option_loader.nothing  # noqa: B018
+
+
+@dataclass
+class WithOldName:
+    """An option class that was written for an earlier version."""
+
+    unit = "numbers"
+
+
+def test_an_attribute_of_an_earlier_version_is_refused_with_its_name_of_today() -> None:
+    with pytest.raises(ConfigError, match=r"WithOldName: unit was renamed; write work_unit$"):
+        option_loader.load(f"{__name__}.WithOldName")

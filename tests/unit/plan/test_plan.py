@@ -167,7 +167,7 @@ def test_plans_of_one_study_for_two_gpu_models_have_a_digest_in_common(make_plan
     assert first.digest != second.digest
     assert first.any_gpu_digest == second.any_gpu_digest
     assert first.any_gpu_digest != planned("H100", "seed=1").any_gpu_digest
-    assert first.any_gpu_digest != planned("H100", "unit_of=case").any_gpu_digest
+    assert first.any_gpu_digest != planned("H100", "shard_of=case").any_gpu_digest
 
 
 def test_a_script_is_measured_to_its_end_and_the_plan_says_so(make_plan, tmp_path):
@@ -231,7 +231,7 @@ def test_options_become_flags(make_plan):
         (["tracking.experiment="], "tracking.experiment is empty"),
         ([f"tracking.experiment={'x' * 256}"], "must have at most 255 bytes"),
         ([f"gpu.lock_dir={'x' * 256}"], "is too long for a path"),
-        (["workload.unit=two words"], "unit=two words must be a plural of letters, digits and underscores"),
+        (["workload.work_unit=two words"], "unit=two words must be a plural of letters, digits and underscores"),
         (["tracking.root="], "tracking.root is empty"),
         (["tracking.root='a?b'"], "a path with ?, which"),
         (["tracking.root='p%41'"], "a path with %, which"),
@@ -499,7 +499,7 @@ def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_y
     (folder / "tokens").mkdir()
     (folder / "tokens/options.py").write_text(
         "from dataclasses import dataclass, field, replace\n\n"
-        "@dataclass\nclass Tokens:\n    unit = 'tokens'\n"
+        "@dataclass\nclass Tokens:\n    work_unit = 'tokens'\n"
         "    length: int = field(default=8, metadata={'help': 'of a text'})\n    words: list[str] | None = None\n\n"
         "    def check(self, device):\n"
         "        if self.length > 99 and not device.is_gpu:\n            raise ValueError('length needs a GPU')\n\n"
@@ -510,7 +510,7 @@ def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_y
     (group,) = make_plan([here, "workload=mine", "workload.length=16", "gpu=cpu"]).groups
     workload = group.jobs[0].workload
     assert workload.argv[:3] == (str(folder / "tokens/program.py"), "--length", "16")
-    assert (workload.name, workload.unit, workload.module_path) == ("tokens", "tokens", (str(folder),))
+    assert (workload.name, workload.work_unit, workload.module_path) == ("tokens", "tokens", (str(folder),))
     assert [source.name for source in workload.sources] == ["options.py", "program.py"]
     assert dict(workload.params)["script"] == "tokens/program.py"
     again, unrecorded = read_config(recorded(group.config_text()))

@@ -24,7 +24,7 @@ def store(root):
     store = open_store(root)
     experiment_id = store.open_experiment("e")
     for number, (unit, name) in enumerate([(1, "first"), (2, "second"), (1, "ended")]):
-        tags = {Tag.ROLE: "group", fact_tag("plan"): "p", Tag.PLAN_UNIT: str(unit), Tag.PROGRAM_DIGEST: f"of {name}"}
+        tags = {Tag.ROLE: "group", fact_tag("plan"): "p", Tag.SHARD: str(unit), Tag.PROGRAM_DIGEST: f"of {name}"}
         tags |= {fact_tag("slurm_task"): f"c1/9_{unit}", fact_tag("user"): host_info.user_name()}
         run = store.client.create_run(experiment_id, start_time=1000 + number, tags=tags, run_name=name)
         tags = {Tag.ROLE: "job", Tag.PARENT_RUN: run.info.run_id}

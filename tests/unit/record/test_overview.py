@@ -1,4 +1,4 @@
-"""How far a study is, unit by unit, from what a store holds of it."""
+"""How far a study is, shard by shard, from what a store holds of it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ NOW_S = 1000.0
 pytest_plugins = ["tests.support.tracking_fixtures"]
 
 
-def run(unit: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
+def run(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
     """A group's run that took 10 s; of one without a result, it runs still."""
-    given = {"plan_unit": unit, "digest": digest, "plan": "p2", "plan_units": "2x2,1x1", "gpu_uuid": f"GPU-{unit}"}
+    given = {"plan_shard": shard, "digest": digest, "plan": "p2", "plan_shards": "2x2,1x1", "gpu_uuid": f"GPU-{shard}"}
     given |= (
         {"boot_id": "b", "host": "h1", "command_line": "run.py"}
         | facts
@@ -70,26 +70,28 @@ def seen_of_server(monkeypatch, seen):
 
 
 @pytest.mark.parametrize("sizes", [[12] * 5, [12, 12, 6], [1], [3, 4, 3]])
-def test_sizes_of_units_are_kept_in_few_words(sizes) -> None:
+def test_sizes_of_shards_are_kept_in_few_words(sizes) -> None:
     assert overview.parse_sizes(overview.format_sizes(sizes)) == sizes
     assert overview.format_sizes([12, 12, 6]) == "12x2,6x1"
 
 
-def test_units_are_done_running_incomplete_or_not_begun(seen) -> None:
-    again = run(1, "a", None, gpu_uuid="GPU-9")  # of a done unit it does not matter
+def test_shards_are_done_running_incomplete_or_not_begun(seen) -> None:
+    again = run(1, "a", None, gpu_uuid="GPU-9")  # of a done shard it does not matter
     found = seen(run(1, "a"), run(1, "b", "oom"), again, run(2, "a", "failed"), run(2, "b", None))
-    assert [(unit.state, dict(unit.results), unit.group) for unit in found.units] == [
+    assert [(shard.state, dict(shard.results), shard.group) for shard in found.shards] == [
         ("done", {"ok": 1, "oom": 1}, ""),
         ("running", {"failed": 1}, "b"),
         ("not begun", {}, ""),
     ]
     assert found.seconds_left == 3 * 10
     assert not found.is_done
-    assert "units: 1 done, 1 running, 1 not begun; 2 of 5 groups have a result, about 30 s left" in found.as_text(NOW_S)
+    assert "shards: 1 done, 1 running, 1 not begun; 2 of 5 groups have a result, about 30 s left" in found.as_text(
+        NOW_S
+    )
 
 
-def test_units_that_were_not_begun_have_one_line_a_gpu_model(seen) -> None:
-    h100 = {"plan": "p1", "plan_any_gpu": "s", "plan_models": 2, "device": "H100", "plan_units": "2x40,1x2"}
+def test_shards_that_were_not_begun_have_one_line_a_gpu_model(seen) -> None:
+    h100 = {"plan": "p1", "plan_any_gpu": "s", "plan_models": 2, "device": "H100", "plan_shards": "2x40,1x2"}
     lines = seen(run(1, "a", **h100), run(7, "b", **h100)).as_text(NOW_S).splitlines()
     assert [line.split("  ")[0] for line in lines[1:-2]] == ["-", *["H100"] * 4]
     assert [" ".join(line.split()[1:7]) for line in lines[1:-2]] == [
@@ -102,17 +104,17 @@ def test_units_that_were_not_begun_have_one_line_a_gpu_model(seen) -> None:
 
 
 def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen) -> None:
-    old = run(3, "z", plan="p1", plan_units="9x9")
+    old = run(3, "z", plan="p1", plan_shards="9x9")
     found = seen(old, run(1, "a"), run(1, "b"), run(1, "a", gpu_uuid="GPU-9", host="h2"), run(2, "a", "interrupted"))
-    assert [(unit.state, unit.host) for unit in found.units] == [
+    assert [(shard.state, shard.host) for shard in found.shards] == [
         ("done", "h1"),
         ("incomplete", "h1"),
         ("not begun", ""),
     ]
     other_driver = seen(run(1, "a", driver_version="580"), run(1, "b", driver_version="590"))
-    assert (other_driver.units[0].state, dict(other_driver.units[0].results)) == ("incomplete", {"ok": 1})
+    assert (other_driver.shards[0].state, dict(other_driver.shards[0].results)) == ("incomplete", {"ok": 1})
     again = seen(run(1, "a", "failed"), run(1, "a"), run(1, "b"))
-    assert dict(again.units[0].results) == {"ok": 2}
+    assert dict(again.shards[0].results) == {"ok": 2}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen
 )
 def test_a_group_that_was_skipped_has_no_answer_once_it_could_begin(seen, later, states, results) -> None:
     found = seen(run(1, "a"), run(1, "b", "skipped"), *later)
-    assert (found.units[0].state, dict(found.units[0].results)) == (states, results)
+    assert (found.shards[0].state, dict(found.shards[0].results)) == (states, results)
     said = "\n1 group skipped: resume=true runs what can run now\n"
     assert (said in found.as_text(NOW_S)) == ("skipped" in results)
 
@@ -138,30 +140,30 @@ def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
     experiment = store.open_experiment("e")
 
     def measured(digest: str, **told_by_it: object) -> str:
-        facts = {"role": "group", **run(1, digest, plan="p1", plan_units="1x2").facts} | told_by_it
+        facts = {"role": "group", **run(1, digest, plan="p1", plan_shards="1x2").facts} | told_by_it
         tags = {fact_tag(name): str(value) for name, value in facts.items()}
         run_id = str(store.client.create_run(experiment, run_name=digest, tags=tags).info.run_id)
         store.client.set_terminated(run_id)
         return run_id
 
     old = [measured("a"), measured("b")]
-    newest = measured("c", plan="p2", plan_unit=2, plan_units="2x1,1x1", command_line="run.py degree=2")
-    assert [unit.state for unit in overview.read_overview(root, "e").units] == ["not begun", "done"]
-    facts = {"plan": "p2", "plan_units": "2x1,1x1"}
+    newest = measured("c", plan="p2", plan_shard=2, plan_shards="2x1,1x1", command_line="run.py degree=2")
+    assert [shard.state for shard in overview.read_overview(root, "e").shards] == ["not begun", "done"]
+    facts = {"plan": "p2", "plan_shards": "2x1,1x1"}
     reused_results.take_over(store, dict.fromkeys(old, 1), {**facts, "command_line": "run.py degree=2"})
     found = overview.read_overview(root, "e")
-    assert [(unit.state, dict(unit.results)) for unit in found.units] == [("done", {"ok": 2}), ("done", {"ok": 1})]
+    assert [(shard.state, dict(shard.results)) for shard in found.shards] == [("done", {"ok": 2}), ("done", {"ok": 1})]
     assert [list(each.plans) for each in results.find_finished(store, "e")] == [["p1", "p2"], ["p1", "p2"], ["p2"]]
-    of_one_group = {"plan": "p3", "plan_units": "1x1", "command_line": "x" * content.MAX_TAG}
+    of_one_group = {"plan": "p3", "plan_shards": "1x1", "command_line": "x" * content.MAX_TAG}
     reused_results.take_over(store, {old[0]: 1}, {**of_one_group, "command_line": "run.py only=[a]"})
-    assert [unit.num_found for unit in overview.read_overview(root, "e").units] == [2, 1]
+    assert [shard.num_found for shard in overview.read_overview(root, "e").shards] == [2, 1]
     reused_results.take_over(store, {newest: 1}, of_one_group)  # a tag has no room for it and another
     found = overview.read_overview(root, "e")
     assert found.is_done and (found.plan, found.command) == ("p3", content.CUT)
 
 
 def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> None:
-    old = run(1, "z", plan="p0", plan_any_gpu="another", device="L40S", plan_units="9x9")
+    old = run(1, "z", plan="p0", plan_any_gpu="another", device="L40S", plan_shards="9x9")
     h100 = {"plan": "p1", "plan_any_gpu": "s", "plan_models": 2, "device": "H100"}
     a100 = h100 | {"plan": "p2", "device": "A100"}
     begun = [
@@ -173,13 +175,13 @@ def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> Non
         run(3, "a", **h100),
     ]
     found = seen(*begun)
-    assert [(unit.model, unit.number, unit.state) for unit in found.units] == [
+    assert [(shard.model, shard.number, shard.state) for shard in found.shards] == [
         *(("", number, "not begun") for number in (1, 2, 3)),
         *(("H100", number, "done") for number in (1, 2, 3)),
     ]
     assert not found.is_done and found.seconds_left is None
     found = seen(*begun, run(1, "c", **a100), run(1, "d", None, **a100))
-    assert [(unit.model, unit.number, unit.state) for unit in found.units][:4] == [
+    assert [(shard.model, shard.number, shard.state) for shard in found.shards][:4] == [
         ("A100", 1, "running"),
         ("A100", 2, "not begun"),
         ("A100", 3, "not begun"),
@@ -187,19 +189,19 @@ def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> Non
     ]
     assert found.seconds_left == 4 * 10
     text = found.as_text(NOW_S)
-    assert "units: 3 done, 1 running, 2 not begun; 6 of 10 groups have a result, about 40 s left" in text
-    assert text.startswith("GPU model  unit")
+    assert "shards: 3 done, 1 running, 2 not begun; 6 of 10 groups have a result, about 40 s left" in text
+    assert text.startswith("GPU model  shard")
 
 
-STUDY_OF_TASKS = {"plan_units": "2x9", "user": host_info.user_name()}
+STUDY_OF_TASKS = {"plan_shards": "2x9", "user": host_info.user_name()}
 
 
-def task(unit: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
+def task(shard: int, digest: str, result: str | None = "ok", **facts: Any) -> GroupRun:
     """A group that a task of job array 7 ran."""
-    return run(unit, digest, result, **{"slurm_task": f"c1/7_{unit}", **STUDY_OF_TASKS, **facts})
+    return run(shard, digest, result, **{"slurm_task": f"c1/7_{shard}", **STUDY_OF_TASKS, **facts})
 
 
-def test_units_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> None:
+def test_shards_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> None:
     asked = []
 
     def queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:
@@ -214,9 +216,9 @@ def test_units_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> Non
         *(task(7, "a", None), run(7, "a", None, gpu_uuid="GPU-9", **STUDY_OF_TASKS)),
         run(8, "a", None, slurm_task="c0/3_8", **STUDY_OF_TASKS),
     ]
-    found = seen(*began, run(1, "z", plan="p0", slurm_task="c1/5_1", plan_units="1x1"), task(1, "a"), queue=queue)
+    found = seen(*began, run(1, "z", plan="p0", slurm_task="c1/5_1", plan_shards="1x1"), task(1, "a"), queue=queue)
     assert asked == [("c1", {"7"})]  # neither of an older plan nor of another cluster
-    assert [(unit.state, unit.group or unit.reason) for unit in found.units] == [
+    assert [(shard.state, shard.group or shard.reason) for shard in found.shards] == [
         ("running", "b"),
         ("lost", "b"),
         ("waiting", "Resources"),
@@ -227,18 +229,18 @@ def test_units_are_running_waiting_or_lost_as_their_slurm_tasks_are(seen) -> Non
         ("running", "a"),
         ("not begun", ""),
     ]
-    assert "units: 1 done, 4 running, 2 waiting, 1 lost, 1 not begun; " in found.as_text(NOW_S)
-    assert seen(run(1, "a", None), queue=queue).units[0].state == "running" and len(asked) == 1
+    assert "shards: 1 done, 4 running, 2 waiting, 1 lost, 1 not begun; " in found.as_text(NOW_S)
+    assert seen(run(1, "a", None), queue=queue).shards[0].state == "running" and len(asked) == 1
 
 
-def test_a_unit_with_skipped_groups_waits_if_its_task_does(seen) -> None:
+def test_a_shard_with_skipped_groups_waits_if_its_task_does(seen) -> None:
     skipped = [task(1, "a"), task(1, "b", "skipped")]
     found = seen(*skipped, task(2, "a", "skipped"), task(2, "b"), queue=lambda *_: {"7_1": "PENDING Priority"})
-    assert [(unit.state, unit.tasks) for unit in found.units[:2]] == [("waiting", ("7_1",)), ("done", ())]
+    assert [(shard.state, shard.tasks) for shard in found.shards[:2]] == [("waiting", ("7_1",)), ("done", ())]
 
 
 def given(*arrays: str, command_line: str = "run.py hydra/launcher=slurm", time_ms: int = 0) -> Submission:
-    return Submission(command_line=command_line, num_units=3, cluster="c1", arrays=arrays, time_ms=time_ms)
+    return Submission(command_line=command_line, num_shards=3, cluster="c1", arrays=arrays, time_ms=time_ms)
 
 
 def test_tasks_of_arrays_that_only_wait_are_seen(seen_of_server) -> None:
@@ -246,7 +248,7 @@ def test_tasks_of_arrays_that_only_wait_are_seen(seen_of_server) -> None:
         return {f"{array}_{number}": "PENDING Priority" for array in arrays for number in (2, 3) if array == "9"}
 
     none_begun = seen_of_server(given("9"), queue=queue)
-    assert [(unit.state, unit.reason, unit.num_groups) for unit in none_begun.units] == [
+    assert [(shard.state, shard.reason, shard.num_groups) for shard in none_begun.shards] == [
         ("not begun", "", 0),
         ("waiting", "Priority", 0),
         ("waiting", "Priority", 0),
@@ -257,25 +259,28 @@ def test_tasks_of_arrays_that_only_wait_are_seen(seen_of_server) -> None:
     began = [replace(run, facts={**run.facts, "command_line": "run.py hydra/launcher=slurm"}) for run in began]
     assert "\nto run the rest: " in seen_of_server(given("7"), *began, queue=queue).as_text(NOW_S)
     again = seen_of_server(given("7", "9", command_line="run.py hydra/launcher=slurm resume=true"), *began, queue=queue)
-    assert [unit.state for unit in again.units[:3]] == ["done", "waiting", "waiting"]
+    assert [shard.state for shard in again.shards[:3]] == ["done", "waiting", "waiting"]
     launched = "run.py hydra/launcher=slurm hydra.launcher.partition=other resume=true"
     again = seen_of_server(given("7", "9", command_line=launched), *began, queue=queue)
-    assert [unit.tasks for unit in again.units[:3]] == [(), ("9_2",), ("9_3",)]
+    assert [shard.tasks for shard in again.shards[:3]] == [(), ("9_2",), ("9_3",)]
     other = seen_of_server(given("7", "9", command_line="run.py degree=2 hydra/launcher=slurm"), *began, queue=queue)
-    assert [unit.state for unit in other.units[:3]] == ["done", "incomplete", "not begun"]
+    assert [shard.state for shard in other.shards[:3]] == ["done", "incomplete", "not begun"]
     newer = given("9", command_line="run.py degree=2 hydra/launcher=slurm", time_ms=2_000_000)
-    assert [unit.state for unit in seen_of_server(newer, *began, queue=queue).units] == ["not begun", *["waiting"] * 2]
+    assert [shard.state for shard in seen_of_server(newer, *began, queue=queue).shards] == [
+        "not begun",
+        *["waiting"] * 2,
+    ]
 
 
 def test_a_study_whose_program_has_changed_is_not_done_while_its_new_tasks_wait(seen_of_server) -> None:
     command = "run.py hydra/launcher=slurm"
-    facts = {"plan_any_gpu": "old", "plan_units": "1x2", "command_line": command}
+    facts = {"plan_any_gpu": "old", "plan_shards": "1x2", "command_line": command}
     began = [task(1, "a", **facts), task(2, "b", **facts)]
     new = replace(given("7", "9", time_ms=2_000_000), plan_any_gpu="new")
 
     def found(last: Submission, *tasks: str) -> tuple[str, list[str]]:
         seen = seen_of_server(last, *began, queue=lambda *_: dict.fromkeys(tasks, "PENDING Priority"))
-        return seen.plan_any_gpu, [unit.state for unit in seen.units[:2]]
+        return seen.plan_any_gpu, [shard.state for shard in seen.shards[:2]]
 
     assert found(new, "9_1", "9_2") == ("new", ["waiting", "waiting"])
     assert found(new) == found(replace(new, time_ms=0), "9_1") == ("old", ["done", "done"])
@@ -299,15 +304,15 @@ def test_a_task_that_ends_while_it_is_asked_for_is_not_lost(seen, monkeypatch) -
         monkeypatch.setattr(overview.group_runs, "read_groups", lambda *_: [task(1, "a"), task(1, "b")])
         return {}
 
-    assert seen(task(1, "a"), task(1, "b", None), queue=queue).units[0].state == "done"
+    assert seen(task(1, "a"), task(1, "b", None), queue=queue).shards[0].state == "done"
 
 
 def test_what_slurm_may_hide_is_not_lost(seen, monkeypatch) -> None:
     groups = [task(1, "a", None, user="somebody"), task(2, "a", None)]
-    assert [unit.state for unit in seen(*groups, queue=lambda *_: {}).units[:2]] == ["lost", "lost"]
+    assert [shard.state for shard in seen(*groups, queue=lambda *_: {}).shards[:2]] == ["lost", "lost"]
     monkeypatch.setattr(shard_states.os, "getuid", lambda: 1000)
     monkeypatch.setattr(shard_states.host_info, "user_name", lambda: STUDY_OF_TASKS["user"])
-    assert [unit.state for unit in seen(*groups, queue=lambda *_: {}).units[:2]] == ["running", "lost"]
+    assert [shard.state for shard in seen(*groups, queue=lambda *_: {}).shards[:2]] == ["running", "lost"]
 
 
 def test_without_an_answer_of_slurm_the_store_alone_counts(seen) -> None:
@@ -315,7 +320,7 @@ def test_without_an_answer_of_slurm_the_store_alone_counts(seen) -> None:
         raise CommandError(["scontrol"], 0, "this is not cluster c1")
 
     found = seen(task(1, "a", None), queue=queue)
-    assert found.units[0].state == "running"
+    assert found.shards[0].state == "running"
     assert re.search(
         "^states are from the store only; Slurm's queue is unknown: .*not cluster c1$",
         found.as_text(NOW_S),
@@ -336,41 +341,44 @@ def test_groups_in_the_spool_have_ended_and_are_not_whole_before_they_are_sent(s
 
     ended = [record("s1", Result.INTERRUPTED), record("s2", Result.OK), record("s3", Result.OK, "other")]
     monkeypatch.setattr(overview.group_folder, "read_ended", lambda _: ended)
-    waiting = [run(number, "a", None, spool_id=f"s{number}", plan_units="1x3") for number in (1, 2, 3)]
+    waiting = [run(number, "a", None, spool_id=f"s{number}", plan_shards="1x3") for number in (1, 2, 3)]
     found = seen(*waiting)
-    assert [(unit.state, dict(unit.results)) for unit in found.units] == [
+    assert [(shard.state, dict(shard.results)) for shard in found.shards] == [
         ("incomplete", {"interrupted": 1}),
         ("done", {"ok": 1}),
         ("running", {}),
     ]
     assert found.num_unsent == 2
-    assert not seen(run(1, "a", None, spool_id="s2", plan_units="1x1")).is_done
+    assert not seen(run(1, "a", None, spool_id="s2", plan_shards="1x1")).is_done
 
 
 def test_a_study_alone_and_in_company_is_done_when_both_are(seen) -> None:
     command = "run.py -m repeats=1 hydra/launcher=beside"
 
     def measured(plan: str, beside: int, **facts: str) -> GroupRun:
-        study = {"plan": plan, "plan_any_gpu": plan, "plan_units": "1x1", "command_line": command, "device": "H100"}
-        found = run(1, plan, beside=beside, **{**study, **facts})
-        return replace(found, facts={**found.facts, "unit": "1"})
+        study = {"plan": plan, "plan_any_gpu": plan, "plan_shards": "1x1", "command_line": command, "device": "H100"}
+        found = run(1, plan, other_gpus=beside, **{**study, **facts})
+        return replace(found, facts={**found.facts, "shard": "1"})
 
     found = seen(measured("p1", 0))
-    assert [(unit.model, unit.state) for unit in found.units] == [("", "not begun"), ("H100 alone", "done")]
+    assert [(shard.model, shard.state) for shard in found.shards] == [("", "not begun"), ("H100 alone", "done")]
     assert not found.is_done and "to run the rest: " in found.as_text(NOW_S)
-    two = {"plan_units": "1x2"}
+    two = {"plan_shards": "1x2"}
     assert seen(measured("p1", 0, **two), measured("p2", 1, **two)).seconds_left == 20  # one after the other
     found = seen(measured("p1", 0), measured("p2", 1, command_line=f"{command} resume=true"))
-    assert [(unit.model, unit.state) for unit in found.units] == [("H100 alone", "done"), ("H100 in company", "done")]
+    assert [(shard.model, shard.state) for shard in found.shards] == [
+        ("H100 alone", "done"),
+        ("H100 in company", "done"),
+    ]
     assert found.is_done
     with pytest.raises(TrackingError, match="holds only company of a measured GPU"):
-        seen(run(1, "a", beside=1, command_line=command))
+        seen(run(1, "a", other_gpus=1, command_line=command))
 
 
 def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> None:
     found = seen(run(1, "a"), run(1, "b", plan_any_gpu="s", plan_models=1))
-    assert [unit.state for unit in found.units] == ["done", "not begun", "not begun"]
-    assert found.as_text(NOW_S).startswith("unit")
+    assert [shard.state for shard in found.shards] == ["done", "not begun", "not begun"]
+    assert found.as_text(NOW_S).startswith("shard")
 
 
 @pytest.mark.parametrize(
@@ -381,13 +389,13 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> N
             "to run the rest: PYTHON run.py -m a=1,2 hydra/launcher=gpus resume=true",
         ),
         (
-            "run.py unit=1 resume=true -- train.py unit=1",
-            "to run the rest, with each unfinished K: PYTHON run.py unit=K resume=true -- train.py unit=1",
+            "run.py shard=1 resume=true -- train.py shard=1",
+            "to run the rest, with each unfinished K: PYTHON run.py shard=K resume=true -- train.py shard=1",
         ),
         (
-            "run.py ++unit=2 hydra/launcher=slurm x.HF_TOKEN='<hidden>'",
+            "run.py ++shard=2 hydra/launcher=slurm x.HF_TOKEN='<hidden>'",
             "to run the rest, with each unfinished K, unless a job array of it waits, with your own "
-            "values for <hidden>: PYTHON run.py hydra/launcher=slurm 'x.HF_TOKEN=<hidden>' unit=K resume=true",
+            "values for <hidden>: PYTHON run.py hydra/launcher=slurm 'x.HF_TOKEN=<hidden>' shard=K resume=true",
         ),
         (f"run.py only='[a{content.CUT}", f"started by: run.py only='[a{content.CUT}"),
     ],
@@ -415,7 +423,7 @@ def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom
     ends = {"9_1": "OUT_OF_MEMORY", "9_2": "FAILED NonZeroExitCode", "9_5": "NODE_FAIL", "9_6": "CANCELLED"}
     ends |= {"9_7": "FAILED NonZeroExitCode"}
     found = seen_of_server(noted, *began, queue=lambda *_: {"9_4": "RUNNING"}, ends=lambda _: ends)
-    assert [(unit.state, unit.message) for unit in found.units] == [
+    assert [(shard.state, shard.message) for shard in found.shards] == [
         ("incomplete", "OUT_OF_MEMORY"),
         ("ended", held.format(22)),
         ("ended", held.format(3)),
@@ -426,25 +434,25 @@ def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom
         *[("not begun", "")] * 2,
     ]
     text = found.as_text(NOW_S)
-    assert f"\nunits 2, 3: {held.format(22)} (output: {tmp_path}/9_2.log)\n" in text
-    assert f"\nunit 4: waits for CPU, which is held by bob (output: {tmp_path}/9_4.log)\n" in text
+    assert f"\nshards 2, 3: {held.format(22)} (output: {tmp_path}/9_2.log)\n" in text
+    assert f"\nshard 4: waits for CPU, which is held by bob (output: {tmp_path}/9_4.log)\n" in text
 
     def silent(_: Collection[str]) -> Mapping[str, str]:
         raise CommandError(["squeue"], 1, "timed out")
 
     found = seen_of_server(noted, *began, queue=lambda *_: {}, ends=silent)
-    assert [unit.message for unit in found.units[:2]] == ["", held.format(22)]
+    assert [shard.message for shard in found.shards[:2]] == ["", held.format(22)]
 
 
 def test_many_messages_are_counted(seen_of_server, tmp_path) -> None:
     for number in range(1, 14):
         (tmp_path / f"9_{number}.log").write_text(f"error: of {'x' * number}\n")
-    noted = replace(given("9"), folder=str(tmp_path), num_units=13)
+    noted = replace(given("9"), folder=str(tmp_path), num_shards=13)
     text = seen_of_server(noted, queue=lambda *_: {}).as_text(NOW_S)
-    assert text.count("error: of ") == 10 and "\n3 more units with other messages; see --json\n" in text
+    assert text.count("error: of ") == 10 and "\n3 more shards with other messages; see --json\n" in text
 
 
-def test_a_store_that_says_nothing_of_units_is_an_error(seen) -> None:
+def test_a_store_that_says_nothing_of_shards_is_an_error(seen) -> None:
     with pytest.raises(TrackingError, match="has no planned group"):
         seen()
 

@@ -31,7 +31,7 @@ def test_the_commit_around_an_installed_package_is_not_that_of_the_project(monke
 
 
 def test_a_worker_records_the_command_line_that_its_launcher_was_given_and_hands_it_to_no_job(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["run.py", "degree=2", "unit=3"])
+    monkeypatch.setattr(sys, "argv", ["run.py", "degree=2", "shard=3"])
     monkeypatch.setattr(invocation, "_current", None)
     monkeypatch.setenv(invocation.STUDY, "run.py degree=2 hydra/launcher=slurm")
     monkeypatch.setenv(invocation.TASK, "cluster/12_3")

@@ -117,7 +117,7 @@ def test_who_looks_on_at_a_reproduction_is_who_is_given_for_it(compose):
 
 
 def test_jobs_of_a_mix_and_copies_of_the_workload_beside_it_are_built_from_their_locks(compose):
-    (whole,) = compose(["mix=['python a.py']", "neighbours=1", "env=venv"])
+    (whole,) = compose(["mix=['python a.py']", "co_runners=1", "env=venv"])
     jobs = [{"index": 0, "entry": 0, "size": None}, {"index": 1, "entry": 1, "size": None}]
     original = dataclasses.replace(
         recorded(""), files={layout.GROUP: json.dumps({"jobs": jobs})}, job_locks={"0": "mine", "1": "theirs"}

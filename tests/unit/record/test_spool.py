@@ -42,10 +42,15 @@ def test_each_job_has_its_place_in_its_run(tmp_path, a_group):
         run.close(GroupResult(group=a_group, result=Result.OK, reason="", jobs=jobs))
     placed, unplaced = group_folder.read(run.folder).children
     assert placed.gi_id == 3
-    place = {key: value for key, value in placed.params.items() if key.startswith("place.")}
-    assert place == {"place.device": "MIG-1", "place.gi_id": "3", "place.ci_id": "0", "place.mig_profile": "3g.20gb"}
+    place = {key: value for key, value in placed.params.items() if key.startswith("placement.")}
+    assert place == {
+        "placement.device": "MIG-1",
+        "placement.gi_id": "3",
+        "placement.ci_id": "0",
+        "placement.mig_profile": "3g.20gb",
+    }
     assert unplaced.gi_id is None
-    assert not [key for key in unplaced.params if key.startswith("place.")]
+    assert not [key for key in unplaced.params if key.startswith("placement.")]
 
 
 def test_a_password_of_the_server_is_not_published_with_the_configuration(tmp_path, a_group):

@@ -27,7 +27,7 @@ def written(folder: Path, *lines: str) -> Path:
     [
         ([HELD, "2 groups: 2 not finished"], HELD),
         ([TRACEBACK], "ModuleNotFoundError: No module named 'torch'"),
-        ([HELD, f"{task_messages.START}2 of unit 3 on n1", TRACEBACK], "ModuleNotFoundError: No module named 'torch'"),
+        ([HELD, f"{task_messages.START}2 of shard 3 on n1", TRACEBACK], "ModuleNotFoundError: No module named 'torch'"),
         (["[1/2] a", "KeyboardInterrupt"], "KeyboardInterrupt"),
         (
             ["slurmstepd: error: *** JOB 5 ON n0 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***", "bye"],

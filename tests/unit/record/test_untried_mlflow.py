@@ -97,7 +97,7 @@ def test_a_store_is_made_used_and_upgraded_without_what_is_private(
 
 def test_status_says_the_same_through_mlflow(root: Path, request, capsys) -> None:
     store = open_store(root)
-    tags = {Tag.ROLE: "group", "collocation.plan": "p", "collocation.plan_units": "1x1", "collocation.plan_unit": "1"}
+    tags = {Tag.ROLE: "group", "collocation.plan": "p", "collocation.plan_shards": "1x1", "collocation.plan_shard": "1"}
     tags |= {Tag.DIGEST: "d", Tag.RESULT: "ok"}
     run = store.client.create_run(store.open_experiment("e"), start_time=1, run_name="a", tags=tags)
     store.client.set_terminated(run.info.run_id, end_time=9)

@@ -12,7 +12,7 @@ from tests.support.report_rows import copies, job, params, row, study
 
 
 def probe(index: int, framework: str, place: dict[str, str], **said: Any) -> JobRow:
-    own = params(f"framework_{framework}", framework=framework, script="workloads/framework.py", unit="products")
+    own = params(f"framework_{framework}", framework=framework, script="workloads/framework.py", work_unit="products")
     answers = {f"job.{key}": value for key, value in said.items()}
     return job(index, own | answers, None, place=place)
 

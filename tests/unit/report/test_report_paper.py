@@ -274,7 +274,7 @@ def test_a_figure_along_a_parameter_is_that_at_the_highest_value_over_that_at_th
 
 
 def test_a_figure_along_the_mig_profile_is_that_of_the_largest_over_that_of_the_smallest() -> None:
-    own = params("infer_resnet50", unit="requests", image_px=224, arrival="closed", outstanding=1)
+    own = params("infer_resnet50", work_unit="requests", image_px=224, arrival="closed", outstanding=1)
     rows = [
         on_profile(profile, own, 50.0, block, throughput_total_requests_per_s=50.0, energy_per_request_j=energy_j)
         for block in range(1, 6)

@@ -90,7 +90,7 @@ def test_a_flag_of_a_script_is_a_parameter_too() -> None:
 def test_latency_is_drawn_against_the_rate_of_a_service_also_beside_a_training() -> None:
     rows = []
     for rate in (25, 50, 75):
-        own = params("infer", unit="requests", given_rate="true", rate_per_s=rate)
+        own = params("infer", work_unit="requests", given_rate="true", rate_per_s=rate)
         figures = {f"latency_{name}_worst_ms": value * rate for name, value in (("mean", 1), ("p50", 0.5), ("p99", 3))}
         jobs = (
             job(0, params("train"), 100.0, size="T"),
@@ -108,7 +108,7 @@ def test_latency_is_drawn_against_the_rate_of_a_service_also_beside_a_training()
 def test_latencies_of_several_numbers_of_jobs_have_panels_of_their_own_beside_one_alone_on_one_scale() -> None:
     rows = []
     for rate, (scenario, degree) in itertools.product((25, 50, 75), (("serial", 1), ("naive", 2), ("naive", 4))):
-        own = params("infer", unit="requests", given_rate="true", rate_per_s=f"{rate}.0")
+        own = params("infer", work_unit="requests", given_rate="true", rate_per_s=f"{rate}.0")
         jobs = [job(index, own, None, metrics={"latency_mean_ms": 1.0 * rate}) for index in range(degree)]
         rows.append(row(scenario, tuple(jobs), metrics={"latency_mean_worst_ms": 1.0 * degree * rate}))
     (found,) = sketches(*rows).values()
@@ -129,7 +129,7 @@ def test_latencies_of_several_numbers_of_jobs_have_panels_of_their_own_beside_on
 
 def test_no_latency_is_drawn_of_a_rate_that_was_not_sustained_in_every_block() -> None:
     def asked(rate: int, block: int, sustained: float = 1.0) -> Any:
-        own = params("infer", unit="requests", given_rate="true", rate_per_s=rate)
+        own = params("infer", work_unit="requests", given_rate="true", rate_per_s=rate)
         figures = {"throughput_total_requests_per_s": 1.0 * rate, "rate_sustained_worst_ratio": sustained}
         figures |= {"latency_mean_worst_ms": 1.0 * rate} if sustained == 1 else {}
         return row("naive", (job(0, own, None),), block, metrics=figures)

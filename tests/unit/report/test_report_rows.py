@@ -99,7 +99,7 @@ def test_of_an_incomplete_block_the_larger_part_counts_and_never_a_mixture() -> 
 def test_where_a_unit_is_a_case_each_case_of_a_block_comes_from_a_gpu_of_its_own() -> None:
     def case(number: int, gpu: str, block: int) -> list[Row]:
         own = params(f"workload{number}")
-        facts = {"plan": "p", "case": str(number), "plan_groups": "8", "unit": "1"}
+        facts = {"plan": "p", "case": str(number), "plan_groups": "8", "shard": "1"}
         more: dict[str, Any] = {"gpu_uuid": gpu, "facts": facts, "own": own, "block": block}
         return [copies("serial", 1, 10.0, **more), copies("naive", 2, 6.0, **more)]
 
@@ -115,8 +115,8 @@ def test_where_a_unit_is_a_case_each_case_of_a_block_comes_from_a_gpu_of_its_own
 
 
 def of_company(beside: str, rate: float, block: int, **changes: Any) -> Row:
-    settings = (("device", "NVIDIA H100 80GB HBM3"), ("window", "steady, 5 s after 1 s"), ("GPUs beside", beside))
-    facts = {"plan": f"plan{beside}", "plan_groups": "3", "unit": str(block)}
+    settings = (("device", "NVIDIA H100 80GB HBM3"), ("window", "steady, 5 s after 1 s"), ("other GPUs", beside))
+    facts = {"plan": f"plan{beside}", "plan_groups": "3", "shard": str(block)}
     start_ms = 1000 * block + len(beside)
     return copies("naive", 2, rate, block, settings=settings, facts=facts, start_ms=start_ms, **changes)
 
@@ -127,7 +127,7 @@ def test_rows_alone_and_in_company_are_cells_of_their_own_and_are_compared_on_on
     found = study(*alone, *company, of_company("3", 99.0, 3, gpu_uuid="GPU-2"))
     assert not found.left_out
     assert found.num_planned == len(found.rows) == 6
-    assert [(cell.case.setting, len(cell.gpus)) for cell in make_cells(found)] == [("", 3), ("GPUs beside 3", 3)]
+    assert [(cell.case.setting, len(cell.gpus)) for cell in make_cells(found)] == [("", 3), ("other GPUs 3", 3)]
     (kept,) = other_gpus.compare_company(found)
     assert (kept.beside, kept.num_blocks, kept.share.median, kept.case.setting) == (3, 2, 0.9, "")
     assert kept.sentence.endswith("keeps 0.900 of its speed while 3 other GPUs work.")
@@ -156,7 +156,7 @@ def test_what_other_gpus_cost_is_said_in_a_sentence_with_the_least_and_the_most(
 def test_company_is_compared_by_rates_of_logged_windows_and_of_mixes_by_those_of_each_job() -> None:
     def beside(beside: str, rates: list[float], window: WindowKind, **changes: Any) -> Row:
         jobs = tuple(job(index, params(f"w{index}"), rate) for index, rate in enumerate(rates))
-        settings = (("device", "NVIDIA H100 80GB HBM3"), ("window", "logged"), ("GPUs beside", beside))
+        settings = (("device", "NVIDIA H100 80GB HBM3"), ("window", "logged"), ("other GPUs", beside))
         return row("naive", jobs, settings=settings, window=window, start_ms=len(beside), **changes)
 
     slow = {"metrics": {"makespan_s": 80.0}}
@@ -204,7 +204,7 @@ A100 = "NVIDIA A100-SXM4-40GB"
 
 def on_model(model: str, speed: float, study_digest: str = "s", start_ms: int = 1) -> list[Row]:
     """Two blocks of a plan on a GPU of one model, which ends an hour or so before that on another one."""
-    facts = {"plan": f"{study_digest} on {model}", "plan_any_gpu": study_digest, "plan_groups": "6", "unit": "1"}
+    facts = {"plan": f"{study_digest} on {model}", "plan_any_gpu": study_digest, "plan_groups": "6", "shard": "1"}
     facts |= {"driver_version": "580.1", "host": f"host of {model}"}
     more: dict[str, Any] = {"device": model, "gpu_uuid": f"GPU-{model}", "facts": facts, "start_ms": start_ms}
     pairs = [("serial", 1, speed), ("naive", 2, 0.6 * speed), ("mps", 2, 0.8 * speed)]
@@ -278,7 +278,7 @@ def test_blocks_of_a_second_store_follow_those_of_the_first() -> None:
 def test_units_of_one_plan_are_one_study_in_whatever_stores_they_are() -> None:
     """Of two workers that ran one unit, one attempt counts: the complete one."""
     facts = {"plan": "1234", "plan_groups": "6"}
-    units = [{"facts": facts | {"unit": str(number)}} for number in (1, 2, 3)]
+    units = [{"facts": facts | {"shard": str(number)}} for number in (1, 2, 3)]
     pairs = [("serial", 1, 10.0), ("naive", 2, 9.0)]
     first = [copies(*pair, block, **units[block - 1]) for block in (1, 3) for pair in pairs]
     second = [copies(*pair, block, gpu_uuid="GPU-2", **units[block - 1]) for block in (2, 3) for pair in pairs][:-1]

@@ -1,4 +1,4 @@
-"""MIG's cost and scaling, and what neighbours leave, of studies whose truth is known."""
+"""MIG's cost and scaling, and what co-runners leave, of studies whose truth is known."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.evaluate.publication import publications
 from pipeline.report.page.key_findings import write_answer
-from pipeline.report.page.study_tables import neighbour_table, scaling_table
+from pipeline.report.page.study_tables import co_runner_table, scaling_table
 from pipeline.report.read.study_records import Row
 from tests.support.report_rows import job, params, row, study
 
@@ -21,7 +21,7 @@ MULTIPROCESSORS = {"full": 108, "7g.40gb": 98, "4g.20gb": 56, "3g.20gb": 42, "2g
 SETTINGS = (("device", "A100"), ("window", "steady, 5 s after 1 s"), ("seed", "0"), ("pinned CPUs", "false"))
 
 
-def on(place: str, rate: float, block: int, workload: str = "micro_fp32_cuda", neighbours: str = "") -> Row:
+def on(place: str, rate: float, block: int, workload: str = "micro_fp32_cuda", co_runners: str = "") -> Row:
     """One job on the whole GPU or a profile."""
     own = {key: value for key, value in params(workload).items() if key not in ("batch_size", "job.samples_per_epoch")}
     where: dict[str, Any] = {}
@@ -31,7 +31,7 @@ def on(place: str, rate: float, block: int, workload: str = "micro_fp32_cuda", n
         "serial" if place == "full" else "mig",
         (job(0, own, rate, place=where),),
         block,
-        settings=(*SETTINGS, (CO_RUNNERS, neighbours)),
+        settings=(*SETTINGS, (CO_RUNNERS, co_runners)),
         options={} if place == "full" else {"profile": place},
         device="NVIDIA A100-SXM4-40GB",
         facts={"multiprocessors": "108"},
@@ -70,14 +70,14 @@ def test_each_place_stands_against_the_next_and_7g_against_3g_beside_the_ideal()
     assert loss == pytest.approx(100 * (1 - 15.3 / 16.8))
 
 
-def test_neighbours_are_another_case_and_what_they_leave_is_told_by_profile():
+def test_co_runners_are_another_case_and_what_they_leave_is_told_by_profile():
     rows = scaled(full=16.8, _1g=2.0)
-    rows += [on("1g.5gb", 1.5 * (1 + b / 10_000), b, neighbours="6x micro_fp32_cuda") for b in range(1, 6)]
+    rows += [on("1g.5gb", 1.5 * (1 + b / 10_000), b, co_runners="6x micro_fp32_cuda") for b in range(1, 6)]
     cells = make_cells(study(*rows))
-    (beside,) = scaling.compare_neighbours(cells)
+    (beside,) = scaling.compare_co_runners(cells)
     assert (beside.cell.mode, round(beside.throughput_ratio.median, 3)) == ("MIG 1g.5gb", 0.75)
-    assert "neighbours 6x micro_fp32_cuda" in beside.cell.case.label
-    assert len(list(scaling.steps(cells))) == 1, "the whole GPU against 1g, both without neighbours"
+    assert f"{CO_RUNNERS} 6x micro_fp32_cuda" in beside.cell.case.label
+    assert len(list(scaling.steps(cells))) == 1, "the whole GPU against 1g, both without co-runners"
 
 
 def test_cerns_rows_agree_with_ratios_that_are_near():
@@ -100,9 +100,9 @@ def test_the_slips_of_cerns_tables_are_left_out_and_said():
     assert too_long["15,000 samples"] / too_long["10,000 samples"] == pytest.approx(2, abs=0.02)
 
 
-def test_the_answer_says_what_mig_and_neighbours_take():
+def test_the_answer_says_what_mig_and_co_runners_take():
     rows = scaled(full=16.8, _7g=15.3, _3g=7.0)
-    rows += [on("3g.20gb", 6.3 * (1 + b / 10_000), b, neighbours="1x micro_fp32_cuda") for b in range(1, 6)]
+    rows += [on("3g.20gb", 6.3 * (1 + b / 10_000), b, co_runners="1x micro_fp32_cuda") for b in range(1, 6)]
     found = study(*rows)
     (said,) = write_answer(found, make_cells(found), [])
     assert "on 7g.40gb a job is 8.9 % slower (micro_fp32_cuda) than on the whole GPU" in said
@@ -120,13 +120,13 @@ def test_the_answer_says_what_mig_and_neighbours_take():
     )
     (said,) = write_answer(faster, make_cells(faster), [])
     assert "a job is 50.0 % faster (micro_copy) to 8.9 % slower (micro_fp32_cuda) than on the whole GPU" in said
-    (row,) = neighbour_table(make_cells(found)).rows
+    (row,) = co_runner_table(make_cells(found)).rows
     assert row[:4] == ("micro_fp32_cuda", 1, "MIG 3g.20gb", "1x micro_fp32_cuda")
 
 
-def test_what_neighbours_leave_is_told_at_equal_settings_and_of_equal_jobs_only() -> None:
-    def placed(block: int, rate: float, settings: tuple[tuple[str, str], ...], neighbours: str = "") -> Row:
-        whole = (*settings, (CO_RUNNERS, neighbours))
+def test_what_co_runners_leave_is_told_at_equal_settings_and_of_equal_jobs_only() -> None:
+    def placed(block: int, rate: float, settings: tuple[tuple[str, str], ...], co_runners: str = "") -> Row:
+        whole = (*settings, (CO_RUNNERS, co_runners))
         return dataclasses.replace(
             on("1g.5gb", rate, block), settings=whole, key=repr(whole), run_id=f"{whole} {block}"
         )
@@ -135,19 +135,19 @@ def test_what_neighbours_leave_is_told_at_equal_settings_and_of_equal_jobs_only(
     rows = [placed(block, 1000.0, SETTINGS) for block in range(1, 6)]
     rows += [placed(block, 500.0, pinned) for block in range(1, 6)]
     rows += [placed(block, 900.0, SETTINGS, "1x other") for block in range(1, 6)]
-    (beside,) = scaling.compare_neighbours(make_cells(study(*rows)))
+    (beside,) = scaling.compare_co_runners(make_cells(study(*rows)))
     assert beside.throughput_ratio.median == pytest.approx(0.9)
-    assert not list(scaling.compare_neighbours(make_cells(study(*rows[5:]))))
+    assert not list(scaling.compare_co_runners(make_cells(study(*rows[5:]))))
     given = [{**job.params, "given_rate": "true"} for job in rows[0].jobs]
     services = [dataclasses.replace(e, jobs=(dataclasses.replace(e.jobs[0], params=given[0]),)) for e in rows]
-    assert not list(scaling.compare_neighbours(make_cells(study(*services))))
+    assert not list(scaling.compare_co_runners(make_cells(study(*services))))
 
 
-def test_a_later_study_beside_neighbours_stands_beside_that_without() -> None:
+def test_a_later_study_beside_co_runners_stands_beside_that_without() -> None:
     plan = {"multiprocessors": "108", "plan": "later"}
-    later = [on("1g.5gb", 1.5, block, neighbours="6x micro_fp32_cuda") for block in range(1, 6)]
+    later = [on("1g.5gb", 1.5, block, co_runners="6x micro_fp32_cuda") for block in range(1, 6)]
     later = [dataclasses.replace(each, facts=plan, start_ms=each.start_ms + 10**9) for each in later]
     found = study(*scaled(_1g=2.0), *later)
     assert not found.left_out
-    (beside,) = scaling.compare_neighbours(make_cells(found))
+    (beside,) = scaling.compare_co_runners(make_cells(found))
     assert beside.throughput_ratio.median == pytest.approx(0.75, abs=0.01)

@@ -25,7 +25,7 @@ from tests.support.report_rows import job, params, row, study
 
 
 def service(index: int, rate: float, latency_ms: float, **changes: Any) -> JobRow:
-    own = params("infer", unit="requests", given_rate="true", rate_per_s=f"{rate:g}")
+    own = params("infer", work_unit="requests", given_rate="true", rate_per_s=f"{rate:g}")
     own |= {"objective_ms": "50.0", "objective_percentile": "99.0"}
     figures = {"throughput_requests_per_s": rate, "latency_mean_ms": latency_ms, "latency_p99_ms": 3 * latency_ms}
     return job(index, own, None, metrics=figures, **changes)
@@ -231,5 +231,5 @@ def test_the_energy_of_a_mix_is_measured_and_the_part_of_each_workload_is_a_mode
     made = mix_energy_table(make_cells(study(*rows[:2], longer))).rows
     assert {line[2] for line in made} == {"0.6667"}
     assert mix_energy_table(make_cells(study(*rows[1:]))).rows == ()  # one job alone was not measured
-    neighbours = row("mps", both, metrics=together, settings=(*rows[2].settings, ("neighbours", "2 others")))
-    assert mix_energy_table(make_cells(study(*rows[:2], neighbours))).rows == ()
+    co_runners = row("mps", both, metrics=together, settings=(*rows[2].settings, ("co-runners", "2 others")))
+    assert mix_energy_table(make_cells(study(*rows[:2], co_runners))).rows == ()

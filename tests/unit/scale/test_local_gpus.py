@@ -34,12 +34,21 @@ from tests.support.rows import group
 
 def test_a_worker_gets_what_was_typed_but_for_what_is_decided_for_it() -> None:
     typed = ["run.py", "-m", "degree=1,2", "hydra/launcher=gpus", "+hydra.launcher.devices=[0,1]", "resume=true"]
-    typed += ["gpu.count=2", "gpu.beside=3", "time_limit_s=9", "--", "train.py", "unit=1", "--resume=true"]
-    decided = {"unit": 3, "gpu.device": "GPU-1", "resume": "true"}
+    typed += ["gpu.count=2", "gpu.other_gpus=3", "time_limit_s=9", "--", "train.py", "shard=1", "--resume=true"]
+    decided = {"shard": 3, "gpu.device": "GPU-1", "resume": "true"}
     assert "degree=5" not in worker_command.make_command(["run.py", "degree=5"], {"degree": 1})
     assert worker_command.make_command(typed, decided) == [
-        *("run.py", "-m", "degree=1,2", "gpu.count=2", "gpu.beside=3", "unit=3", "gpu.device=GPU-1", "resume=true"),
-        *("--", "train.py", "unit=1", "--resume=true"),
+        *(
+            "run.py",
+            "-m",
+            "degree=1,2",
+            "gpu.count=2",
+            "gpu.other_gpus=3",
+            "shard=3",
+            "gpu.device=GPU-1",
+            "resume=true",
+        ),
+        *("--", "train.py", "shard=1", "--resume=true"),
     ]
 
 
@@ -96,7 +105,7 @@ def test_what_a_killed_orchestrator_left_is_no_strangers(monkeypatch: pytest.Mon
     assert local_gpus._explain_busy(GPU, tmp_path, []) == ""
 
 
-def test_a_refused_worker_whose_unit_another_gpu_ran_is_no_failure() -> None:
+def test_a_refused_worker_whose_shard_another_gpu_ran_is_no_failure() -> None:
     fleet = fleet_of(devices_of("A", "A"), {"A": [1, 2]})
     nobody: Any = None
     fleet.start_more(nobody)
@@ -148,7 +157,7 @@ def test_each_gpu_has_a_port_of_its_own_and_one_that_is_taken_is_refused() -> No
 
 def test_what_only_some_launchers_decide_is_otherwise_as_it_was_typed() -> None:
     typed = ["run.py", "exporter=prometheus", "exporter.port=9500"]
-    assert worker_command.make_command(typed, {"unit": 1}) == [*typed, "unit=1"]
+    assert worker_command.make_command(typed, {"shard": 1}) == [*typed, "shard=1"]
     assert worker_command.make_command(typed, {"exporter.port": 9501}) == [
         "run.py",
         "exporter=prometheus",
@@ -191,11 +200,11 @@ class Recorded(WorkerProcess):
         self.device, self.decided, self.is_busy, self.is_dismissed = device, decided, False, False
 
     @property
-    def takes_units(self) -> bool:
+    def takes_shards(self) -> bool:
         return not (self.is_busy or self.is_dismissed)
 
-    def give(self, what: str, unit: int = 0) -> None:
-        self.what, self.unit, self.is_busy, self.begin_s = what, unit, True, time.monotonic()
+    def give(self, what: str, shard: int = 0) -> None:
+        self.what, self.shard, self.is_busy, self.begin_s = what, shard, True, time.monotonic()
 
     def dismiss(self) -> None:
         self.is_dismissed = True
@@ -206,11 +215,11 @@ def end(fleet: fleets.Fleet, worker: WorkerProcess, status: int) -> None:
     fleet.handle_end(worker, status)
 
 
-def fleet_of(devices: list[Device], units: Mapping[str, list[int]], limit_s: float | None = None) -> fleets.Fleet:
-    """A fleet whose workers only say what they were to do; units by GPU model."""
+def fleet_of(devices: list[Device], shards: Mapping[str, list[int]], limit_s: float | None = None) -> fleets.Fleet:
+    """A fleet whose workers only say what they were to do; shards by GPU model."""
 
     def request(model: str) -> Any:
-        gpu = SimpleNamespace(beside=len(devices) - 1, models=len(units), model=None)
+        gpu = SimpleNamespace(other_gpus=len(devices) - 1, models=len(shards), model=None)
         config = SimpleNamespace(gpu=gpu, plan_file=f"{model}.json", time_limit_s=limit_s, resume="false")
         return SimpleNamespace(config=config)
 
@@ -219,7 +228,7 @@ def fleet_of(devices: list[Device], units: Mapping[str, list[int]], limit_s: flo
 
     parts = [
         fleets.Part(request=request(model), devices=of_model(model), waiting=deque(waiting))
-        for model, waiting in units.items()
+        for model, waiting in shards.items()
     ]
     fleet = fleets.Fleet(request(""), devices, parts)
 
@@ -231,19 +240,21 @@ def fleet_of(devices: list[Device], units: Mapping[str, list[int]], limit_s: flo
     return fleet
 
 
-def test_each_gpu_gets_units_of_the_plan_for_its_model() -> None:
+def test_each_gpu_gets_shards_of_the_plan_for_its_model() -> None:
     fleet = fleet_of(devices_of("A", "B", "A", "A"), {"A": [1, 2], "B": [1, 2, 3]})
     nobody: Any = None
 
     def started() -> list[tuple[str, object, object]]:
         assert fleet.start_more(nobody)
         return [
-            (worker.device.uuid, worker.unit, worker.decided["plan_file"]) for worker in fleet.workers if worker.is_busy
+            (worker.device.uuid, worker.shard, worker.decided["plan_file"])
+            for worker in fleet.workers
+            if worker.is_busy
         ]
 
     assert started() == [("GPU-0", 1, "A.json"), ("GPU-2", 2, "A.json"), ("GPU-1", 1, "B.json")]
     assert {worker.decided["gpu.models"] for worker in fleet.workers} == {2}
-    assert {worker.decided["gpu.beside"] for worker in fleet.workers} == {3}
+    assert {worker.decided["gpu.other_gpus"] for worker in fleet.workers} == {3}
     first, second, other = list(fleet.workers)
     for worker in (first, second, other):
         end(fleet, worker, 0)
@@ -251,7 +262,7 @@ def test_each_gpu_gets_units_of_the_plan_for_its_model() -> None:
     assert fleet.workers == [first, second, other]  # nothing was started anew
     end(fleet, other, 2)
     assert [list(part.waiting) for part in fleet.parts] == [[], [2, 3]]
-    assert not fleet.start_more(nobody)  # the GPU of the other model is idle, and those units are none of its own
+    assert not fleet.start_more(nobody)  # the GPU of the other model is idle, and those shards are none of its own
 
 
 @pytest.mark.parametrize(
@@ -271,7 +282,7 @@ def test_a_switch_of_mig_mode_that_resets_a_gpu_is_refused_on_several(model, sce
         local_gpus.refuse_mode_switches([(devices_of(*[model] * num_gpus), plan)], "leave it out")
 
 
-def test_a_gpu_goes_on_with_the_unit_that_it_has_begun() -> None:
+def test_a_gpu_goes_on_with_the_shard_that_it_has_begun() -> None:
     devices = devices_of("A", "A", "A")
     begun = {4: "GPU-1", 2: "GPU-2", 3: "GPU-gone"}
     part = fleets.Part(request=fleet_of([], {}).request, devices=devices, waiting=deque([2, 3, 4, 5]), begun=begun)
@@ -282,17 +293,17 @@ def test_a_gpu_goes_on_with_the_unit_that_it_has_begun() -> None:
     assert part.take(devices[0]) == 4  # its own GPU may be busy, and it need not wait for it
 
 
-def test_a_unit_whose_gpu_is_refused_goes_to_one_that_had_none() -> None:
+def test_a_shard_whose_gpu_is_refused_goes_to_one_that_had_none() -> None:
     fleet = fleet_of(devices_of("A", "A"), {"A": [1]})
     nobody: Any = None
     assert fleet.start_more(nobody)
     (refused,) = fleet.workers
     end(fleet, refused, 2)
     assert fleet.start_more(nobody)
-    assert [(worker.device.uuid, worker.unit) for worker in fleet.workers if worker.is_busy] == [("GPU-1", 1)]
+    assert [(worker.device.uuid, worker.shard) for worker in fleet.workers if worker.is_busy] == [("GPU-1", 1)]
 
 
-def test_when_a_unit_ends_the_study_says_how_much_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_when_a_shard_ends_the_study_says_how_much_is_left(capsys: pytest.CaptureFixture[str]) -> None:
     fleet = fleet_of(devices_of("A", "A", "B"), {"A": [1, 2, 3, 4, 5], "B": [1]})
     nobody: Any = None
     fleet.start_more(nobody)
@@ -304,25 +315,25 @@ def test_when_a_unit_ends_the_study_says_how_much_is_left(capsys: pytest.Capture
         end(fleet, worker, status)
         return capsys.readouterr().err.strip()
 
-    assert end_one(0, 1000.0, status=1) == "GPU 0 unit 1 | ended with exit status 1; 1 of 6 units ended"
-    assert end_one(1, 600.0) == "GPU 1 unit 2 | ended with exit status 0; 2 of 6 units ended"  # of B none has
+    assert end_one(0, 1000.0, status=1) == "GPU 0 shard 1 | ended with exit status 1; 1 of 6 shards ended"
+    assert end_one(1, 600.0) == "GPU 1 shard 2 | ended with exit status 0; 2 of 6 shards ended"  # of B none has
     fleet.start_more(nobody)
     for worker in fleet.workers:
         worker.begin_s = now_s - 200.0
-    # Of A, two units with 400 s left and one of 600 s, on two GPUs.
-    assert end_one(2, 100.0).endswith("3 of 6 units ended, about 12 min left")
-    assert end_one(0, 600.0).endswith("4 of 6 units ended, about 10 min left")  # the one that waits takes longest
-    assert end_one(1, 600.0).endswith("5 of 6 units ended, about 10 min left")
+    # Of A, two shards with 400 s left and one of 600 s, on two GPUs.
+    assert end_one(2, 100.0).endswith("3 of 6 shards ended, about 12 min left")
+    assert end_one(0, 600.0).endswith("4 of 6 shards ended, about 10 min left")  # the one that waits takes longest
+    assert end_one(1, 600.0).endswith("5 of 6 shards ended, about 10 min left")
     fleet.start_more(nobody)
-    assert end_one(0, 600.0).endswith("; 6 of 6 units ended")
+    assert end_one(0, 600.0).endswith("; 6 of 6 shards ended")
 
 
-def test_a_study_whose_time_is_over_leaves_the_units_of_every_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_whose_time_is_over_leaves_the_shards_of_every_model(capsys: pytest.CaptureFixture[str]) -> None:
     fleet = fleet_of(devices_of("A", "B"), {"A": [1, 2], "B": [1]}, limit_s=-1.0)
     nobody: Any = None
     assert not fleet.start_more(nobody)
-    assert "time_limit_s=-1 is over: 3 units left" in capsys.readouterr().err
-    assert fleet._describe_progress() == "0 of 3 units ended"
+    assert "time_limit_s=-1 is over: 3 shards left" in capsys.readouterr().err
+    assert fleet._describe_progress() == "0 of 3 shards ended"
     assert fleet.worst == 1 and not any(part.waiting for part in fleet.parts)
 
 
@@ -333,7 +344,7 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
     monkeypatch.setattr(local_gpus, "_list_present", lambda _: devices)
     monkeypatch.setattr(local_gpus, "_explain_busy", lambda *_: "")
     gpu = SimpleNamespace(kind="nvidia", device="auto", lock_dir=str(tmp_path), tolerate=[])
-    config = SimpleNamespace(gpu=gpu, unit=None, wait=False, dry_run=False)
+    config = SimpleNamespace(gpu=gpu, shard=None, wait=False, dry_run=False)
     request: Any = SimpleNamespace(config=config, configs=[config], simulated=None, root=tmp_path)
     assert local_gpus.select_free(request, "all", "gpus") == devices
     assert local_gpus.select_free(request, "all", "gpus", of_one_model=True) == [devices[0], devices[2]]
@@ -357,7 +368,7 @@ def test_an_error_names_the_launcher_that_was_chosen(
 ) -> None:
     monkeypatch.setattr(local_gpus, "_list_present", lambda _: [])
     gpu = SimpleNamespace(kind="nvidia", device="auto")
-    config = SimpleNamespace(gpu=gpu, unit=None, wait=False)
+    config = SimpleNamespace(gpu=gpu, shard=None, wait=False)
     request: Any = SimpleNamespace(config=config, configs=[config], simulated=None)
     with pytest.raises(ConfigError, match=rf"^hydra/launcher={launcher} found no NVIDIA GPU; .* gpu=simulated_"):
         engine(request, None, "all")
@@ -385,11 +396,13 @@ def asked_of(compose, tmp_path: Path):
         yield ask
 
 
-@pytest.mark.parametrize(("num_units", "beside"), [(2, 1), (5, 2)])
-def test_no_more_gpus_count_as_at_work_than_there_are_units(asked_of, monkeypatch, num_units, beside) -> None:
+@pytest.mark.parametrize(("num_shards", "beside"), [(2, 1), (5, 2)])
+def test_no_more_gpus_count_as_at_work_than_there_are_shards(asked_of, monkeypatch, num_shards, beside) -> None:
     shown: list[int] = []
-    monkeypatch.setattr(local_gpus, "preview", lambda *planned: shown.extend(a.config.gpu.beside for a, *_ in planned))
-    local_gpus.run(asked_of(3, f"repeats={num_units}", "dry_run=true"), UndoStack(), "all")
+    monkeypatch.setattr(
+        local_gpus, "preview", lambda *planned: shown.extend(a.config.gpu.other_gpus for a, *_ in planned)
+    )
+    local_gpus.run(asked_of(3, f"repeats={num_shards}", "dry_run=true"), UndoStack(), "all")
     assert shown == [beside]
 
 

@@ -32,7 +32,9 @@ TYPED = ("run.py", "-m", "repeats=3", "hydra/launcher=slurm", "resume=true", "--
 
 
 def test_an_exporter_is_refused_as_tasks_on_one_host_would_want_its_port() -> None:
-    config = SimpleNamespace(gpu=SimpleNamespace(device="auto"), unit=None, exporter=SimpleNamespace(name="prometheus"))
+    config = SimpleNamespace(
+        gpu=SimpleNamespace(device="auto"), shard=None, exporter=SimpleNamespace(name="prometheus")
+    )
     with pytest.raises(ConfigError, match="would share the port of exporter=prometheus; leave it out"):
         slurm.run(SimpleNamespace(configs=[config], config=config), UndoStack(), SlurmOptions())  # type: ignore[arg-type]
 
@@ -71,7 +73,9 @@ def test_options_are_directives_and_what_is_not_given_is_left_to_the_cluster() -
         ({"SLURM_JOB_END_TIME": str(2**40)}, 60, "false", 60),
     ],
 )
-def test_a_task_runs_its_unit_and_resumes_when_it_is_requeued(environ, limit_s, resume, time_limit_s, tmp_path) -> None:
+def test_a_task_runs_its_shard_and_resumes_when_it_is_requeued(
+    environ, limit_s, resume, time_limit_s, tmp_path
+) -> None:
     options = SlurmOptions(setup=["export FROM_SETUP=1"])
     said = tmp_path / "said.py"
     shown = "*sys.argv[1:], os.environ['FROM_SETUP'], os.environ['COLLOCATION_STUDY'], os.environ['COLLOCATION_TASK']"
@@ -84,7 +88,7 @@ def test_a_task_runs_its_unit_and_resumes_when_it_is_requeued(environ, limit_s, 
         text=True,
         check=True,
     )
-    words = ["-m", "repeats=3", "wait=true", "unit=3", f"resume={resume}", f"time_limit_s={time_limit_s}"]
+    words = ["-m", "repeats=3", "wait=true", "shard=3", f"resume={resume}", f"time_limit_s={time_limit_s}"]
     words += ["plan_file=/shared/slurm/plan-8.json", "--", "train.py", "a b"]
     typed = "run.py -m repeats=3 hydra/launcher=slurm resume=true -- train.py 'a b'"
     assert done.stdout == "|".join([*words, "1", typed, "test/8_3"]) + "\n"
@@ -92,9 +96,9 @@ def test_a_task_runs_its_unit_and_resumes_when_it_is_requeued(environ, limit_s, 
 
 
 def test_a_task_waits_for_its_device_unless_it_was_said_whether_it_does() -> None:
-    assert " wait=true unit=" in script(SlurmOptions())
+    assert " wait=true shard=" in script(SlurmOptions())
     text = script(SlurmOptions(), typed=["run.py", "-m", "repeats=3", "wait=false", "hydra/launcher=slurm"])
-    assert " wait=false unit=" in text and "wait=true" not in text
+    assert " wait=false shard=" in text and "wait=true" not in text
 
 
 def test_a_task_measures_within_the_limit_that_it_was_given() -> None:
@@ -109,34 +113,34 @@ def test_an_option_cannot_smuggle_in_a_line() -> None:
 
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch):
-    """What is left of a plan of three units, of which the store has these."""
+    """What is left of a plan of three shards, of which the store has these."""
 
-    def look(*units: SimpleNamespace, plan: str = "p", num_models: int = 1) -> tuple[list[int], int]:
-        found = SimpleNamespace(plan_any_gpu=plan, num_models=1, units=units, unasked="")
+    def look(*shards: SimpleNamespace, plan: str = "p", num_models: int = 1) -> tuple[list[int], int]:
+        found = SimpleNamespace(plan_any_gpu=plan, num_models=1, shards=shards, unasked="")
         monkeypatch.setattr(slurm, "_read_overview", lambda *_: found)
         request: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
-        planned: Any = SimpleNamespace(any_gpu_digest="p", unit_sizes=(2, 2, 2))
-        return slurm._select_units(request, "http://h:1", planned, num_models)
+        planned: Any = SimpleNamespace(any_gpu_digest="p", shard_sizes=(2, 2, 2))
+        return slurm._select_shards(request, "http://h:1", planned, num_models)
 
     return look
 
 
-def unit(number: int, state: str, *tasks: str, **results: int) -> SimpleNamespace:
+def shard(number: int, state: str, *tasks: str, **results: int) -> SimpleNamespace:
     return SimpleNamespace(number=number, state=state, tasks=tasks, results=results)
 
 
-def test_units_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_same(left, capsys) -> None:
-    begun = [unit(1, "done"), unit(2, "running", "14_2"), unit(3, "waiting", "14_3")]
+def test_shards_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_same(left, capsys) -> None:
+    begun = [shard(1, "done"), shard(2, "running", "14_2"), shard(3, "waiting", "14_3")]
     assert left(*begun) == ([], 2)
-    assert "units 2, 3 are still in the queue (job 14): scancel 14, or wait" in capsys.readouterr().err
-    assert left(unit(1, "done"), unit(2, "incomplete"), unit(3, "running")) == ([2, 3], 0)
+    assert "shards 2, 3 are still in the queue (job 14): scancel 14, or wait" in capsys.readouterr().err
+    assert left(shard(1, "done"), shard(2, "incomplete"), shard(3, "running")) == ([2, 3], 0)
     assert left(*begun, plan="of a program that has changed") == ([1, 2, 3], 0)
-    assert left(unit(1, "done"), unit(2, "done"), num_models=2) == ([1, 2, 3], 0)
-    assert left(unit(1, "done", ok=1, skipped=1), unit(2, "done", ok=2), unit(3, "done", oom=2)) == ([1], 0)
+    assert left(shard(1, "done"), shard(2, "done"), num_models=2) == ([1, 2, 3], 0)
+    assert left(shard(1, "done", ok=1, skipped=1), shard(2, "done", ok=2), shard(3, "done", oom=2)) == ([1], 0)
 
 
 def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypatch, capsys) -> None:
-    facts = {"plan": "p", "plan_units": "1x2", "plan_unit": "1", "slurm_task": "c1/9_1", "command_line": "run.py"}
+    facts = {"plan": "p", "plan_shards": "1x2", "plan_shard": "1", "slurm_task": "c1/9_1", "command_line": "run.py"}
     running = GroupRun(name="a", status="RUNNING", start_ms=0, end_ms=None, facts=facts)
     monkeypatch.setattr(overview.group_runs, "read_groups", lambda *_: [running])
     monkeypatch.setattr(overview.slurm_arrays, "read", lambda *_: None)
@@ -144,17 +148,17 @@ def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypa
     def left(error: CommandError) -> tuple[list[int], int]:
         monkeypatch.setattr(slurm.squeue, "read_cluster_states", lambda *_: (_ for _ in ()).throw(error))
         request: Any = SimpleNamespace(config=SimpleNamespace(resume="true", tracking=SimpleNamespace(experiment="e")))
-        plan: Any = SimpleNamespace(any_gpu_digest="of a program that has changed", unit_sizes=(1, 1))
-        return slurm._select_units(request, "http://h:1", plan, 1)
+        plan: Any = SimpleNamespace(any_gpu_digest="of a program that has changed", shard_sizes=(1, 1))
+        return slurm._select_shards(request, "http://h:1", plan, 1)
 
-    with pytest.raises(ConfigError, match=r"cannot tell which units .*timed out.*; resume once Slurm answers"):
+    with pytest.raises(ConfigError, match=r"cannot tell which shards .*timed out.*; resume once Slurm answers"):
         left(CommandError(["squeue"], 1, "Socket timed out"))
     assert left(CommandError(["scontrol"], 0, "this is not c1")) == ([1, 2], 0)
-    assert "warning: units in the queue of another cluster are submitted here as well: " in capsys.readouterr().err
+    assert "warning: shards in the queue of another cluster are submitted here as well: " in capsys.readouterr().err
 
 
-def test_of_several_models_a_unit_is_done_once_each_of_them_has_it(left) -> None:
-    assert left(unit(1, "done"), unit(2, "done"), unit(1, "done"), unit(2, "incomplete")) == ([2, 3], 0)
+def test_of_several_models_a_shard_is_done_once_each_of_them_has_it(left) -> None:
+    assert left(shard(1, "done"), shard(2, "done"), shard(1, "done"), shard(2, "incomplete")) == ([2, 3], 0)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +221,7 @@ def test_what_is_no_list_of_gres_is_refused(gres, why) -> None:
 
 def test_a_task_of_one_of_several_models_is_told_how_many_there_are() -> None:
     text = slurm.make_script(SlurmOptions(gres="gpu:h100:1"), TYPED, [1], "false", None, Path("/shared"), 2)
-    assert "#SBATCH --gres=gpu:h100:1\n" in text and ' gpu.models=2 wait=true unit="$SLURM_ARRAY_TASK_ID"' in text
+    assert "#SBATCH --gres=gpu:h100:1\n" in text and ' gpu.models=2 wait=true shard="$SLURM_ARRAY_TASK_ID"' in text
     assert "gpu.models" not in script(SlurmOptions())
 
 
@@ -249,7 +253,7 @@ def config() -> SimpleNamespace:
     """The configuration of a study for such a Slurm."""
     return SimpleNamespace(
         gpu=SimpleNamespace(device="auto"),
-        unit=None,
+        shard=None,
         exporter=SimpleNamespace(name="none"),
         tracking=SimpleNamespace(uri="http://h:1", experiment="e", series_points=1),
         resume="false",
@@ -260,7 +264,7 @@ def config() -> SimpleNamespace:
 
 @pytest.fixture
 def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: SimpleNamespace):
-    """Submit a study of one unit on two models to such a Slurm; the exit status and what was asked of it."""
+    """Submit a study of one shard on two models to such a Slurm; the exit status and what was asked of it."""
 
     def run(num_taken: int) -> tuple[int, Queue]:
         Queue.request = []
@@ -269,7 +273,7 @@ def submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: SimpleNamesp
         monkeypatch.setattr(slurm.squeue, "read_states", queue.states)
         monkeypatch.setattr(slurm, "_POLL_S", 0.0)
         monkeypatch.setattr(slurm, "_read_overview", lambda *_: SimpleNamespace(as_text=lambda _: "all", is_done=True))
-        plan = SimpleNamespace(any_gpu_digest="p", unit_sizes=(1,))
+        plan = SimpleNamespace(any_gpu_digest="p", shard_sizes=(1,))
         monkeypatch.setattr(slurm, "_plan", lambda _: plan)
         monkeypatch.setattr(slurm.squeue, "read_cluster", lambda: "c1")
         given = queue.given.append
@@ -292,14 +296,14 @@ def test_a_study_on_several_models_is_an_array_for_each_and_all_are_waited_for(s
     assert [text.partition("--gres=")[2].partition("\n")[0] for text in queue.scripts] == ["gpu:h100:1", "gpu:a100:1"]
     assert len(list((tmp_path / "slurm").glob("submit-*.sh"))) == 2
     assert queue.request[-1] == ("squeue", "11", "12")
-    assert [(given.num_units, given.cluster, given.arrays) for given in queue.given] == [(1, "c1", ["11", "12"])]
+    assert [(given.num_shards, given.cluster, given.arrays) for given in queue.given] == [(1, "c1", ["11", "12"])]
     said = capsys.readouterr().err
     for line in (
-        "submitted 1 unit of 1 as job array 12 for gpu:a100:1, output in ",
+        "submitted 1 shard of 1 as job array 12 for gpu:a100:1, output in ",
         "cancel it: scancel 11 12",
-        "gpu:h100:1 unit 1 | running",
-        "gpu:a100:1 unit 1 | pending: Priority",
-        "gpu:a100:1 unit 1 | left the queue",
+        "gpu:h100:1 shard 1 | running",
+        "gpu:a100:1 shard 1 | pending: Priority",
+        "gpu:a100:1 shard 1 | left the queue",
     ):
         assert line in said
 

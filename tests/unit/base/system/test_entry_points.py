@@ -88,8 +88,8 @@ def test_the_start_of_a_recorded_command_line_is_known(recorded, start):
 
 
 def test_a_study_of_the_command_can_be_resumed_from_a_clone(monkeypatch):
-    recorded = ["collocate", "run", "degree=2", "unit=1"]
-    assert spell_resume_command(recorded) == "collocate run degree=2 unit=1 resume=true"
+    recorded = ["collocate", "run", "degree=2", "shard=1"]
+    assert spell_resume_command(recorded) == "collocate run degree=2 shard=1 resume=true"
 
 
 def test_jobs_do_not_inherit_how_the_study_was_started(monkeypatch):

@@ -42,7 +42,7 @@ def runs_of(plan: Plan, block: int = 1, factor: float = 1.0, **changes: Any) -> 
 
 def answering(index: int, size: str, place: int, factor: float, rate_per_s: float | None, batch: int | None) -> JobRow:
     given = {} if rate_per_s is None else {"given_rate": "true", "rate_per_s": rate_per_s, "arrival": "poisson"}
-    own = params("infer", unit="requests", max_batch=batch or 1, **given)
+    own = params("infer", work_unit="requests", max_batch=batch or 1, **given)
     figures = {
         "throughput_requests_per_s": 10.0 * factor,
         "latency_mean_ms": 4.0,

@@ -73,12 +73,12 @@ def test_each_instance_is_a_share_and_those_alike_are_averaged() -> None:
     assert found["mig", "2g.20gb", 1].memory_mib == 700 and found["mig_mps", "3g.40gb", 2].num_blocks == 3
 
 
-def test_jobs_beside_neighbours_are_no_row() -> None:
+def test_jobs_beside_co_runners_are_no_row() -> None:
     own = copies("mps", 1, 150.0, 1, OWN).settings
     rows = [
-        copies("mps", 1, rate, block, OWN, settings=(*own, (CO_RUNNERS, neighbours)))
+        copies("mps", 1, rate, block, OWN, settings=(*own, (CO_RUNNERS, co_runners)))
         for block in range(1, 6)
-        for rate, neighbours in ((150.0, ""), (50.0, "6x train"))
+        for rate, co_runners in ((150.0, ""), (50.0, "6x train"))
     ]
     assert rows_of(*rows)["mps", None, 1].throughput_per_s == 150.0
 

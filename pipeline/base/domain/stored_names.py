@@ -1,0 +1,76 @@
+"""Names that earlier versions used, old to new: keys of the configuration, and names in stores and spools.
+
+Every reader of a store or spool goes by these tables, so that an old study reads as a new one. Digests are computed
+over the old names: equal studies have equal digests, and `resume` goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+KEYS = {
+    "unit": "shard",
+    "unit_of": "shard_of",
+    "neighbours": "co_runners",
+    "gpu.beside": "gpu.other_gpus",
+    "workload.unit": "workload.work_unit",
+}
+"""Of the configuration; those of `workload` hold for each entry of `sizes` too."""
+FACTS = {
+    "unit": "shard",
+    "plan_unit": "plan_shard",
+    "plan_units": "plan_shards",
+    "neighbour": "co_runner",
+    "beside": "other_gpus",
+}
+"""Our tags, without their prefix."""
+PARAMS = {"unit": "work_unit", "neighbours": "co_runners"}
+SETTINGS = {"neighbours": "co-runners", "GPUs beside": "other GPUs"}
+"""In the tag `planned`."""
+SUBMISSION = {"num_units": "num_shards"}
+PARAM_PREFIX, METRIC_PREFIX = ("place.", "placement."), ("neighbours_", "co_runners_")
+
+Value = TypeVar("Value")
+
+
+def rename(
+    values: Mapping[str, Value], names: Mapping[str, str], prefix: tuple[str, str] = ("", "")
+) -> dict[str, Value]:
+    """Return the values under the names of today, in their order."""
+    old, new = prefix
+    return {
+        names.get(name) or (new + name.removeprefix(old) if old and name.startswith(old) else name): value
+        for name, value in values.items()
+    }
+
+
+def rename_params(params: Mapping[str, str]) -> dict[str, str]:
+    """Return the params of a run under the names of today."""
+    return rename(params, PARAMS, PARAM_PREFIX)
+
+
+def rename_metrics(metrics: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the metrics of a run under the names of today."""
+    return rename(metrics, {}, METRIC_PREFIX)
+
+
+def rename_words(words: Iterable[str]) -> list[str]:
+    """Return the overrides of a recorded command line with the keys of today."""
+    renamed = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        name = key.lstrip("+~")
+        size = name.split(".")[:2] if name.startswith("sizes.") and name.count(".") > 1 else []
+        new = KEYS.get(f"workload.{name.split('.', 2)[2]}" if size else name)
+        if equals and new:
+            new = ".".join([*size, new.removeprefix("workload.")]) if size else new
+            word = f"{key.removesuffix(name)}{new}={value}"
+        renamed.append(word)
+    return renamed
+
+
+def restore_old(values: Mapping[str, Value], names: Mapping[str, str]) -> dict[str, Value]:
+    """Return the values under their old names, over which digests are computed."""
+    old = {new: name for name, new in names.items()}
+    return {old.get(name, name): value for name, value in values.items()}

@@ -1,0 +1,36 @@
+"""Keys of the configuration that have another name now: refused with the new one, translated in recorded studies."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pipeline.base.domain.stored_names import KEYS
+
+_REMEDIES = KEYS | {
+    "experiment=neighbour_gpus": "experiment=other_gpus",
+    **dict.fromkeys(("hydra.sweeper.blocks", "hydra.sweeper.params"), "blocks: [...] beside hydra:, without sweeper:"),
+}
+_SIZE = re.compile(r"sizes\.[^.]+\.")
+
+
+def explain_old_key(key: str) -> str | None:
+    """Explain what to write instead of an old key; `None` for any other one."""
+    size = _SIZE.match(key)
+    remedy = _REMEDIES.get(_SIZE.sub("workload.", key, count=1) if size else key)
+    if remedy is None:
+        return None
+    return f"{key} was renamed; write {remedy.replace('workload.', size[0]) if size else remedy}"
+
+
+def rename_keys(config: dict[str, Any]) -> None:
+    """Give a recorded configuration the keys of today."""
+    sizes = config.get("sizes")
+    for old, new in KEYS.items():
+        parent, _, name = old.rpartition(".")
+        nodes = [config.get(parent) if parent else config]
+        if parent == "workload" and isinstance(sizes, dict):
+            nodes += sizes.values()
+        for node in nodes:
+            if isinstance(node, dict) and name in node:
+                node[new.rpartition(".")[2]] = node.pop(name)
