@@ -9,7 +9,7 @@ from pipeline.base.domain.stored_names import KEYS
 
 _REMEDIES = KEYS | {
     "experiment=neighbour_gpus": "experiment=other_gpus",
-    **dict.fromkeys(("hydra.sweeper.blocks", "hydra.sweeper.params"), "blocks: [...] beside hydra:, without sweeper:"),
+    **dict.fromkeys(("hydra.sweeper.blocks", "hydra.sweeper.params"), "blocks: [...] at the top level"),
 }
 _SIZE = re.compile(r"sizes\.[^.]+\.")
 

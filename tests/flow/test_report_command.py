@@ -211,7 +211,7 @@ def test_refusals_name_what_there_is_and_touch_nothing(filled: Path, tmp_path: P
     assert main(["--uri", "unknown://server", *out]) == 2
     assert capsys.readouterr().err.startswith("error: MLflow cannot open unknown://server")
     assert command(filled, *out, "--group", "nobody") == 2
-    assert "is not a group of the plan" in (said := capsys.readouterr().err) and "naive-2x-workloada" in said
+    assert "no such name or run id" in (said := capsys.readouterr().err) and "naive-2x-workloada" in said
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/figures.txt").write_text("mine")
     assert command(filled, "--out", tmp_path / "mine") == 2

@@ -77,9 +77,7 @@ def measure_profile(study: Study, source: str) -> Profile:
         ConfigError: no group can be a row, two groups would be the same row, or simulated and real GPUs are mixed.
     """
     if len({row.is_simulated for row in study.rows}) > 1:
-        raise ConfigError(
-            f"{source}: some runs are of a simulated GPU, which says nothing about the real one of others"
-        )
+        raise ConfigError(f"{source}: has runs of simulated and of real GPUs; keep them in experiments of their own")
     cases = label_cases(study)
     ranked = {(cell.case, cell.degree, cell.mode): cell for cell in make_cells(study) if _is_profiled(cell)}
     names = _names(job for row in study.rows for job in row.jobs)

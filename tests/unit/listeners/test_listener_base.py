@@ -117,7 +117,10 @@ class TestSchedule:
     def test_a_source_that_hangs_is_named_and_does_not_hold_the_caller(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("listeners.base._STOP_LIMIT_S", 0.1)
         listener = _Slow(200)
-        with pytest.raises(ListenerError, match="slow hangs"), listener.observe(OneDevice(CPU), Collected()):
+        with (
+            pytest.raises(ListenerError, match="slow did not stop reading"),
+            listener.observe(OneDevice(CPU), Collected()),
+        ):
             listener.release = threading.Event()
             wait_until(lambda: listener.is_held)
         listener.release.set()

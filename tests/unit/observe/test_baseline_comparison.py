@@ -194,7 +194,7 @@ def test_of_a_unit_that_was_begun_one_gpu_keeps_what_it_found_if_it_may_go_on(pl
     groups, known = resume.select_remaining(plan, begun, gpus=both)
     assert [group.number for group in groups] == [2, 4]
     assert [row.gpu_uuid for row in known] == [here.uuid, other.uuid]
-    one_unit = dataclasses.replace(plan, groups=tuple(dataclasses.replace(g, unit=1) for g in plan.groups))
+    one_unit = dataclasses.replace(plan, groups=tuple(dataclasses.replace(g, shard=1) for g in plan.groups))
     groups, known = resume.select_remaining(one_unit, [*begun, entry(plan.groups[3], gpu="GPU-other")], gpus=both)
     assert [group.number for group in groups] == [1, 2]  # the one that found more of it
     assert left(one_unit, *begun) == [2, 3, 4]

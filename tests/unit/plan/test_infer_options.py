@@ -101,7 +101,7 @@ def test_a_given_rate_is_known_to_comparisons_and_the_objective_is_none_of_the_p
     strict, free = (
         make_plan([*TINY, *POISSON, *more]).groups[0].jobs[0].workload for more in (["workload.objective_ms=9"], [])
     )
-    assert (strict.unit, strict.is_rate_given, free.objective) == ("requests", True, None)
+    assert (strict.work_unit, strict.is_rate_given, free.objective) == ("requests", True, None)
     assert strict.objective is not None
     assert strict.objective.latency_ms == 9
     assert strict.argv == free.argv

@@ -187,7 +187,9 @@ def test_only_the_fork_server_imports_a_module_that_no_import_names():
 
     files = (PROJECT_DIR / "workloads").rglob("*.py")
     dynamic = {"import_module", "__import__", "run_path", "run_module", "spec_from_file_location"}
-    assert {file.name for file in files if names(ast.parse(file.read_text())) & dynamic} == {"fork_server.py"}
+    # computing.py imports frameworks, which are packages of the environment and no modules of the project.
+    known = {"fork_server.py", "computing.py"}
+    assert {file.name for file in files if names(ast.parse(file.read_text())) & dynamic} == known
 
 
 def test_a_program_of_ours_that_is_no_python_is_one_error(make_plan, project):

@@ -100,7 +100,7 @@ def test_a_layout_that_is_not_legal_is_refused_with_the_nearest_that_are() -> No
     with pytest.raises(ConfigError, match=r"^here: gpus\[0\]: .*branch 510 or later.*nearest: "):
         deployment.check(Deployment(gpus=(halves,)), "here")
     overlapping = Gpu(model=A100, instances=(instance("3g.40gb", 0), instance("2g.20gb", 2)))
-    with pytest.raises(ConfigError, match=r"3g.40gb at memory slice 0 reaches into 2g.20gb at 2; legal: \["):
+    with pytest.raises(ConfigError, match=r"3g.40gb at memory slice 0 overlaps 2g.20gb at 2; legal: \["):
         deployment.check(Deployment(gpus=(overlapping,)), "here")
 
 

@@ -193,7 +193,7 @@ def test_a_damaged_timeline_is_named_and_left_out(root: Path, tmp_path: Path, ca
     out = tmp_path / "trace.json"
     assert timeline.main(["--root", str(root), "--experiment", EXPERIMENT, "--out", str(out)]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith(f"1 group ({len(DAMAGED) - 1} more have none that can be read)")
+    assert said.out.startswith(f"1 group ({len(DAMAGED) - 1} more without a readable timeline)")
     assert said.err.count("is damaged") == len(DAMAGED) - 1
     assert problems(json.loads(out.read_text())) == []
 

@@ -37,7 +37,7 @@ def read(monkeypatch: pytest.MonkeyPatch):
         *measured(NEW, 2_000, settings=(("device", GPU), ("window", "steady, 9 s after 1 s"), ("seed", "0"))),
         *measured(REHEARSED, 3_000, device=A100, is_simulated=True, settings=window),
     ]
-    monkeypatch.setattr(rows, "_rows_in", lambda store, experiment: iter([*every, None]))
+    monkeypatch.setattr(rows, "_read_store", lambda store, experiment: iter([*every, None]))
     return lambda **chosen: rows.read([Path("mlruns")], "mixed", choice=Choice(**chosen))
 
 

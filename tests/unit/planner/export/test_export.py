@@ -118,7 +118,7 @@ def test_an_experiment_is_of_one_model_and_of_known_workloads(tmp_path: Path, ca
     content = yaml.safe_load((tmp_path / "conf/experiment/mine.yaml").read_text())
     assert [program["rate_per_s"] for program in content["sizes"].values()] == [30.0]
     assert export(tmp_path, plan_of(WHOLE), "experiment", *out) == 2
-    assert "exists; give another --name, or --force" in capsys.readouterr().err
+    assert "exists; choose another --name, or replace it with --force" in capsys.readouterr().err
     bert = plan_of(Gpu(model=H100, instances=(instance("3g.40gb", 0, "bert", 9.0, batch=2),)))
     assert export(tmp_path, bert, "experiment", *out, "--force") == 2
     assert "service bert: conf/workload has no bert.yaml; name its workload" in capsys.readouterr().err

@@ -289,8 +289,8 @@ BAD_PROFILES = {
     ),
     "no interval": ([ROW], ["--margin", "interval"], "no row of service bert has throughput_low_per_s"),
     "a margin": ([ROW], ["--margin", "much"], "--margin much: must be interval, none or a share"),
-    "no latency": ([ROW | {"latency_mean_ms": ""}], [], "service bert: none of its rows has a latency"),
-    "a GPU twice": ([ROW], ["--gpu", "a100_80gb"], "a100_80gb is there twice"),
+    "no latency": ([ROW | {"latency_mean_ms": ""}], [], "service bert: no row has a latency"),
+    "a GPU twice": ([ROW], ["--gpu", "a100_80gb"], "model a100_80gb is named twice"),
     "an unknown GPU": ([ROW], ["--gpu", "simulated_a9000"], "GPU model 'simulated_a9000' is unknown"),
 }
 

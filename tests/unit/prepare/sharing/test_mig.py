@@ -364,7 +364,7 @@ def test_a_simulated_gpu_has_its_own_program_or_none(a100: Machine, monkeypatch:
     monkeypatch.setenv("PATH", str(a100.program.parent))
     device = dataclasses.replace(a100.device, kind="simulated")
     attempt = Mig(program=str(a100.program)).prepare(device, a100.group(None, device=device), a100.folder)
-    with pytest.raises(SharingError, match="needs the program nvidia-smi"), attempt:
+    with pytest.raises(SharingError, match="needs nvidia-smi, which is not on PATH"), attempt:
         pytest.fail("found one")
     log = recording(a100)
     device = dataclasses.replace(device, programs=(("nvidia-smi", str(a100.program)),))

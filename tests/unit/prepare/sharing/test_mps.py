@@ -576,7 +576,10 @@ def test_the_program_is_found_on_path_but_never_for_a_simulated_gpu(folder, monk
     with Mps().prepare(GPU, group, folder) as slots:
         assert daemons(folder) == sorted([server_of(slots), pid_of_daemon(slots)])
     simulated = dataclasses.replace(group, device=dataclasses.replace(GPU, kind="simulated"))
-    with pytest.raises(SharingError, match="needs the program"), Mps().prepare(simulated.device, simulated, folder):
+    with (
+        pytest.raises(SharingError, match="needs nvidia-cuda-mps-control, which is not on PATH"),
+        Mps().prepare(simulated.device, simulated, folder),
+    ):
         pass
 
 
