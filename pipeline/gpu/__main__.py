@@ -52,7 +52,7 @@ def show_profiles(arguments: argparse.Namespace) -> CommandAnswer:
     cells = [[_format_cell(value) for name, value in row.items() if name != "compute_instances"] for row in rows]
     parts = [",".join(f"{slices}c" for slices in compute.list_widths(profile)) or "-" for profile in gpu.profiles]
     lines = [head, *([*row, names] for row, names in zip(cells, parts, strict=True))]
-    table = "\n".join(words.align_table(lines, left=range(len(head))))
+    table = "\n".join(words.align_table(lines, left_columns=range(len(head))))
     return CommandAnswer(data=data, text=f"{gpu.name}: {_describe_slices(gpu)}\n{table}")
 
 

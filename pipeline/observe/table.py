@@ -109,7 +109,7 @@ def format_table(
         figures = [_format_median(blocks, key, form) for _, key, form in shown]
         star = "*" if blocks[0].group.key in notes or any(row.marks.text for row in blocks) else ""
         lines.append([name, *cells, *num_blocks, _format_results(blocks) + star, *figures])
-    text = align_table(lines, left={*range(1 + len(facts)), 1 + len(facts) + has_blocks})
+    text = align_table(lines, left_columns={*range(1 + len(facts)), 1 + len(facts) + has_blocks})
     return "\n".join([*text, *_list_notes(groups, names, notes, is_of_blocks=has_blocks), *skipped])
 
 

@@ -239,7 +239,7 @@ ADDED = {
         {
             "pipeline/report/figures/catalogue.py": {
                 "from pipeline.report.figures import ": "from pipeline.report.figures import census\n",
-                "    energy.sketches,": "    census.sketches,\n",
+                "over_time)": "census, ",
             }
         },
     ),

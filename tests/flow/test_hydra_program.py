@@ -148,7 +148,7 @@ def test_a_job_that_another_launcher_starts_may_have_blocks_and_fail(tmp_path):
     grids = "blocks=[{scenario: mig, degree: '9,1'}]"
     done = launch(tmp_path, "-m", grids, "scenario.profile=1g", "dry_run=true")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "scenario.profile: scenario=naive has no such setting" in done.stderr
+    assert "scenario.profile does not exist in scenario=naive" in done.stderr
     done = launch(tmp_path, "-m", grids, "dry_run=true")
     assert done.returncode == 2 and "mig-1x-tiny" in done.stdout
     assert done.stderr.startswith("error: 9 MIG instances do not fit") and done.stderr.count("\n") == 1

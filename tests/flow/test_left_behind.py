@@ -140,7 +140,7 @@ def test_killed_in_its_window_a_study_is_shown_and_cleaned_up(
         assert code == 1
         assert f"(pid {study.pid}, started in {a100.folder})" in text
         assert text.count("3g.20gb at ") == 2
-        assert text.count("the running study will undo") == 3
+        assert text.count("the running study will undo: ") == 3
         assert str(scratch) not in text
         assert "the running study will undo this" in text
         code, text = a100.ask("clean")

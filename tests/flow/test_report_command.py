@@ -144,7 +144,7 @@ def test_damaged_samples_cost_one_figure(filled: Path, tmp_path: Path, caplog) -
     for path in filled.rglob("samples.parquet"):
         path.write_bytes(path.read_bytes()[:-40] + bytes(40))
     assert command(filled, "--out", tmp_path / "out", "--no-log") == 0
-    assert "could not read the samples of run " in caplog.text
+    assert "cannot read the samples of run " in caplog.text
     assert (tmp_path / "out/figures/gain.svg").is_file() and not (tmp_path / "out/figures/over-time.svg").exists()
 
 

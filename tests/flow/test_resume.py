@@ -198,4 +198,4 @@ def test_what_has_changed_since_a_result_is_said_by_file_and_package(run, client
     assert "resume: 0 of 1 groups are finished" in err
     assert ": the content of model.py has changed\n" in err and "uses it" not in err
     _, _, err = run(*study, "resume=maybe")
-    assert "resume=maybe: must be false, true, accept_environment" in err
+    assert "resume=maybe must be one of false, true, accept_environment" in err

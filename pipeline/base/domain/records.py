@@ -245,7 +245,7 @@ class Slot:
     facts: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of_device(cls, device: Device) -> Slot:
+    def from_device(cls, device: Device) -> Slot:
         """Return the slot of a whole GPU or MIG device."""
         return cls(visible_devices=device.uuid, gpu_uuid=device.gpu_uuid, gi_id=device.gi_id, ci_id=device.ci_id)
 

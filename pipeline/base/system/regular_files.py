@@ -74,7 +74,7 @@ def read_line_blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
 def list_files(folder: Path, without: Collection[Path] = ()) -> FolderContent:
     """List everything below a folder except some paths; links and unreadable folders are not followed."""
     files: list[Path] = []
-    others: list[Path] = []
+    special_files: list[Path] = []
     folders = [] if folder.is_symlink() else [folder]
     while folders:
         try:
@@ -86,7 +86,7 @@ def list_files(folder: Path, without: Collection[Path] = ()) -> FolderContent:
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(path)
                     else:
-                        (files if entry.is_file(follow_symlinks=False) else others).append(path)
+                        (files if entry.is_file(follow_symlinks=False) else special_files).append(path)
         except OSError:
             continue  # gone, or not readable
-    return FolderContent(tuple(sorted(files, key=lambda path: (len(path.parts), path))), tuple(sorted(others)))
+    return FolderContent(tuple(sorted(files, key=lambda path: (len(path.parts), path))), tuple(sorted(special_files)))

@@ -31,12 +31,12 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def align_table(lines: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Align a text table: the columns in `left` to the left, the others to the right."""
+def align_table(lines: Sequence[Sequence[str]], left_columns: Collection[int] = (0,)) -> list[str]:
+    """Align a text table: the columns in `left_columns` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
         "  ".join(
-            cell.ljust(width) if number in left else cell.rjust(width)
+            cell.ljust(width) if number in left_columns else cell.rjust(width)
             for number, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines

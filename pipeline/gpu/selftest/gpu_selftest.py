@@ -163,7 +163,7 @@ def _list_health(items: Sequence[HealthCheck]) -> list[str]:
     rows = [
         ["  ", item.name, "not ok" if item.trouble else "ok" if item.is_known else "-", item.text] for item in items
     ]
-    return ["health", *words.align_table(rows, left=range(4))]
+    return ["health", *words.align_table(rows, left_columns=range(4))]
 
 
 def _list_counters(
@@ -204,7 +204,7 @@ def _make_table(rows: Sequence[Row], findings: Sequence[Finding]) -> list[str]:
                 if column == quantity
             ]
         lines.append([*cells, _judge(row, findings)])
-    return words.align_table(lines, left=(0, 1, 2, len(lines[0]) - 1))
+    return words.align_table(lines, left_columns=(0, 1, 2, len(lines[0]) - 1))
 
 
 def _format_cell(value: float | None) -> str:

@@ -173,7 +173,7 @@ def _run_steps(gpu: Device, scratch: Path, start: Start, pace: Pace, measured: M
         for loader in loaders.values():
             loader.wait_for_device()
         places = [_make_place(device, loaders[device.gi_id].facts, gpu) for device in devices]
-        watch = _Watch(device=gpu, slots=[Slot.of_device(device) for device in devices])
+        watch = _Watch(device=gpu, slots=[Slot.from_device(device) for device in devices])
         for name, listener in make_listeners(pace.interval_ms).items():
             stack.enter_context(_observe(name, listener, watch, samples, measured))
         steps = plan_steps(places)

@@ -70,7 +70,7 @@ def _table(advices: list[Advice]) -> list[str]:
         ]
         for advice in advices
     ]
-    return words.align_table([heads, *lines], left=(0, 2, 3, 4, 5, 6))
+    return words.align_table([heads, *lines], left_columns=(0, 2, 3, 4, 5, 6))
 
 
 def _describe(advice: Advice, sweep: str | None) -> list[str]:

@@ -61,7 +61,7 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
 def describe_check(check: Check, table: Table) -> str:
     """Format the table, and list what does not hold."""
     lines = align_table(
-        [list(table.columns), *([format_value(cell) for cell in row] for row in table.rows)], left=(0, 1, 2, 3)
+        [list(table.columns), *([format_value(cell) for cell in row] for row in table.rows)], left_columns=(0, 1, 2, 3)
     )
     lines += [f"not measured: {gap}" for gap in check.missing]
     lines += [f"not kept: {fault}" for fault in check.broken]

@@ -135,7 +135,7 @@ def describe_plan(plan: Plan) -> str:
             ]
         )
     note = list_marks(is_simulated=plan.is_simulated)
-    return "\n".join([head, *note, "", *align_table(gpus, left=(0, 1, 2)), "", *align_table(services)])
+    return "\n".join([head, *note, "", *align_table(gpus, left_columns=(0, 1, 2)), "", *align_table(services)])
 
 
 def _instance(instance: Instance) -> str:

@@ -145,7 +145,7 @@ def _describe(
         f"{name} {'~' if is_predicted else ''}{best.cost(objective):.6g} {unit} on "
         f"{format_count(problem.num_gpus, 'GPU')} ({proved}), without start-up times",
         "",
-        *align_table(lines, left=(0, 3, 4)),
+        *align_table(lines, left_columns=(0, 3, 4)),
         "",
         f"{name} in {unit} with serial and one other mode: "
         f"{', '.join(f'{mode} {cost:.6g}' for mode, cost in by_mode.items())}",

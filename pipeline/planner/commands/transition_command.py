@@ -110,7 +110,7 @@ def _steps(steps: Sequence[Step]) -> list[str]:
     for step in steps:
         times = ["-" if time_s is None else f"{time_s:g}" for time_s in (step.begins_s, step.ends_s)]
         rows.append([step.id, step.kind, describe_step(step), *times, " ".join(step.after) or "-"])
-    return align_table(rows, left=(0, 1, 2, 5))
+    return align_table(rows, left_columns=(0, 1, 2, 5))
 
 
 def describe_step(step: Step) -> str:

@@ -48,9 +48,10 @@ def assign(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
             fitting = [one[job]] if one else [device for device in unassigned if _fits(device, request)]
             if not fitting:
                 listed = ", ".join(read_profile(device) for device in devices) or "none"
-                wanted = "" if request is None else f" of {request}"
+                profile_words = "" if request is None else f" of {request}"
                 raise ConfigError(
-                    f"scenario.layout=existing: {gpu.name} ({gpu.uuid}) has no free MIG device{wanted} for job {job}; "
+                    f"scenario.layout=existing: {gpu.name} ({gpu.uuid}) has no free MIG device{profile_words} "
+                    f"for job {job}; "
                     f"choose with scenario.profiles from its devices: {listed}"
                 )
             by_job[job] = fitting[-1] if request is None else fitting[0]

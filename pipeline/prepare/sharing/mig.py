@@ -177,7 +177,7 @@ class Mig:
         self._refuse_parts_of_one([device.gi_id for device in devices])
         return tuple(
             dataclasses.replace(
-                Slot.of_device(mig_device), facts=(("mig_profile", assignment.read_profile(mig_device)),)
+                Slot.from_device(mig_device), facts=(("mig_profile", assignment.read_profile(mig_device)),)
             )
             for mig_device in devices
         )

@@ -81,7 +81,7 @@ class Mps:
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
-        places = [Slot.of_device(device)] * group.degree
+        places = [Slot.from_device(device)] * group.degree
         with (
             self.run_server(device, group, scratch) as server,
             self.as_clients(places, [server] * group.degree, group) as slots,

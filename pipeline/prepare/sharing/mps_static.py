@@ -117,7 +117,7 @@ class MpsStatic(Mps):
             created.extend(sm_partitions.divide(control, device.uuid, self._list_chunks(group.degree), group.degree))
 
         with self.run_server(device, group, scratch, divide) as server:
-            places = [_place_in_partition(Slot.of_device(device), partition) for partition in created]
+            places = [_place_in_partition(Slot.from_device(device), partition) for partition in created]
             with self.as_clients(places, [server] * group.degree, group) as clients:
                 yield PartitionSlots(clients=clients, jobs=group.jobs, server=server, partitions=created)
 

@@ -46,5 +46,5 @@ class Naive:
         if not device.is_gpu:
             yield WholeDevice(tuple(Slot(visible_devices="") for _ in group.jobs), device)
             return
-        slot = dataclasses.replace(Slot.of_device(device), environ=refusals.isolate_from_mps(scratch))
+        slot = dataclasses.replace(Slot.from_device(device), environ=refusals.isolate_from_mps(scratch))
         yield WholeDevice(tuple(slot for _ in group.jobs), device, group.gpu.tolerate)

@@ -38,8 +38,8 @@ class CompanyShare:
     @property
     def sentence(self) -> str:
         """The comparison as a sentence."""
-        others = _name_others(self.beside)
-        return f"{_name_group(self)} keeps {self.share_in_words} of its speed while {others}.{_mark_simulated(self)}"
+        company = _name_others(self.beside)
+        return f"{_name_group(self)} keeps {self.share_in_words} of its speed while {company}.{_mark_simulated(self)}"
 
     @property
     def share_in_words(self) -> str:

@@ -66,7 +66,7 @@ def format_frameworks(study: Study) -> list[str]:
         if answer.why and answer.where:
             places[answer.framework, answer.why].append(answer.where)
     why = [f"{name}, {'; '.join(where)}: {words}" for (name, words), where in places.items()]
-    return [*align_table([tuple(line) for line in cells], left=range(6)), *why]
+    return [*align_table([tuple(line) for line in cells], left_columns=range(6)), *why]
 
 
 def count_answers(study: Study) -> Counter[Answer]:

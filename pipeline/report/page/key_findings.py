@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from pipeline.base.domain.group_names import list_program_params
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN
 from pipeline.base.domain.sharing_modes import MIG, SERIAL
+from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import other_gpus, scaling
 from pipeline.report.evaluate.cells import Case, Cell, label_cases
 from pipeline.report.evaluate.mixed_services import describe_shares
@@ -212,7 +213,7 @@ def _describe_certainty(study: Study, together: Sequence[Winner]) -> str:
         return f"{blocks}; a verdict needs {MIN_BLOCKS}"
     sure = f"{blocks}; intervals are 95 %, verdicts are corrected for all comparisons"
     sure += ", and each GPU counts once" if gpus > 1 else ""
-    return f"{sure}; {num_open} of the cases have too few blocks or GPUs for a verdict" if num_open else sure
+    return f"{sure}; {format_count(num_open, 'case')} with too few blocks or GPUs for a verdict" if num_open else sure
 
 
 def _describe_winner(study: Study, winner: Winner) -> str:

@@ -33,7 +33,7 @@ def test_an_experiment_and_blocks_are_refused_with_their_new_place() -> None:
     )
     for key in ("blocks", "params"):
         remedy = renamed_keys.explain_old_key(f"hydra.sweeper.{key}")
-        assert remedy == f"hydra.sweeper.{key} was renamed; write blocks: [...] beside hydra:, without sweeper:"
+        assert remedy == f"hydra.sweeper.{key} was renamed; write blocks: [...] at the top level"
     assert renamed_keys.explain_old_key("workload.batch_size") is None
 
 

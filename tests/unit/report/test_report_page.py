@@ -149,7 +149,7 @@ def test_the_answer_counts_the_gpus_of_a_case_not_of_the_study() -> None:
     *_, won, sure = write_answer(found.study, found.cells, found.winners)
     start = "Naive is fastest in 1 of the 2 cases with several jobs; no verdict in 1."
     assert won == start
-    assert sure.endswith("over all comparisons; in 1 of the cases too few blocks or GPUs for a verdict.")
+    assert sure.endswith("for all comparisons; 1 case with too few blocks or GPUs for a verdict.")
 
 
 def test_precisions_are_lines_and_rows_of_their_own() -> None:

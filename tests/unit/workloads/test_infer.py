@@ -152,7 +152,10 @@ def test_an_answer_that_goes_wrong_in_the_run_is_reported(monkeypatch):
         (["--arrival", "poisson", "--rate-per-s", "0"], "needs a finite rate_per_s above 0, not 0; set"),
         (["--arrival", "poisson", "--rate-per-s", "inf"], "needs a finite rate_per_s above 0, not inf; set"),
         (["--output-tokens", "4"], "use library=transformers"),
-        (["--step-mode", "cuda_graph", "--max-batch", "2", "--outstanding", "2"], "replays one shape"),
+        (
+            ["--step-mode", "cuda_graph", "--max-batch", "2", "--outstanding", "2"],
+            "step_mode=cuda_graph needs max_batch=1",
+        ),
     ],
 )
 def test_wrong_arguments_end_with_status_2(flags, message, capsys):
