@@ -54,7 +54,7 @@ _FOOTERS = re.compile(
         )
     )
 )
-"""How lines begin that wrappers of a program print after its own error, and that say nothing of it."""
+"""Beginnings of lines that launchers print after the program's own error and that do not explain it."""
 
 
 @dataclass(frozen=True, slots=True)

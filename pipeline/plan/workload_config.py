@@ -1,8 +1,8 @@
 """The keys of every workload, whatever its program is, and what a plan asks of it.
 
 The options of a program stand beside it, in a class of its own that this package loads by its name
-(`pipeline/plan/option_loader.py`) and joins to `WorkloadConfig`. The hooks are what such a class may say beyond its
-fields. It refuses by `ValueError`, in the words of the configuration.
+(`pipeline/plan/option_loader.py`) and joins to `WorkloadConfig`. Hooks are optional methods of such a class. To
+refuse a value, they raise `ValueError` with a message that names the configuration keys.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class WorkloadConfig:
     A program that can be stopped also gets `--seed`, `--device` and `--epochs` (0: until told to stop).
 
     Attributes:
-        NODE: what the YAML files extend it by.
-        may_lack_packages: a study finds out what its environment has: a group that lacks something is skipped in it.
+        NODE: name of the schema that YAML files list under `defaults`.
+        may_lack_packages: a group whose environment lacks a package is skipped, and does not stop the study.
     """
 
     NODE: ClassVar[str] = "workload"
@@ -115,7 +115,7 @@ class WorkloadConfig:
         return ""
 
     def derive_values(self) -> Mapping[str, object]:
-        """Return values of options that follow from others; they are for options that have their defaults."""
+        """Return values computed from other options; they replace defaults only."""
         return {}
 
     def check(self, device: Any) -> None:
@@ -156,7 +156,7 @@ class WorkloadConfig:
         return [option for option in fields(self) if option.name not in common]
 
     def program_options(self) -> dict[str, Any]:
-        """Return the options that the program gets, with whole paths: a job's current folder is another one."""
+        """Return the options that the program gets, with absolute paths, as a job has another working directory."""
         options = [option for option in self.option_fields() if option.metadata.get("is_flag", True)]
         return {option.name: self._value_for_job(option) for option in options}
 
@@ -233,7 +233,7 @@ class WorkloadConfig:
             raise self._refused(str(error)) from error
 
     def added_words(self, arguments: Iterable[str] = ()) -> list[str]:
-        """Return the words that `args` and `flags` add to the command line, which has these of its own.
+        """Return the words that `args` and `flags` add to a command line that already has `arguments`.
 
         Raises:
             ConfigError: they cannot be read, or give a flag that is given already.
@@ -273,7 +273,7 @@ class WorkloadConfig:
     def refuse_wrong(self, device: Device, *, device_was_chosen: bool) -> None:
         """Refuse with `ConfigError` what cannot run on the device, and settings that exclude each other.
 
-        It looks at values only. `device_was_chosen` is false where the user left the choice to what is there.
+        It looks at values only. `device_was_chosen` is false with gpu.kind=auto, where the device is detected.
         """
         for key in self.environ:
             if key in _OURS or key.startswith(_OUR_PREFIX):
@@ -312,14 +312,14 @@ class WorkloadConfig:
             return tuple(self.packages())
 
     def refuse_values(self, source: str = "") -> None:
-        """Refuse with `ConfigError` a value that its option does not take; what set it, if not a user, comes first."""
+        """Refuse with `ConfigError` a value that its option does not take; the message begins with `source`."""
         for option in self.option_fields():
             if (wrong := option_values.explain_wrong(option, getattr(self, option.name))) is not None:
                 raise self._refused(f"{source}{wrong}")
 
     @contextmanager
     def hook(self, name: str) -> Iterator[None]:
-        """Raise as ConfigError what a hook of an option class raises, with the place in its file if it is a mistake."""
+        """Turn any exception of a hook into ConfigError; an unexpected one gets its file and line."""
         try:
             yield
         except ValueError as error:

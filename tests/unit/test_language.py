@@ -100,9 +100,7 @@ def test_modules_that_share_a_name_are_known() -> None:
     assert {name for name, count in counts.items() if count > 1} == set(ALLOWED_MODULES)
 
 
-@pytest.mark.parametrize(
-    "word", ["of_group", "in_words", "_that_take", "left_by", "found", "__given"], ids=str
-)
+@pytest.mark.parametrize("word", ["of_group", "in_words", "_that_take", "left_by", "found", "__given"], ids=str)
 def test_a_name_without_a_verb_is_seen(word: str) -> None:
     assert NO_VERBS.match(word)
 

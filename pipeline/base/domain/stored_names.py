@@ -16,7 +16,7 @@ KEYS = {
     "gpu.beside": "gpu.other_gpus",
     "workload.unit": "workload.work_unit",
 }
-"""Of the configuration; those of `workload` hold for each entry of `sizes` too."""
+"""Configuration keys, old to new. A key of `workload` stands for that of each entry of `sizes`, too."""
 FACTS = {
     "unit": "shard",
     "plan_unit": "plan_shard",

@@ -1,4 +1,4 @@
-"""The solution of a solver: GPUs with configurations in their slots, and the bound of their number."""
+"""The solution of a solver: GPUs with configurations in their slots, and a lower bound on their number."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.planner.serving.problem import Option, Partition, Problem, Service
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 # Relative tolerance of sums of throughputs.
 _ROUNDING = 1e-9
-# Added to the rate of a service that the tolerance of the solver, 1e-6, left short.
+# Added to the required rate of a service that the solver's tolerance, 1e-6, left short.
 _MORE = 1e-5
 
 
@@ -36,7 +36,7 @@ class Solution:
         gpus: empty without a plan.
         bound: lower bound of the number of GPUs; `None` if unknown.
         status: `unknown` if the time sufficed neither for a plan nor for a proof that there is none.
-        has_fewest_slices: whether the slices are proved the fewest on so few GPUs.
+        has_fewest_slices: whether no plan with this number of GPUs uses fewer slices; proved.
     """
 
     gpus: tuple[FilledGpu, ...]
@@ -51,7 +51,7 @@ class Solution:
 
     @property
     def gap(self) -> float | None:
-        """The distance from the bound, as a share of the GPUs."""
+        """The relative gap between the number of GPUs and its lower bound."""
         if self.bound is None or not self.gpus:
             return None
         return (len(self.gpus) - self.bound) / len(self.gpus)

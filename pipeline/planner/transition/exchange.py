@@ -3,7 +3,7 @@
 Free moves come first: new instances are created where there is room, old ones end when their service does not need
 them, and an empty GPU gets the target that lets most old instances end. Otherwise the best escape move is made: an old
 instance leaves the place of a new one, the last instances leave a GPU, or new instances are created at a temporary
-place. The search is a heuristic: its orders are legal, but it may miss an existing one.
+place. The search is a heuristic: every order it returns is legal, but it may find none although one exists.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_WITHOUT_GAIN = 6
 
 
 def solve(start: SearchState, seed: int | None) -> SearchState | None:
-    """Return a state in which tomorrow is reached; `None` if none is found. A seed varies the order of moves."""
+    """Return a state that equals the target deployment; `None` if none is found. A seed varies the order of moves."""
     chance = None if seed is None else random.Random(seed)  # noqa: S311 - decides nothing but an order
     state, without_gain = start.copy(), 0
     make_free_moves(state)

@@ -1,1 +1,1 @@
-"""MPS: its daemon, its clients, its static partitions, and the shares that compute wrongly."""
+"""MPS: its daemon, its clients, its static partitions, and the active thread percentages that give wrong results."""

@@ -29,7 +29,7 @@ from pipeline.prepare.sharing.mps import Mps, MpsPercent, refuse_too_many
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigMpsSlots:
-    """One slot a job, several of them on one MIG device, each the client of the server of its instance."""
+    """One slot for each job. Several may share a MIG device; each job is a client of the MPS server of its instance."""
 
     clients: MpsSlots
     jobs: Sequence[Job]
