@@ -379,6 +379,14 @@ def test_of_two_listeners_with_the_same_figure_the_better_one_counts(tmp_path):
         assert metrics["gract_mean_ratio"] == pytest.approx(best)
 
 
+def test_a_job_that_no_sample_met_has_no_peak_of_memory(tmp_path):
+    alone = group("a")
+    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
+    samples = [Sample(source="nvml", t_ns=t * S, values={"process_memory_mib": 0.0}, job=0) for t in (3, 5)]
+    (job,) = judge(tmp_path, alone, good, samples=samples).jobs
+    assert "memory_peak_mib" not in job.metrics
+
+
 def test_the_samples_of_a_job_make_its_own_figures(tmp_path):
     pair = group("a", "b")
     states = [state(tmp_path, job, steps(0, 11, 0.5, 50), told_ns=11 * S) for job in pair.jobs]
