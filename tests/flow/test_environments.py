@@ -108,7 +108,7 @@ def test_a_script_in_a_conda_environment_runs_with_its_packages_and_not_the_orch
     arguments = ["workload=script", "workload.script=train.py", "env=conda", "env.file=environment.yml", "degree=1"]
     status, _, err = run(*arguments, is_real=True)
     assert status == 0, err
-    assert "conda environment of" in err and "is not built yet: py-rattler builds it" in err
+    assert "conda environment of" in err and "is not built yet; py-rattler builds it" in err
     ((params, artifacts),) = jobs()
     said = printed(artifacts)
     assert said["rich"] == "0.1" != metadata.version("rich")

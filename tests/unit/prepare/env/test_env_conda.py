@@ -288,7 +288,7 @@ def test_another_tool_is_called_by_its_own_command_line_and_gives_the_same_lock(
     first, second = (json.loads(line) for line in (tmp_path / "calls").read_text().splitlines())
     assert first[:2] == ([tool, "create"] if tool == "micromamba" else [tool, "env"])
     assert second[:3] == [tool, "create", "--yes"]
-    with pytest.raises(ConfigError, match=f"{tool} says(.|\n)*No candidates"):
+    with pytest.raises(ConfigError, match=f"{tool} printed(.|\n)*No candidates"):
         resolve(channel.environment_yml(tmp_path / "e.yml", "tiny=7"), tool=EnvTool[tool])
 
 
