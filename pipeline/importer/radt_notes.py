@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pipeline.base.system.words import format_count, natural_key
+from pipeline.base.system.words import format_count, list_first, natural_key
 from pipeline.importer.radt_table import LISTENERS, Row, RowGroup, find_kept_device
 
 _PROFILERS = {"nsys": "nsys", "ncu": "ncu"}
@@ -20,10 +20,12 @@ def describe(groups: Sequence[RowGroup], known: Sequence[Row]) -> Iterator[str]:
         yield note
     yield from _describe_listeners(rows)
     if len(experiments := _drop_repeats(row.experiment for row in rows)) > 1:
-        yield f"Experiment {_join_some(experiments)}: merged into one experiment, with groups in random order"
+        names = list_first(experiments, _MOST_NAMED)
+        yield f"Experiment {names}: merged into one experiment, with groups in random order"
     options = [pair for row in known for pair in zip(row.args, row.args[1:], strict=False)]
     if folders := _drop_repeats(folder for option, folder in options if option == "--data-dir"):
-        yield f"--data-dir {_join_some(folders)}: not kept; set data.root=FOLDER to the folder of the data sets"
+        names = list_first(folders, _MOST_NAMED)
+        yield f"--data-dir {names}: not kept; set data.root=FOLDER to the folder of the data sets"
     yield from _describe_columns(rows)
 
 
@@ -54,19 +56,14 @@ def _describe_listeners(rows: Sequence[Row]) -> Iterator[str]:
 def _describe_columns(rows: Sequence[Row]) -> Iterator[str]:
     columns = _drop_repeats(column for row in rows for column in row.other_cells)
     if names := _drop_repeats(row.other_cells[_NAME] for row in rows if _NAME in row.other_cells):
-        yield f"{_NAME} {_join_some(names)}: not kept, groups are named after their jobs"
+        yield f"{_NAME} {list_first(names, _MOST_NAMED)}: not kept, groups are named after their jobs"
     if results := [column for column in _RESULTS if column in columns]:
         yield f"{' and '.join(results)}: results of radT, not kept; every row runs again"
     for column in columns:
         if column not in (_NAME, *_RESULTS):
             values = _drop_repeats(row.other_cells[column] for row in rows if column in row.other_cells)
-            yield f"{column} {_join_some(values)}: not kept, there is no counterpart"
+            yield f"{column} {list_first(values, _MOST_NAMED)}: not kept, there is no counterpart"
 
 
 def _drop_repeats(values: Iterator[str]) -> list[str]:
     return list(dict.fromkeys(values))
-
-
-def _join_some(values: Sequence[str]) -> str:
-    more = f" and {len(values) - _MOST_NAMED} more" if len(values) > _MOST_NAMED else ""
-    return f"{', '.join(values[:_MOST_NAMED])}{more}"

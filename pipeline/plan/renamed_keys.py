@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from pipeline.base.domain.stored_names import KEYS
+from pipeline.base.domain.stored_names import KEYS, find_new_key
 
-_REMEDIES = KEYS | {
+_PLACES = {
     "experiment=neighbour_gpus": "experiment=other_gpus",
     **dict.fromkeys(("hydra.sweeper.blocks", "hydra.sweeper.params"), "blocks: [...] at the top level"),
 }
-_SIZE = re.compile(r"sizes\.[^.]+\.")
 
 
 def explain_old_key(key: str) -> str | None:
     """Explain what to write instead of an old key; `None` for any other one."""
-    size = _SIZE.match(key)
-    remedy = _REMEDIES.get(_SIZE.sub("workload.", key, count=1) if size else key)
-    if remedy is None:
-        return None
-    return f"{key} was renamed; write {remedy.replace('workload.', size[0]) if size else remedy}"
+    remedy = _PLACES.get(key) or find_new_key(key)
+    return f"{key} was renamed; write {remedy}" if remedy else None
 
 
 def rename_keys(config: dict[str, Any]) -> None:

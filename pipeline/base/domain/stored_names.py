@@ -6,6 +6,7 @@ over the old names: equal studies have equal digests, and `resume` goes on.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -32,6 +33,16 @@ SUBMISSION = {"num_units": "num_shards"}
 PARAM_PREFIX, METRIC_PREFIX = ("place.", "placement."), ("neighbours_", "co_runners_")
 
 Value = TypeVar("Value")
+_SIZE = re.compile(r"sizes\.[^.]+\.")
+
+
+def find_new_key(key: str) -> str | None:
+    """Return the present name of an old configuration key; `None` for any other key."""
+    size = _SIZE.match(key)
+    if size is None:
+        return KEYS.get(key)
+    new = KEYS.get(f"workload.{key[size.end() :]}")
+    return new and size[0] + new.removeprefix("workload.")
 
 
 def rename(
@@ -61,12 +72,8 @@ def rename_words(words: Iterable[str]) -> list[str]:
     for word in words:
         key, equals, value = word.partition("=")
         name = key.lstrip("+~")
-        size = name.split(".")[:2] if name.startswith("sizes.") and name.count(".") > 1 else []
-        new = KEYS.get(f"workload.{name.split('.', 2)[2]}" if size else name)
-        if equals and new:
-            new = ".".join([*size, new.removeprefix("workload.")]) if size else new
-            word = f"{key.removesuffix(name)}{new}={value}"
-        renamed.append(word)
+        new = find_new_key(name) if equals else None
+        renamed.append(f"{key.removesuffix(name)}{new}={value}" if new else word)
     return renamed
 
 
