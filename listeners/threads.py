@@ -1,4 +1,4 @@
-"""How long the threads of a job waited for a CPU, and how often they were preempted, from /proc; Linux only."""
+"""CPU waiting times and preemptions of the threads of a job, from /proc; Linux only."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _FOLDER_NAME = re.compile(rf"{_FOLDER}\d+")
 _DEVICE = re.compile(r"[A-Za-z0-9_-]+")
 _LEFT = ".journal"
 BY_HAND = ".by-hand"
-"""Of the files that say how to undo what a user has made to stay; no start undoes it by itself."""
+"""Suffix of journals of what a user made by hand; no start undoes those steps by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

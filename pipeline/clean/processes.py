@@ -16,7 +16,7 @@ from pathlib import Path
 
 MARK_VARIABLE = "COLLOCATION_GROUP"
 KILL_LIMIT_S = 30.0
-"""How long the end of what is killed is awaited, which gives back its memory first and needs a CPU for it. Unit: s."""
+"""The time to wait for a killed process, which frees its memory first and needs a CPU for that. Unit: s."""
 _LOOK_S = 0.02
 _EMPTY_LOOKS = 2  # a child that is just being made may replace its program at the first
 

@@ -46,7 +46,7 @@ class JobStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFiles:
-    """Where a group keeps its files, and how its processes are known.
+    """The folders of a group, and the mark of its processes.
 
     Attributes:
         folder: of the group; job `i` gets `jobs/<i>` below it.

@@ -26,7 +26,7 @@ RECORD_BYTES = sum(int(kind[-1]) for _, kind in RECORD)
 
 
 MOST_REQUESTS = 1 << 24
-"""Of one job: more are not read, as a third of them would say nothing of their rate."""
+"""Limit for one job; no more are read, because a part of them would not show their rate."""
 
 _AT_ONCE = 1 << 18
 _IMPOSSIBLE = "impossible instants or counts"

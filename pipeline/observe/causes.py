@@ -31,7 +31,7 @@ _SECONDARY = re.compile(
     r"connection (?:closed|reset|refused|lost)|broken ?pipe|remote process (?:exited|terminated)|communicator was",
     re.IGNORECASE,
 )
-"""What the other ranks of a program say when one has failed."""
+"""Messages that the other ranks of a program print when one has failed."""
 
 _NO_LINE = re.compile(r"^\s*(?:$|[|│┃])")  # blank, or of a table
 _WORKS = re.compile(r"\b(?:step|epoch|iter|iteration|batch)\b\W{0,3}\d", re.IGNORECASE)

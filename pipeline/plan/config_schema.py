@@ -27,7 +27,7 @@ ForeignLoad = enum.Enum("ForeignLoad", "invalid note", start=0)
 GpuKind = enum.Enum("GpuKind", "auto nvidia cpu simulated", start=0)
 ShardOf = enum.Enum("ShardOf", "block case", start=0)
 SOURCES = ("disk", "files", "synthetic_files", "synthetic_host", "synthetic_device")
-"""Of data, which workloads refer to as `${data.source}`; those of `workloads.model_options.DataSource`."""
+"""Sources of data, to which workloads refer as `${data.source}`: those of `workloads.model_options.DataSource`."""
 AUTO_DEVICE = "auto"
 """`gpu.device`: the GPU that an allocation grants, or the first one."""
 NO_EXPORTER = "none"

@@ -27,7 +27,7 @@ from pipeline.plan.script_options import ScriptConfig
 from pipeline.plan.workload_config import WorkloadConfig
 
 KINDS: dict[str, type[WorkloadConfig]] = {kind.NODE: kind for kind in (WorkloadConfig, ScriptConfig)}
-"""Those of no option class: by the names that a YAML extends them by."""
+"""Schemas without an option class, by the names under which a YAML extends them."""
 _NAMED = re.compile(r"/schema/((?:\w+\.)+\w+)@")
 _OPEN = ("flags", "environ")
 _TAKEN = {key for key in dir(WorkloadConfig) if callable(getattr(WorkloadConfig, key))}

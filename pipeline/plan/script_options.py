@@ -15,7 +15,7 @@ from pipeline.base.system import user_command
 from pipeline.plan.workload_config import WorkloadConfig, explain
 
 DecimalMark = enum.Enum("DecimalMark", {"point": ".", "comma": ","})
-"""What separates the decimals of a number in the output of a script; the other one may separate thousands."""
+"""The decimal separator in the output of a script; the other sign may separate thousands."""
 
 RunIn = enum.Enum("RunIn", "caller job_folder", start=0)
 

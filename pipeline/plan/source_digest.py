@@ -23,7 +23,7 @@ from pipeline.base.system import git
 
 _PACKAGE = "workloads"
 _OURS = (f"{_PACKAGE}.", f"gpu_collocation.{_PACKAGE}.")
-"""How programs import the client: the second, where the project is installed as a package."""
+"""Modules by which programs import the client; the second is that of the installed package."""
 
 
 class Code(NamedTuple):

@@ -36,7 +36,7 @@ def list_marks(*, is_simulated: bool) -> list[str]:
 
 
 PLANNED_AS = {mode.name: mode.planned_as for mode in sharing_modes.MODES.values() if mode.planned_as}
-"""How a plan shares the GPU, by sharing mode. Rows of other modes are read but not planned with."""
+"""The planner's name of each sharing mode. Rows of other modes are read but not planned with."""
 ON_INSTANCES = tuple(name for name, planned in PLANNED_AS.items() if planned == "mig")
 """Sharing modes whose rows name an instance profile."""
 

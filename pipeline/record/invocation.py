@@ -1,4 +1,4 @@
-"""How this process was started and for which study; read once at the start."""
+"""The command line and the study of this process, read once at the start."""
 
 from __future__ import annotations
 

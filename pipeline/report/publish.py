@@ -21,7 +21,7 @@ from pipeline.report.read.study_records import Study
 
 PAGE, MANIFEST, CASES, BOARD = "index.html", "report.json", "cases.json", "board.csv"
 Experiment = str | list[str]
-"""That of a report, or those of all studies of a board."""
+"""The experiment of a report, or those of all studies of a board."""
 _PART = f".{MANIFEST}.part"
 _OURS = re.compile(r"(index\.html|cases\.json|board\.csv|figures/[\w.-]+\.(svg|pdf)|tables/[\w.-]+\.(csv|tex))")
 

@@ -40,7 +40,7 @@ EMPTY_NAMES = frozenset(
 """Words that do not say what a variable or parameter holds."""
 NO_VERBS = re.compile(r"_*(of|in|that|left|own|such|what|how|told|said|shown|found|given|kept)(_|$)")
 """How the name of a function must not begin: prepositions, pronouns and participles."""
-NO_SUBJECTS = re.compile(r"(What|That|Those|Of|Whether)\b")
+NO_SUBJECTS = re.compile(r"(What|That|Those|Of|Whether|How|Where)\b")
 ALLOWED_NAMES = {
     ("pipeline/launch/job_state.py", "said"),
     ("pipeline/planner/transition/transition_steps.py", "made"),
@@ -92,6 +92,17 @@ def test_no_function_begins_with_a_preposition_or_participle() -> None:
 def test_no_docstring_begins_with_a_pronoun() -> None:
     documented = ast.FunctionDef | ast.ClassDef | ast.Module
     texts = [(file, ast.get_docstring(node) or "") for file, node in nodes() if isinstance(node, documented)]
+    assert [f"{file}: {text}" for file, text in texts if NO_SUBJECTS.match(text)] == []
+
+
+def test_no_text_below_an_assignment_begins_with_a_pronoun() -> None:
+    bodies = [(file, node.body) for file, node in nodes() if isinstance(node, ast.ClassDef | ast.Module)]
+    texts = [
+        (file, text.value.value)
+        for file, body in bodies
+        for text in body
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    ]
     assert [f"{file}: {text}" for file, text in texts if NO_SUBJECTS.match(text)] == []
 
 

@@ -20,9 +20,9 @@ class Summary(enum.StrEnum):
     """The figure of a group or job that is computed from the samples of a quantity."""
 
     MEAN = "mean"
-    """Of the samples within the measured windows."""
+    """The mean of the samples within the measured windows."""
     MAX = "max"
-    """Of the samples within the measured windows."""
+    """The maximum of the samples within the measured windows."""
     PEAK = "peak"
     """The maximum over the group's whole life, as memory peaks also while models are built and kernels are tuned."""
     RATE = "rate"
@@ -33,7 +33,7 @@ class Summary(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """How a quantity is drawn: in the timeline, and in the figure over time in the report.
+    """The drawing of a quantity, in the timeline and in the report's figure over time.
 
     Attributes:
         panel: of the report's figure; if missing, only the timeline has it.

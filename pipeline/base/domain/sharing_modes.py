@@ -14,7 +14,7 @@ PROFILE, PERCENTAGE, PARTITION = "mig_profile", "mps_active_thread_percentage", 
 """Facts of a placement: MIG device, active thread percentage, MPS static partition."""
 
 PlannedAs = Literal["mig", "mps", "naive"]
-"""How a plan names the sharing of a GPU."""
+"""The names that a plan has for ways of sharing a GPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pipeline.base.domain import stored_names
 
 PREFIX = "collocation."
 GROUP, JOB, REPORT = "group", "job", "report"
-"""What a run represents: the values of `Tag.ROLE`."""
+"""The kinds of runs: the values of `Tag.ROLE`."""
 
 
 class Tag(StrEnum):

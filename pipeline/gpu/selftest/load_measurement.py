@@ -30,7 +30,7 @@ from pipeline.prepare.mig import profiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How long a step lasts, and how often listeners read.
+    """The length of a step, and the interval of the listeners.
 
     Attributes:
         settle_s: what it leaves out at its beginning, at least: two readings of each source, of which the second has

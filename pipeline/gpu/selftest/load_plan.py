@@ -19,7 +19,7 @@ _WIDE = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where kernels run: a whole GPU, or one of its GPU instances.
+    """The place of kernels: a whole GPU, or one of its GPU instances.
 
     Attributes:
         gi_id: of the GPU instance; `None` for the whole GPU.

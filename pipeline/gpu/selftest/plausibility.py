@@ -14,19 +14,19 @@ from pipeline.base.system.words import format_count
 from pipeline.gpu.selftest.load_plan import QUANTITIES, Load, Place
 
 RELATIVE, ABSOLUTE = 0.15, 0.05
-"""How far a counter may be from what is expected: by this part of that, and by this much more. Chosen, not measured."""
+"""Relative and absolute tolerance of a counter against its expected value; they add up. Chosen, not measured."""
 
 ABOVE = 0.05
-"""How far a counter may be above one that contains it: both are read at about the same time."""
+"""Tolerance of a counter above one that contains it, as the two are not read at the same instant."""
 
 OUTSIDE = 0.005
-"""How far a share may be outside 0 to 1: sources print three decimals, and count time by two clocks."""
+"""Tolerance of a share outside 0 to 1, as sources print three decimals and count time by two clocks."""
 
 MOVES = 0.002
 """By how much a counter must move from an idle place to a full one, to be a counter at all."""
 
 _NEAR_SHARE = 0.08
-"""How near to a neighbour's share a reading is that was capped at it."""
+"""Distance to a neighbour's share within which a reading counts as capped at it."""
 
 _CONTAINED = (("smact_ratio", "gract_ratio"), ("smocc_ratio", "smact_ratio"))
 _NAMES = {

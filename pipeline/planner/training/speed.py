@@ -30,7 +30,7 @@ _Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a process runs: fields as in `profile_table.Row`; `processes` is their number on the instance or GPU."""
+    """The place of a process: fields as in `profile_table.Row`; `processes` is their number on the instance or GPU."""
 
     mode: str
     instance_profile: str | None = None

@@ -22,7 +22,7 @@ from pipeline.base.system.errors import CollocationError, ConfigError
 
 _log = logging.getLogger(__name__)
 MIG_PREFIX = "MIG-"
-"""How the UUID of a MIG device begins."""
+"""The beginning of the UUID of a MIG device."""
 _MIB = 2**20
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA_VENDOR, _DISPLAY_CLASS = "0x10de", "0x03"  # Source: PCI ID repository

@@ -1,4 +1,4 @@
-"""How an environment is built, what runs the steps of that, and what comes of it."""
+"""Recipes of environments: the steps of building one, the program that runs them, and the resulting environment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN_LINES = 40
 
 
 class Recipe(ABC):
-    """How an environment is built.
+    """The steps of building an environment.
 
     Attributes:
         kind: as in `env=venv`.

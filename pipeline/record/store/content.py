@@ -26,7 +26,7 @@ from pipeline.base.system.words import escape_to_utf8
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 8000
 MAX_ENTITIES, MAX_PARAMS, MAX_TAGS = 1000, 100, 100
 MAX_BYTES = 500_000
-"""Of one request. MLflow takes 1e6; half of it leaves room for what JSON and the transport add."""
+"""Limit of one request. MLflow takes 1e6; half of it leaves room for what JSON and the transport add."""
 
 _REFUSED_FILE = re.compile(rf"^\.\.|(^|/){re.escape(TORN)}[^/]*$")
 _CHANGED_IN_ADDRESS = re.compile(r"[#?%\\\x00-\x1f\x7f\ud800-\udfff]")

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 BUSY_TIMEOUT_S = 60
-"""How long a writer waits for another one. The default of Python's sqlite3 is 5 s, which a large upload can exceed."""
+"""Time that a writer waits for another one. The default of Python's sqlite3 is 5 s, which a large upload can exceed."""
 
 LOCAL_FILE_SYSTEMS = frozenset(
     ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs")
 )
-"""Where sqlite's WAL works: it needs memory shared by all processes. Source: sqlite.org/wal.html, section 1."""
+"""File systems on which sqlite's WAL works, which needs shared memory. Source: sqlite.org/wal.html, section 1."""
 
 _MLFLOW_DEFAULTS = {
     # A server that is away must answer as an error within 15 s: MLflow's own defaults block a call for 247 s.

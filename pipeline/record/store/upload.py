@@ -43,7 +43,7 @@ MAX_FILES, MAX_FILE_BYTES = 10_000, 8 * 2**30
 """Limits of the artifacts of one job; further files are kept in a folder beside the store."""
 MAX_NAMED = 10
 MAX_OWN_POINTS = 50_000
-"""Of all metrics that a program logged itself: MLflow takes some thousand points a second. The files have all."""
+"""Limit for all metrics that a program logged: MLflow takes some thousand points a second. The files have all."""
 
 _SCRATCH = ".upload-"
 _NO_FILE = "no regular file"

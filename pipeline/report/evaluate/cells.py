@@ -33,7 +33,7 @@ from pipeline.report.read.study_records import Row, Study
 _SAME_SPEED = 1.1
 """Two runs of the same job differ if the interval of their ratio lies beyond this factor, either way."""
 _BEYOND_NOISE = 1.5
-"""Of two eager runs on a host that others use, the ratio scatters by 14 % (standard deviation of its logarithm)."""
+"""Margin of single runs: on a host that others use, the logarithm of the ratio of two eager runs scatters by 0.14."""
 TIMES = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
 """Less is faster."""
 

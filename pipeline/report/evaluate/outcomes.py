@@ -38,7 +38,7 @@ _FACTS = {
     "cpu_model": "CPU model",
     "cpus": "CPUs",
 }
-"""Of the runs of a study, by the name of a tag or param: what a reader of several machines asks for first, in words."""
+"""Facts that a reader of several machines looks for first: the words by the name of the tag or param."""
 _COLUMN_SETTINGS = ("device", hosts.SETTING)
 
 

@@ -17,7 +17,7 @@ WHOLE_GPU = "full"
 """A GPU that is not divided, beside the profiles of one that is."""
 
 _NEAR_ITS_ROWS = 1.03
-"""How far from the rows of a table another measurement may be, as a factor, and still agree with them."""
+"""The factor by which another measurement may differ from the rows of a table and still agree with them."""
 
 Settings = Mapping[str, tuple[str, ...]]
 """By param of a job's run: the values with which something was measured."""

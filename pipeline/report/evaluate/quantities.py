@@ -45,7 +45,7 @@ _RECORDED = (
 """Metrics of a run that are taken as they are, beside those of work units and listeners."""
 
 ENERGY, ENERGY_ABOVE_IDLE = "energy_j", "energy_above_idle_j"
-"""Of the whole GPU in the window, with and without its idle power."""
+"""Energy of the whole GPU in the window, with and without its idle power."""
 
 BaselineKey = tuple[object, ...]
 

@@ -32,7 +32,7 @@ STAMP = "simulated, says nothing about a real GPU"
 
 INK, FAINT, PAPER, WARNING = "#1b1b1c", "#8f8f92", "#fefefe", "#a8231c"
 SERIES_COLOURS = (("#1b1b1d", "#e8e8ea"), ("#2a8a86", "#4fc4be"), ("#7050b0", "#a98fe0"), ("#8a5a2b", "#c99a66"))
-"""Of quantities over time, on light and on dark pages."""
+"""Colours of quantities over time, on light and on dark pages."""
 COLOURS = (*((mode.colour, mode.dark_colour) for mode in MODES.values()), *SPARE_COLOURS, *SERIES_COLOURS)
 """On light and on dark pages."""
 

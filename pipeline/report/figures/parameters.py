@@ -53,7 +53,7 @@ _DOUBLING, _WIDE = 1.5, 8
 
 _STYLES = ("-", "--", "-.", ":")
 _MARKERS = ("x", "P", "*", "d", "h", "p", "8")
-"""Of further lines of a mode, by degree; by profile or limit if a mode has several of one degree."""
+"""Styles and markers of further lines of a mode, by degree; by profile or limit if a mode has several of one degree."""
 
 _MEDIAN_LATENCY, _P95_LATENCY = (
     service_figures.name_worst("latency_p50_ms"),
