@@ -53,11 +53,13 @@ def select_shard(plan: Plan, number: int | None) -> Plan:
 
 
 def _number_cases(groups: Sequence[Group]) -> Mapping[str, int]:
+    """Return the number of each program's case, in the order in which the plan begins them."""
     cases: list[set[str]] = []
     for group in groups:
         programs = {job.workload.digest for job in group.jobs}
         joined = [case for case in cases if case & programs]
         cases = [case for case in cases if not case & programs]
         cases.append(programs.union(*joined))
-    in_order = sorted(cases, key=min)
+    first_group = {job.workload.digest: place for place, group in reversed([*enumerate(groups)]) for job in group.jobs}
+    in_order = sorted(cases, key=lambda case: min(first_group[program] for program in case))
     return {program: number for number, case in enumerate(in_order, start=1) for program in case}

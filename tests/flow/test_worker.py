@@ -25,11 +25,17 @@ pytestmark = pytest.mark.covers("pipeline/scale")
 pytest_plugins = ["tests.support.tracking_fixtures"]
 
 STUDY = ["-m", *TOY, *SHORT, "shard_of=case", "scenario=naive", "degree=1", "foreign_load=note", "listeners=[]"]
-STUDY += ["workload.args=[well],[dies_before_hello]", "gpu=simulated_a100_40gb", "hydra/launcher=worker"]
+STUDY += [
+    "order=listed",
+    "workload.args=[well],[dies_before_hello]",
+    "gpu=simulated_a100_40gb",
+    "hydra/launcher=worker",
+]
 VOLATILE = re.compile(r".*(_ns|spool_id|parentRunId|note\.content|rates|study|pid|invalid|commit|changed)")
 """Tags that two measurements of one program do not have alike."""
 OF_THE_MOMENT = re.compile(r"\*? \(.*?\)")
 """How long a study takes, and whether the machine was quiet."""
+OF_THE_MACHINE = re.compile(r"groups in|\bload\b")
 FIGURES = re.compile(r"\d+([.:]\d+)*")
 
 
@@ -74,7 +80,7 @@ def run(start: Callable[..., forks.Fork], tmp_path: Path) -> Callable[..., Seen]
         assert worker.returncode == max(answers), err
         states = (folder / "states.jsonl").read_text().replace(str(folder), "FOLDER")
         messages = [FIGURES.sub("N", line) for line in err.replace(str(folder), "FOLDER").splitlines()]
-        messages = [OF_THE_MOMENT.sub("", line) for line in messages if not re.search(r"groups in|\bload\b", line)]
+        messages = [OF_THE_MOMENT.sub("", line) for line in messages if not OF_THE_MACHINE.search(line)]
         return Seen(answers, messages, read_rows(folder), [json.loads(line) for line in states.splitlines()])
 
     return run_shards
@@ -119,6 +125,7 @@ def test_a_signal_ends_the_second_study_of_a_worker_as_it_ends_the_first(
         _, err = worker.communicate(120)
         _, alive = psutil.wait_procs(children, 10)
         assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
-        last_study = FIGURES.sub("N", err[err.rindex("note: NVIDIA") :].replace(str(folder), "FOLDER"))
+        lines = err[err.rindex("note: NVIDIA") :].replace(str(folder), "FOLDER").splitlines()
+        last_study = [FIGURES.sub("N", line) for line in lines if not OF_THE_MACHINE.search(line)]
         ends.append((worker.returncode, last_study, [row for row in read_rows(folder) if row.get("args") == "well"]))
     assert ends[0] == ends[1] and ends[0][0] == 128 + signal.SIGUSR1

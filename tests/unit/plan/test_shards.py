@@ -43,6 +43,13 @@ def test_shards_are_numbered_without_gaps_where_a_block_lacks_cases(make_plan) -
     assert [len({group.case for group in plan.groups if group.block == block}) for block in (1, 2, 3)] == [3, 2, 1]
 
 
+def test_cases_are_numbered_in_the_order_of_the_plan(make_plan) -> None:
+    sizes = [16, 8, 64, 32, 4]  # an order by digest would have to be this one of 120
+    plan = make_plan(*(["shard_of=case", "order=listed", f"workload.batch_size={size}"] for size in sizes))
+    cases = dict.fromkeys((group.case, int(dict(group.jobs[0].workload.params)["batch_size"])) for group in plan.groups)
+    assert list(cases) == list(enumerate(sizes, start=1))
+
+
 def test_mixes_that_share_a_program_are_one_case(make_plan) -> None:
     of_workloads = ["workload@sizes.S=tiny", "workload@sizes.M=robroek_small", "workload@sizes.L=robroek_medium"]
     mixes = [["shard_of=case", *of_workloads, f"mix=[{mix}]", "data.source=synthetic_device"] for mix in ("S,M", "M,L")]
