@@ -314,6 +314,7 @@ def test_a_gpu_that_is_named_is_not_replaced_by_the_cpus(compose, monkeypatch):
         take_inventory([config], plans.find_device)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("workload", ["tiny", "bert_base", "infer_bert_base"])
 def test_a_dry_run_on_a_simulated_gpu_plans_what_only_a_real_one_can_run(make_plan, workload):
     simulated = dataclasses.replace(GPU, kind="simulated")
@@ -356,6 +357,7 @@ def marks_of(path: Path) -> list[pytest.MarkDecorator]:
 CHOICES = [pytest.param(choice_of(path), marks=marks_of(path)) for path in sorted(CONF.glob("*/*.yaml"))]
 
 
+@pytest.mark.torch
 @pytest.mark.sampled(41)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch):

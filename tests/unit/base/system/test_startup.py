@@ -82,7 +82,7 @@ def test_warnings_of_libraries_are_no_errors_here_and_the_variable_is_for_the_jo
     )
     done = run(code, PYTHONWARNINGS="error")
     assert (done.returncode, done.stdout) == (0, "None error\n"), done.stderr
-    assert "old" not in done.stderr and "UserWarning: shown" in done.stderr
+    assert "DeprecationWarning: old" not in done.stderr and "UserWarning: shown" in done.stderr
     assert run(f"import warnings; warnings.simplefilter('error')\n{BEGINS}warnings.warn('shown')").returncode == 0
 
 
