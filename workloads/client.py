@@ -68,7 +68,7 @@ class NullJob:
     index = 0
     block = 1
     held_ns = 0
-    """How long the orchestrator has held the job so far, in nanoseconds."""
+    """Time for which the orchestrator has held the job so far, in nanoseconds."""
 
     def __enter__(self) -> NullJob:
         return self

@@ -6,7 +6,6 @@ Pure: it reads the event files of a finished group, and computes.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import statistics
 from bisect import bisect_left
@@ -120,9 +119,12 @@ def _make_batch(
 
 
 def _trim_slice(part: Slice, logs: Sequence[Events]) -> sample_figures.Window:
-    """Return the part of a slice after the first step of each job in it."""
-    first = [log.steps.t_ns[bisect_left(log.steps.t_ns, part.begin_ns) :][:1] for log in logs]
-    return min(max(part.begin_ns, *itertools.chain(*first)), part.end_ns), part.end_ns
+    """Return the part of a slice after the first step of each job in it; of no length if a job made no step."""
+    begin_ns = part.begin_ns
+    for log in logs:
+        first = bisect_left(log.steps.t_ns, part.begin_ns)
+        begin_ns = max(begin_ns, log.steps.t_ns[first] if first < len(log.steps) else part.end_ns)
+    return min(begin_ns, part.end_ns), part.end_ns
 
 
 def _check_logged_together(group: Group, batch: Batch, logged: LoggedRate | None) -> LoggedRate | None:
