@@ -33,7 +33,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answer one command and return the exit status."""
+    """Run one command and return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = make_parser(*words).parse_args(words)
     try:
@@ -46,12 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser(*words: str) -> argparse.ArgumentParser:
-    """Return the parser, with the arguments of the command in `words` only, so that no other command is imported."""
+    """Return the parser; import only the command that `words` begins with, and add its arguments."""
     parser = argparse.ArgumentParser(
         prog=entry_points.spell("planner"),
         description="Plan which job runs on which partition of which GPU, from measured profiles. Touches no GPU.",
-        epilog=f"{entry_points.spell('planner')} COMMAND --help explains one. Exit status: 0; 1 if no plan exists, a "
-        "check fails or a step failed; 2 for unusable input or a machine in use.",
+        epilog=f"{entry_points.spell('planner')} COMMAND --help explains a command. Exit status: 0; 1 if no plan "
+        "exists, a check fails or a step failed; 2 for unusable input or a machine in use.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, about in COMMANDS.items():

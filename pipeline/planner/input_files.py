@@ -15,7 +15,7 @@ from pipeline.base.system.json_decoder import JsonValueError
 
 T = TypeVar("T")
 
-# The loader in C is ten times as fast: a thousand services take 0.05 s.
+# The loader in C is ten times as fast as the loader in Python: it reads a thousand services in 0.05 s.
 _FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # The loader raises these for malformed numbers, dates and booleans, and for deep nesting.
 _UNREADABLE = (ValueError, KeyError, AttributeError, RecursionError)
@@ -66,7 +66,7 @@ def read_mapping(path: Path, key: str) -> dict[str, Any]:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse to write into a folder that does not exist; ConfigError."""
+    """Raise ConfigError if the folder of a file does not exist."""
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: folder {path.parent} does not exist; create it")
 
@@ -82,7 +82,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file; ConfigError if there is none."""
+    """Read the JSON object in a file; ConfigError if the file has no JSON object."""
     text = read(path)
     try:
         content = json.loads(text)
@@ -99,7 +99,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def decode(kind: type[T], raw: object, where: str) -> T:
-    """Decode an object from parsed JSON or YAML; `where` names file and key in errors, as `plan.json: gpus[0]`.
+    """Decode an object from parsed JSON or YAML; `where` names file and key in errors, such as `plan.json: gpus[0]`.
 
     Raises:
         ConfigError: a key is missing or unknown, a type is wrong, or a figure is negative or not finite.
