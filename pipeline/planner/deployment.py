@@ -143,7 +143,7 @@ def from_json(content: Mapping[str, Any], where: str) -> Plan:
 
 
 def read(path: Path) -> Plan:
-    """Read the plan in a file; ConfigError if it cannot be used."""
+    """Read the plan in a file; ConfigError if the file is invalid."""
     return from_json(input_files.read_json(path), str(path))
 
 

@@ -133,7 +133,7 @@ def _solve_by_gpu(problem: Problem, groups: Groups, time_limit_s: float) -> Sche
 def _minimise(
     cost: Any, constraints: Sequence[tuple[Any, Any, Any]], integrality: Any, time_limit_s: float
 ) -> tuple[list[int] | None, float | None]:
-    """Return the rounded columns with the least cost, and the bound of the cost; `None` for what the time limit cuts."""
+    """Return the rounded columns with the least cost and the bound of the cost, each `None` if not found in time."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
