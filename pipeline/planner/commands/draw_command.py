@@ -15,7 +15,7 @@ from pipeline.report.figures.drawing import Sketch, draw
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the files, and the folder of the pictures."""
+    """Add the files and the folder of the pictures."""
     parser.add_argument(
         "files",
         type=Path,
@@ -31,7 +31,7 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
     """Draw all pictures, then write them."""
     names = [re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem) for path in arguments.files]
     if len(set(names)) < len(names):
-        raise ConfigError(f"two files would become {max(names, key=names.count)}.svg; draw one at a time")
+        raise ConfigError(f"two files would be drawn as {max(names, key=names.count)}.svg; draw one file at a time")
     sketched = [_sketch(path, name) for path, name in zip(arguments.files, names, strict=True)]
     drawn = [
         draw(sketch, name, is_simulated=is_simulated)

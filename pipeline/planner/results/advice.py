@@ -47,7 +47,7 @@ class Aim:
 SPEED = Aim(SPEEDUP, "speed against serial")
 TAIL = Aim(P99_LATENCY, "p99 latency in ms", True)
 MEAN = Aim(MEAN_LATENCY, "mean latency in ms", True)
-KEPT = Aim(SLOWDOWN, "slowdown beside the services", True)
+KEPT = Aim(SLOWDOWN, "slowdown next to the services", True)
 """The aim for a mix of services and other jobs: the slowdown of the slowest other job."""
 
 

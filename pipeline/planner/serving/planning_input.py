@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser, time_limit_s: float = TIME_LI
 
 
 def add_solver_arguments(parser: argparse.ArgumentParser, time_limit_s: float) -> None:
-    """Add profile, driver branch, seed and time limit."""
+    """Add the profile, driver branch, seed and time limit."""
     parser.add_argument(
         "--profile", type=Path, action="append", required=True, metavar="FILE", help="profile; may be repeated"
     )

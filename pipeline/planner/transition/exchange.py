@@ -1,7 +1,7 @@
 """The search for an order of moves from one deployment to another.
 
 Free moves come first: new instances are created if they fit, old instances end if their service does not need them, and
-empty GPUs get targets. If no free move remains, the best escape move is made: an empty GPU gets the target that allows
+empty GPUs get targets. If no free move remains, the best escape move is made: a GPU gets the target that allows
 most old instances to end, an old instance moves away from the start of a new instance, the last instances leave a GPU,
 or new instances are created at a temporary start. The search is a heuristic: every returned order is legal, but the
 search may miss an existing order.

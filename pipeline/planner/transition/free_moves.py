@@ -26,7 +26,7 @@ def _release(state: SearchState) -> bool:
             if state.occupants[number].worth <= state.surplus(service):
                 state.take(number)
                 has_changed = True
-    state.stirred_services.clear()  # every deletion has reduced the surplus
+    state.stirred_services.clear()  # deletions only reduce the surplus
     return has_changed
 
 

@@ -203,10 +203,10 @@ class _Replay:
         return next((step for step in remaining if done.issuperset(step.after)), None)
 
     def _set_up(self) -> None:
-        """Create today's GPU instances on an empty machine, or the rest of them after a kill."""
+        """Create the current GPU instances on an empty machine, or the remaining GPU instances after a kill."""
         present = {name: gpu.slices() for name, gpu in self._held.items()}
         if any(present[name] - state.slices for name, state in self._now.items()):
-            self._compare()  # raises, as they belong to something else
+            self._compare()  # raises, because other GPU instances exist
         for name, state in self._now.items():
             if state.mode == "mig" and state.slices != present[name]:
                 self._outcome.was_set_up = True

@@ -244,7 +244,7 @@ def test_a_mode_of_which_nothing_was_measured_is_planned_only_if_it_is_asked_for
     assert run(tmp_path, jobs, ROWS, "--json") == 0
     assert list(json.loads(capsys.readouterr().out)["with_one_mode_beside_serial"]) == ["serial", "mps"]
     assert run(tmp_path, jobs, ROWS) == 0
-    assert "not in the profile: naive, mps_percent, mig, mig_mps; --modes adds them" in capsys.readouterr().out
+    assert "not considered: naive, mps_percent, mig, mig_mps; --modes adds them" in capsys.readouterr().out
     assert run(tmp_path, jobs, ROWS, "--modes", "mig", "--json") == 0
     assert "mig" in json.loads(capsys.readouterr().out)["with_one_mode_beside_serial"]
 
