@@ -96,8 +96,8 @@ class Plan:
     """A deployment with its services and the lower bound of the number of GPUs.
 
     Attributes:
-        services: empty for a plan of training jobs.
-        profile_digest: digest of the profile behind the figures; `None` if they come from elsewhere.
+        services: services of the deployment; empty for a plan of training jobs.
+        profile_digest: digest of the profile with the figures; `None` if the figures come from another source.
         bound: proved lower bound of the number of GPUs.
         gap: difference between the plan's GPUs and the bound, as a share of the plan's GPUs; 0 is proved optimal.
         is_simulated: whether the figures come from a simulated GPU.

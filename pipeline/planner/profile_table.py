@@ -205,7 +205,7 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
             known = ", ".join((*COLUMNS, _SIMULATED_COLUMN))
             raise ConfigError(f"{where}, {name}: unknown column; choose among {known}")
         if list(names).count(name) > 1:
-            raise ConfigError(f"{where}, {name}: the column occurs twice; remove one of the columns")
+            raise ConfigError(f"{where}, {name}: the column occurs twice; remove one of them")
     for name in _REQUIRED:
         if name not in names:
             raise ConfigError(f"{where}, {name}: the column is missing; add it")

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="experiment: the file of conf/workload for a service with another name; may be repeated",
     )
     parser.add_argument(
-        "--gpus-per-node", type=int, metavar="N", help="mig-parted: one configuration per node of N GPUs"
+        "--gpus-per-node", type=int, metavar="N", help="mig-parted: write one configuration per node of N GPUs"
     )
     parser.add_argument(
         "--image",

@@ -118,6 +118,7 @@ def _solve(
             reason = f"does not fit into the {problem.memory_mib:g} MiB of {problem.model.name}"
             if arguments.objective == "energy":
                 reason = f"the profile has no energy of {workload} at batch {batch} on {problem.model.name}"
+                reason += "; choose another --objective"
             return None, f"{job.name}: {reason}"
     best = schedule.solve(problem, groups, arguments.objective, seed=arguments.seed, time_limit_s=time_limit_s)
     return best, f"the search ended after {arguments.time_limit_s:g} s without a plan; raise --time-limit-s"

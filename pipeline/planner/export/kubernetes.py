@@ -23,7 +23,7 @@ _APP, _PLAN = "app.kubernetes.io/name", "app.kubernetes.io/part-of"
 
 
 class _Kind(NamedTuple):
-    """Equal pods."""
+    """The properties that equal pods share."""
 
     service: str
     profile: str | None
@@ -34,7 +34,7 @@ class _Kind(NamedTuple):
 
 
 def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str]) -> str:
-    """Return the manifests as one stream of YAML; `images` are by service, with "" for all other services.
+    """Return the manifests as one stream of YAML; `images` are by service; "" is for all other services.
 
     Raises:
         ConfigError: the plan has no service, a service has no image, or an undivided GPU has several services.

@@ -1,7 +1,7 @@
 """A plan as a configuration of NVIDIA's mig-parted, which MIG manager applies to the nodes of a cluster.
 
 Source of the format: github.com/NVIDIA/mig-parted, api/spec/v1/spec.go (commit 28f9599). The format has no
-placements, because the driver places instances in the order of their profiles.
+placements; the driver places instances in the order of their profiles.
 """
 
 from __future__ import annotations

@@ -296,7 +296,7 @@ def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
         reason = f"no verdict between {join_words(names)} after {blocks}"
     beaten = [mode for mode, compared in place.compared.items() if compared.decision is Decision.BETTER]
     if beaten:
-        by += f"; {best} is ahead of {join_words(beaten)}"
+        by += f"; {best} is better than {join_words(beaten)}"
     needed = [compared.blocks_needed for compared in known]
     at_least = MIN_BLOCKS if first.num_blocks < MIN_BLOCKS else None
     return replace(

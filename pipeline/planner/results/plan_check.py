@@ -195,7 +195,7 @@ def _explain_missing(group: Group, rows: Sequence[Row]) -> str:
     if any(row.is_valid for row in rows):
         return ""
     if not rows:
-        return f"{where} was not run"
+        return f"{where}: its group was not run"
     invalid = rows[0].marks.invalid
     return f"{where}: {f'invalid: {invalid}' if invalid else f'{rows[0].result}: {rows[0].reason}'}"
 

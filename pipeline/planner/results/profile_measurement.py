@@ -1,7 +1,7 @@
 """A profile from the runs of a study: its ranked groups of copies of one workload.
 
 A share of a GPU is the whole GPU under naive sharing and MPS, and an instance under MIG. Equal instances in one group
-are separate measurements; a block counts with their mean.
+are separate measurements, whose mean is the figure of a block.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The score of a configuration is `sum of lack * min(utility, lack)` over its services; the lack is the share of a
 service's rate that is not served yet. Throughput beyond the lack does not count, because a small service would get a
-whole GPU otherwise. Candidates mix at most two services, and more services only if two would exceed their lack (the
-last mile).
+whole GPU otherwise. Candidates mix at most two services, and more services only if two would exceed their lack.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FREE = ServiceIndex(-1)
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A partition by position, and the service in each of its slots, or `FREE`."""
+    """The position of a partition, and the service in each of its slots (`FREE` without a service)."""
 
     partition: int
     services: tuple[ServiceIndex, ...]

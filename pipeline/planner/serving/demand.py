@@ -20,7 +20,7 @@ class Limits:
     """The limits of a plan.
 
     Attributes:
-        services_per_gpu: most services on one GPU.
+        services_per_gpu: largest number of services on one GPU; `None` without a limit.
         gpus: number of GPUs by model; other models have no limit.
         apart: groups of services; no two services of a group may share a GPU.
     """

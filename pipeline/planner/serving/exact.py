@@ -1,6 +1,6 @@
 """The fewest GPUs, by an integer programme that counts partitions, and instances by service and kind.
 
-These counts determine the plan unless limits say which services may share a GPU (`sharing_limits`). HiGHS proves the
+These counts determine the plan unless limits restrict which services share a GPU (`sharing_limits`). HiGHS proves the
 bound.
 """
 

@@ -113,7 +113,7 @@ class Unmet:
 
     @property
     def objective_above_ms(self) -> float | None:
-        """The limit above which the service's best configuration meets an objective."""
+        """The lower limit of the objectives that the service's best configuration meets."""
         return None if self.latency_ms is None else self.latency_ms / self.service.latency_share
 
 

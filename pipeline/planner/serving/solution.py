@@ -33,9 +33,9 @@ class Solution:
     """GPUs that serve all services.
 
     Attributes:
-        gpus: empty without a plan.
+        gpus: GPUs of the plan; empty without a plan.
         bound: lower bound of the number of GPUs; `None` if unknown.
-        status: `unknown` if the time limit was too short for a plan and for a proof that no plan exists.
+        status: `unknown` if the solver found neither a plan nor a proof that no plan exists.
         has_fewest_slices: whether the number of slices is proved minimal for this number of GPUs.
     """
 
@@ -101,7 +101,7 @@ def prune(problem: Problem, gpus: Sequence[FilledGpu]) -> list[FilledGpu]:
 
 
 def raise_short(problem: Problem, gpus: Sequence[FilledGpu], rates: list[float]) -> bool:
-    """Raise the required rates of services that are below their rate; return whether any service was."""
+    """Raise the required rates of services that are below their rate; return whether any rate was raised."""
     short = [number for number, share in enumerate(shares(problem, gpus)) if not is_enough(share)]
     for number in short:
         rates[number] += _MORE

@@ -17,8 +17,8 @@ EXACT, GREEDY, TREE, GENETIC = "exact", "greedy", "tree", "genetic"
 METHODS: Mapping[str, str] = {
     EXACT: "integer programme, with a proof",
     GREEDY: "MIG-serving's greedy algorithm",
-    TREE: "MIG-serving's tree search, from the greedy plan on",
-    GENETIC: "MIG-serving's genetic algorithm, from the greedy plan on",
+    TREE: "MIG-serving's tree search, which starts from the greedy plan",
+    GENETIC: "MIG-serving's genetic algorithm, which starts from the greedy plan",
 }
 _MOST_INSTANCES = 100_000
 # If the gap is smaller, the greedy plan is not computed, because it is hardly better.

@@ -122,13 +122,13 @@ class Speeds:
         return speed
 
     def error_ratio(self, mode: str, program: Program | None = None) -> float | None:
-        """Return the median prediction error in a mode, of the program if known, else of all; `None` if unknown."""
+        """Return the median prediction error in a mode: of the program if known, else of all programs, else `None`."""
         of_mode = [cell for cell in self.held_out if cell.row.sharing_mode == mode]
         of_program = [cell for cell in of_mode if (cell.row.workload, cell.row.batch) == program]
         return statistics.median(cell.error_ratio for cell in of_program or of_mode) if of_mode else None
 
     def share(self, place: Place | Row) -> float | None:
-        """Return a process's share of the multiprocessors, 0 to 1; `None` if the number of them is unknown."""
+        """Return the share of the multiprocessors (0 to 1) that a process may use; `None` if unknown."""
         if place.instance_profile is not None:
             if self.model.mig is None:
                 return None

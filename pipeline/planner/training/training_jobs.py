@@ -137,7 +137,7 @@ def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Proble
         where = f"{path}: gpus:" if num_gpus is None else "--gpus"
         raise ConfigError(f"{where} {gpus}: must be from 1 to {_MOST_GPUS}")
     if (num_jobs := sum(job.count for job in content.jobs)) > _MOST_JOBS:
-        raise ConfigError(f"{path}: jobs: {num_jobs} are too many; plan at most {_MOST_JOBS}")
+        raise ConfigError(f"{path}: jobs: {num_jobs} jobs are too many; plan at most {_MOST_JOBS}")
     if twice := [name for name, count in Counter(job.name for job in content.jobs).items() if count > 1]:
         raise ConfigError(f"{path}: jobs: {twice[0]} is listed twice; set its count instead")
     speeds = Speeds(model=model, rows=[row for row in table.rows if row.gpu_model == model.name])
@@ -162,17 +162,19 @@ def _program(where: str, job: Job, speeds: Speeds) -> Program:
         known = ", ".join(sorted({row.workload for row in speeds.rows})) or "no workload"
         raise ConfigError(f"{where}: the profile has no row of {name} on {speeds.model.name}; choose among {known}")
     if job.batch is None and len(batches) > 1:
-        raise ConfigError(f"{where}, batch: missing; choose from the profile: {', '.join(map(str, batches))}")
+        raise ConfigError(
+            f"{where}, batch: the key is missing; choose a batch of the profile: {', '.join(map(str, batches))}"
+        )
     if job.batch is not None and job.batch not in batches:
         raise ConfigError(f"{where}, batch: the profile has no row of {name} at batch {job.batch}; choose {batches[0]}")
     program = (name, batches[0] if job.batch is None else job.batch)
     if speeds.find_alone(program) is None:
-        raise ConfigError(f"{where}: the profile has no row of {name} alone on {speeds.model.name}; measure degree 1")
+        raise ConfigError(f"{where}: the profile has no row of {name} alone on {speeds.model.name}; measure degree=1")
     return program
 
 
 def compositions(problem: Problem) -> list[Composition]:
-    """Return the compositions of all groups, by size, until a size exceeds `MOST_COMPOSITIONS`."""
+    """Return the compositions of all groups, by size, up to the size that would exceed `MOST_COMPOSITIONS`."""
     kinds, limits = range(len(problem.jobs)), [job.count for job in problem.jobs]
     found_compositions: list[Composition] = []
     for size in range(1, _MOST_TOGETHER + 1):
@@ -323,8 +325,8 @@ def find_cheapest(
     """Return the groups of each composition that an optimal schedule may have.
 
     For makespan and energy, this is the cheapest group (among equally cheap groups, the shortest), unless two smaller
-    groups in sequence cost no more. For mean completion, later groups wait for earlier groups; therefore these are all
-    groups on the Pareto front of the sum of end times and the duration, sorted by the sum.
+    groups in sequence cost no more. For mean completion, the duration counts too, because later groups wait: these are
+    all groups on the Pareto front of the sum of end times and the duration, sorted by the sum.
     """
     best: dict[Composition, tuple[Group, ...]] = {}
     for composition in compositions(problem):

@@ -44,7 +44,7 @@ class _Builder:
         self._where: dict[int, _Place] = {}
         self._maker: dict[int, int] = {}  # the node that placed an occupant
         self._repartition: dict[int, int] = {}  # the last repartition of a GPU
-        self._left: dict[_Place, list[int]] = defaultdict(list)  # the nodes that left a place
+        self._left: dict[_Place, list[int]] = defaultdict(list)  # the nodes that vacated a start
         self._account: dict[str, list[tuple[int | None, float]]] = defaultdict(list)
         for gpu, present in enumerate(state.placed):
             for number, start in present.items():

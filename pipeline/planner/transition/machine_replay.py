@@ -97,7 +97,7 @@ class _Log:
         if lines and lines[0]["transition"] != digest:
             if "reached" not in lines[-1]:
                 raise ConfigError(
-                    f"{machine} has an unfinished transition; finish its replay or remove {self._path.parent}"
+                    f"{machine} has an unfinished transition; finish its replay, or remove {self._path.parent}"
                 )
             journal_file.remove(self._path)
             lines = []
@@ -312,7 +312,8 @@ def _find_gpus(
         device = by_name.get(str(gpu.id))
         if device is None or device.index is None:
             raise ConfigError(
-                f"machine {machine} has no GPU {gpu.id}, only {len(devices)} GPUs from 0; replay on a new machine"
+                f"machine {machine} has no GPU {gpu.id}, only {len(devices)} GPUs numbered from 0; replay on a new "
+                "machine"
             )
         if models[device.index] != mig_table.find(gpu.model).name:
             raise ConfigError(

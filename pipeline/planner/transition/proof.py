@@ -237,7 +237,7 @@ def _end_faults(states: Mapping[str, _State], transition: Transition) -> Iterabl
     if idle := [
         state.gpu.id for state in ends if len(state.slices) > len([i for i in state.instances if i.start is not None])
     ]:
-        yield f"GPU {idle[0]} keeps GPU instances without a service"
+        yield f"GPU {idle[0]} ends with GPU instances that have no service"
     reached = Counter(_shape(state.gpu, state.mode, state.instances) for state in ends if state.instances)
     aside = Counter(_shape(s.gpu, s.mode, s.instances) for name, s in states.items() if name in transition.set_aside)
     required = Counter(_shape(gpu, gpu.mode, gpu.instances) for gpu in transition.tomorrow.gpus if gpu.instances)

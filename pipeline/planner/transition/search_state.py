@@ -88,7 +88,7 @@ class SearchState:
     moves: list[Move] = field(default_factory=list)
 
     def copy(self) -> SearchState:
-        """Copy the state, to try moves."""
+        """Copy the state, to test moves on the copy."""
         return replace(
             self,
             placed=[dict(numbers) for numbers in self.placed],

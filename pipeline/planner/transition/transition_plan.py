@@ -127,7 +127,8 @@ def plan_onward(
             )
     plural = "" if terms.spare == 1 else "s"
     raise NoTransitionError(
-        f"no order found with {terms.spare} spare GPU{plural} of each model keeps all rates; raise --spare"
+        f"no order of steps that keeps all rates was found with {terms.spare} spare GPU{plural} of each model; "
+        "raise --spare"
     )
 
 

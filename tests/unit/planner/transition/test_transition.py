@@ -180,7 +180,7 @@ def test_what_is_the_same_stays_where_it_is_and_the_rest_goes_around_it() -> Non
 def test_a_service_that_needs_all_it_has_waits_for_its_new_instance_on_a_spare_gpu() -> None:
     today = plan_of((on("7g.80gb", 0, "a", 70),), rates={"a": 60})
     tomorrow = plan_of((on("4g.40gb", 0, "a", 40), on("3g.40gb", 4, "a", 30)), rates={"a": 60})
-    with pytest.raises(NoTransitionError, match="no order found with 0 spare GPUs"):
+    with pytest.raises(NoTransitionError, match=r"no order of steps .* with 0 spare GPUs"):
         planning.plan_transition(today, tomorrow, 0, {})
     planned = planning.plan_transition(today, tomorrow, 1, DURATIONS_S)
     assert [step.kind for step in planned.steps] == ["repartition", "create", "create", "delete", "repartition"]
