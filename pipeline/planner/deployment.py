@@ -153,7 +153,7 @@ def write(plan: Plan, path: Path) -> None:
 
 
 def check(deployment: Deployment, where: str) -> None:
-    """Raise ConfigError if a layout is illegal (names legal layouts), memory is too small or an id occurs twice."""
+    """Raise ConfigError if a layout is illegal, the memory is too small or an id occurs twice."""
     for name, count in Counter(gpu.id for gpu in deployment.gpus if gpu.id is not None).items():
         if count > 1:
             raise ConfigError(f"{where}: {count} GPUs have the id {name!r}; write a different id for each GPU")

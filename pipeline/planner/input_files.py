@@ -44,7 +44,7 @@ def read(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; name a readable file") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text; save it as UTF-8") from error
+        raise ConfigError(f"{path}: not UTF-8 text; save the file as UTF-8") from error
 
 
 def read_mapping(path: Path, key: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def read_mapping(path: Path, key: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         row = f" row {mark.line + 1}" if mark else ""
         raise ConfigError(
-            f"{path}{row}: not valid YAML: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
+            f"{path}{row}: not valid YAML: {getattr(error, 'problem', None) or 'the text cannot be parsed'}"
         ) from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: not a mapping; write a list under the key {key}")
@@ -78,7 +78,7 @@ def write(path: Path, text: str) -> None:
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}; name a writable file") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A profile from a folder of ParvaGPU's tables (SC'24; public, measured on an A100 80GB).
 
-`MODEL.csv` has one row per configuration: compute slices of the MIG instance, batch size, MPS processes in it,
-throughput of one process in requests/s, latency of a batch in s. Zeros mean that the configuration did not run.
+`MODEL.csv` has one row per configuration: compute slices of the MIG instance, batch size, MPS processes in the
+instance, throughput of one process in requests/s, latency of a batch in s. Zeros mean that the configuration did
+not run.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Row:
         gpu_model: name in the table of MIG profiles (`a100_80gb`), or the driver's name for a model outside that table.
         sharing_mode: name in the configuration (`naive`, `mps`, `mps_percent`, `mps_static`, `mig`, `mig_mps`, ...).
         instance_profile: MIG profile (`3g.40gb`); `None` in a mode without instances.
-        share_percent: limit of the multiprocessors of each process under MPS; `None` without a limit.
+        share_percent: share of the multiprocessors that each process may use under MPS; `None` without a limit.
         processes: number of processes that run concurrently on the instance or GPU.
         batch: requests or samples per step; `None` for a program without batches.
         memory_mib: peak memory of all processes together.
@@ -196,7 +196,7 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
     if _VERSION_COLUMN not in names:
         raise ConfigError(
             f"{where}, {_VERSION_COLUMN}: the column is missing, so this is not a profile of version {VERSION}; "
-            f"make one with `{entry_points.spell('planner', 'profile')}`"
+            f"make a profile with `{entry_points.spell('planner', 'profile')}`"
         )
     for name in names:
         if name in _WITHOUT_UNIT:

@@ -45,7 +45,9 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
             paths[0].write_text(drawing.svg, encoding="utf-8")
             paths[1].write_bytes(drawing.pdf)
         except OSError as error:
-            raise ConfigError(f"--out {arguments.out}: cannot be written: {error.strerror}") from error
+            raise ConfigError(
+                f"--out {arguments.out}: cannot be written: {error.strerror}; name a writable folder"
+            ) from error
         rows.append(
             {"files": [str(path) for path in paths], "title": drawing.sketch.title, "caption": drawing.sketch.caption}
         )

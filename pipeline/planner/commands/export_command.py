@@ -91,7 +91,7 @@ def _select_model(plan: Plan, model: str, where: str) -> Plan:
         (name for name in names if mig_table.find_model_name(name) == mig_table.find_model_name(model)), None
     )
     if name_in_plan is None:
-        raise ConfigError(f"--gpu {model}: not in {where}; choose among {', '.join(sorted(names)) or 'none'}")
+        raise ConfigError(f"--gpu {model}: {where} has no such GPU; choose among {', '.join(sorted(names)) or 'none'}")
     return experiment.select_model(plan, name_in_plan)
 
 

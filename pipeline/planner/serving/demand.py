@@ -67,7 +67,7 @@ def read(path: Path) -> Demand:
 def check(services: tuple[Service, ...], where: str) -> None:
     """Raise ConfigError if a service cannot be planned."""
     if not services:
-        raise ConfigError(f"{where}: services is empty; list at least one")
+        raise ConfigError(f"{where}: services is empty; list at least one service")
     for number, service in enumerate(services):
         place = f"{where}: services[{number}] {service.name}"
         if service.objective_ms is None:

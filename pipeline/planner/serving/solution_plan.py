@@ -138,7 +138,7 @@ def describe_unmet(unmet: Unmet) -> str:
             f"{service.latency_share:g} x {admitted} = {service.latency_share * (service.objective_ms or 0):g} ms"
         )
     if unmet.row is None or unmet.latency_ms is None:
-        return f"{service.name}: its memory exceeds that of every profiled instance or GPU"
+        return f"{service.name}: its memory is larger than every profiled instance and GPU"
     return (
         f"{service.name}: no latency is below {admitted}; the best is {unmet.latency_ms:g} ms "
         f"({_describe_configuration(unmet.row)}), which meets an objective above {unmet.objective_above_ms:g} ms"

@@ -131,7 +131,7 @@ def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Proble
     """Read a file of jobs for GPUs of a model; ConfigError if a job is invalid, or the profile lacks its rows."""
     content = input_files.decode(_File, input_files.read_mapping(path, "jobs"), str(path))
     if not content.jobs:
-        raise ConfigError(f"{path}: jobs is empty; list at least one")
+        raise ConfigError(f"{path}: jobs is empty; list at least one job")
     gpus = content.gpus if num_gpus is None else num_gpus
     if not 1 <= gpus <= _MOST_GPUS:
         where = f"{path}: gpus:" if num_gpus is None else "--gpus"
