@@ -1,4 +1,4 @@
-"""Planning of jobs on shared GPUs, from measured profiles to deployments, and from one deployment to the next.
+"""Plans for jobs on shared GPUs: deployments from measured profiles, and transitions between deployments.
 
-It reads results and writes plans. Only `replay` changes a machine, a simulated one.
+The planner reads results and writes plans. Only `replay` changes a machine, which is simulated.
 """

@@ -1,7 +1,7 @@
 """Plans from measured profiles: `python -m pipeline.planner COMMAND [--json]`.
 
-Each command is an entry of `COMMANDS` and a file of `commands/` with `add_arguments` and `answer`. Exit status: 0; 1 if
-no plan exists or a check fails; 2 for unusable input.
+Each command is an entry of `COMMANDS` and a file of `commands/` with `add_arguments` and `answer`. Exit status: 0 on
+success; 1 if no plan exists or a check fails; 2 for unusable input.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMMANDS = {
     "export": "export a plan as an experiment, a mig-parted configuration or Kubernetes manifests",
     "profile": "make a profile: throughput, latency and memory of each workload on each share of a GPU",
     "serve": "find the fewest GPUs that serve given rates within latency objectives",
-    "compare": "compare the GPUs that each method needs, also with whole GPUs and with smallest instances",
+    "compare": "compare the GPUs that each method needs, also for whole GPUs and smallest instances",
     "transition": "plan the steps from one plan to another, with every service kept running",
     "draw": "draw a plan, a transition or a comparison of methods as SVG and PDF",
     "replay": "carry out a transition on a simulated machine, or resume it",
@@ -33,7 +33,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answer one command and return the exit status."""
+    """Run one command and return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = make_parser(*words).parse_args(words)
     try:
@@ -46,12 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser(*words: str) -> argparse.ArgumentParser:
-    """Return the parser, with the arguments of the command in `words` only, so that no other command is imported."""
+    """Return the parser; import only the command that `words` begins with, and add its arguments."""
     parser = argparse.ArgumentParser(
         prog=entry_points.spell("planner"),
-        description="Plan which job runs on which partition of which GPU, from measured profiles. Touches no GPU.",
-        epilog=f"{entry_points.spell('planner')} COMMAND --help explains one. Exit status: 0; 1 if no plan exists, a "
-        "check fails or a step failed; 2 for unusable input or a machine in use.",
+        description="Plan which job runs on which partition of which GPU, from measured profiles. No GPU is used.",
+        epilog=f"{entry_points.spell('planner')} COMMAND --help explains a command. Exit status: 0 on success; 1 if "
+        "no plan exists, a check fails or a step failed; 2 for unusable input or a machine in use.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, about in COMMANDS.items():

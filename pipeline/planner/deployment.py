@@ -1,7 +1,7 @@
-"""Deployments: the services on each GPU; plans, which are deployments with their purpose; and the file of a plan.
+"""Deployments (the services on each GPU), plans (a deployment with its services and its lower bound), and plan files.
 
-A deployment is legal if every GPU can be divided as stated and the memory suffices. A start is the first memory slice,
-as in `pipeline.prepare.mig.layouts`.
+A deployment is legal if every GPU supports its layout and the memory suffices. A start is the first memory slice of an
+instance, as in `pipeline.prepare.mig.layouts`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A service on a GPU instance or an undivided GPU. Throughput and memory are of all its processes together.
+    """A service on a GPU instance or an undivided GPU. Throughput and memory are totals of its processes.
 
     Attributes:
-        profile: MIG profile, as `3g.40gb`; `None` on a GPU without MIG.
+        profile: MIG profile, such as `3g.40gb`; `None` on a GPU without MIG.
         start: first memory slice; `None` on a GPU without MIG.
-        processes: processes of the service; several share the instance through MPS.
-        batch: requests or samples that a process takes at once.
+        processes: number of processes of the service; several processes share the instance through MPS.
+        batch: requests or samples per batch.
         share_pct: MPS active thread percentage of each process; `None` without a limit.
     """
 
@@ -49,13 +49,13 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU and what runs on it.
+    """One GPU and its services.
 
     Attributes:
-        model: `a100_80gb`, or the name that the driver reports.
+        model: name in the table of MIG profiles (`a100_80gb`), or the name that the driver reports.
         id: index or UUID; `None` for any GPU of the model.
-        mode: how the services share it; only `mig` divides it.
-        driver_branch: first number of the driver's version; `None` for a current one.
+        mode: sharing mode of the services; only `mig` partitions the GPU.
+        driver_branch: first number of the driver version; `None` for a current driver.
     """
 
     model: str
@@ -76,14 +76,14 @@ def total_per_s(gpus: Iterable[Gpu]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """GPUs and what runs on them."""
+    """GPUs with their services."""
 
     gpus: tuple[Gpu, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A service's rate and objective; a configuration must stay below `latency_share` of the objective."""
+    """A service with its rate and objective; its latency must stay below `latency_share` of the objective."""
 
     name: str
     rate_per_s: float
@@ -93,15 +93,15 @@ class Service:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A deployment, what it is for, and how good it is known to be.
+    """A deployment with its services and the lower bound of the number of GPUs.
 
     Attributes:
-        services: empty for a plan of training jobs.
-        profile_digest: digest of the profile behind the figures; `None` if they come from elsewhere.
+        services: services of the deployment; empty for a plan of training jobs.
+        profile_digest: digest of the profile with the figures; `None` if the figures come from another source.
         bound: proved lower bound of the number of GPUs.
-        gap: distance from the bound, as a share of the plan's GPUs; 0 is proved optimal.
+        gap: difference between the plan's GPUs and the bound, as a share of the plan's GPUs; 0 is proved optimal.
         is_simulated: whether the figures come from a simulated GPU.
-        details: further facts of the planning method, as JSON.
+        details: further results of the planning method, as JSON.
     """
 
     deployment: Deployment
@@ -123,9 +123,9 @@ def to_json(plan: Plan) -> dict[str, Any]:
 
 
 def from_json(content: Mapping[str, Any], where: str) -> Plan:
-    """Return the plan of a JSON object; ConfigError if its version, a key or a type is wrong, or it is not legal."""
+    """Return the plan in a JSON object; ConfigError if its version, a key, a type or the deployment is invalid."""
     if (version := content.get("version")) != VERSION:
-        raise ConfigError(f"{where}: version is {version!r}, not {VERSION}; plan again")
+        raise ConfigError(f"{where}: version is {version!r}, not {VERSION}; make the plan again")
     if "gpus" not in content:
         raise ConfigError(
             f"{where}: key 'gpus' is missing; make a plan with `{entry_points.spell('planner', 'serve')}`"
@@ -133,7 +133,7 @@ def from_json(content: Mapping[str, Any], where: str) -> Plan:
     rest = dict(content)
     gpus = rest.pop("gpus")
     num_gpus = rest.pop("num_gpus", None)
-    decoded = input_files.decode(tuple[Gpu, ...], gpus, f"{where}: gpus")  # separately: errors then name the key
+    decoded = input_files.decode(tuple[Gpu, ...], gpus, f"{where}: gpus")  # decoded separately: errors name the key
     if num_gpus is not None and num_gpus != len(decoded):
         raise ConfigError(f"{where}: num_gpus is {num_gpus!r}, but gpus lists {len(decoded)}; correct one of them")
     plan = input_files.decode(Plan, rest | {"deployment": {"gpus": gpus}}, where)
@@ -143,7 +143,7 @@ def from_json(content: Mapping[str, Any], where: str) -> Plan:
 
 
 def read(path: Path) -> Plan:
-    """Read the plan in a file; ConfigError if it cannot be used."""
+    """Read the plan in a file; ConfigError if the file is invalid."""
     return from_json(input_files.read_json(path), str(path))
 
 
@@ -153,16 +153,16 @@ def write(plan: Plan, path: Path) -> None:
 
 
 def check(deployment: Deployment, where: str) -> None:
-    """Refuse an illegal layout (naming legal ones), too little memory, or an id that occurs twice; ConfigError."""
+    """Raise ConfigError if a layout is illegal, the memory is too small or an id occurs twice."""
     for name, count in Counter(gpu.id for gpu in deployment.gpus if gpu.id is not None).items():
         if count > 1:
-            raise ConfigError(f"{where}: {count} GPUs have the id {name!r}; give each an id of its own")
+            raise ConfigError(f"{where}: {count} GPUs have the id {name!r}; write a different id for each GPU")
     for number, gpu in enumerate(deployment.gpus):
         check_gpu(gpu, f"{where}: gpus[{number}]")
 
 
 def check_gpu(gpu: Gpu, where: str) -> None:
-    """Refuse a GPU as `check` does."""
+    """Check one GPU as `check` does."""
     for number, instance in enumerate(gpu.instances):
         if instance.processes == 0 or instance.batch == 0:
             raise ConfigError(f"{where}.instances[{number}]: processes and batch must be at least 1")
@@ -178,12 +178,12 @@ def check_gpu(gpu: Gpu, where: str) -> None:
 
 
 def mig_gpu(gpu: Gpu) -> MigGpu:
-    """Return how MIG divides the GPU; ConfigError if its model is unknown or cannot be divided."""
+    """Return the MIG profiles of the GPU; ConfigError if its model is unknown or has no MIG."""
     return profiles.load_model(gpu.model, gpu.driver_branch)
 
 
 def list_placed(gpu: Gpu) -> layouts.Placed:
-    """Return the profiles and starts of a divided GPU; ConfigError if it has no such profile."""
+    """Return the profiles and starts of a GPU's instances; ConfigError if the model lacks one of the profiles."""
     model = mig_gpu(gpu)
     return tuple(
         (layouts.resolve(model, instance.profile), instance.start)
@@ -213,11 +213,14 @@ def _check_undivided(gpu: Gpu, where: str) -> None:
     needed = sum(instance.memory_mib or 0 for instance in gpu.instances)
     known = mig_table.models().get(mig_table.find_model_name(gpu.model))
     if known is not None and needed > known.capacity_mib:
-        raise ConfigError(f"{where}: its services need {needed:g} MiB, but {gpu.model} has {known.capacity_mib}")
+        raise ConfigError(
+            f"{where}: its services need {needed:g} MiB, but {gpu.model} has {known.capacity_mib}; move a service to "
+            "another GPU"
+        )
 
 
 def _suggest(model: MigGpu, placed: layouts.Placed) -> str:
-    """Suggest the same profiles elsewhere, or the nearest that fit together."""
+    """Suggest legal starts for the profiles, or else the nearest legal layouts."""
     requested = [profile for profile, _ in placed]
     layout = layouts.place(model, requested)
     if layout is not None:

@@ -15,7 +15,7 @@ from pipeline.base.system.json_decoder import JsonValueError
 
 T = TypeVar("T")
 
-# The loader in C is ten times as fast: a thousand services take 0.05 s.
+# The loader in C is ten times as fast as the loader in Python: it reads a thousand services in 0.05 s.
 _FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # The loader raises these for malformed numbers, dates and booleans, and for deep nesting.
 _UNREADABLE = (ValueError, KeyError, AttributeError, RecursionError)
@@ -44,7 +44,7 @@ def read(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; name a readable file") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text; save it as UTF-8") from error
+        raise ConfigError(f"{path}: not UTF-8 text; save the file as UTF-8") from error
 
 
 def read_mapping(path: Path, key: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def read_mapping(path: Path, key: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         row = f" row {mark.line + 1}" if mark else ""
         raise ConfigError(
-            f"{path}{row}: not valid YAML: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
+            f"{path}{row}: not valid YAML: {getattr(error, 'problem', None) or 'the text cannot be parsed'}"
         ) from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: not a mapping; write a list under the key {key}")
@@ -66,7 +66,7 @@ def read_mapping(path: Path, key: str) -> dict[str, Any]:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse to write into a folder that does not exist; ConfigError."""
+    """Raise ConfigError if the folder of a file does not exist."""
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: folder {path.parent} does not exist; create it")
 
@@ -78,11 +78,11 @@ def write(path: Path, text: str) -> None:
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}; name a writable file") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file; ConfigError if there is none."""
+    """Read the JSON object in a file; ConfigError if the file has no JSON object."""
     text = read(path)
     try:
         content = json.loads(text)
@@ -99,7 +99,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def decode(kind: type[T], raw: object, where: str) -> T:
-    """Decode an object from parsed JSON or YAML; `where` names file and key in errors, as `plan.json: gpus[0]`.
+    """Decode an object from parsed JSON or YAML; `where` names file and key in errors, such as `plan.json: gpus[0]`.
 
     Raises:
         ConfigError: a key is missing or unknown, a type is wrong, or a figure is negative or not finite.

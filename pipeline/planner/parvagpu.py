@@ -1,7 +1,8 @@
 """A profile from a folder of ParvaGPU's tables (SC'24; public, measured on an A100 80GB).
 
-`MODEL.csv` has one row per configuration: compute slices of the MIG instance, batch size, MPS processes in it,
-throughput of one process in requests/s, latency of a batch in s. Zeros mean that the configuration did not run.
+`MODEL.csv` has one row per configuration: compute slices of the MIG instance, batch size, MPS processes in the
+instance, throughput of one process in requests/s, latency of a batch in s. Zeros mean that the configuration did
+not run.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def read(folder: Path) -> Profile:
     """Read the tables of a folder, one file per workload, as one profile.
 
     Raises:
-        ConfigError: there is no table, or a field cannot be used; names file, row and column.
+        ConfigError: the folder has no table, or a field is invalid; the message names file, row and column.
     """
     tables = sorted(path for path in folder.glob("*.csv") if not path.name.startswith(_SCENARIOS))
     if not tables:
@@ -48,11 +49,13 @@ def _rows(path: Path) -> Iterator[Row]:
     for cells in reader:
         where = f"{path} row {reader.line_num}"
         if None in cells or None in cells.values():
-            raise ConfigError(f"{where}: the row has more or fewer fields than the header")
+            raise ConfigError(
+                f"{where}: the row has more or fewer fields than the header; write one field for each column"
+            )
         slices, batch, processes = (read_count(f"{where}, {key}", cells[key]) for key in (_SLICES, _BATCH, _PROCESSES))
         throughput_per_s, latency_s = (read_number(f"{where}, {key}", cells[key]) for key in (_THROUGHPUT, _LATENCY))
         if slices not in names:
-            raise ConfigError(f"{where}, {_SLICES}: an A100 has no instance of {slices} compute slices")
+            raise ConfigError(f"{where}, {_SLICES}: an A100 has no instance of {slices} compute slices; correct it")
         if throughput_per_s == 0 or latency_s == 0:
             continue
         yield Row(

@@ -26,33 +26,33 @@ VERSION = 1
 _VERSION_COLUMN, _SIMULATED_COLUMN = "schema_version", "is_simulated"
 _TRUTHS = {"": False, "false": False, "true": True}
 SIMULATED = "simulated: the profile says nothing about a real GPU"
-"""The mark of every answer that follows from a profile of a simulated GPU."""
+"""The mark of every result that is computed from a profile of a simulated GPU."""
 MEASURED_SIMULATED = "simulated: the measurements say nothing about a real GPU"
 
 
 def list_marks(*, is_simulated: bool) -> list[str]:
-    """Return the lines that mark an answer as simulated."""
+    """Return the lines that mark a result as simulated."""
     return [SIMULATED] if is_simulated else []
 
 
 PLANNED_AS = {mode.name: mode.planned_as for mode in sharing_modes.MODES.values() if mode.planned_as}
-"""The planner's name of each sharing mode. Rows of other modes are read but not planned with."""
+"""The planner's name of each sharing mode. Rows of other modes are read but not used."""
 ON_INSTANCES = tuple(name for name, planned in PLANNED_AS.items() if planned == "mig")
 """Sharing modes whose rows name an instance profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One cell of the table. Figures of several processes are those of all together; latency is that of a request.
+    """One measured cell. Throughput and memory are totals of all processes; latency is the latency of one request.
 
     Attributes:
-        gpu_model: name in the table of MIG profiles (`a100_80gb`), or the driver's if that table has none.
+        gpu_model: name in the table of MIG profiles (`a100_80gb`), or the driver's name for a model outside that table.
         sharing_mode: name in the configuration (`naive`, `mps`, `mps_percent`, `mps_static`, `mig`, `mig_mps`, ...).
-        instance_profile: MIG profile (`3g.40gb`); `None` where the mode has none.
-        share_percent: of the multiprocessors, the limit of each process under MPS; `None` without a limit.
-        processes: number in the instance, or on the GPU, at the same time.
-        batch: requests or samples a step; `None` for a program without batches.
-        memory_mib: peak of all processes together.
+        instance_profile: MIG profile (`3g.40gb`); `None` in a mode without instances.
+        share_percent: share of the multiprocessors that each process may use under MPS; `None` without a limit.
+        processes: number of processes that run concurrently on the instance or GPU.
+        batch: requests or samples per step; `None` for a program without batches.
+        memory_mib: peak memory of all processes together.
         runs: ids of the MLflow runs.
     """
 
@@ -75,15 +75,15 @@ class Row:
 
     @property
     def cell(self) -> tuple[str | float | None, ...]:
-        """The columns before the figures: no two rows of a table agree in all of them."""
+        """The fields before the figures, which identify the row in its table."""
         return tuple(getattr(self, column) for column in COLUMNS[: COLUMNS.index("throughput_per_s")])
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
-# Larger than any figure of a GPU; sums of such numbers are still finite.
+# Larger than any figure of a GPU; sums of figures up to this limit are finite.
 _MOST = 1e15
 _REQUIRED = ("workload", "gpu_model", "sharing_mode", "processes", "throughput_per_s")
-# Column names without their unit, for a helpful error.
+# Column names without their unit, for the error about a missing unit.
 _WITHOUT_UNIT = {
     column.removesuffix(unit): column
     for unit in ("_per_s", "_ms", "_mib", "_j", "_percent")
@@ -94,12 +94,12 @@ _WITHOUT_UNIT = {
 
 @dataclass(frozen=True)
 class Profile:
-    """A table, its rows in the order of the file.
+    """A table with its rows in the order of the file.
 
     Attributes:
-        source: the file or files, for messages.
+        source: path of the file or files, for messages.
         places: file and line of each row, if read from a file.
-        is_simulated: whether all figures are of a simulated GPU.
+        is_simulated: whether all figures come from a simulated GPU.
     """
 
     rows: tuple[Row, ...]
@@ -128,7 +128,7 @@ def read(paths: Sequence[Path] | Path) -> Profile:
     """Read one table from one or several files.
 
     Raises:
-        ConfigError: a file or row cannot be used, or rows of simulated and real GPUs are mixed; names file, row, key.
+        ConfigError: a file or row is invalid, or rows of simulated and real GPUs are mixed; names file, row and key.
     """
     files = [paths] if isinstance(paths, Path) else list(paths)
     source = ", ".join(map(str, files))
@@ -141,15 +141,17 @@ def read(paths: Sequence[Path] | Path) -> Profile:
             simulated_at.setdefault(is_simulated, where)
             if len(simulated_at) > 1:
                 raise ConfigError(
-                    f"{where}, {_SIMULATED_COLUMN}: {simulated_at[True]} is of a simulated GPU, {simulated_at[False]} "
-                    "of a real one; leave one of them out"
+                    f"{where}, {_SIMULATED_COLUMN}: {simulated_at[True]} is from a simulated GPU, "
+                    f"{simulated_at[False]} is from a real GPU; use separate profiles"
                 )
             if row.cell in first:
-                raise ConfigError(f"{where}, workload: {_describe(row)} has two rows; remove this or {first[row.cell]}")
+                raise ConfigError(
+                    f"{where}, workload: {_describe(row)} has two rows; remove this row or {first[row.cell]}"
+                )
             first[row.cell] = where
             rows.append(row)
     if not rows:
-        raise ConfigError(f"{source}: the profile has no rows")
+        raise ConfigError(f"{source}: the profile has no rows; name a profile with rows")
     return Profile(rows=tuple(rows), source=source, places=tuple(first.values()), is_simulated=True in simulated_at)
 
 
@@ -175,7 +177,7 @@ def _field(cell: object) -> str:
 
 
 def _read_file(path: Path) -> Iterable[tuple[int, Row, bool]]:
-    """Yield each row with the number of its line, and whether it is of a simulated GPU."""
+    """Yield each row with its line number, and whether the row comes from a simulated GPU."""
     reader = csv.DictReader(io.StringIO(input_files.read(path)), restkey="", strict=True)
     try:
         _check_columns(path, reader.fieldnames or ())
@@ -194,7 +196,7 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
     if _VERSION_COLUMN not in names:
         raise ConfigError(
             f"{where}, {_VERSION_COLUMN}: the column is missing, so this is not a profile of version {VERSION}; "
-            f"make one with `{entry_points.spell('planner', 'profile')}`"
+            f"make a profile with `{entry_points.spell('planner', 'profile')}`"
         )
     for name in names:
         if name in _WITHOUT_UNIT:
@@ -203,7 +205,7 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
             known = ", ".join((*COLUMNS, _SIMULATED_COLUMN))
             raise ConfigError(f"{where}, {name}: unknown column; choose among {known}")
         if list(names).count(name) > 1:
-            raise ConfigError(f"{where}, {name}: the column is there twice; remove one")
+            raise ConfigError(f"{where}, {name}: the column occurs twice; remove one of them")
     for name in _REQUIRED:
         if name not in names:
             raise ConfigError(f"{where}, {name}: the column is missing; add it")
@@ -211,7 +213,7 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
 
 def _row(where: str, cells: dict[str, Any]) -> Row:
     if "" in cells or None in cells.values():
-        raise ConfigError(f"{where}: the row has more or fewer fields than the header")
+        raise ConfigError(f"{where}: the row has more or fewer fields than the header; write one field per column")
     if (version := cells[_VERSION_COLUMN].strip()) != str(VERSION):
         raise ConfigError(
             f"{where}, {_VERSION_COLUMN}: version is {version or '(none)'}, not {VERSION}; "
@@ -235,21 +237,23 @@ def _check(where: str, row: Row) -> None:
         remedy = "name the MIG profile" if row.instance_profile is None else "leave the field empty"
         raise ConfigError(f"{where}, instance_profile: does not fit sharing_mode {row.sharing_mode}; {remedy}")
     if row.share_percent is not None and row.share_percent > 100:
-        raise ConfigError(f"{where}, share_percent: {row.share_percent:g} is above 100")
+        raise ConfigError(f"{where}, share_percent: {row.share_percent:g} is above 100; write at most 100")
     for name, low, high in (
         ("throughput_low_per_s", row.throughput_low_per_s, row.throughput_per_s),
         ("throughput_high_per_s", row.throughput_per_s, row.throughput_high_per_s),
     ):
         if low is not None and high is not None and low > high:
-            raise ConfigError(f"{where}, {name}: {low:g} > {high:g}, so the throughput is outside its interval")
+            raise ConfigError(
+                f"{where}, {name}: the throughput is outside its interval ({low:g} > {high:g}); correct one of them"
+            )
 
 
 def read_number(where: str, text: str) -> float:
-    """Read a figure, finite and not negative; ConfigError naming `where`."""
+    """Read a figure that is finite and not negative; ConfigError names `where`."""
     try:
         figure = float(text)
     except ValueError as error:
-        raise ConfigError(f"{where}: {text!r} is not a number") from error
+        raise ConfigError(f"{where}: {text!r} is not a number; write a number") from error
     if not math.isfinite(figure):
         raise ConfigError(f"{where}: {text} is not finite; leave the field empty if it was not measured")
     if figure > _MOST:
@@ -267,10 +271,10 @@ def _read_positive(where: str, text: str) -> float:
 
 
 def read_count(where: str, text: str) -> int:
-    """Read a whole number above 0; ConfigError naming `where`."""
+    """Read a whole number above 0; ConfigError names `where`."""
     figure = _read_positive(where, text)
     if not figure.is_integer():
-        raise ConfigError(f"{where}: {text} is not a whole number")
+        raise ConfigError(f"{where}: {text} is not a whole number; write a whole number")
     return int(figure)
 
 

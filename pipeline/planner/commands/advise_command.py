@@ -22,26 +22,26 @@ from pipeline.report.read.study_records import Study
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the study."""
+    """Add the arguments that name the study."""
     add_store_arguments(parser)
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
-    """Return advice for each case of several jobs; status 1 if a case has none."""
+    """Return advice for each case of several jobs; status 1 if a case has no advice."""
     return answer_of(rows.read(named_stores(arguments), arguments.experiment))
 
 
 def answer_of(study: Study) -> CommandAnswer:
-    """Return the same for a study that was read.
+    """Return the advice for a study.
 
     Raises:
-        ConfigError: no jobs ran together in it.
+        ConfigError: the study has no group of several jobs.
     """
     cells = make_cells(study)
     advices = advise(cells, verdicts(cells))
     if not advices:
         raise ConfigError(
-            f"experiment {study.experiment!r} has no group of several jobs; measure some: "
+            f"experiment {study.experiment!r} has no group of several jobs; measure groups: "
             f"{entry_points.spell('run', '-m', 'scenario=naive,mps', 'degree=2,3', 'repeats=5')}"
         )
     sweeps = [follow_up_sweep.build_command(study, advice) for advice in advices]
@@ -57,7 +57,7 @@ def answer_of(study: Study) -> CommandAnswer:
 
 
 def _table(advices: list[Advice]) -> list[str]:
-    heads = ["case", "jobs", "take", "figure", "compared by", "runner-up", "speed-up over it"]
+    heads = ["case", "jobs", "use", "figure", "compared by", "runner-up", "speed-up over runner-up"]
     lines = [
         [
             advice.case.label,
@@ -74,12 +74,12 @@ def _table(advices: list[Advice]) -> list[str]:
 
 
 def _describe(advice: Advice, sweep: str | None) -> list[str]:
-    taken = f"take {advice.mode}" if advice.mode else "no advice"
+    taken = f"use {advice.mode}" if advice.mode else "no advice"
     return [
         f"{jobs_in_words(advice.case, advice.degree)}: {taken}: {advice.because}",
         *(f"    {change}" for change in advice.changes),
         *(f"    not considered: {mode}" for mode in advice.not_considered),
-        *([f"    to decide it, run: {sweep}"] if sweep else []),
+        *([f"    to get advice, run: {sweep}"] if sweep else []),
     ]
 
 

@@ -1,4 +1,4 @@
-"""`python -m pipeline.planner check`: the predictions of a plan beside the measurements of its experiment."""
+"""`python -m pipeline.planner check`: the predictions of a plan, compared with the measurements of its experiment."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         metavar="FILE",
-        help="profile of the plan, for energy and the intervals of predictions; may be given again",
+        help="profile of the plan, for energy and the intervals of predictions; may be repeated",
     )
-    parser.add_argument("--report", action="store_true", help="write the experiment's report with this table in it")
+    parser.add_argument("--report", action="store_true", help="write the experiment's report with this comparison")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report (default reports/NAME)")
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
-    """Compare; status 1 if a GPU was not measured or a promise was not kept."""
+    """Compare plan and experiment; status 1 if a GPU was not measured or a requirement was not met."""
     if arguments.out is not None and not arguments.report:
         raise ConfigError("--out has no effect without --report; add --report")
     plan, is_training = training_plan.read(arguments.plan)
@@ -59,12 +59,12 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
 
 
 def describe_check(check: Check, table: Table) -> str:
-    """Format the table, and list what does not hold."""
+    """Format the table, and list GPUs without measurement and requirements that were not met or not checked."""
     lines = align_table(
         [list(table.columns), *([format_value(cell) for cell in row] for row in table.rows)], left_columns=(0, 1, 2, 3)
     )
     lines += [f"not measured: {gap}" for gap in check.missing]
-    lines += [f"not kept: {fault}" for fault in check.broken]
+    lines += [f"not met: {fault}" for fault in check.broken]
     lines += [f"not checked: {gap}" for gap in check.unchecked]
     lines += plan_check.describe_held_by_mean(check)
     if check.is_simulated:

@@ -1,4 +1,4 @@
-"""`python -m pipeline.planner compare`: the GPUs that each method needs, beside undivided and finest GPUs."""
+"""`python -m pipeline.planner compare`: the GPUs that each method needs, also for whole GPUs and smallest instances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.planner.serving import planning_input, solvers
 from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import Solution
 
-# Of each method; tree search and genetic algorithm use all of it.
+# Time limit of each method; tree search and genetic algorithm use the full time.
 _TIME_LIMIT_S = 10.0
 
 
@@ -28,12 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         action="append",
         metavar="FACTOR",
-        help="multiply the rates by this (default 1); may be given again",
+        help="multiply the rates by FACTOR (default 1); may be repeated",
     )
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
-    """Return one row per method and load; only the reasons if there is no plan."""
+    """Return one row per method and load, or only the reasons if no plan exists."""
     problem, profile = planning_input.read(arguments)
     by_load, texts = [], []
     for load in arguments.load or [1.0]:
@@ -73,7 +73,7 @@ def _rows(problem: Problem, best: Solution, arguments: argparse.Namespace) -> li
 
 
 def restrict_partitions(problem: Problem) -> list[tuple[str, Problem]]:
-    """Restrict a problem to whole GPUs, and to GPUs in as many instances as possible, where the profile has rows."""
+    """Restrict a problem to whole GPUs, and to the partition with the most instances, if the profile has rows."""
     undivided, smallest = [], []
     for number, model in enumerate(problem.models):
         of_model = [partition for partition in problem.partitions if partition.model == number]

@@ -15,7 +15,7 @@ from pipeline.report.figures.drawing import Sketch, draw
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the files, and the folder of the pictures."""
+    """Add the files and the folder of the pictures."""
     parser.add_argument(
         "files",
         type=Path,
@@ -31,7 +31,7 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
     """Draw all pictures, then write them."""
     names = [re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem) for path in arguments.files]
     if len(set(names)) < len(names):
-        raise ConfigError(f"two files would become {max(names, key=names.count)}.svg; draw one at a time")
+        raise ConfigError(f"two files would be drawn as {max(names, key=names.count)}.svg; draw one file at a time")
     sketched = [_sketch(path, name) for path, name in zip(arguments.files, names, strict=True)]
     drawn = [
         draw(sketch, name, is_simulated=is_simulated)
@@ -45,7 +45,9 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
             paths[0].write_text(drawing.svg, encoding="utf-8")
             paths[1].write_bytes(drawing.pdf)
         except OSError as error:
-            raise ConfigError(f"--out {arguments.out}: cannot be written: {error.strerror}") from error
+            raise ConfigError(
+                f"--out {arguments.out}: cannot be written: {error.strerror}; name a writable folder"
+            ) from error
         rows.append(
             {"files": [str(path) for path in paths], "title": drawing.sketch.title, "caption": drawing.sketch.caption}
         )

@@ -29,25 +29,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="PATH",
-        help="experiment: write PATH/experiment/NAME.yaml (default conf); others: the file to write (default -, which "
-        "prints)",
+        help="experiment: write PATH/experiment/NAME.yaml (default conf); other formats: the file to write (default -: "
+        "print)",
     )
     parser.add_argument("--force", action="store_true", help="replace an existing file")
-    parser.add_argument("--gpu", metavar="MODEL", help="only the GPUs of this model")
+    parser.add_argument("--gpu", metavar="MODEL", help="export only the GPUs of MODEL")
     parser.add_argument(
         "--workload",
         action="append",
         default=[],
         metavar="SERVICE=WORKLOAD",
-        help="experiment: the file of conf/workload for a service of another name; may be given again",
+        help="experiment: the file of conf/workload for a service with another name; may be repeated",
     )
-    parser.add_argument("--gpus-per-node", type=int, metavar="N", help="mig-parted: a configuration for each N GPUs")
+    parser.add_argument(
+        "--gpus-per-node", type=int, metavar="N", help="mig-parted: write one configuration per node of N GPUs"
+    )
     parser.add_argument(
         "--image",
         action="append",
         default=[],
         metavar="[SERVICE=]IMAGE",
-        help="kubernetes: container image of all services, or of one; may be given again",
+        help="kubernetes: container image of all services, or of SERVICE; may be repeated",
     )
 
 
@@ -78,7 +80,7 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
         return CommandAnswer(data=data | {"run": run, "rehearse": rehearse, "without_p99": few}, text="\n".join(lines))
     path = Path(arguments.out)
     if path.exists() and not arguments.force:
-        raise ConfigError(f"{path} exists; give another --out, or --force to replace it")
+        raise ConfigError(f"{path} exists; choose another --out, or add --force to replace the file")
     input_files.write(path, text)
     return CommandAnswer(data=data | {"file": str(path)}, text=f"written: {path}")
 
@@ -89,7 +91,7 @@ def _select_model(plan: Plan, model: str, where: str) -> Plan:
         (name for name in names if mig_table.find_model_name(name) == mig_table.find_model_name(model)), None
     )
     if name_in_plan is None:
-        raise ConfigError(f"--gpu {model}: not in {where}; choose among {', '.join(sorted(names)) or 'none'}")
+        raise ConfigError(f"--gpu {model}: {where} has no such GPU; choose among {', '.join(sorted(names)) or 'none'}")
     return experiment.select_model(plan, name_in_plan)
 
 
@@ -100,7 +102,7 @@ def _export(plan: Plan, name: str, arguments: argparse.Namespace) -> str:
         if unknown := workloads.keys() - {
             instance.service for gpu in plan.deployment.gpus for instance in gpu.instances
         }:
-            raise ConfigError(f"--workload {sorted(unknown)[0]}=...: {source} has no such service")
+            raise ConfigError(f"--workload {min(unknown)}=...: {source} has no service {min(unknown)}; check the name")
         return experiment.text_of(plan, name, source, workloads)
     if arguments.kind == _MIG_PARTED:
         text = mig_parted.text_of(plan, name, source, arguments.gpus_per_node)
@@ -112,7 +114,7 @@ def _export(plan: Plan, name: str, arguments: argparse.Namespace) -> str:
 
 
 def _split_by_service(flag: str, arguments: Sequence[str], *, needs_service: bool) -> dict[str, str]:
-    """Split SERVICE=VALUE arguments; the empty name has the value of all other services."""
+    """Split SERVICE=VALUE arguments; the value under the empty name is for all other services."""
     by_service: dict[str, str] = {}
     for word in arguments:
         service, has_service, argument = word.partition("=")

@@ -18,17 +18,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the steps, the machine and the folder of locks and journals."""
     parser.add_argument("steps", type=Path, help="the file that `transition` wrote")
     parser.add_argument(
-        "--machine", type=Path, required=True, metavar="FILE", help="file of the simulated machine; made if missing"
+        "--machine", type=Path, required=True, metavar="FILE", help="file of the simulated machine; created if missing"
     )
     parser.add_argument("--lock-dir", type=Path, default=locks.DEFAULT_FOLDER, help="gpu.lock_dir of your studies")
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
-    """Carry out the steps; status 1 if the transition is faulty or a failed step leaves no way on."""
+    """Carry out the steps; status 1 if the transition is faulty, or no plan exists after a failed step."""
     transition = transition_steps.read(arguments.steps)
     if broken := proof.check(transition).broken:
         lines = [f"fault: {fault}" for fault in broken]
-        return CommandAnswer(data={"broken": list(broken)}, text="\n".join([*lines, "nothing was changed"]), status=1)
+        return CommandAnswer(
+            data={"broken": list(broken)}, text="\n".join([*lines, "no step was carried out"]), status=1
+        )
 
     def report_step(status: str, step: transition_steps.Step) -> None:
         say(f"{step.id} {step.kind} {describe_step(step)}: {status}")
@@ -39,10 +41,10 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
 
 
 def describe_outcome(outcome: Outcome) -> str:
-    """Describe the steps that were done, undone and failed."""
+    """Describe the steps that were completed, undone or failed."""
     lines = [f"undone after a kill: {undone}" for undone in outcome.put_back]
     if outcome.was_set_up:
-        lines.append("today's GPU instances were created on the empty machine")
+        lines.append("the GPU instances of the current deployment were created on the empty machine")
     for failure in outcome.failures:
         lines.append(
             f"step {failure['step']} failed on GPU {failure['gpu']}, which is not changed further: {failure['reason']}"
@@ -51,5 +53,5 @@ def describe_outcome(outcome: Outcome) -> str:
     lines.append(
         f"{format_count(outcome.done, 'step')} done{earlier}; partitions are simulated, services are not started"
     )
-    lines.append("tomorrow's deployment is reached" if outcome.reason is None else f"stopped: {outcome.reason}")
+    lines.append("the new deployment is reached" if outcome.reason is None else f"stopped: {outcome.reason}")
     return "\n".join(lines)

@@ -31,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="today",
         type=Path,
         metavar="FILE",
-        help="today's plan: of the plans with the fewest GPUs, take the one with the fewest changes from it",
+        help="today's plan: among the plans with the fewest GPUs, choose the fewest changes from today's plan",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the plan to write, in JSON")
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
-    """Return the plan, or why there is none."""
+    """Return the plan, or the reasons why no plan exists."""
     if arguments.out is not None:
         input_files.check_folder(arguments.out)
     problem, profile = planning_input.read(arguments)
@@ -47,7 +47,7 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
         arguments.method,
         seed=arguments.seed,
         time_limit_s=arguments.time_limit_s,
-        fewest_slices=today is None,  # else the fewest changes come first
+        fewest_slices=today is None,  # with --from, the fewest changes come first
     )
     if not solution.gpus:
         return answer_without_plan(problem, solution, arguments.time_limit_s, profile)
@@ -82,7 +82,7 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
 
 
 def answer_without_plan(problem: Problem, solution: Solution, time_limit_s: float, profile: Profile) -> CommandAnswer:
-    """Return the reasons why there is no plan."""
+    """Return the reasons why no plan exists."""
     reasons = solution_plan.explain_infeasibility(problem, solution, time_limit_s)
     data: dict[str, Any] = {
         "version": deployment.VERSION,
@@ -100,7 +100,7 @@ def answer_without_plan(problem: Problem, solution: Solution, time_limit_s: floa
 
 
 def describe_plan(plan: Plan) -> str:
-    """Describe a plan: what is proved, the GPUs, and the slack of each service."""
+    """Describe a plan: the proved bounds, the GPUs, and the slack of each service."""
     num_gpus = len(plan.deployment.gpus)
     if plan.status == "optimal":
         proved = "proved, no plan has fewer"
@@ -112,7 +112,7 @@ def describe_plan(plan: Plan) -> str:
     if change := plan.details.get("changes"):
         proved = "" if change["at_least"] is None else f": at least {change['at_least']} changes are needed"
         if change["is_least"]:
-            proved = ": proved, no plan with as few GPUs changes less"
+            proved = ": proved, no plan with as few GPUs has fewer changes"
         head += (
             f"\nfrom {change['from']}: {format_count(change['num_kept'], 'instance')} kept, "
             f"{change['num_created']} created, {change['num_removed']} removed{proved}"

@@ -29,23 +29,23 @@ _NAMES = {"makespan": "makespan", "completion": "mean completion", "energy": "en
 _UNITS = {"makespan": "s", "completion": "s", "energy": "J"}
 _TIME_LIMIT_S = 20.0
 _PROVED = 1e-4
-"""A plan with a smaller gap counts as proved."""
+"""The gap below which a plan counts as proved."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add jobs, profile, GPUs and objective."""
     parser.add_argument("jobs", type=Path, help="the training jobs, in YAML")
     parser.add_argument("--gpu", metavar="GPU", help="model, index or UUID of a GPU (default: the profile's model)")
-    parser.add_argument("--gpus", type=int, metavar="N", help="number of GPUs (default: that of the file)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="number of GPUs (default: gpus of the file)")
     parser.add_argument("--objective", choices=list(_UNITS), default="makespan", help="quantity to minimise (makespan)")
-    parser.add_argument("--modes", metavar="LIST", help="sharing modes besides serial (default: those of the profile)")
+    parser.add_argument("--modes", metavar="LIST", help="sharing modes besides serial (default: modes of the profile)")
     parser.add_argument("--measured-only", action="store_true", help="use measured speeds only, no predictions")
     planning_input.add_solver_arguments(parser, _TIME_LIMIT_S)
     parser.add_argument("--out", type=Path, metavar="FILE", help="the plan to write, in JSON")
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
-    """Return the plan, or the reason why there is none."""
+    """Return the plan, or the reason why no plan exists."""
     planning_input.check_time_limit(arguments.time_limit_s)
     table = profile_table.read(arguments.profile)
     allowed = _choose_modes(arguments.modes, table)
@@ -93,12 +93,12 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
         input_files.write_json(arguments.out, data)
     lines = [*note, *_describe(problem, best, gpus, objective, by_mode)]
     if arguments.modes is None and (unused := [mode for mode in training.MODES if mode not in allowed]):
-        lines.append(f"not considered, as not in the profile: {', '.join(unused)}; --modes adds them with predictions")
+        lines.append(f"not in the profile, not considered: {', '.join(unused)}; --modes adds them with predictions")
     return CommandAnswer(data=data, text="\n".join(lines))
 
 
 def _choose_modes(text: str | None, table: Profile) -> list[str]:
-    """Return the modes of --modes, else the measured ones: predicted modes gain a few per cent at most."""
+    """Return the modes of --modes, else the measured modes, because predicted modes gain a few per cent at most."""
     if text is None:
         measured = {row.sharing_mode for row in table.rows}
         return [mode for mode in training.MODES if mode == sharing_modes.SERIAL.name or mode in measured]
@@ -118,9 +118,10 @@ def _solve(
             reason = f"does not fit into the {problem.memory_mib:g} MiB of {problem.model.name}"
             if arguments.objective == "energy":
                 reason = f"the profile has no energy of {workload} at batch {batch} on {problem.model.name}"
+                reason += "; choose another --objective"
             return None, f"{job.name}: {reason}"
     best = schedule.solve(problem, groups, arguments.objective, seed=arguments.seed, time_limit_s=time_limit_s)
-    return best, f"none was found within {arguments.time_limit_s:g} s; give more time with --time-limit-s"
+    return best, f"the search ended after {arguments.time_limit_s:g} s without a plan; raise --time-limit-s"
 
 
 def _gap(best: Schedule, objective: Objective) -> float | None:
@@ -131,7 +132,7 @@ def _gap(best: Schedule, objective: Objective) -> float | None:
 def _describe(
     problem: Problem, best: Schedule, gpus: Sequence[PlannedGpu], objective: Objective, by_mode: Mapping[str, float]
 ) -> list[str]:
-    """Describe the plan; a `~` stands before every figure that was predicted."""
+    """Describe the plan; a `~` marks every predicted figure."""
     gap, name, unit = _gap(best, objective), _NAMES[objective], _UNITS[objective]
     proved = "found by search, not proved" if gap is None else "proved" if gap < _PROVED else f"gap {gap:.1%}"
     is_predicted = any(group.is_predicted for gpu in gpus for group in gpu.groups)

@@ -26,20 +26,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the two plans, the spare GPUs and the duration of each kind of step."""
     parser.add_argument("today", type=Path, help="the deployed plan")
     parser.add_argument("tomorrow", type=Path, help="the plan to deploy")
-    parser.add_argument("--spare", type=int, default=1, help="GPUs of each model beyond those of the larger plan (1)")
+    parser.add_argument("--spare", type=int, default=1, help="extra GPUs of each model beyond the larger plan (1)")
     parser.add_argument(
         "--duration",
         action="append",
         default=[],
         metavar="KIND=SECONDS",
         help=f"duration of a kind of step, once for each of {', '.join(KINDS)} (migrate: create plus delete); without "
-        "durations there is no makespan",
+        "durations, no makespan is computed",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the steps to write, in JSON")
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
-    """Return the steps and the least throughputs, or why there are none."""
+    """Return the steps and the least throughputs, or the reason why no transition was found."""
     if not 0 <= arguments.spare <= _MOST_SPARE:
         raise ConfigError(f"--spare {arguments.spare}: must be from 0 to {_MOST_SPARE}")
     durations_s = read_durations(arguments.duration)
@@ -59,7 +59,7 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
 
 
 def read_durations(arguments: Sequence[str]) -> dict[str, float]:
-    """Read seconds by kind of step; ConfigError if one is invalid or missing."""
+    """Read seconds by kind of step; ConfigError if a duration is invalid or missing."""
     durations_s: dict[str, float] = {}
     for text in arguments:
         kind, _, number = text.partition("=")
@@ -93,7 +93,7 @@ def describe_transition(transition: Transition, proved: Proof) -> str:
 
 
 def _services(transition: Transition, proved: Proof) -> list[str]:
-    rows = [["service", "today/s", "tomorrow/s", "must keep/s", "lowest/s"]]
+    rows = [["service", "old/s", "new/s", "required/s", "lowest/s"]]
     old, new = transition.old_rates_per_s, transition.new_rates_per_s
     for name in sorted({*old, *new}):
         least = f"{min(old[name], new[name]):g}" if name in old and name in new else "-"

@@ -1,4 +1,4 @@
-"""A plan as an experiment: each GPU is a group, each process a job with its part of the rate.
+"""A plan as an experiment: each GPU is a group, and each process is a job with its share of the rate.
 
 Equal GPUs are one group, which runs once.
 """
@@ -26,12 +26,12 @@ from pipeline.planner.profile_table import SIMULATED
 from pipeline.prepare.mig import layouts, profiles
 
 REPEATS = 5
-"""Blocks, as many as a comparison needs."""
+"""The number of blocks that a comparison needs."""
 _WINDOW_S, _LONGEST_WINDOW_S = 30.0, 600.0
 _FEWEST_REQUESTS = 10
 _PERCENTILE = 99.0
 _BATCHES = ("max_batch", "batch_size")
-"""Keys for the batch; the first that a workload has is set."""
+"""Keys for the batch size; the first key that a workload has is set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,10 @@ class Group:
     """Equal GPUs of a plan.
 
     Attributes:
-        gpus: their positions in the plan.
-        gpu: one of them.
-        sizes: the name of each job in the mix.
-        instance_of: for each job, the position of its instance.
+        gpus: positions of the GPUs in the plan.
+        gpu: one of the GPUs.
+        sizes: name of each job in the mix.
+        instance_of: position of each job's instance.
     """
 
     gpus: tuple[int, ...]
@@ -52,7 +52,7 @@ class Group:
 
     @property
     def scenario(self) -> str:
-        """The sharing mode of its jobs."""
+        """The sharing mode of the jobs."""
         if self.gpu.mode == "mig":
             return sharing_modes.MIG_MPS.name
         if self.gpu.mode == "naive":
@@ -62,7 +62,7 @@ class Group:
 
     @property
     def profiles(self) -> tuple[str, ...]:
-        """The profile of each instance, by slices where possible, so that it fits the GPU of a rehearsal too."""
+        """The profile of each instance, named by slices if possible, to fit the GPU of a rehearsal too."""
         if self.gpu.mode != "mig":
             return ()
         model = profiles.load_model(self.gpu.model, self.gpu.driver_branch)
@@ -73,7 +73,7 @@ class Group:
 def deal_rates(plan: Plan) -> dict[tuple[int, int], float]:
     """Return the rate of one process of each instance, by position of GPU and instance.
 
-    A service's rate is divided among its instances by throughput; if one is unknown, by processes.
+    A service's rate is split among its instances by throughput or, if a throughput is unknown, by processes.
     """
     required = {service.name: service.rate_per_s for service in plan.services}
     places: dict[str, list[tuple[int, int, Instance]]] = defaultdict(list)
@@ -96,7 +96,7 @@ def deal_rates(plan: Plan) -> dict[tuple[int, int], float]:
 def group_gpus(plan: Plan) -> list[Group]:
     """Return the groups of a plan in its order, without empty GPUs."""
     rates = deal_rates(plan)
-    names: dict[str, dict[tuple[object, ...], str]] = defaultdict(dict)  # by model, as each is exported by itself
+    names: dict[str, dict[tuple[object, ...], str]] = defaultdict(dict)  # by model: each is exported separately
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     of_gpu: dict[int, tuple[str, ...]] = {}
     for number, gpu in enumerate(plan.deployment.gpus):
@@ -118,7 +118,7 @@ def group_gpus(plan: Plan) -> list[Group]:
 
 
 def _name(instance: Instance, rate_per_s: float | None, names: dict[tuple[object, ...], str]) -> str:
-    """Name the processes of an instance in a mix, equal ones alike; `names` has the names so far."""
+    """Name the processes of an instance in a mix; equal processes share a name. `names` are the names so far."""
     key = (instance.service, instance.batch, rate_per_s, instance.latency_p99_ms is None)
     if key not in names:
         label = re.sub(r"\W", "_", instance.service.split()[0])
@@ -144,12 +144,12 @@ def build_programs(plan: Plan, groups: Sequence[Group], workloads: Mapping[str, 
 
 
 def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) -> str:
-    """Return the text of the experiment file; ConfigError without exactly one model, or as `build_programs`."""
+    """Return the text of the experiment file; ConfigError for several models, or if a service is not a workload."""
     models = sorted({gpu.model for gpu in plan.deployment.gpus})
     if len(models) != 1:
         raise ConfigError(
             f"{source}: has GPUs of {len(models)} models ({', '.join(models) or 'none'}), but an experiment needs one; "
-            "choose it with --gpu MODEL"
+            "choose one model with --gpu MODEL"
         )
     groups = group_gpus(plan)
     head = (
@@ -172,7 +172,7 @@ def text_of(plan: Plan, name: str, source: str, workloads: Mapping[str, str]) ->
 
 
 def select_model(plan: Plan, model: str) -> Plan:
-    """Keep the GPUs of one model, with their part of the rates."""
+    """Keep the GPUs of one model, with their share of the rates."""
     gpus = tuple(gpu for gpu in plan.deployment.gpus if gpu.model == model)
     rates: dict[str, float] = defaultdict(float)
     for (number, position), rate in deal_rates(plan).items():
@@ -192,7 +192,7 @@ def _window_s(plan: Plan) -> float:
 
 
 def find_without_p99(plan: Plan) -> tuple[str, ...]:
-    """Return services planned by their p99 with a process that gets too few requests to measure it."""
+    """Return services that were planned by p99 latency, but have a process with too few requests for a p99."""
     gpus, window_s = plan.deployment.gpus, _window_s(plan)
     placed = ((gpus[gpu].instances[place], rate) for (gpu, place), rate in deal_rates(plan).items())
     names = (i.service for i, rate in placed if i.latency_p99_ms is not None and not _has_p99(rate, window_s))
@@ -206,7 +206,7 @@ def _has_p99(rate_per_s: float, window_s: float) -> bool:
 def _objective(
     instance: Instance, rate_per_s: float | None, objective_ms: float | None, window_s: float
 ) -> dict[str, Value]:
-    """Return the latency objective, and its percentile if it was planned and can be measured."""
+    """Return the latency objective, and its percentile if the percentile was planned and can be measured."""
     if rate_per_s is None or objective_ms is None:
         return {}
     is_of_p99 = instance.latency_p99_ms is not None and _has_p99(rate_per_s, window_s)
@@ -229,7 +229,7 @@ def _program(
     choice, *options = workloads.get(instance.service, instance.service).split()
     if not (PROJECT_DIR / f"conf/workload/{choice}.yaml").is_file():
         raise ConfigError(
-            f"service {instance.service}: conf/workload has no {choice}.yaml; name its workload, as "
+            f"service {instance.service}: conf/workload has no {choice}.yaml; name its workload, for example "
             f"--workload {instance.service.split()[0]}=infer_bert_base"
         )
     options_there = list_keys("workload", choice)
@@ -246,7 +246,7 @@ def _program(
     if instance.batch is not None and batch is not None:
         options_set[batch] = instance.batch
     if answers_requests and rate_per_s is None and instance.batch is not None:
-        options_set["outstanding"] = instance.batch  # as many clients as fill a batch
+        options_set["outstanding"] = instance.batch  # as many clients as requests in a batch
     if answers_requests and rate_per_s is not None:
         options_set |= {"arrival": "poisson", service_figures.RATE: rate_per_s, **objective}
     return Program(workload=choice, values=tuple(options_set.items()), name=name)

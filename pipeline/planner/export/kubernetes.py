@@ -1,6 +1,6 @@
-"""A plan as Kubernetes manifests: a Deployment for each service on each kind of instance, a pod per instance.
+"""A plan as Kubernetes manifests: a Deployment for each service on each kind of instance, with a pod per instance.
 
-A pod requests its instance by the resource of NVIDIA's device plugin under the strategy `mixed`:
+A pod requests its instance as a resource of NVIDIA's device plugin under the strategy `mixed`:
 `nvidia.com/mig-3g.40gb`, or `nvidia.com/gpu` for an undivided GPU. The user's container reads the plan from environment
 variables: `PROCESSES`, `BATCH_SIZE`, and `RATE_PER_S` of each process.
 """
@@ -23,7 +23,7 @@ _APP, _PLAN = "app.kubernetes.io/name", "app.kubernetes.io/part-of"
 
 
 class _Kind(NamedTuple):
-    """Equal pods."""
+    """The properties that equal pods share."""
 
     service: str
     profile: str | None
@@ -34,10 +34,10 @@ class _Kind(NamedTuple):
 
 
 def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str]) -> str:
-    """Return the manifests as one stream of YAML; `images` has images by service, under "" that of all others.
+    """Return the manifests as one stream of YAML; `images` are by service; "" is for all other services.
 
     Raises:
-        ConfigError: nothing runs, a service has no image, or an undivided GPU has several services.
+        ConfigError: the plan has no service, a service has no image, or an undivided GPU has several services.
     """
     rates = deal_rates(plan)
     pods: Counter[_Kind] = Counter()

@@ -1,7 +1,7 @@
 """A plan as a configuration of NVIDIA's mig-parted, which MIG manager applies to the nodes of a cluster.
 
-Source of the format: github.com/NVIDIA/mig-parted, api/spec/v1/spec.go (commit 28f9599). It has no
-placements: the driver places instances in the order of their profiles.
+Source of the format: github.com/NVIDIA/mig-parted, api/spec/v1/spec.go (commit 28f9599). The format has no
+placements; the driver places instances in the order of their profiles.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pipeline.planner.deployment import Gpu, Plan
 
 
 def text_of(plan: Plan, name: str, source: str, gpus_per_node: int | None) -> str:
-    """Return the configuration in YAML, with `gpus_per_node` one for each node: `NAME-1`, `NAME-2`, ...
+    """Return the configuration in YAML; with `gpus_per_node`, one configuration per node: `NAME-1`, `NAME-2`, ...
 
     Raises:
-        ConfigError: there is no GPU, or the ids are not unique indexes.
+        ConfigError: the plan has no GPU, or the ids are not unique indexes.
     """
     gpus = plan.deployment.gpus
     if not gpus:
-        raise ConfigError(f"{source}: has no GPU; export a plan that has one")
+        raise ConfigError(f"{source}: has no GPU; export a plan with GPUs")
     if gpus_per_node is not None and gpus_per_node < 1:
         raise ConfigError(f"--gpus-per-node {gpus_per_node}: must be at least 1")
     indexes = _indexes(gpus, source)
@@ -46,14 +46,14 @@ def text_of(plan: Plan, name: str, source: str, gpus_per_node: int | None) -> st
 
 
 def _indexes(gpus: Sequence[Gpu], source: str) -> list[int]:
-    """Return the index of each GPU: its id, or the lowest unused one."""
+    """Return the index of each GPU: its id, or the lowest unused index."""
     for gpu in gpus:
         if gpu.id is not None and not re.fullmatch(r"[0-9]{1,9}", gpu.id):
             raise ConfigError(
-                f"{source}: id {gpu.id!r} is not a GPU index, as mig-parted needs; plan with indexes or without ids"
+                f"{source}: id {gpu.id!r} is not a GPU index, which mig-parted needs; plan with indexes or without ids"
             )
     indexes = [int(gpu.id) for gpu in gpus if gpu.id is not None]
     if len(set(indexes)) < len(indexes):
-        raise ConfigError(f"{source}: two GPUs have the same index; give each GPU one of its own")
+        raise ConfigError(f"{source}: two GPUs have the same index; use a different index for each GPU")
     free = (number for number in itertools.count() if number not in indexes)
     return [next(free) if gpu.id is None else int(gpu.id) for gpu in gpus]

@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ONE_COLUMN = 14
-"""More rows are drawn in two columns."""
+"""The largest number of rows in one column; more rows are drawn in two columns."""
 _ROW_HEIGHT = 0.46  # inches
 _GAP = 0.16  # between rows, as a share of a row
 _LOAD_HEIGHT, _MEMORY_HEIGHT = 0.20, 0.10
 _FONT_SIZE = 6.0
-_WIDTH_OF_CHARACTER = 0.053  # inches, of this size
+_WIDTH_OF_CHARACTER = 0.053  # inches, at this font size
 
 
 _Row = tuple[Gpu, list[str]]
-"""A GPU, and the names of all GPUs that are divided and used alike."""
+"""A GPU, and the names of all GPUs with the same instances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Box:
-    """An instance as it is drawn: start and width in memory slices; load and memory as shares, if known."""
+    """A drawn instance: start and width in memory slices; load and memory as shares, if known."""
 
     instance: Instance
     start: float
@@ -53,15 +53,15 @@ class _Box:
 
 
 def sketch(plan: Plan, name: str) -> Sketch:
-    """Sketch the GPUs of a plan, equal ones in one row."""
+    """Sketch the GPUs of a plan, with equal GPUs in one row."""
     rows = _rows(plan.deployment.gpus)
     return Sketch(
         name=name,
         title="Services on the slices of each GPU",
-        caption="Each row is a GPU along its memory slices, or several that are divided and used alike. The bar at the "
-        "bottom of an instance is the load of its service (rate over planned throughput of all its instances), the "
-        "thin bar its memory in use; unknown figures have no bar. Hatched slices belong to no instance. Services that "
-        "share an undivided GPU are drawn side by side.",
+        caption="Each row shows the memory slices of a GPU, or of several GPUs with the same instances. The bar at the "
+        "bottom of an instance is the load of its service (rate divided by planned throughput of all its instances), "
+        "and the thin bar is its memory in use; unknown figures have no bar. Hatched slices belong to no instance. "
+        "Services that share an undivided GPU are drawn side by side.",
         section="Plan",
         paint=partial(_paint, plan, rows),
     )
@@ -156,7 +156,7 @@ def _boxes(gpu: Gpu, loads: dict[str, float]) -> list[_Box]:
 
 
 def _words(box: _Box, room: int) -> str:
-    """Label an instance with profile, processes, service and load, as far as they fit."""
+    """Label an instance with profile, processes, service and load, as far as the text fits."""
     instance = box.instance
     who = instance.service if instance.processes == 1 else f"{instance.processes}x {instance.service}"
     full = "" if box.load is None else f" {box.load:.0%}"
@@ -169,7 +169,7 @@ def _words(box: _Box, room: int) -> str:
 
 
 def _shorten(name: str, room: int) -> str:
-    """Shorten a name in the middle, as many names differ only at the end."""
+    """Shorten a name in the middle, because many names differ only at the end."""
     if len(name) <= room or room < 4:
         return clean_text(name, max(room, 4))
     tail = min(3, (room - 2) // 2)

@@ -40,7 +40,7 @@ class Load:
 
 
 def read(content: Mapping[str, Any], where: str) -> tuple[Load, ...]:
-    """Read the output of `compare --json`, in the order of the loads; ConfigError if it is none."""
+    """Read the output of `compare --json`, in the order of the loads; ConfigError if it is invalid."""
     loads: tuple[Load, ...] = input_files.decode(tuple[Load, ...], content.get("loads"), f"{where}: loads")
     return tuple(sorted(loads, key=lambda load: load.load))
 
@@ -48,9 +48,9 @@ def read(content: Mapping[str, Any], where: str) -> tuple[Load, ...]:
 def sketch(loads: Sequence[Load], name: str) -> Sketch:
     """Sketch GPUs by load, one line per method."""
     proved = all(row.status == "optimal" for load in loads for row in load.methods[:1])
-    exact = "the grey line is the lower bound, as some plans of the exact method are not proved"
+    exact = "the grey line is the lower bound, because some plans of the exact method are not proved"
     if proved:
-        exact = "those of the exact method are proved to be the fewest"
+        exact = "the GPUs of the exact method are proved to be the fewest"
     return Sketch(
         name=name,
         title="GPUs by load",
@@ -73,7 +73,7 @@ def _paint(loads: Sequence[Load], is_proved: bool) -> Figure:
         colour, dashes, marker = _LINES[number % len(_LINES)]
         counts = [{row.method: row.num_gpus for row in load.methods}.get(name) for load in loads]
         num_gpus = [float("nan") if count is None else float(count) for count in counts]
-        # Open markers of several sizes, as lines overlap.
+        # Markers are open and of several sizes, because lines overlap.
         style: dict[str, Any] = {"color": colour, "linestyle": dashes, "marker": marker, "linewidth": 1.2}
         style |= {"markersize": max(9 - number, 3), "markerfacecolor": "none"}
         handles += axes.plot(x, num_gpus, label=name, **style)

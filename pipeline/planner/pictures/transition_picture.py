@@ -52,12 +52,12 @@ def sketch(transition: Transition, name: str) -> Sketch:
     """Sketch the steps of a transition."""
     is_timed = bool(transition.durations_s)
     steps = transition.steps if is_timed else assign_times(transition.steps, dict.fromkeys(KINDS, 1.0))
-    unit = "Times follow from --duration" if is_timed else "Without --duration, all steps have equal length"
+    unit = "Times are computed from --duration" if is_timed else "Without --duration, all steps have equal length"
     return Sketch(
         name=name,
         title="The transition, GPU by GPU",
-        caption="Each bar is a step on a GPU, at its earliest time; a migration is drawn on both GPUs, open on "
-        f"the one that it leaves. {unit}. Below: the least ratio of throughput to required throughput over all "
+        caption="Each bar is a step on a GPU, at its earliest time; a migration is drawn on both GPUs, with an open "
+        f"bar on the GPU that it leaves. {unit}. Below: the least ratio of throughput to required throughput over all "
         "services, which must not fall below 1.",
         section="Transition",
         paint=partial(_paint, transition, steps, "s" if is_timed else "steps"),
@@ -159,7 +159,7 @@ def _least(axes: Axes, transition: Transition, steps: Sequence[Step], end: float
 
 
 def least_shares(transition: Transition, steps: Sequence[Step]) -> tuple[list[float], list[float]]:
-    """Return times, and from each on the least share; empty if no service has a required throughput.
+    """Return times, and the least share from each time on; empty if no service has a required throughput.
 
     A service counts from the end of the step that starts it to the start of the step that ends it.
     """
@@ -179,7 +179,7 @@ def least_shares(transition: Transition, steps: Sequence[Step]) -> tuple[list[fl
         return [], []
     times, shares = [0.0], [min(has[name] / required[name] for name in required)]
     for time_s, group in itertools.groupby(sorted(changes), key=lambda change: change[0]):
-        for _, service, change in group:  # in time order; ends wait for starts
+        for _, service, change in group:  # changes at the same time count together
             has[service] += change
         times.append(time_s)
         shares.append(min(has[name] / required[name] for name in required))

@@ -1,7 +1,7 @@
 """Advice on the sharing mode of jobs that were measured together, from the cells and verdicts of the report.
 
-A mode is recommended if it is better than every other one, or the simplest of those that are equal within the margin
-and beat the rest. Otherwise there is no advice but a reason.
+A mode is recommended if it is better than every other mode. If several modes are equal within the margin and better
+than the rest, the simplest of these modes is recommended. Otherwise, a reason is returned in place of advice.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Aim:
 SPEED = Aim(SPEEDUP, "speed against serial")
 TAIL = Aim(P99_LATENCY, "p99 latency in ms", True)
 MEAN = Aim(MEAN_LATENCY, "mean latency in ms", True)
-KEPT = Aim(SLOWDOWN, "slowdown beside the services", True)
-"""For a mix of services and other jobs: the slowdown of the slowest other job."""
+KEPT = Aim(SLOWDOWN, "slowdown next to the services", True)
+"""The aim for a mix of services and other jobs: the slowdown of the slowest other job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +56,16 @@ class Advice:
     """The recommended mode of one case at one degree.
 
     Attributes:
-        mode: the recommendation; `None` without one.
-        aim: `None` if there is nothing to compare.
-        figure: of the recommended mode, by the aim.
-        runner_up, over_runner_up: the next mode, and the speed of the recommended one over it in the same block.
-        because: the reason for the recommendation, or for none.
-        changes: conditions under which another mode would be recommended, a sentence each.
+        mode: recommended mode; `None` without a recommendation.
+        aim: metric by which modes are compared; `None` if no metric is comparable.
+        figure: figure of the recommended mode for the aim.
+        runner_up: second-best mode.
+        over_runner_up: speed of the recommended mode relative to the runner-up in the same block.
+        because: reason for the recommendation, or reason why no mode is recommended.
+        changes: conditions under which another mode would be recommended, one sentence each.
         not_considered: modes that cannot be recommended, with the reason.
-        undecided: modes that more blocks might separate; empty if there is advice, or blocks would not help.
-        blocks_needed: how many blocks might separate them; `None` if unknown.
+        undecided: modes that more blocks might separate; empty with a recommendation, or if blocks would not help.
+        blocks_needed: number of blocks that might separate the undecided modes; `None` if unknown.
     """
 
     case: Case
@@ -83,7 +84,7 @@ class Advice:
 
 
 class _Compared(NamedTuple):
-    """The comparison of the best mode with another one."""
+    """The comparison of the best mode with another mode."""
 
     decision: Decision
     ratio: Estimate
@@ -94,7 +95,12 @@ class _Compared(NamedTuple):
 
 @dataclass(slots=True)
 class _Place:
-    """A case at a degree: its candidates, the best first, and the comparisons of the best with the others."""
+    """A case at a degree.
+
+    Attributes:
+        candidates: cells that can be recommended, the best first.
+        compared: comparisons of the best candidate with each other candidate, by mode.
+    """
 
     cells: Sequence[Cell]
     aim: Aim | None
@@ -106,7 +112,7 @@ class _Place:
 def advise(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[Advice]:
     """Return advice for each case of several jobs at each degree, in the order of the cells of a study.
 
-    Pairs of modes without a verdict, such as MIG and MPS with limits, are compared here.
+    Pairs of modes for which the report has no verdict, such as MIG and MPS with limits, are compared here.
     """
     verdicts_at: dict[tuple[Case, int], list[Verdict]] = defaultdict(list)
     for verdict in verdicts:
@@ -138,7 +144,7 @@ def _place(cells: Sequence[Cell]) -> _Place:
         return _Place(cells, None, [], not_considered)
     candidates = [cell for cell in cells if cell.is_ranked and aim.metric in cell.estimates]
     if aim is not SPEED:
-        # Services must run at the same time: serial is no choice.
+        # Serial is excluded, because services must run at the same time.
         candidates = [cell for cell in candidates if cell.mode != SERIAL.label]
         missed = {cell.mode: words for cell in candidates if (words := _describe_shortfall(cell))}
         not_considered += [f"{mode}: {words}" for mode, words in missed.items()]
@@ -154,13 +160,13 @@ def _aim_of(cells: Sequence[Cell]) -> Aim | None:
     if not any(cell.num_given for cell in cells):
         return SPEED if SPEEDUP in known else None
     if cells[0].case.is_mix and SLOWDOWN in known:
-        # Without an objective, latency and throughput cannot be weighed.
+        # Without an objective, latency and throughput cannot be weighed against each other.
         return KEPT if service_figures.OBJECTIVE_MET_WORST in known else None
     return TAIL if P99_LATENCY in known else MEAN if MEAN_LATENCY in known else None
 
 
 def _make_serial(candidates: Sequence[Cell]) -> Cell:
-    """Make the serial cell that steady mixes lack: all speed-ups are relative to it."""
+    """Make the serial cell, which steady mixes lack; all speed-ups are relative to serial."""
     values = {block: 1.0 for cell in candidates for block in cell.values.get(SPEEDUP, {})}
     first = candidates[0]
     one = Estimate(median=1.0, low=1.0, high=1.0, n=len(values))
@@ -197,7 +203,7 @@ def _compare_speed(place: _Place, other: Cell) -> dict[int, float]:
 
 def _find_verdict(place: _Place, other: Cell, verdicts: Iterable[Verdict]) -> _Compared | None:
     best = place.candidates[0].mode
-    if place.aim is KEPT:  # the report has no verdicts on such mixes
+    if place.aim is KEPT:  # the report has no verdicts on mixes with services
         return None
     opposite = {Decision.BETTER: Decision.WORSE, Decision.WORSE: Decision.BETTER}
     for verdict in verdicts:
@@ -212,7 +218,7 @@ def _find_verdict(place: _Place, other: Cell, verdicts: Iterable[Verdict]) -> _C
 
 
 def _compare(tested: Sequence[tuple[_Place, Cell, Mapping[int, float], Test]]) -> None:
-    """Decide the pairs of modes without a verdict, with a p-value correction of their own."""
+    """Decide the pairs of modes without a verdict, with a separate p-value correction."""
     facts = [(len({place.candidates[0].gpus.get(b) for b in by_block}), test) for place, _, by_block, test in tested]
     enough = [
         number
@@ -263,8 +269,8 @@ def _explain_no_comparison(place: _Place) -> str:
         return "no mode has a valid result"
     if place.aim is None and any(cell.num_given for cell in place.cells):
         if any(SLOWDOWN in cell.estimates for cell in place.cells):
-            return "latency and throughput cannot be weighed; give the services an objective"
-        return "no latency is known: requests were not answered, or baselines are missing"
+            return "latency and throughput cannot be weighed against each other; set an objective for the services"
+        return "no latency was measured, because requests were not answered or baselines are missing"
     if place.aim is None:
         return "the baselines are missing; measure with baseline=always"
     if not place.candidates:
@@ -273,7 +279,7 @@ def _explain_no_comparison(place: _Place) -> str:
 
 
 def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
-    """Add the reason why there is no advice: the first mode that the best was not separated from."""
+    """Add the reason why no mode is recommended: the first mode that was not separated from the best mode."""
     best = place.candidates[0].mode
     names = [best, *(cell.mode for cell in open_)]
     known = [compared for cell in open_ if (compared := place.compared.get(cell.mode)) is not None]
@@ -290,7 +296,7 @@ def _refuse(advice: Advice, place: _Place, open_: Sequence[Cell]) -> Advice:
         reason = f"no verdict between {join_words(names)} after {blocks}"
     beaten = [mode for mode, compared in place.compared.items() if compared.decision is Decision.BETTER]
     if beaten:
-        by += f"; {best} is ahead of {join_words(beaten)}"
+        by += f"; {best} is better than {join_words(beaten)}"
     needed = [compared.blocks_needed for compared in known]
     at_least = MIN_BLOCKS if first.num_blocks < MIN_BLOCKS else None
     return replace(
@@ -337,7 +343,7 @@ def _list_changes(
     energy = work_units.energy_of(chosen.unit) if chosen.unit else ""
     energy_words = f"energy per {work_units.format_singular(chosen.unit)}, in J" if chosen.unit else ""
     for name, words in ((energy, energy_words), (SLOWDOWN, "slowdown of the slowest job"), (MEMORY, "memory, in MiB")):
-        # The slowdown and memory of serial are those of one job.
+        # Serial is excluded for slowdown and memory, because its figures are those of one job.
         able = [cell for cell in rivals if name in cell.estimates and (name == energy or cell.mode != SERIAL.label)]
         estimate = chosen.estimates.get(name)
         less = min(able, key=lambda cell: cell.estimates[name].median, default=None)
@@ -354,7 +360,7 @@ def _list_elsewhere(
     cells: Sequence[Cell],
     kinds: Mapping[tuple[Case, int, str], str],
 ) -> Iterable[str]:
-    """Yield other degrees, and values of one parameter, at which the study recommends another sharing mode."""
+    """Yield other degrees, and values of one parameter, for which the study recommends another sharing mode."""
     if (taken := advice.mode) is None:
         return
     place = (advice.case, advice.degree)

@@ -1,4 +1,4 @@
-"""The command line that would decide missing advice: the study's own, with enough blocks of the groups concerned."""
+"""The command line that completes undecided advice: the study's command with enough blocks of the undecided groups."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pipeline.report.evaluate.cells import label_cases
 from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
 from pipeline.report.read.study_records import Row, Study
 
-# Keys that the new command sets, or must not inherit.
+# Keys that the new command sets or must not inherit.
 _DECIDED = ("repeats", "resume", "only", "shard", "time_limit_s", "dry_run", "plan_file", "reproduce")
 _WHICH_GPU = ("hydra/launcher", "hydra.launcher", "gpu.device")
 
 
 def build_command(study: Study, advice: Advice) -> str | None:
-    """Return the command that would decide it; `None` if there is advice, or no sweep would help."""
+    """Return the command that completes the advice; `None` if a mode is recommended, or no sweep would help."""
     cases = label_cases(study)
     rows = [row for row in study.rows if cases[row.run_id] == advice.case and row.degree == advice.degree]
     together = [row for row in rows if not row.is_sequential]
@@ -32,7 +32,7 @@ def build_command(study: Study, advice: Advice) -> str | None:
     names = dict.fromkeys(row.name for row in together if row.mode in advice.undecided)
     only = f"only=[{','.join(map(_quote, names))}]"
     num_gpus = len({row.gpu_uuid for row in rows})
-    if 1 < num_gpus < MIN_GPUS:  # on one more GPU, in a store of its own, as a block has one GPU
+    if 1 < num_gpus < MIN_GPUS:  # use one more GPU and a separate store, because a block has one GPU
         decided = [f"repeats={MIN_BLOCKS}", only, f"tracking.root=mlruns_{num_gpus + 1}"]
         return _compose(together, decided, without=_WHICH_GPU)
     if advice.blocks_needed is None:
@@ -41,7 +41,7 @@ def build_command(study: Study, advice: Advice) -> str | None:
 
 
 def _add_modes(advice: Advice, together: Sequence[Row]) -> str | None:
-    """Sweep further modes where too few can be compared; without those that had wrong results."""
+    """Sweep further modes if too few modes can be compared; leave out modes that cannot be recommended."""
     repeats = f"repeats={MIN_BLOCKS}"
     if advice.aim is None:
         is_of_services = any(job.is_rate_given for row in together for job in row.jobs)

@@ -1,7 +1,7 @@
-"""The predictions of a plan for each service beside the measurements of its experiment.
+"""The predictions of a plan for each service, compared with the measurements of its experiment.
 
-A group of the experiment stands for every GPU that was planned alike. A service on a GPU that was not measured has no
-measurement: nothing is scaled up from other GPUs.
+A group of the experiment represents all GPUs with the same plan. A service on a GPU that was not measured has no
+measurement, because figures of other GPUs are not scaled up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ THROUGHPUT, MEMORY_TOTAL, ENERGY = "throughput_per_s", "memory_mib", "energy_per
 _Measured = tuple[Group, Sequence[Row]]
 _Promise = Callable[[JobRow, Instance, Service], bool | None]
 _ARRIVAL = "arrival"  # an option of services only
-_SAME_RATE = 1e-4  # the export of one GPU model rounds rates again
+_SAME_RATE = 1e-4  # tolerance: the export of one GPU model rounds rates again
 QUANTITIES: Mapping[str, tuple[str, Callable[[list[float]], float]]] = {
     THROUGHPUT: ("throughput (1/s)", sum),
     P99: ("p99 latency (ms)", max),
@@ -51,10 +51,11 @@ class Compared:
 
     Attributes:
         quantity: a key of `QUANTITIES`.
-        predicted: `None` if the plan has no figure.
-        is_offered: whether it is the offered load, from which arrivals differ by chance.
-        low, high: the interval of the prediction, if the profile has one.
-        measured: over the blocks; `None` if not measured, or not measured separately from other services.
+        predicted: figure of the plan; `None` if the plan has no figure.
+        is_offered: whether the figure is the offered load, from which arrivals deviate at random.
+        low: lower end of the prediction's interval, if the profile has an interval.
+        high: upper end of the same interval.
+        measured: estimate over the blocks; `None` if not measured, or not measured separately from other services.
     """
 
     service: str
@@ -67,14 +68,17 @@ class Compared:
 
     @property
     def error_ratio(self) -> float | None:
-        """The distance of the measurement from the prediction, as a share of the prediction."""
+        """The difference between measurement and prediction, relative to the prediction."""
         if self.measured is None or not self.predicted:
             return None
         return self.measured.median / self.predicted - 1
 
     @property
     def is_within(self) -> bool | None:
-        """True if both intervals overlap (a figure without one is a point); `None` without intervals or if offered."""
+        """True if both intervals overlap; `None` without intervals, or for the offered load.
+
+        A figure without an interval is a point.
+        """
         if self.measured is None or self.predicted is None or self.is_offered:
             return None
         planned = (self.low, self.high) if self.low is not None and self.high is not None else (self.predicted,) * 2
@@ -87,14 +91,14 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A plan beside its experiment.
+    """A plan compared with its experiment.
 
     Attributes:
         compared: every quantity of every service, in the order of the plan.
-        broken: promises that were not kept: rates not sustained, objectives missed.
+        broken: requirements that were not met: rates not sustained, objectives missed.
         missing: GPUs of the plan without a valid measurement, with the reason.
-        unchecked: promises without the measurement that would decide them.
-        held_by_mean: services planned by their p99 that had too few requests to measure one.
+        unchecked: requirements for which the necessary measurement is missing.
+        held_by_mean: services that were planned by p99 latency, but had too few requests to measure a p99.
     """
 
     compared: tuple[Compared, ...]
@@ -106,20 +110,20 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """True if the whole plan was measured and every promise was kept."""
+        """True if the complete plan was measured and every requirement was met."""
         return not (self.broken or self.missing or self.unchecked)
 
 
 def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_group: bool = False) -> Check:
-    """Compare a plan with the runs of its experiment, with `by_group` each group by itself.
+    """Compare a plan with the runs of its experiment, with `by_group` separately for each group.
 
     Raises:
-        ConfigError: no run belongs to a group of the plan, or the profile is not the plan's.
+        ConfigError: no run belongs to a group of the plan, or the plan was made from another profile.
     """
     if table is not None and plan.profile_digest not in (None, table.digest):
         raise ConfigError(
-            f"{source}: profile {table.source} (digest {table.digest[:12]}) is not the plan's "
-            f"({(plan.profile_digest or '')[:12]}); name that one, or plan again"
+            f"{source}: profile {table.source} (digest {table.digest[:12]}) is not the plan's profile "
+            f"(digest {(plan.profile_digest or '')[:12]}); name the plan's profile, or make the plan again"
         )
     groups = group_gpus(plan)
     rates = deal_rates(plan)
@@ -182,7 +186,7 @@ def _has_batch(job: JobRow, planned: int | None) -> bool:
 
 
 def _explain_missing(group: Group, rows: Sequence[Row]) -> str:
-    """Explain why a report would not rank a group; empty if it would."""
+    """Explain why a report would not rank a group; return an empty text if a report would rank the group."""
     where = f"GPU {', '.join(map(str, group.gpus))}"
     bad = (Result.WRONG_RESULTS, Result.OOM, Result.SKIPPED)
     for row in rows:
@@ -191,7 +195,7 @@ def _explain_missing(group: Group, rows: Sequence[Row]) -> str:
     if any(row.is_valid for row in rows):
         return ""
     if not rows:
-        return f"{where} was not run"
+        return f"{where}: its group was not run"
     invalid = rows[0].marks.invalid
     return f"{where}: {f'invalid: {invalid}' if invalid else f'{rows[0].result}: {rows[0].reason}'}"
 
@@ -227,7 +231,7 @@ def _predict(
     quantity: str, name: str, plan: Plan, table: Profile | None, *, is_offered: bool
 ) -> tuple[float | None, float | None, float | None]:
     gpus = plan.deployment.gpus
-    if is_offered:  # throughput is the offered load
+    if is_offered:  # the predicted throughput is the offered load
         placed = ((gpus[gpu].instances[place], rate) for (gpu, place), rate in deal_rates(plan).items())
         return sum(rate * instance.processes for instance, rate in placed if instance.service == name), None, None
     instances = [(gpu, instance) for gpu in gpus for instance in gpu.instances if instance.service == name]
@@ -241,7 +245,7 @@ def _predict(
 
 
 def _combine(quantity: str, figures: Sequence[float | None]) -> float | None:
-    """Combine the figures of several instances; `None` if one of them is missing."""
+    """Combine the figures of several instances; `None` if one figure is missing."""
     known = [figure for figure in figures if figure is not None]
     return QUANTITIES[quantity][1](known) if known and len(known) == len(figures) else None
 
@@ -269,7 +273,7 @@ def _estimate(quantity: str, name: str, groups: Sequence[_Measured]) -> Estimate
     num_gpus = sum(len(group.gpus) for group, _ in groups)
     combine = QUANTITIES[quantity][1]
     complete = {block: combine(figures) for block, figures in by_block.items() if len(figures) == num_gpus}
-    if quantity == MEMORY_TOTAL and complete:  # the highest must fit
+    if quantity == MEMORY_TOTAL and complete:  # the highest figure is used, because it must fit
         return estimate(list(complete.values()), Scale.PEAK)
     return estimate(select_independent(complete, gpus)) if complete else None
 
@@ -281,7 +285,7 @@ def _read_figure(quantity: str, name: str, group: Group, row: Row) -> float | No
         return _combine(quantity, [job.metrics.get(work_units.rate_of(job.unit)) for job, _ in jobs])
     if quantity in (P99, MEAN):
         return _combine(quantity, [job.metrics.get(quantity) for job, _ in jobs])
-    if quantity == MEMORY_TOTAL and group.gpu.mode == "mig":  # each instance once
+    if quantity == MEMORY_TOTAL and group.gpu.mode == "mig":  # count each instance once
         by_instance = {place: job.metrics.get(INSTANCE_MEMORY) for job, place in jobs}
         return _combine(quantity, list(by_instance.values()))
     if len(jobs) < len(row.jobs):  # only the total of the GPU is known
@@ -290,7 +294,7 @@ def _read_figure(quantity: str, name: str, group: Group, row: Row) -> float | No
 
 
 def _find_promises(plan: Plan, measured: Sequence[_Measured], *, is_kept: bool | None) -> Iterable[str]:
-    """Describe the promises that were not kept; with `None`, those of which that is unknown."""
+    """Describe the requirements that were not met; with `is_kept=None`, the requirements that were not checked."""
     for group, rows in measured:
         ok = [row for row in rows if row.is_valid]
         where = f"GPU {', '.join(map(str, group.gpus))}"
@@ -348,7 +352,7 @@ def build_table(check: Check, source: str) -> Table:
         rows.append((compared.service, QUANTITIES[compared.quantity][0], planned, measured, error, within))
     sentences = [*check.broken, *check.unchecked, *check.missing, *describe_held_by_mean(check)]
     note = (
-        f"Planned: the figures of {source}; throughput is the rate of a service that has one. Within: whether both "
+        f"Planned: the figures of {source}; the throughput of a service with a rate is the rate. Within: whether both "
         "intervals overlap; a figure without an interval is a point. "
         + " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
     )
@@ -357,6 +361,6 @@ def build_table(check: Check, source: str) -> Table:
 
 
 def describe_held_by_mean(check: Check) -> list[str]:
-    """Name the services whose mean latency was compared, not the p99."""
+    """Name the services whose mean latency was compared instead of the p99 latency."""
     names = ", ".join(check.held_by_mean)
     return [f"too few requests for a p99 of {names}: the mean latency was compared with the objective"] if names else []

@@ -1,7 +1,7 @@
 """A profile from the runs of a study: its ranked groups of copies of one workload.
 
 A share of a GPU is the whole GPU under naive sharing and MPS, and an instance under MIG. Equal instances in one group
-are one measurement each; their mean counts in a block.
+are separate measurements, whose mean is the figure of a block.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pipeline.report.evaluate.statistics import estimate
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import JobRow, Row, Study
 
-# Params for the batch: requests of a service, samples of a training. A request may be several images.
+# Params with the batch size: requests of a service, samples of a training job. A request may be several images.
 _BATCHES = ("max_batch", "batch_size")
-# Params that do not tell programs apart: columns of the profile, and the load and objective of a service.
+# Params that do not distinguish programs: columns of the profile, and the load and objective of a service.
 _NOT_ITS_NAME = {
     service_figures.RATE,
     service_figures.OBJECTIVE,
@@ -39,7 +39,7 @@ _NOT_ITS_NAME = {
 
 
 class _Key(NamedTuple):
-    """A cell of the profile, with the device for the GPU model; fields as in `profile_table.Row`."""
+    """A cell of the profile, with the fields of `profile_table.Row` but the device instead of the GPU model."""
 
     workload: str
     sharing_mode: str
@@ -55,10 +55,10 @@ class _CellRuns:
     """The runs of one group in all blocks that measure a key.
 
     Attributes:
-        label: the group, for errors.
-        num_instances: equal shares that were busy at the same time.
-        is_met: whether rate and objective were met, as far as known.
-        values: by quantity and block, one per instance.
+        label: description of the group, for errors.
+        num_instances: number of equal shares that were busy at the same time.
+        is_met: whether rate and objective were met; true if unknown.
+        values: figures by quantity and block, one figure per instance.
     """
 
     label: str
@@ -74,10 +74,10 @@ def measure_profile(study: Study, source: str) -> Profile:
     """Return the profile of a study.
 
     Raises:
-        ConfigError: no group can be a row, two groups would be the same row, or simulated and real GPUs are mixed.
+        ConfigError: no group makes a row, two groups make the same row, or simulated and real GPUs are mixed.
     """
     if len({row.is_simulated for row in study.rows}) > 1:
-        raise ConfigError(f"{source}: has runs of simulated and of real GPUs; keep them in experiments of their own")
+        raise ConfigError(f"{source}: has runs of simulated and of real GPUs; record them in separate experiments")
     cases = label_cases(study)
     ranked = {(cell.case, cell.degree, cell.mode): cell for cell in make_cells(study) if _is_profiled(cell)}
     names = _names(job for row in study.rows for job in row.jobs)
@@ -91,14 +91,15 @@ def measure_profile(study: Study, source: str) -> Profile:
     rows = [row for row in measured if row is not None]
     if not rows:
         raise ConfigError(
-            f"{source}: no valid group of copies of one workload on a GPU; measure some, as degree=1,2 scenario=mps"
+            f"{source}: no valid group of copies of one workload on a GPU; measure groups, such as degree=1,2 "
+            "scenario=mps"
         )
     rows.sort(key=lambda row: tuple(map(str, row.cell)))
     return Profile(rows=tuple(rows), source=source, is_simulated=study.is_simulated)
 
 
 def _is_profiled(cell: Cell) -> bool:
-    has_all = not (cell.case.is_mix or cell.is_derived or cell.co_runners)  # else other jobs had a part of the GPU
+    has_all = not (cell.case.is_mix or cell.is_derived or cell.co_runners)  # no other job on the GPU
     return cell.is_ranked and has_all and bool(cell.unit)
 
 
@@ -125,14 +126,14 @@ def _program(job: JobRow) -> tuple[str, frozenset[tuple[str, str]]]:
 
 
 def batch_key(job: JobRow) -> str:
-    """Return the param for the batch; empty without one."""
+    """Return the name of the param with the batch size; empty if the job has no batch size."""
     return next((key for key in _BATCHES if key in job.params), "")
 
 
 def _shares(
     row: Row, names: Mapping[tuple[str, frozenset[tuple[str, str]]], str]
 ) -> Iterator[tuple[_Key, list[JobRow], int]]:
-    """Yield key, jobs and number of equal shares of each share of the GPU; none on compute instances (not planned)."""
+    """Yield key, jobs and number of equal shares for each share of the GPU; nothing for compute instances."""
     limits = {_limit_pct(row, job) for job in row.jobs}
     if len(limits) > 1 or any(mig_names.split(job.place.get(PROFILE, ""))[1] is not None for job in row.jobs):
         return
@@ -201,7 +202,7 @@ def _collect(jobs: Sequence[JobRow], name: str) -> list[float]:
 
 
 def _choose(key: _Key, cases: Sequence[_CellRuns], source: str) -> _CellRuns:
-    """Choose the group with the most equal instances, then the highest rate that was met."""
+    """Choose the group with the most equal instances, then the group with the highest sustained rate."""
     met = [case for case in cases if case.is_met]
     able = met or [case for case in cases if case.rate_per_s == min(other.rate_per_s or 0.0 for other in cases)]
     fullest = [case for case in able if case.num_instances == max(other.num_instances for other in able)]
@@ -210,7 +211,7 @@ def _choose(key: _Key, cases: Sequence[_CellRuns], source: str) -> _CellRuns:
     if len(best) > 1:
         raise ConfigError(
             f"{source}: {key.workload} has two groups for one row: {best[0].label}, and {best[1].label}; "
-            "keep them in experiments of their own (tracking.experiment=NAME)"
+            "record them in separate experiments (tracking.experiment=NAME)"
         )
     return best[0]
 
@@ -227,7 +228,7 @@ def _row(key: _Key, runs: _CellRuns) -> profile_table.Row | None:
         return None
     throughput = known.pop("throughput_per_s")
     figures: dict[str, Any] = {name: estimated.median for name, estimated in known.items()}
-    if memory := runs.values.get("memory_mib"):  # the highest must fit
+    if memory := runs.values.get("memory_mib"):  # the highest figure is used, because it must fit
         figures["memory_mib"] = max(max(values) for values in memory.values())
     cell: dict[str, Any] = key._asdict()
     return profile_table.Row(

@@ -1,1 +1,1 @@
-"""Serving plans: the fewest GPUs for given rates and latency objectives, by a proved method or MIG-serving's."""
+"""Serving plans: the fewest GPUs for rates and latency objectives, by an exact method or MIG-serving's algorithms."""

@@ -1,8 +1,8 @@
 """Promising configurations of one GPU, as proposed by MIG-serving (Tan et al., arXiv 2109.11067).
 
-The score of a configuration is `sum of lack * min(utility, lack)` over its services: throughput beyond the lack does
-not count, else a small service would get a whole GPU. Candidates mix at most two services, and more only where the two
-would get too much (the last mile).
+The score of a configuration is `sum of lack * min(utility, lack)` over its services; the lack is the share of a
+service's rate that is not served yet. Throughput beyond the lack does not count, because a small service would get a
+whole GPU otherwise. Candidates mix at most two services, and more services only if two would exceed their lack.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 _PAIRED = 40
 _PROPOSED = 30
 FREE = ServiceIndex(-1)
-"""In place of a service, for a free slot."""
+"""The mark of a free slot, in place of a service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A partition by position, and the service in each of its slots, or `FREE`."""
+    """The position of a partition, and the service in each of its slots (`FREE` without a service)."""
 
     partition: int
     services: tuple[ServiceIndex, ...]
@@ -37,7 +37,7 @@ class Candidates:
     """Promising configurations for a problem.
 
     Attributes:
-        utility: `[service, kind]`, throughput over rate; 0 without a configuration.
+        utility: throughput divided by rate, by `[service, kind]`; 0 without a configuration.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -68,7 +68,7 @@ class Candidates:
         return [configuration for configuration, score in ranked[:count] if score > 0]
 
     def propose_by_price(self, price: NDArray[np.float64], gpus_left: Sequence[float]) -> list[Configuration]:
-        """Return the configurations that are worth most at a price `[service]` of each rate."""
+        """Return the configurations that are worth most if each service's rate has the price `[service]`."""
         worth = price[:, None] * self.utility
         return list(self._propose(worth, None, gpus_left))
 
@@ -99,7 +99,7 @@ class Candidates:
         )
 
     def is_allowed(self, services: frozenset[ServiceIndex]) -> bool:
-        """Return whether these may share a GPU."""
+        """Return whether the services may share a GPU."""
         return len(services) <= self._most and all(self._may_share[a, b] for a in services for b in services)
 
     def _propose(
@@ -168,7 +168,7 @@ class Candidates:
 
 
 def _allowed_pairs(problem: Problem) -> NDArray[np.bool_]:
-    """Return `[service, service]`: which may share a GPU."""
+    """Return which services may share a GPU, by `[service, service]`."""
     import numpy as np
 
     number = {service.name: position for position, service in enumerate(problem.services)}

@@ -1,7 +1,7 @@
-"""The plan with the fewest changes from today's on a given number of GPUs, and of these the fewest slices.
+"""The plan on a given number of GPUs with the fewest changes from today's plan, then with the fewest slices.
 
-An instance is kept if service, place and configuration stay; other instances are removed and created. Under limits on
-sharing, the GPUs of a plan are matched with today's, and the number of changes is not proved.
+An instance is kept if its service, GPU, start and configuration stay the same; other instances are removed and created.
+Under limits on sharing, the GPUs of a plan are matched with today's GPUs, and the number of changes is not proved.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pipeline.planner.serving.problem import Problem
 from pipeline.planner.serving.solution import FilledGpu, judge
 from pipeline.planner.serving.targets import Target, count_kept, find_kept_options, list_layouts
 
-# Shares of the remaining time for counting the changes and for placing them.
+# Shares of the remaining time for counting the changes and for placing the instances.
 _COUNTING, _PLACING = 0.4, 0.6
-# For the fewest slices: share of the remaining time, and limit.
+# Share and upper limit of the remaining time for the fewest slices.
 _SLIMMING, _MOST_SLICING_S = 0.1, 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A deployment and its difference from today's, in instances.
+    """A deployment and its difference from today's deployment, in instances.
 
     Attributes:
-        gpus: those of the deployment, in its order.
-        at_least: proved lower bound of created plus removed instances on so few GPUs; `None` if unknown.
-        has_fewest_slices: whether the slices are proved the fewest with so few GPUs and changes.
+        gpus: GPUs of the deployment, in its order.
+        at_least: proved lower bound of created plus removed instances on this number of GPUs; `None` if unknown.
+        has_fewest_slices: whether the number of slices is proved minimal for this number of GPUs and changes.
     """
 
     deployment: Deployment
@@ -44,18 +44,18 @@ class Change:
 
     @property
     def is_least(self) -> bool:
-        """True if the changes are proved the fewest on so few GPUs."""
+        """True if the number of changes is proved minimal for this number of GPUs."""
         return self.at_least is not None and self.num_created + self.num_removed <= self.at_least
 
 
 def find_least_change(problem: Problem, gpus: Sequence[FilledGpu], today: Deployment, *, time_limit_s: float) -> Change:
-    """Serve all services on no more GPUs than these with the fewest changes found in time."""
+    """Find the plan with the fewest changes on at most as many GPUs as `gpus`, within the time limit."""
     end = time.monotonic() + time_limit_s
     layouts = list_layouts(problem)
     current = [find_kept_options(problem, gpu) for gpu in today.gpus]
 
     def num_changes(targets: Sequence[Target]) -> int:
-        """Count created less kept instances, which is the changes less today's instances."""
+        """Return created minus kept instances, which equals the changes minus today's instances."""
         return sum(len(target.taken) for target in targets) - 2 * count_kept(targets, current)
 
     def remaining_s() -> float:

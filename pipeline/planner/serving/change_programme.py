@@ -1,11 +1,12 @@
 """The fewest changes from today's GPUs, by integer programmes.
 
-There are three, as the complete one is too slow for a hundred GPUs. The first ignores places: its counts of continued
-and created instances bound the changes. The second places these; if every continued instance keeps its place, the plan
-is proved. Otherwise the third, the complete one, is solved.
+Three programmes are used, because the complete programme is too slow for a hundred GPUs. The first programme ignores
+GPUs and starts: its counts of reused and created instances bound the changes. The second programme places these
+instances; if every reused instance keeps its GPU and start, the plan is proved. Otherwise the third programme, which is
+the complete one, is solved.
 
-Columns count, for equal GPUs of today, the GPUs in each layout and the instances that they keep; further, the other
-GPUs of each partition, and the new instances of each service and kind.
+For each set of equal GPUs of today, columns count the GPUs in each layout and the kept instances. Other columns count
+the additional GPUs of each partition, and the new instances of each service and kind.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """Counts of reused and created instances; `changes` is a lower bound of created less kept ones, if known."""
+    """Counts of reused and created instances; `changes` is a lower bound of created minus kept instances, if known."""
 
     reused: list[tuple[Option, int]]
     created: dict[Pair, int]
@@ -43,7 +44,7 @@ class Instances:
 def count_fewest_changes(
     problem: Problem, num_gpus: int, current: Sequence[CurrentGpu], time_limit_s: float
 ) -> Instances | None:
-    """Find the fewest changes if every instance may keep its place; `None` if the time does not suffice."""
+    """Find the fewest changes if every instance can keep its GPU and start; `None` if the time limit is too short."""
     running = [option for today in current for option in today.options.values()]
     options = {id(option): option for option in running}
     counts = Counter(map(id, running))
@@ -63,7 +64,7 @@ def count_fewest_changes(
 
 
 class PlacementProgramme:
-    """The programme that places instances on today's and other GPUs; `chosen` fixes their counts."""
+    """The programme that places instances on today's and additional GPUs; `chosen` fixes the counts of instances."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class PlacementProgramme:
     ) -> None:
         self._problem, self._layouts = problem, layouts
         self._programme = Programme(problem, num_gpus)
-        # Between plans of equally many changes, prefer GPUs of today.
+        # Among plans with equally many changes, prefer today's GPUs.
         cost = 0.5 / (num_gpus + 1)
         self._new = [
             self._programme.add_gpu(partition.model, partition.counts, cost) for partition in problem.partitions
@@ -87,13 +88,13 @@ class PlacementProgramme:
                 options = sorted((slot[0], slot[1] or 0, id(option)) for slot, option in today.options.items())
                 alike[today.model, tuple(options)].append(number)
         self._groups = [self._add_group(members, current[members[0]]) for members in alike.values()]
-        # Instances that continue at another place.
+        # Reused instances that move to another GPU or start.
         self._moved = [] if chosen is None else [self._add_moved(*choice) for choice in chosen.reused]
         for pair, count in {} if chosen is None else chosen.created.items():
             self._programme.add_row({self._created[pair]: 1}, low=count, high=count)
 
     def solve(self, time_limit_s: float) -> tuple[list[Target] | None, bool]:
-        """Find GPUs that serve all services with the fewest changes, or `None`, and whether that is proved."""
+        """Return GPUs that serve all services with the fewest changes, or `None`, and whether a proof was found."""
         counts = self._programme.solve(time_limit_s)
         if counts.columns is None:
             return None, False
@@ -102,14 +103,14 @@ class PlacementProgramme:
         for target in targets:
             for option in target.taken.values():
                 shares[option.service] += self._problem.share(option)
-        # The tolerance of the solver may leave a service short.
+        # The tolerance of the solver may leave a service below its rate.
         return (targets, counts.status == "optimal") if all(map(is_enough, shares)) else (None, False)
 
     def find_lightest(
         self, weights: Sequence[float], num_changes: int, time_limit_s: float
     ) -> tuple[list[Target] | None, bool]:
-        """Find GPUs as `solve` does, of the least weight, with at most `num_changes` created less kept instances."""
-        cost = self._programme.cost  # that of other GPUs stays, as it is less than a slice
+        """Return what `solve` returns, for the least weight and at most `num_changes` created minus kept instances."""
+        cost = self._programme.cost  # The cost of additional GPUs stays, because it is below the weight of a slice.
         changes: dict[int, float] = {}
         for (_, kind), column in self._created.items():
             cost[column], changes[column] = weights[kind], 1
@@ -134,7 +135,7 @@ class PlacementProgramme:
         return _Group(members, today, layouts, keeps)
 
     def _add_moved(self, option: Option, count: int) -> tuple[Option, int]:
-        """Add instances of today that move; with those that stay, they add up to `count`."""
+        """Add today's instances that move; moved and unmoved instances add up to `count`."""
         column = self._programme.add_instance(option, cost=1)
         stays = [c for group in self._groups for slot, c in group.keeps.items() if group.today.options[slot] is option]
         self._programme.add_row(dict.fromkeys([column, *stays], 1), low=count, high=count)

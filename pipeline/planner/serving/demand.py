@@ -20,9 +20,9 @@ class Limits:
     """The limits of a plan.
 
     Attributes:
-        services_per_gpu: most services on one GPU.
+        services_per_gpu: largest number of services on one GPU; `None` without a limit.
         gpus: number of GPUs by model; other models have no limit.
-        apart: groups of services of which no two may share a GPU.
+        apart: groups of services; no two services of a group may share a GPU.
     """
 
     services_per_gpu: int | None = None
@@ -31,7 +31,7 @@ class Limits:
 
     @property
     def concern_sharing(self) -> bool:
-        """True if they limit which services share a GPU."""
+        """True if the limits restrict which services share a GPU."""
         return self.services_per_gpu is not None or bool(self.apart)
 
 
@@ -51,7 +51,7 @@ class _File:
 
 
 def read(path: Path) -> Demand:
-    """Read the demand in a file; ConfigError names the key that cannot be used."""
+    """Read the demand in a file; ConfigError names the invalid key."""
     raw = input_files.read_mapping(path, "services")
     shared = raw.get("latency_share")
     if shared is not None and isinstance(raw.get("services"), list):
@@ -65,9 +65,9 @@ def read(path: Path) -> Demand:
 
 
 def check(services: tuple[Service, ...], where: str) -> None:
-    """Refuse services that cannot be planned; ConfigError."""
+    """Raise ConfigError if a service cannot be planned."""
     if not services:
-        raise ConfigError(f"{where}: services is empty; list at least one")
+        raise ConfigError(f"{where}: services is empty; list at least one service")
     for number, service in enumerate(services):
         place = f"{where}: services[{number}] {service.name}"
         if service.objective_ms is None:
@@ -77,10 +77,13 @@ def check(services: tuple[Service, ...], where: str) -> None:
                 raise ConfigError(f"{place}, {key}: must be above 0")
         if service.rate_per_s < _LEAST_PER_S:
             raise ConfigError(
-                f"{place}, rate_per_s: {service.rate_per_s:g} is too small; the least is {_LEAST_PER_S:g}"
+                f"{place}, rate_per_s: {service.rate_per_s:g} is too small; write at least {_LEAST_PER_S:g}"
             )
         if service.latency_share > 1:
-            raise ConfigError(f"{place}, latency_share: {service.latency_share:g} is above 1; 1 is the whole objective")
+            raise ConfigError(
+                f"{place}, latency_share: {service.latency_share:g} is above 1; write at most 1, which is the full "
+                "objective"
+            )
     for name, count in Counter(service.name for service in services).items():
         if count > 1:
             raise ConfigError(f"{where}: services: {name} is listed {count} times; merge its rates")
@@ -92,7 +95,7 @@ def _checked(limits: Limits, services: tuple[Service, ...], where: str) -> Limit
     names = {service.name for service in services}
     for number, group in enumerate(limits.apart):
         if unknown := [name for name in group if name not in names]:
-            raise ConfigError(f"{where}.apart[{number}]: unknown service {unknown[0]}; name one of services")
+            raise ConfigError(f"{where}.apart[{number}]: unknown service {unknown[0]}; use names listed under services")
         if len(set(group)) != len(group) or len(group) < 2:
             raise ConfigError(f"{where}.apart[{number}]: must name two or more different services")
     return Limits(

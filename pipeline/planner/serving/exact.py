@@ -1,6 +1,6 @@
-"""The fewest GPUs, by an integer programme: counts of partitions, and of instances by service and kind.
+"""The fewest GPUs, by an integer programme that counts partitions, and instances by service and kind.
 
-These counts determine the plan unless limits say which services may share a GPU (`sharing_limits`). HiGHS proves the
+These counts determine the plan unless limits restrict which services share a GPU (`sharing_limits`). HiGHS proves the
 bound.
 """
 
@@ -15,7 +15,7 @@ from pipeline.planner.serving.integer_programme import Counts, Programme
 from pipeline.planner.serving.problem import KindIndex, Option, Problem, ServiceIndex
 from pipeline.planner.serving.solution import FilledGpu, Solution, Status, ceil, judge, prune, raise_short
 
-# Part of the time limit for the integer programme; the rest is for a solution near the linear one.
+# Share of the time limit for the integer programme; the rest is for a solution near that of the linear programme.
 _PROVING = 0.5
 # Tolerance of the solver for whole numbers.
 _WHOLE = 1e-6
@@ -44,10 +44,10 @@ def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
 def minimise_slices(
     problem: Problem, gpus: Sequence[FilledGpu], weights: Sequence[float], *, time_limit_s: float
 ) -> tuple[list[FilledGpu], bool]:
-    """Find instances of the least weight on no more GPUs than these, ignoring limits on sharing.
+    """Find instances of the least weight on at most as many GPUs as `gpus`; limits on sharing are ignored.
 
     Returns:
-        The GPUs, none if none were found in time, and whether the weight is proved the least.
+        The GPUs, empty if no solution was found in time, and whether the weight is proved minimal.
     """
     end = time.monotonic() + time_limit_s
     programme = _build(problem, gpu_cost=0, weights=weights)
@@ -57,7 +57,7 @@ def minimise_slices(
 
 
 def find_unservable(problem: Problem, *, time_limit_s: float = 60.0) -> tuple[ServiceIndex, ...]:
-    """Return the fewest services without which the others can be served; none if unknown."""
+    """Return the smallest set of services without which the others can be served; empty if unknown."""
     programme = _build(problem, gpu_cost=0)
     columns = [programme.add_column(1, most=1) for _ in problem.services]
     for row, column in zip(programme.rates, columns, strict=True):
@@ -76,7 +76,7 @@ def _build(problem: Problem, gpu_cost: float = 1, weights: Sequence[float] | Non
 
 
 def _serve(problem: Problem, programme: Programme, counts: Counts, end: float) -> list[FilledGpu]:
-    """Fill the GPUs of a solution; solve again if the solver's tolerance leaves a service short."""
+    """Fill the GPUs of a solution; solve again if the solver's tolerance leaves a service below its rate."""
     rates = [1.0] * len(problem.services)
     while counts.columns is not None:
         gpus = _fill(problem, counts.columns)
@@ -101,9 +101,9 @@ def _fill(problem: Problem, columns: Sequence[int]) -> list[FilledGpu]:
 
 
 def _solve_near_relaxation(problem: Problem, programme: Programme, time_limit_s: float) -> Counts:
-    """Solve within one of each count of the linear programme, which is much faster for many services.
+    """Solve with the linear programme's counts of instances rounded down or up; much faster for many services.
 
-    The bound is that of the linear programme, which holds for all solutions.
+    The bound is the optimum of the linear programme, which is valid for all solutions.
     """
     import numpy as np
     from scipy.optimize import Bounds

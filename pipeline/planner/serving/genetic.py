@@ -1,7 +1,8 @@
 """The genetic algorithm of MIG-serving: a chromosome is a set of GPUs, a gene is the configuration of one GPU.
 
-Mutation swaps services between slots of one kind on two GPUs: throughput stays, but other services are then erased
-together. Crossover erases some GPUs and completes the rest anew. The best are kept.
+Mutation swaps services between slots of one kind on two GPUs: throughput stays the same, but the next crossover erases
+other combinations of services. Crossover erases some GPUs and completes the deployment again. The best deployments are
+kept.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def search(
     rounds: float = math.inf,
     cost: Cost = len,
 ) -> list[Configuration]:
-    """Return the best GPUs found, no worse than `first`; stops as `tree.search` does."""
+    """Return the best GPUs found, at least as good as `first`; the search stops as `tree.search` does."""
     end = time.monotonic() + time_limit_s
     chance = random.Random(seed)  # noqa: S311
     completions = Completions(candidates, chance)
@@ -42,7 +43,7 @@ def search(
         if cost(mutated) < cost(parent):
             population = _keep_best([mutated, *population], cost)
         child = _erase(mutated, chance)
-        # Half are completed greedily, which is better than chance at the last mile.
+        # Half of the children are completed greedily: better than random choices for the last few services.
         completed = (
             completions.complete(child) if chance.random() < 0.5 else greedy.complete(candidates, child, chance, 2)
         )
@@ -52,7 +53,7 @@ def search(
 
 
 def _keep_best(deployments: Sequence[list[Configuration]], cost: Cost) -> list[list[Configuration]]:
-    """Keep the best, of equal ones the first, which are the newest."""
+    """Keep the best deployments; among equal deployments, keep the first, which is the newest."""
     return sorted(deployments, key=cost)[:_POPULATION]
 
 
@@ -69,7 +70,7 @@ def _mutate(candidates: Candidates, parent: Sequence[Configuration], chance: ran
 def _swap(
     candidates: Candidates, one: Configuration, other: Configuration, chance: random.Random
 ) -> tuple[Configuration, Configuration] | None:
-    """Swap the services of two slots of one kind; `None` if there are none or limits forbid it."""
+    """Swap the services of two slots of one kind; `None` if no such slots exist or limits forbid the swap."""
     kinds = [candidates.slots[configuration.partition] for configuration in (one, other)]
     pairs = [(i, j) for i, kind in enumerate(kinds[0]) for j, same in enumerate(kinds[1]) if kind == same]
     if not pairs:

@@ -1,4 +1,4 @@
-"""The greedy algorithm of MIG-serving: GPU after GPU, the configuration with the highest score."""
+"""The greedy algorithm of MIG-serving: each further GPU gets the configuration with the highest score."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Selection:
     """Chosen GPUs, and the remaining demand and GPUs.
 
     Attributes:
-        lack: `[service]`, the share of its rate that each service lacks.
-        gpus_left: `[model]`, the number of unused GPUs; infinite without a limit.
+        lack: share of its rate that each service lacks, by `[service]`.
+        gpus_left: number of unused GPUs, by `[model]`; infinite without a limit.
     """
 
     def __init__(self, candidates: Candidates, gpus: Sequence[Configuration] = ()) -> None:
@@ -50,9 +50,9 @@ class Selection:
 def complete(
     candidates: Candidates, gpus: Sequence[Configuration], chance: random.Random | None = None, among: int = 1
 ) -> list[Configuration] | None:
-    """Return these GPUs and more until no service lacks throughput; `None` if the limits on GPUs forbid that.
+    """Add GPUs to `gpus` until no service lacks throughput; `None` if the limits on GPUs are too low.
 
-    Each step adds the best GPU, or by chance one of the best `among`.
+    Each step adds the best GPU or, with `chance`, a random GPU among the best `among`.
     """
     selection = Selection(candidates, gpus)
     while selection.lack.any():

@@ -1,6 +1,6 @@
 """Integer programmes over GPUs, which offer slots, and instances, which occupy slots and serve; solved by HiGHS.
 
-GPUs of a model are equal and instances independent, so that a column counts the GPUs or instances of one sort.
+A column counts the GPUs or instances of one sort, because GPUs of a model are equal and instances are independent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OPTIMAL, _INFEASIBLE = 0, 2
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A solution: a whole number for each column, or `None`, and the lower bound of the cost."""
+    """A solution: the count of each column (`None` without a solution), and the lower bound of the cost."""
 
     columns: list[int] | None
     bound: int | None
@@ -32,8 +32,8 @@ class Programme:
     """The integer programme that serves all services at the least cost, on at most `most_gpus` GPUs.
 
     Attributes:
-        cost: of each column.
-        rates: for each service, the share of its rate that each column serves.
+        cost: cost of each column.
+        rates: share of the service's rate that each column serves, for each service.
     """
 
     def __init__(self, problem: Problem, most_gpus: float = math.inf) -> None:
@@ -54,7 +54,7 @@ class Programme:
         return len(self.cost) - 1
 
     def add_gpu(self, model: int, slots: Mapping[Any, int], cost: float = 0) -> int:
-        """Add GPUs of a model with their number of slots of each kind."""
+        """Add a column of GPUs of a model with their number of slots of each kind."""
         column = self.add_column(cost)
         self._gpus[model][column] = 1
         for kind, count in slots.items():
@@ -62,7 +62,7 @@ class Programme:
         return column
 
     def add_instance(self, option: Option, cost: float = 0, most: float = math.inf, slot: Hashable = None) -> int:
-        """Add instances of a configuration, which take slots of its kind, or `slot`."""
+        """Add a column of instances of a configuration; an instance occupies a slot of its kind, or `slot`."""
         column = self.add_column(cost, most)
         self.rates[option.service][column] = self._share(option)
         self._slots[option.kind if slot is None else slot][column] = 1
@@ -73,9 +73,10 @@ class Programme:
         self._rows.append((row, low, high))
 
     def build_constraints(self, rates: Sequence[float] | None = None) -> tuple[Any, Any, Any]:
-        """Return a sparse matrix `[row, column]`, the services first, and the limits of its rows.
+        """Return a sparse matrix `[row, column]` and the limits of its rows; the first rows are the services.
 
-        `rates` are the shares of their rates that services need (default 1); no column counts more, for a better bound.
+        `rates` are the shares of the services' rates that are required (default 1). No column counts more than the
+        required share, which improves the bound.
         """
         import numpy as np
         from scipy.sparse import csr_array
@@ -85,7 +86,7 @@ class Programme:
             ({column: min(share, least) for column, share in row.items()}, least, math.inf)
             for row, least in zip(self.rates, needed, strict=True)
         ]
-        # In the order of the instances: in that of the GPUs, HiGHS takes a third longer.
+        # Rows are in the order of the instances, because HiGHS takes a third longer in the order of the GPUs.
         rows += [(row, -math.inf, 0) for row in sorted(self._slots.values(), key=max)]
         limited = zip(self._gpus, self._limits, strict=True)
         rows += [(row, -math.inf, limit) for row, limit in limited if limit is not None]
@@ -99,7 +100,7 @@ class Programme:
         return matrix, np.array([low for _, low, _ in rows]), np.array([high for _, _, high in rows])
 
     def solve(self, time_limit_s: float, rates: Sequence[float] | None = None, bounds: Any = None) -> Counts:
-        """Find whole numbers of the least cost; the bound holds for whole costs."""
+        """Find the whole numbers with the least cost; the bound is valid if costs are whole numbers."""
         import numpy as np
 
         optimum = self.optimise(time_limit_s, rates, bounds, integrality=np.ones(len(self.cost)))
@@ -113,7 +114,7 @@ class Programme:
     def optimise(
         self, time_limit_s: float, rates: Sequence[float] | None = None, bounds: Any = None, integrality: Any = None
     ) -> Any:
-        """Return the optimum of `scipy.optimize.milp`; of the linear programme without `integrality`."""
+        """Return the result of `scipy.optimize.milp`; without `integrality`, solve the linear programme."""
         from scipy import optimize
 
         return optimize.milp(

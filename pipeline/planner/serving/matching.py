@@ -1,4 +1,4 @@
-"""A matching of a solution's GPUs with today's, for the most kept instances; fast, not proved."""
+"""A matching of a solution's GPUs with today's GPUs that keeps many instances; fast, but without a proof."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.planner.serving.targets import CurrentGpu, Layout, Target, count_k
 
 
 def match_gpus(gpus: Sequence[FilledGpu], current: Sequence[CurrentGpu], layouts: Sequence[Layout]) -> list[Target]:
-    """Match each GPU with the GPU and layout of today where most stays; return today's GPUs first."""
+    """Match each GPU with the GPU of today and the layout that keep most instances; return today's GPUs first."""
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 

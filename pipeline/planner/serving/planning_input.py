@@ -15,7 +15,7 @@ from pipeline.planner.serving import demand, problem
 from pipeline.planner.serving.problem import INTERVAL, NONE, Model, Problem
 from pipeline.prepare.mig import profiles
 
-# With reading and writing, a plan for a thousand services takes less than a minute.
+# With this limit, a plan for a thousand services takes less than a minute, including reading and writing.
 TIME_LIMIT_S = 40.0
 
 
@@ -26,38 +26,44 @@ def add_arguments(parser: argparse.ArgumentParser, time_limit_s: float = TIME_LI
         "--gpu",
         action="append",
         metavar="GPU",
-        help=f"model, as {profiles.SIMULATED}a100_80gb, or index or UUID of a GPU (default: the profile's models); may "
-        "be given again",
+        help=f"model (such as {profiles.SIMULATED}a100_80gb), or index or UUID of a GPU (default: the profile's "
+        "models); may be repeated",
     )
     parser.add_argument(
         "--margin",
         default=NONE,
         metavar=f"{INTERVAL}|{NONE}|SHARE",
-        help="plan with the low end of the measured interval, or with this share less throughput, as 0.1",
+        help="plan with the low end of the measured interval, or reduce the throughput by a share such as 0.1",
     )
     add_solver_arguments(parser, time_limit_s)
 
 
 def add_solver_arguments(parser: argparse.ArgumentParser, time_limit_s: float) -> None:
-    """Add profile, driver branch, seed and time limit."""
+    """Add the profile, driver branch, seed and time limit."""
     parser.add_argument(
-        "--profile", type=Path, action="append", required=True, metavar="FILE", help="profile; may be given again"
+        "--profile", type=Path, action="append", required=True, metavar="FILE", help="profile; may be repeated"
     )
-    parser.add_argument("--driver-branch", type=int, metavar="N", help="driver branch of the models, as 470 (current)")
+    parser.add_argument(
+        "--driver-branch", type=int, metavar="N", help="driver branch of the models, such as 470 (default: current)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of searches (0)")
     parser.add_argument(
-        "--time-limit-s", type=float, default=time_limit_s, metavar="S", help=f"limit of a solver ({time_limit_s:g})"
+        "--time-limit-s",
+        type=float,
+        default=time_limit_s,
+        metavar="S",
+        help=f"time limit of a solver ({time_limit_s:g})",
     )
 
 
 def check_time_limit(time_limit_s: float) -> None:
-    """Refuse a time limit that is not above 0 and finite; ConfigError."""
+    """Raise ConfigError if a time limit is not above 0 and finite."""
     if not 0 < time_limit_s < math.inf:
         raise ConfigError(f"--time-limit-s {time_limit_s:g}: must be above 0 and finite")
 
 
 def read(arguments: argparse.Namespace) -> tuple[Problem, Profile]:
-    """Return the problem and profile of a command line; ConfigError if they cannot be used."""
+    """Return the problem and profile of a command line; ConfigError if either is invalid."""
     margin = check_margin(arguments.margin)
     check_time_limit(arguments.time_limit_s)
     stated = demand.read(arguments.services)
@@ -67,7 +73,7 @@ def read(arguments: argparse.Namespace) -> tuple[Problem, Profile]:
 
 
 def check_margin(margin: str) -> str:
-    """Return the margin; ConfigError if `problem.build` does not know it."""
+    """Return the margin; ConfigError if `problem.build` does not support it."""
     if margin in (INTERVAL, NONE):
         return margin
     try:

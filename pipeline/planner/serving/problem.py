@@ -1,7 +1,8 @@
-"""The planning problem of a demand and a profile: GPUs, their partitions, and the throughput of services there.
+"""The planning problem of a demand and a profile: GPUs, their partitions, and the throughput of services on them.
 
-A *kind* is an instance profile of a GPU model, or its undivided GPU. As instances are independent, only one
-configuration (processes, batch, share) of a service on a kind counts: the fastest with a latency below the objective.
+A *kind* is an instance profile of a GPU model, or its undivided GPU. Because instances are independent, only one
+configuration (processes, batch, share) of a service on a kind is used: the fastest configuration whose latency is below
+the objective.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from pipeline.prepare.mig.profiles import MigGpu
 from pipeline.prepare.mig.profiles import Profile as MigProfile
 
 ServiceIndex = NewType("ServiceIndex", int)
-"""The position of a service among those of a problem."""
+"""The position of a service among the services of a problem."""
 KindIndex = NewType("KindIndex", int)
-"""The position of a kind among those of a problem."""
+"""The position of a kind among the kinds of a problem."""
 Pair = tuple[ServiceIndex, KindIndex]
 """A service on a kind."""
 WHOLE = ""
-"""In place of an instance profile, for the undivided GPU."""
+"""The name of the undivided GPU, in place of an instance profile."""
 INTERVAL = "interval"
 NONE = "none"
 
@@ -39,9 +40,9 @@ class Model:
     """A GPU model to plan with.
 
     Attributes:
-        name: as in profiles.
-        mig: `None` if it cannot be divided.
-        limit: number of GPUs; `None` without a limit.
+        name: name of the model in profiles.
+        mig: MIG profiles of the model; `None` without MIG.
+        limit: largest number of GPUs; `None` without a limit.
     """
 
     name: str
@@ -51,12 +52,13 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """An instance profile or undivided GPU of a model, which is given by position.
+    """An instance profile of a model, or its undivided GPU.
 
     Attributes:
-        mig_profile: `None` for the undivided GPU.
-        slices: compute and memory slices.
-        memory_mib: infinite if unknown.
+        model: position of the model in the problem.
+        mig_profile: MIG profile; `None` for the undivided GPU.
+        slices: numbers of compute and memory slices.
+        memory_mib: memory of the instance or GPU; infinite if unknown.
     """
 
     model: int
@@ -71,14 +73,14 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """A maximal division of a GPU: the number of instances of each kind."""
+    """A maximal partition of a GPU: the number of instances of each kind."""
 
     model: int
     counts: Mapping[KindIndex, int]
 
     @property
     def slots(self) -> tuple[KindIndex, ...]:
-        """The kind of each of its instances."""
+        """The kind of each instance."""
         return tuple(chain.from_iterable([kind] * count for kind, count in self.counts.items()))
 
 
@@ -87,7 +89,7 @@ class Option:
     """A configuration of a service on a kind.
 
     Attributes:
-        throughput_per_s: of the row, less the margin.
+        throughput_per_s: throughput of the row minus the margin.
         latency_ms: the latency that was compared with the objective.
     """
 
@@ -100,7 +102,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmet:
-    """A service without a configuration; `row` has its lowest latency where the memory suffices, if anywhere."""
+    """A service without a configuration; `row` has the lowest latency among its rows whose memory fits, if any."""
 
     service: Service
     row: Row | None
@@ -111,7 +113,7 @@ class Unmet:
 
     @property
     def objective_above_ms(self) -> float | None:
-        """The latency that an objective must exceed for its best configuration to meet it."""
+        """The lower limit of the objectives that the service's best configuration meets."""
         return None if self.latency_ms is None else self.latency_ms / self.service.latency_share
 
 
@@ -122,7 +124,7 @@ class Problem:
     Attributes:
         options: for each service, its best configuration on each kind.
         admitted: for each service, all configurations that meet its objective.
-        unmet: services without a configuration, for which no plan exists.
+        unmet: services without a configuration; no plan exists if any service is unmet.
     """
 
     services: tuple[Service, ...]
@@ -144,7 +146,7 @@ class Problem:
         return {kind.profile: KindIndex(number) for number, kind in enumerate(self.kinds) if kind.model == model}
 
     def starts(self, partition: Partition) -> list[int | None]:
-        """Return the start of each slot on an empty GPU; `None` on an undivided one."""
+        """Return the start of each slot on an empty GPU; `None` on an undivided GPU."""
         model, profiles = self.models[partition.model], [self.kinds[kind].mig_profile for kind in partition.slots]
         known = [profile for profile in profiles if profile is not None]
         if model.mig is None or not known:
@@ -152,11 +154,11 @@ class Problem:
         return [placed.start for placed in layouts.plan_layout(model.mig, known).instances]
 
     def share(self, option: Option) -> float:
-        """Return throughput over the rate of the service (utility in MIG-serving)."""
+        """Return the throughput divided by the rate of the service (utility in MIG-serving)."""
         return option.throughput_per_s / self.services[option.service].rate_per_s
 
     def with_partitions(self, chosen: Sequence[Partition]) -> Problem:
-        """Return the problem with some of its partitions only."""
+        """Return the problem with the chosen partitions only."""
         kinds = {kind for partition in chosen for kind in partition.counts}
         return replace(
             self,
@@ -170,11 +172,11 @@ class Problem:
 def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str = NONE) -> Problem:
     """Build the problem of serving a demand on GPUs of the models.
 
-    Margin `none` plans with the measured throughput, `interval` with the low end of its interval, a share from 0 to 1
-    with that much less.
+    The planned throughput is the measured throughput with margin `none`, the low end of its interval with `interval`,
+    and the measured throughput reduced by a share from 0 to 1 otherwise.
 
     Raises:
-        ConfigError: a row is of another model or of an unknown instance, or a service or model has no usable row.
+        ConfigError: a row names another model or an unknown instance, or a service or model has no usable row.
     """
     rows = _rows_by_workload(profile, models)
     names = {service.name for service in demand.services}
@@ -229,7 +231,7 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
         if row.gpu_model not in names:
             raise ConfigError(
                 f"{profile.place_of(row)}, gpu_model: {row.gpu_model} is not among --gpu {', '.join(names)}; "
-                "add it, or remove its rows"
+                f"add --gpu {row.gpu_model}, or remove its rows"
             )
         if row.sharing_mode in PLANNED_AS:
             by_workload[row.workload].append(row)
@@ -240,14 +242,14 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
             raise ConfigError(f"{profile.source}: no row of {model.name}; choose among {gpu_models}")
         if model.mig is None and all(row.sharing_mode in ON_INSTANCES for row in model_rows):
             raise ConfigError(
-                f"{profile.source}: {model.name} has no MIG, but has rows of instances only; profile the undivided GPU "
-                "as well (naive or MPS)"
+                f"{profile.source}: all rows of {model.name} are for MIG instances, but the model has no MIG; profile "
+                "the undivided GPU (naive or MPS)"
             )
     return by_workload
 
 
 def _kinds(rows: Sequence[Row], profile: Profile, models: Sequence[Model]) -> tuple[Kind, ...]:
-    """Return the kinds that have rows, larger instances last, then the undivided GPU."""
+    """Return the kinds that have rows, for each model: instances by size, then the undivided GPU."""
     sizes = [None if model.mig is None else (model.mig.compute_slices, model.mig.memory_slices) for model in models]
     largest = max(filter(None, sizes), default=(1, 1))
     kinds = []
@@ -310,7 +312,9 @@ def _admit(number: int, service: Service, rows: Sequence[tuple[KindIndex, Row]],
 
 def _check_figures(service: Service, rows: Sequence[tuple[KindIndex, Row]], margin: str) -> None:
     if all(governing_latency_ms(row) is None for _, row in rows):
-        raise ConfigError(f"service {service.name}: no row has a latency to compare with objective_ms; measure one")
+        raise ConfigError(
+            f"service {service.name}: no row has a latency to compare with objective_ms; measure the latency"
+        )
     if not any(apply_margin(row, margin) for _, row in rows):
         raise ConfigError(
             f"--margin {margin}: no row of service {service.name} has throughput_low_per_s; use --margin {NONE} or a "
@@ -319,7 +323,7 @@ def _check_figures(service: Service, rows: Sequence[tuple[KindIndex, Row]], marg
 
 
 def apply_margin(row: Row, margin: str) -> float | None:
-    """Return the throughput of a row under a margin; `None` if it has no interval."""
+    """Return the throughput of a row under a margin; `None` if the margin needs an interval that the row lacks."""
     if margin == INTERVAL:
         return row.throughput_low_per_s
     return row.throughput_per_s if margin == NONE else row.throughput_per_s * (1 - float(margin))

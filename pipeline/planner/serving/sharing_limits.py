@@ -1,7 +1,7 @@
 """The fewest GPUs under limits on sharing: an integer programme over configurations of whole GPUs.
 
-With few services all configurations are used, and the plan is proved. With many services a linear programme generates
-them (column generation), and the bound is that of the problem without limits.
+With few services, all configurations are used, and the plan is proved. With many services, a linear programme generates
+configurations (column generation), and the bound is that of the problem without limits.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pipeline.planner.serving.problem import Option, Pair, Problem, ServiceIndex
 from pipeline.planner.serving.solution import FilledGpu, Solution, judge, prune, raise_short
 
 _MOST_CONFIGURATIONS = 20_000
-"""With more, configurations are generated."""
-# Part of the time limit for generating configurations.
+"""The largest number of configurations that are enumerated; above it, configurations are generated."""
+# Share of the time limit for generating configurations.
 _GENERATING = 0.5
 _NO_WORTH = 1e-6
 
@@ -52,13 +52,13 @@ def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
 def minimise_slices(
     problem: Problem, gpus: Sequence[FilledGpu], weights: Sequence[float], *, time_limit_s: float
 ) -> tuple[list[FilledGpu], bool]:
-    """Find instances of the least weight on no more GPUs than these; return as `exact.minimise_slices` does."""
+    """Find instances of the least weight within the limits on sharing; otherwise like `exact.minimise_slices`."""
     end = time.monotonic() + time_limit_s
     candidates = Candidates(problem)
     configurations = list(islice(_enumerate(candidates), _MOST_CONFIGURATIONS + 1))
     is_complete = len(configurations) <= _MOST_CONFIGURATIONS
     if not is_complete:
-        groups = dict.fromkeys(gpu.services for gpu in gpus)  # too many: only the mixes of the plan
+        groups = dict.fromkeys(gpu.services for gpu in gpus)  # too many to enumerate: use the plan's mixes
         mixes = chain.from_iterable(_enumerate_mixes(candidates, sorted(group)) for group in groups)
         configurations = list(islice(mixes, _MOST_CONFIGURATIONS))
     programme = Programme(problem, most_gpus=len(gpus))
@@ -152,7 +152,7 @@ def _generate(candidates: Candidates, end: float) -> list[Configuration]:
 
 
 def _price_services(candidates: Candidates, configurations: Sequence[Configuration]) -> Any:
-    """Return `[service]`: the GPUs that its rate costs in the linear programme; `None` if that has no solution."""
+    """Return the price of each service's rate, in GPUs; `None` if the linear programme has no solution."""
     import numpy as np
     from scipy.optimize import linprog
 

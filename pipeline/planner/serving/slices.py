@@ -1,7 +1,7 @@
 """The plan with the fewest slices among those with equally many GPUs.
 
-Compute slices count first, then memory slices. An undivided GPU counts with all slices of its model, a GPU without MIG
-as the model with the most.
+Compute slices count first, then memory slices. An undivided GPU counts as all slices of its model. A GPU without MIG
+counts as the model with the most slices.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def count_slices(problem: Problem, gpus: Sequence[FilledGpu]) -> tuple[int, int]
 
 
 def weigh_kinds(problem: Problem, num_gpus: int) -> list[float]:
-    """Return weights of the kinds whose sums compare as compute slices, then memory slices."""
+    """Return weights of the kinds; the sum of weights orders plans by compute slices, then by memory slices."""
     heaviest = 1 + num_gpus * max(kind.slices[1] for kind in problem.kinds)
     return [float(heaviest * compute + memory) for compute, memory in (kind.slices for kind in problem.kinds)]
 
 
 def minimise_slices(problem: Problem, solution: Solution, *, time_limit_s: float) -> Solution:
-    """Return the solution with the fewest slices found in time, on no more GPUs; its bound stays."""
+    """Return the solution with the fewest slices found in time, on no more GPUs and with the same bound."""
     if not solution.gpus:
         return solution
     begin = time.monotonic()

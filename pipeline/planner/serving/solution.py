@@ -12,7 +12,7 @@ from pipeline.planner.serving.problem import Option, Partition, Problem, Service
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 # Relative tolerance of sums of throughputs.
 _ROUNDING = 1e-9
-# Added to the required rate of a service that the solver's tolerance, 1e-6, left short.
+# Added to the required rate of a service that is below its rate because of the solver's tolerance, 1e-6.
 _MORE = 1e-5
 
 
@@ -33,10 +33,10 @@ class Solution:
     """GPUs that serve all services.
 
     Attributes:
-        gpus: empty without a plan.
+        gpus: GPUs of the plan; empty without a plan.
         bound: lower bound of the number of GPUs; `None` if unknown.
-        status: `unknown` if the time sufficed neither for a plan nor for a proof that there is none.
-        has_fewest_slices: whether no plan with this number of GPUs uses fewer slices; proved.
+        status: `unknown` if the solver found neither a plan nor a proof that no plan exists.
+        has_fewest_slices: whether the number of slices is proved minimal for this number of GPUs.
     """
 
     gpus: tuple[FilledGpu, ...]
@@ -58,13 +58,13 @@ class Solution:
 
 
 def judge(gpus: Sequence[FilledGpu], bound: int | None, seconds: float = 0.0) -> Solution:
-    """Return GPUs as a solution, optimal if they are as few as the bound."""
+    """Return GPUs as a solution, which is optimal if the number of GPUs reaches the bound."""
     status: Status = "optimal" if bound is not None and len(gpus) <= bound else "feasible"
     return Solution(gpus=tuple(gpus), bound=bound, status=status, seconds=seconds)
 
 
 def shares(problem: Problem, gpus: Sequence[FilledGpu]) -> list[float]:
-    """Return the throughput of each service over its rate."""
+    """Return the throughput of each service divided by its rate."""
     totals = [0.0] * len(problem.services)
     for gpu in gpus:
         for option in gpu.options:
@@ -101,7 +101,7 @@ def prune(problem: Problem, gpus: Sequence[FilledGpu]) -> list[FilledGpu]:
 
 
 def raise_short(problem: Problem, gpus: Sequence[FilledGpu], rates: list[float]) -> bool:
-    """Raise the required rates of services that are short; return whether any is."""
+    """Raise the required rates of services that are below their rate; return whether any rate was raised."""
     short = [number for number, share in enumerate(shares(problem, gpus)) if not is_enough(share)]
     for number in short:
         rates[number] += _MORE

@@ -1,4 +1,4 @@
-"""The plan of a solution: GPUs with explicit starts, the slack of services, and reasons without a plan."""
+"""The plan of a solution: GPUs with explicit starts, the slack of services, and the reasons if no plan exists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def build_plan(
     details: dict[str, Any],
     deployment: Deployment | None = None,
 ) -> Plan:
-    """Return the plan of a solution; on empty GPUs unless a deployment is given."""
+    """Return the plan of a solution, with `deployment` if not `None`, else on empty GPUs."""
     assert solution.status in ("optimal", "feasible")
     return Plan(
         deployment=deployment or Deployment(gpus=tuple(_place(problem, gpu) for gpu in solution.gpus)),
@@ -71,8 +71,8 @@ def _instance(problem: Problem, option: Option, start: int | None) -> Instance:
 def measure_slack(problem: Problem, gpus: Sequence[FilledGpu]) -> list[dict[str, Any]]:
     """Return throughput and latency of each service with their slack.
 
-    `rate_slack_ratio` is the spare throughput over the rate; `latency_slack_ratio` is the spare latency of the slowest
-    instance over the admitted latency.
+    `rate_slack_ratio` is the spare throughput divided by the rate; `latency_slack_ratio` is the spare latency of the
+    slowest instance divided by the admitted latency.
     """
     used: dict[int, list[Option]] = defaultdict(list)
     on: dict[int, list[int]] = defaultdict(list)
@@ -108,11 +108,11 @@ def measure_slack(problem: Problem, gpus: Sequence[FilledGpu]) -> list[dict[str,
 def explain_infeasibility(
     problem: Problem, solution: Solution, time_limit_s: float
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Return the reasons why there is no plan, each with the figures of an unmet service, if it is about one."""
+    """Return the reasons why no plan exists; a reason about an unmet service comes with its figures."""
     if problem.unmet:
         return [(describe_unmet(unmet), _list_figures(unmet)) for unmet in problem.unmet]
     if solution.status == "unknown":
-        return [(f"none was found within {time_limit_s:g} s; raise --time-limit-s", {})]
+        return [(f"the search ended after {time_limit_s:g} s without a plan; raise --time-limit-s", {})]
     limits = ", ".join(f"{model.limit} of {model.name}" for model in problem.models if model.limit is not None)
     names = [problem.services[number].name for number in exact.find_unservable(problem, time_limit_s=time_limit_s)]
     without = f"; without {', '.join(names)} the others can be served" if names else ""
@@ -138,7 +138,7 @@ def describe_unmet(unmet: Unmet) -> str:
             f"{service.latency_share:g} x {admitted} = {service.latency_share * (service.objective_ms or 0):g} ms"
         )
     if unmet.row is None or unmet.latency_ms is None:
-        return f"{service.name}: its memory fits on no profiled instance or GPU"
+        return f"{service.name}: its memory is larger than every profiled instance and GPU"
     return (
         f"{service.name}: no latency is below {admitted}; the best is {unmet.latency_ms:g} ms "
         f"({_describe_configuration(unmet.row)}), which meets an objective above {unmet.objective_above_ms:g} ms"

@@ -17,13 +17,13 @@ EXACT, GREEDY, TREE, GENETIC = "exact", "greedy", "tree", "genetic"
 METHODS: Mapping[str, str] = {
     EXACT: "integer programme, with a proof",
     GREEDY: "MIG-serving's greedy algorithm",
-    TREE: "MIG-serving's tree search, from the greedy plan on",
-    GENETIC: "MIG-serving's genetic algorithm, from the greedy plan on",
+    TREE: "MIG-serving's tree search, which starts from the greedy plan",
+    GENETIC: "MIG-serving's genetic algorithm, which starts from the greedy plan",
 }
 _MOST_INSTANCES = 100_000
-# With a smaller gap, the greedy plan is hardly better.
+# If the gap is smaller, the greedy plan is not computed, because it is hardly better.
 _NEAR = 0.02
-# Limits of the time for the fewest slices; a hundred services take three seconds.
+# Lower and upper limit of the time for the fewest slices; a hundred services take three seconds.
 _LEAST_S, _MOST_S = 1.0, 5.0
 _SEARCHES = {TREE: tree.search, GENETIC: genetic.search}
 
@@ -38,10 +38,10 @@ def solve(
     cost: Cost = len,
     fewest_slices: bool = True,
 ) -> Solution:
-    """Return the fewest GPUs that a method finds in time, with as few slices as the rest of the time allows.
+    """Find the fewest GPUs with a method within the time limit; minimise the slices in the remaining time.
 
-    The exact method returns the greedy plan if that has fewer GPUs. Searches stop at the `bound`, a known lower bound,
-    and minimise `cost`; with a cost other than `len`, slices are not minimised.
+    The exact method returns the greedy plan if the greedy plan has fewer GPUs. Searches stop at `bound`, a proved lower
+    bound, and minimise `cost`; with a cost other than `len`, slices are not minimised.
 
     Raises:
         ConfigError: a rate needs too many GPUs.
@@ -83,7 +83,7 @@ def _search(
 
 
 def _check_size(problem: Problem) -> None:
-    """Refuse rates whose plans would fill the memory of this machine."""
+    """Raise ConfigError for rates whose plans would exhaust the memory of this machine."""
     for service, options in zip(problem.services, problem.options, strict=True):
         if options and service.rate_per_s > _MOST_INSTANCES * max(
             option.throughput_per_s for option in options.values()

@@ -1,4 +1,4 @@
-"""GPUs of today and of a new plan: the configuration in each slot of a layout."""
+"""GPUs of today's plan and of a new plan: the configuration in each slot of a layout."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pipeline.planner.serving.solution import FilledGpu
 from pipeline.prepare.mig import layouts
 
 Slot = tuple[KindIndex, int | None]
-"""Kind by position, and start; `None` for an undivided GPU."""
+"""The position of the kind, and the start; the start is `None` for an undivided GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A maximal division of a GPU of a model, with starts."""
+    """A maximal partition of a GPU of a model, with starts."""
 
     model: int
     slots: tuple[Slot, ...]
@@ -34,7 +34,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class CurrentGpu:
-    """A GPU of today: its model, `None` if not planned with, and the configurations that may stay."""
+    """A GPU of today's plan: its model (`None` outside the problem), and the configurations that may stay."""
 
     model: int | None
     options: Mapping[Slot, Option]
@@ -55,7 +55,7 @@ class Target:
         return FilledGpu(partition, tuple(self.taken.get(slot) for slot in sorted(self.layout.slots, key=_by_kind)))
 
     def to_gpu(self, problem: Problem, today: Deployment) -> Gpu:
-        """Convert the GPU to one of a deployment."""
+        """Return the GPU in the form of a deployment."""
         name = None if self.today is None else today.gpus[self.today].id
         taken = [(option, start) for (_, start), option in self.taken.items()]
         return solution_plan.build_gpu(problem, self.layout.model, taken, name)
@@ -76,10 +76,10 @@ def list_layouts(problem: Problem) -> list[Layout]:
 
 
 def find_kept_options(problem: Problem, gpu: Gpu) -> CurrentGpu:
-    """Return the instances of a GPU that may stay: of services in the demand, in admitted configurations."""
+    """Return the instances of a GPU that may stay: services in the demand, with admitted configurations."""
     name = find_model_name(gpu.model)
     model = next((number for number, candidate in enumerate(problem.models) if candidate.name == name), None)
-    # A plan puts one service on an undivided GPU, so that several there cannot stay.
+    # A plan puts one service on an undivided GPU, so several services on an undivided GPU cannot stay.
     if model is None or (gpu.mode != "mig" and len(gpu.instances) > 1):
         return CurrentGpu(model, {})
     kinds = problem.kinds_of(model)
@@ -100,7 +100,7 @@ def find_kept_options(problem: Problem, gpu: Gpu) -> CurrentGpu:
 
 
 def count_kept(targets: Sequence[Target], current: Sequence[CurrentGpu]) -> int:
-    """Count the instances that stay unchanged at their place."""
+    """Count the instances whose GPU, start and configuration stay the same."""
     return sum(
         current[target.today].options.get(slot) is option
         for target in targets

@@ -1,7 +1,7 @@
 """Monte-Carlo tree search of MIG-serving: the next configuration is judged by random completions.
 
-A node is a set of GPUs; its children add one of the ten best configurations. A completion draws good configurations
-from a pool while they give no service too much, and ends greedily.
+A node is a set of GPUs; each child adds one of the ten best configurations. A completion draws good configurations from
+a pool until each of them would exceed the lack of a service, and then continues with the greedy algorithm.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _POOL = 1000
 _AMONG = 3
 # Share of its throughput by which a configuration of the pool may exceed the lack.
 _WASTE = 0.02
-# Weight of rarely visited nodes; costs differ by a few per cent.
+# Weight of rarely visited nodes; small because costs differ by only a few per cent.
 _CURIOSITY = 0.02
 
 
 @dataclass(slots=True)
 class _Node:
-    """A set of GPUs: those on the path from the root."""
+    """A set of GPUs: the configurations on the path from the root."""
 
     children: list[tuple[Configuration, _Node]] = field(default_factory=list)
     untried: list[Configuration] | None = None
@@ -53,7 +53,7 @@ class Completions:
         self._total = self._given.sum(axis=1)
 
     def complete(self, gpus: Sequence[Configuration]) -> list[Configuration] | None:
-        """Return GPUs that serve all services, these among them; `None` if there are too few GPUs."""
+        """Return GPUs that include `gpus` and serve all services; `None` if the limits on GPUs are too low."""
         import numpy as np
 
         selection = Selection(self.candidates, gpus)
@@ -113,7 +113,7 @@ def search(
 
 
 def _descend(root: _Node, candidates: Candidates) -> tuple[list[_Node], list[Configuration]]:
-    """Descend to an untried child of the most promising node; return path and GPUs."""
+    """Descend to an unvisited child of the most promising node; return path and GPUs."""
     path, chosen = [root], list[Configuration]()
     while True:
         node = path[-1]

@@ -1,1 +1,1 @@
-"""Schedules of training jobs: their speeds together, and which run when."""
+"""Schedules of training jobs: the speeds of jobs that run together, and the order of groups on GPUs."""

@@ -1,8 +1,9 @@
 """Schedules: which jobs run together, on which GPU and when, for the least makespan, mean completion or energy.
 
-An integer programme finds the groups with the least total duration or energy; HiGHS proves its optimum, which bounds
-the makespan on several GPUs. To assign the groups to GPUs there is a programme with variables for each GPU, if that is
-small, and a search. The mean completion also depends on the order: it is searched without a proof.
+An integer programme finds the groups with the least total duration or energy; HiGHS proves the optimum, which bounds
+the makespan on several GPUs. The groups are assigned to GPUs by a search and, if the problem is small, by an integer
+programme with variables for each GPU. The mean completion also depends on the order of the groups, so the search
+minimises it without a proof.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ class Schedule:
         return sum(known) if len(known) == len(energies) else None
 
     def cost(self, objective: Objective) -> float | None:
-        """Return the quantity that an objective minimises."""
+        """Return the quantity that is minimised under an objective."""
         if objective == "energy":
             return self.energy_j
         return self.makespan_s if objective == "makespan" else self.mean_completion_s
 
 
 def solve(problem: Problem, groups: Groups, objective: Objective, *, seed: int, time_limit_s: float) -> Schedule | None:
-    """Return the best schedule of these groups; `None` if none exists or was found in time."""
+    """Return the best schedule of the groups; `None` if no schedule exists or was found in time."""
     until_s = time.monotonic() + time_limit_s
     if not groups:
         return None
@@ -95,7 +96,7 @@ def _minimise_total(problem: Problem, groups: Groups, objective: Objective, time
     if columns is None:
         return None
     taken = [group for group, number in zip(chosen, columns, strict=True) for _ in range(number)]
-    if bound is not None and not is_energy:  # neither an equal part of the total nor any job takes less
+    if bound is not None and not is_energy:  # the makespan is at least the total over GPUs, and the longest job
         kinds = range(len(required))
         longest = [min(group.duration_s for group in chosen if group.composition[kind]) for kind in kinds]
         bound = max(bound / problem.num_gpus, *longest)
@@ -107,7 +108,7 @@ def _solve_by_gpu(problem: Problem, groups: Groups, time_limit_s: float) -> Sche
 
     chosen, gpus = list(itertools.chain.from_iterable(groups.values())), range(problem.num_gpus)
     num_groups = len(chosen)
-    # Variables: at g * num_groups + c, the count of group c on GPU g; last, the makespan.
+    # The variable at g * num_groups + c is the count of group c on GPU g; the last variable is the makespan.
     size = problem.num_gpus * num_groups + 1
     cost = np.zeros(size)
     cost[-1] = 1.0
@@ -119,7 +120,7 @@ def _solve_by_gpu(problem: Problem, groups: Groups, time_limit_s: float) -> Sche
     busy[:, -1] = -1.0
     required = [job.count for job in problem.jobs]
     constraints: list[tuple[Any, Any, Any]] = [(counts, required, required), (busy, -np.inf, 0)]
-    if len(gpus) > 1:  # GPUs are equal: let the first be the busiest
+    if len(gpus) > 1:  # GPUs are equal, so the first GPU may be the busiest
         constraints.append((busy[1:] - busy[:-1], -np.inf, 0))
     columns, bound = _minimise(cost, constraints, np.append(np.ones(size - 1), 0), time_limit_s)
     if columns is None:
@@ -132,7 +133,7 @@ def _solve_by_gpu(problem: Problem, groups: Groups, time_limit_s: float) -> Sche
 def _minimise(
     cost: Any, constraints: Sequence[tuple[Any, Any, Any]], integrality: Any, time_limit_s: float
 ) -> tuple[list[int] | None, float | None]:
-    """Return rounded columns of the least cost and its bound, each `None` if not known in time."""
+    """Return the rounded columns with the least cost and the bound of the cost, each `None` if not found in time."""
     import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -174,7 +175,7 @@ def _search(
     until_s = time.monotonic() + time_limit_s
 
     def cost(schedule: Schedule) -> tuple[float, float]:
-        # Of equal makespans, prefer the least total work.
+        # Among schedules with equal makespans, prefer the least total duration.
         if objective == "completion":
             return (schedule.mean_completion_s, 0.0)
         return (schedule.makespan_s, sum(group.duration_s for gpu in schedule.gpus for group in gpu))
@@ -185,7 +186,7 @@ def _search(
     patience = 40 * max(10, sum(job.count for job in problem.jobs))
     while time.monotonic() < until_s and steps_without < _KICKS * patience:
         steps_without += 1
-        if steps_without % patience == 0:  # stuck: make some random moves from the best
+        if steps_without % patience == 0:  # no progress: make some random moves from the best schedule
             current = best
             for _ in range(rng.randrange(2, 6)):
                 current = _move(problem, groups, current, rng) or current
@@ -208,7 +209,7 @@ def _spread_out(problem: Problem, groups: Groups) -> Schedule | None:
 
 
 def _move(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Random) -> Schedule | None:
-    """Move a group to another GPU, or move or swap jobs between two groups; `None` if that group is not possible."""
+    """Move a group to another GPU, or move or swap jobs between two groups; `None` if a new group is impossible."""
     placed = [list(gpu) for gpu in schedule.gpus]
     source = rng.choice([number for number, gpu in enumerate(placed) if gpu])
     taken = placed[source].pop(rng.randrange(len(placed[source])))

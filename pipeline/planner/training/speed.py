@@ -1,8 +1,8 @@
-"""The speed of a process on a share of a GPU: from the profile, or predicted from other shares and marked so.
+"""The speed of a process on a share of a GPU: read from the profile, or predicted from other shares and marked.
 
 Model: a work unit takes a + b / x seconds on a share x of the multiprocessors (a, b >= 0, fitted by relative error).
-Its error is measured by leaving out each measured cell and predicting it from the rest. Naive sharing and MPS without
-shares are never predicted from other modes.
+The prediction error is measured by leave-one-out: each measured cell is predicted from the other cells. Naive sharing
+and MPS without limits are never predicted from other modes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.prepare.mig import layouts
 
 _SHARED_WHOLE = (NAIVE.name, MPS.name)
 _OF_A_SHARE = (MPS_PERCENT.name, MIG.name, MIG_MPS.name)
-# Percentages are recorded with or without a fraction.
+# Tolerance, because percentages are recorded with or without a fraction.
 _SAME_SHARE = 1.0
 _LEAST_POINTS = 2
 Program = tuple[str, int | None]
@@ -30,7 +30,11 @@ _Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The place of a process: fields as in `profile_table.Row`; `processes` is their number on the instance or GPU."""
+    """The share on which a process runs, with the fields of `profile_table.Row`.
+
+    Attributes:
+        processes: number of processes on the instance or GPU.
+    """
 
     mode: str
     instance_profile: str | None = None
@@ -43,8 +47,8 @@ class Speed:
     """The speed of one process.
 
     Attributes:
-        energy_per_item_j: of the whole GPU with all its shares busy; `None` if not measured.
-        error_ratio: median error of such predictions; `None` for a measurement, or if unknown.
+        energy_per_item_j: energy of the GPU per item while all its shares are busy; `None` if not measured.
+        error_ratio: median error of predictions in the mode; `None` for a measurement, or if unknown.
     """
 
     rate_per_s: float
@@ -56,7 +60,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutCell:
-    """A measured cell and its prediction from the others: rates of one process in work units/s."""
+    """A measured cell and its prediction from the other cells: rates of one process in work units/s."""
 
     row: Row
     measured_per_s: float
@@ -64,13 +68,17 @@ class HeldOutCell:
 
     @property
     def error_ratio(self) -> float:
-        """The distance of the prediction from the measurement, relative to the measurement."""
+        """The difference between prediction and measurement, relative to the measurement."""
         return abs(self.predicted_per_s / self.measured_per_s - 1)
 
 
 @dataclass(slots=True)
 class Speeds:
-    """The speeds of programs on one GPU model, from its rows; `held_out` are the cells predicted from the others."""
+    """The speeds of programs on one GPU model, from its rows.
+
+    Attributes:
+        held_out: cells that were predicted from the other cells.
+    """
 
     model: Model
     rows: Sequence[Row]
@@ -85,7 +93,7 @@ class Speeds:
         self.held_out = list(self._hold_out_each())
 
     def find(self, program: Program, place: Place, *, is_mixed: bool = False) -> Speed | None:
-        """Return the speed of a process, if `is_mixed` beside other programs; `None` if unknown."""
+        """Return the speed of a process, with `is_mixed` next to other programs; `None` if unknown."""
         row = self._find_row(program, place)
         if row is not None:
             memory = None if row.memory_mib is None else row.memory_mib / row.processes
@@ -106,7 +114,7 @@ class Speeds:
         )
 
     def find_alone(self, program: Program) -> Speed | None:
-        """Return the speed of a process alone on the GPU, else on the largest instance with a known speed."""
+        """Return the speed of a process alone on the GPU or else on the largest instance with a known speed."""
         speed = self.find(program, Place(mode=SERIAL.name))
         profiles = layouts.list_slice_profiles(self.model.mig) if self.model.mig is not None else ()
         for mig_profile in reversed(profiles):
@@ -114,13 +122,13 @@ class Speeds:
         return speed
 
     def error_ratio(self, mode: str, program: Program | None = None) -> float | None:
-        """Return the median prediction error in a mode, for a program if known, else for all; `None` without any."""
+        """Return the median prediction error in a mode: of the program if known, else of all programs, else `None`."""
         of_mode = [cell for cell in self.held_out if cell.row.sharing_mode == mode]
         of_program = [cell for cell in of_mode if (cell.row.workload, cell.row.batch) == program]
         return statistics.median(cell.error_ratio for cell in of_program or of_mode) if of_mode else None
 
     def share(self, place: Place | Row) -> float | None:
-        """Return a process's share of the multiprocessors, 0 to 1; `None` if their number is unknown."""
+        """Return the share of the multiprocessors (0 to 1) that a process may use; `None` if unknown."""
         if place.instance_profile is not None:
             if self.model.mig is None:
                 return None
@@ -151,7 +159,7 @@ class Speeds:
         if key not in self._fits:
             points = self._points(self._of[program], mode)
             if mode in _SHARED_WHOLE and not any(row.sharing_mode == mode for row in self._of[program]):
-                points = []  # only runs of the mode itself show this
+                points = []  # other modes do not predict this mode
             elif mode in _OF_A_SHARE and not _is_enough(points):
                 points = [
                     point for other in (*_OF_A_SHARE, MPS.name) for point in self._points(self._of[program], other)

@@ -1,7 +1,8 @@
-"""Training jobs: the work of each, and the time and energy of groups on one GPU.
+"""Training jobs: the work of each job, and the time and energy of groups on one GPU.
 
 A *composition* is the number of jobs of each kind in a group. The jobs of a group start together, and the next group
-starts when the last of them ends; under naive sharing and MPS, jobs speed up as others end. Start-up is not counted.
+starts when the last job ends. Under naive sharing and MPS, a job speeds up when another job ends. Start-up is not
+counted.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Job:
     """Jobs of one kind.
 
     Attributes:
-        work: of each job, in work units.
-        workload: in the profile; `name` by default.
-        batch: may be left out if the profile has only one.
+        work: work of each job, in work units.
+        workload: name of the workload in the profile; `name` by default.
+        batch: batch size; optional if the profile has only one batch size.
     """
 
     name: str
@@ -73,12 +74,12 @@ class Run:
     """One job of a group.
 
     Attributes:
-        kind: position of its job in the file.
-        instance: position of its instance in the group; `None` without instances.
-        end_s: since the start of the group.
-        rate_per_s: at its start, in work units.
-        is_predicted: whether one of its speeds was predicted.
-        error_ratio: the largest known error of these predictions.
+        kind: position of the job's kind in the file.
+        instance: position of the job's instance in the group; `None` without instances.
+        end_s: end of the job, since the start of the group.
+        rate_per_s: rate at the start of the group, in work units.
+        is_predicted: whether a speed of the job was predicted.
+        error_ratio: largest known error of the predicted speeds.
     """
 
     kind: int
@@ -106,17 +107,17 @@ class Group:
 
     @property
     def ends_s(self) -> float:
-        """The sum of the end times of its jobs."""
+        """The sum of the end times of the jobs."""
         return sum(run.end_s for run in self.runs)
 
     @property
     def energy_j(self) -> float | None:
-        """The energy of its jobs; `None` if unknown for one."""
+        """The energy of the jobs; `None` if the energy of one job is unknown."""
         energies = [run.energy_j for run in self.runs if run.energy_j is not None]
         return sum(energies) if len(energies) == len(self.runs) else None
 
     def cost(self, objective: Objective) -> float | None:
-        """Return the group's part of the objective; `None` if unknown."""
+        """Return the group's contribution to the objective; `None` if unknown."""
         if objective == "energy":
             return self.energy_j
         return self.duration_s if objective == "makespan" else self.ends_s
@@ -127,16 +128,16 @@ Groups = Mapping[Composition, Sequence[Group]]
 
 
 def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Problem:
-    """Read a file of jobs for GPUs of a model; ConfigError if a job cannot be used, or the profile lacks its rows."""
+    """Read a file of jobs for GPUs of a model; ConfigError if a job is invalid, or the profile lacks its rows."""
     content = input_files.decode(_File, input_files.read_mapping(path, "jobs"), str(path))
     if not content.jobs:
-        raise ConfigError(f"{path}: jobs is empty; list at least one")
+        raise ConfigError(f"{path}: jobs is empty; list at least one job")
     gpus = content.gpus if num_gpus is None else num_gpus
     if not 1 <= gpus <= _MOST_GPUS:
         where = f"{path}: gpus:" if num_gpus is None else "--gpus"
         raise ConfigError(f"{where} {gpus}: must be from 1 to {_MOST_GPUS}")
     if (num_jobs := sum(job.count for job in content.jobs)) > _MOST_JOBS:
-        raise ConfigError(f"{path}: jobs: {num_jobs} are too many; plan at most {_MOST_JOBS}")
+        raise ConfigError(f"{path}: jobs: {num_jobs} jobs are too many; plan at most {_MOST_JOBS}")
     if twice := [name for name, count in Counter(job.name for job in content.jobs).items() if count > 1]:
         raise ConfigError(f"{path}: jobs: {twice[0]} is listed twice; set its count instead")
     speeds = Speeds(model=model, rows=[row for row in table.rows if row.gpu_model == model.name])
@@ -161,17 +162,19 @@ def _program(where: str, job: Job, speeds: Speeds) -> Program:
         known = ", ".join(sorted({row.workload for row in speeds.rows})) or "no workload"
         raise ConfigError(f"{where}: the profile has no row of {name} on {speeds.model.name}; choose among {known}")
     if job.batch is None and len(batches) > 1:
-        raise ConfigError(f"{where}, batch: missing; choose one of the profile: {', '.join(map(str, batches))}")
+        raise ConfigError(
+            f"{where}, batch: the key is missing; choose a batch of the profile: {', '.join(map(str, batches))}"
+        )
     if job.batch is not None and job.batch not in batches:
         raise ConfigError(f"{where}, batch: the profile has no row of {name} at batch {job.batch}; choose {batches[0]}")
     program = (name, batches[0] if job.batch is None else job.batch)
     if speeds.find_alone(program) is None:
-        raise ConfigError(f"{where}: the profile has no row of one {name} alone on {speeds.model.name}; measure one")
+        raise ConfigError(f"{where}: the profile has no row of {name} alone on {speeds.model.name}; measure degree=1")
     return program
 
 
 def compositions(problem: Problem) -> list[Composition]:
-    """Return the compositions of all groups, by size, up to the size at which they are too many."""
+    """Return the compositions of all groups, by size, up to the size that would exceed `MOST_COMPOSITIONS`."""
     kinds, limits = range(len(problem.jobs)), [job.count for job in problem.jobs]
     found_compositions: list[Composition] = []
     for size in range(1, _MOST_TOGETHER + 1):
@@ -211,7 +214,7 @@ def _with_shares(problem: Problem, composition: Composition, kinds: Sequence[int
 def _on_instances(
     problem: Problem, composition: Composition, kinds: Sequence[int], modes: Sequence[str]
 ) -> Iterator[Group]:
-    """Yield groups on the instances of each maximal partition: one job each if possible, else several under MPS."""
+    """Yield groups on each maximal partition: one job per instance if possible, else several under MPS."""
     mig = problem.model.mig
     assert mig is not None
     for names in layouts.list_maximal_combinations(mig):
@@ -232,7 +235,7 @@ def _on_instances(
 
 
 def _deal(problem: Problem, kinds: Sequence[int], used: Sequence[Profile]) -> list[list[int]]:
-    """Assign jobs to instances, at least one each: the longest first, to the instance that would end it first."""
+    """Assign jobs to instances, at least one job each: the longest job first, to the instance that ends it first."""
     dealt: list[list[int]] = [[] for _ in used]
     longest_first = sorted(kinds, key=lambda kind: -_alone_s(problem, kind))
     for position, kind in enumerate(longest_first):
@@ -321,8 +324,9 @@ def find_cheapest(
 ) -> Groups:
     """Return the groups of each composition that an optimal schedule may have.
 
-    This is the cheapest group, of equals the shortest, unless two smaller groups in sequence cost no more. For the mean
-    completion, where later groups wait: all groups on the Pareto front of sum of end times and duration, by that sum.
+    For makespan and energy, this is the cheapest group (among equally cheap groups, the shortest), unless two smaller
+    groups in sequence cost no more. For mean completion, the duration counts too, because later groups wait: these are
+    all groups on the Pareto front of the sum of end times and the duration, sorted by the sum.
     """
     best: dict[Composition, tuple[Group, ...]] = {}
     for composition in compositions(problem):
@@ -347,7 +351,7 @@ def find_cheapest(
 
 
 def _cost_in_turn(composition: Composition, best: Groups, objective: Objective) -> float | None:
-    """Return the least cost of a composition as two groups in sequence; `None` without such groups."""
+    """Return the least cost of a composition that is split into two groups in sequence; `None` without such groups."""
     totals: list[float] = []
     for part in itertools.product(*(range(count + 1) for count in composition)):
         rest = tuple(map(operator.sub, composition, part))

@@ -1,6 +1,6 @@
 """The plan of training jobs: its file, and its conversion to a deployment plan with a GPU for each group.
 
-The conversion lets `export` and `check` handle both kinds of plans.
+With the conversion, `export` and `check` support both kinds of plans.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pipeline.prepare.mig.layouts import Instance as PlacedInstance
 
 VERSION = 1
 _OBJECTIVE = "objective"
-"""A key of training plans only."""
+"""A key that only training plans have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedJob:
-    """A job of a group; `instance` is the position of its GPU instance in the group."""
+    """A job of a group; `instance` is the position of the job's GPU instance in the group."""
 
     name: str
     workload: str
@@ -42,7 +42,7 @@ class PlannedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedGroup:
-    """Jobs that start together; `instances` are the profiles of their GPU instances."""
+    """Jobs that start together; `instances` are the profiles of the jobs' GPU instances."""
 
     start_s: float
     end_s: float
@@ -52,7 +52,7 @@ class PlannedGroup:
 
     @property
     def is_predicted(self) -> bool:
-        """True if a speed was predicted."""
+        """True if the speed of a job was predicted."""
         return any(job.is_predicted for job in self.jobs)
 
 
@@ -92,10 +92,10 @@ def plan_gpu(problem: Problem, groups: Sequence[Group]) -> PlannedGpu:
 
 
 def read(path: Path) -> tuple[Plan, bool]:
-    """Return the plan in a file, and whether it is one of training jobs.
+    """Return the plan in a file, and whether the plan is for training jobs.
 
     Raises:
-        ConfigError: the file cannot be used, or a group has different workloads in one instance.
+        ConfigError: the file is invalid, or a group has different workloads in one instance.
     """
     content = input_files.read_json(path)
     if _OBJECTIVE not in content:
@@ -105,7 +105,7 @@ def read(path: Path) -> tuple[Plan, bool]:
 
 def _read_training(content: Mapping[str, Any], where: str) -> Plan:
     if (version := content.get("version")) != VERSION:
-        raise ConfigError(f"{where}: version is {version!r}, not {VERSION}; plan again")
+        raise ConfigError(f"{where}: version is {version!r}, not {VERSION}; make the plan again")
     gpus = input_files.decode(tuple[PlannedGpu, ...], content.get("gpus"), f"{where}: gpus")
     plan = Plan(
         deployment=Deployment(

@@ -1,6 +1,7 @@
-"""Escape moves, for states without free moves: instances are moved aside, or created at a temporary place.
+"""Escape moves, for states without free moves: instances move to another GPU, or are created at a temporary start.
 
-Each is a function that changes a state and returns whether it could; the moves of the state keep the rules.
+An escape move is a function that changes a state and returns whether the move was possible. The methods of the state
+ensure that every move is legal.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _MOST_SHARED = 3
 
 
 def propose(state: SearchState, chance: random.Random | None) -> Iterator[Attempt]:
-    """Yield a few escape moves of each sort, the most promising first."""
+    """Yield a few escape moves of each sort, the most promising moves first."""
     for sort in (_assign, _clear, _gather, _stand_in):
         attempts = sort(state)
         if chance is not None:
@@ -30,7 +31,7 @@ def propose(state: SearchState, chance: random.Random | None) -> Iterator[Attemp
 
 
 def _assign(state: SearchState) -> list[tuple[float, Attempt]]:
-    """Assign a target to an empty GPU, or to one with other instances beside which it can begin."""
+    """Assign a target to an empty GPU, or to a GPU on which an instance of the target fits next to other instances."""
     attempts: list[tuple[float, Attempt]] = []
     free = [g for g, want in enumerate(state.want) if want is None and g not in state.untouchable]
     for kind in sorted({state.kinds[gpu] for gpu in free}, key=str):
@@ -54,7 +55,7 @@ def _assign(state: SearchState) -> list[tuple[float, Attempt]]:
 
 
 def _can_begin_beside(state: SearchState, gpu: int, target: int) -> bool:
-    """Return whether some of a target fits on a GPU now, and its instances there can stay."""
+    """Return whether an instance of a target fits on a GPU now, and the target's instances on the GPU can stay."""
     if any(state.occupants[number].profile is None for number in state.targets[target]):
         return False
     present = [number for number in state.targets[target] if number in state.placed[gpu]]
@@ -110,7 +111,7 @@ def _gather(state: SearchState) -> list[tuple[float, Attempt]]:
 
 
 def _stand_in(state: SearchState) -> list[tuple[float, Attempt]]:
-    """Create new instances of a service at a temporary place, so that an old one can end."""
+    """Create new instances of a service at a temporary start to allow an old instance of the service to end."""
     attempts: list[tuple[float, Attempt]] = []
     coming: dict[str, list[int]] = {}
     for numbers in state.missing.values():
@@ -147,7 +148,7 @@ def _move_away(numbers: Sequence[int], gpu: int | None) -> Attempt:
 
 
 def _move(state: SearchState, number: int, but: int | None) -> bool:
-    """Move an instance to where the least room is lost, if possible not in the way of missing instances."""
+    """Move an instance to the start that costs the least room, if possible without blocking missing instances."""
     occupant = state.occupants[number]
     if occupant.profile is None:
         return False
@@ -177,7 +178,7 @@ def _move(state: SearchState, number: int, but: int | None) -> bool:
 
 
 def _expect(state: SearchState, gpu: int) -> frozenset[Spot]:
-    """Return the missing GPU instances of a GPU that fit beside its present ones."""
+    """Return the missing GPU instances of a GPU that fit next to its present GPU instances."""
     target = state.want[gpu]
     if target is None or not state.missing[target]:
         return frozenset()

@@ -1,9 +1,10 @@
 """The search for an order of moves from one deployment to another.
 
-Free moves come first: new instances are created where there is room, old ones end when their service does not need
-them, and an empty GPU gets the target that lets most old instances end. Otherwise the best escape move is made: an old
-instance leaves the place of a new one, the last instances leave a GPU, or new instances are created at a temporary
-place. The search is a heuristic: every order it returns is legal, but it may find none although one exists.
+Free moves come first: new instances are created if they fit, old instances end if their service does not need them, and
+empty GPUs get targets. If no free move remains, the best escape move is made: a GPU gets the target that allows
+most old instances to end, an old instance moves away from the start of a new instance, the last instances leave a GPU,
+or new instances are created at a temporary start. The search is a heuristic: every returned order is legal, but the
+search may miss an existing order.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _MOST_WITHOUT_GAIN = 6
 
 
 def solve(start: SearchState, seed: int | None) -> SearchState | None:
-    """Return a state that equals the target deployment; `None` if none is found. A seed varies the order of moves."""
-    chance = None if seed is None else random.Random(seed)  # noqa: S311 - decides nothing but an order
+    """Return a state that equals the new deployment, or `None`; a seed varies the order of moves."""
+    chance = None if seed is None else random.Random(seed)  # noqa: S311 - used for the order of moves only
     state, without_gain = start.copy(), 0
     make_free_moves(state)
     while not state.is_done:
@@ -49,7 +50,7 @@ def _find_best(state: SearchState, chance: random.Random | None) -> SearchState 
 
 
 def _rate(state: SearchState) -> float:
-    """Rate a state: memory slices of instances at their last place, less those of others."""
+    """Rate a state: memory slices of instances at their final start minus memory slices of the other instances."""
     slices = 0.0
     for gpu, numbers in enumerate(state.placed):
         for number, start in numbers.items():

@@ -1,4 +1,4 @@
-"""Free moves, which displace no instance: unneeded old instances end, new ones are created where there is room."""
+"""Free moves, which displace no instance: unneeded old instances end, and new instances are created if they fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def make_free_moves(state: SearchState) -> None:
 
 
 def _release(state: SearchState) -> bool:
-    """End old instances that their services do not need, first those in the way."""
+    """End old instances that their services do not need, first the instances that block most."""
     has_changed = False
     stirred, state.stirred_services = sorted(state.stirred_services), set()
     for service in stirred:
@@ -26,12 +26,12 @@ def _release(state: SearchState) -> bool:
             if state.occupants[number].worth <= state.surplus(service):
                 state.take(number)
                 has_changed = True
-    state.stirred_services.clear()  # less surplus is left for others
+    state.stirred_services.clear()  # deletions only reduce the surplus
     return has_changed
 
 
 def count_blockers(state: SearchState, number: int) -> int:
-    """Count the old instances on the GPU of an instance, which must go with it."""
+    """Count the old instances on the GPU of an instance, which must end together with the instance."""
     gpu = state.where[number]
     old = sum(state.occupants[other].target is None for other in state.placed[gpu])
     return old if state.want[gpu] is not None else old + 1
@@ -51,7 +51,7 @@ def _fill(state: SearchState) -> bool:
 
 
 def place_missing(state: SearchState, gpu: int, target: int) -> list[tuple[int, int | None]]:
-    """Place the missing instances of a target that fit on a GPU now, first those that let others there end."""
+    """Place the missing instances of a target that fit on a GPU now, first those that replace instances on the GPU."""
     missing = sorted(state.missing[target], key=lambda number: (state.occupants[number].instance.start or 0, number))
     if any(state.occupants[number].profile is None for number in missing):
         return [(number, None) for number in missing] if not state.placed[gpu] else []
@@ -74,7 +74,7 @@ def place_missing(state: SearchState, gpu: int, target: int) -> list[tuple[int, 
 
 
 def find_own_spots(state: SearchState, gpu: int, target: int) -> frozenset[Spot]:
-    """Return the GPU instances of a target that are at their place."""
+    """Return the GPU instances of a target that are on the target's GPU."""
     return frozenset(
         Spot(start, str(state.occupants[number].profile))
         for number, start in state.placed[gpu].items()
@@ -85,7 +85,7 @@ def find_own_spots(state: SearchState, gpu: int, target: int) -> frozenset[Spot]
 def _find_start(
     state: SearchState, number: int, spots: frozenset[Spot], own_places: frozenset[Spot], rest: Sequence[int]
 ) -> int | None:
-    """Find a start that fits now, and leaves room for the rest of the target once the others end."""
+    """Find a start that fits now and leaves room for the rest of the target after all other instances have ended."""
     occupant = state.occupants[number]
     room, names = state.rooms[occupant.kind], [str(state.occupants[other].profile) for other in rest]
     planned = occupant.instance.start
@@ -98,7 +98,7 @@ def _find_start(
 
 
 def _assign(state: SearchState) -> bool:
-    """Assign all targets of a kind to empty GPUs, if there are enough."""
+    """Assign all targets of a kind to empty GPUs, if enough GPUs are empty."""
     has_changed = False
     for kind in {
         state.occupants[members[0]].kind for target, members in state.targets.items() if target in state.unassigned

@@ -1,4 +1,4 @@
-"""Normalised GPUs of a transition: full names, ids for all GPUs, and figures from the later plan."""
+"""Normalised GPUs of a transition: full names, ids for all GPUs, and figures from the new plan."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def spell_out(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
 
 
 def is_divisible(gpu: Gpu) -> bool:
-    """Return whether MIG divides its model."""
+    """Return whether the GPU's model supports MIG."""
     return mig_table.find_model_name(gpu.model) in mig_table.models()
 
 
 def assign_ids(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Give GPUs without an id the first unused numbers."""
+    """Assign the first unused numbers to GPUs without an id."""
     free = list_free_names(gpus)
     return tuple(gpu if gpu.id is not None else dataclasses.replace(gpu, id=next(free)) for gpu in gpus)
 
@@ -48,7 +48,7 @@ def list_free_names(gpus: Sequence[Gpu]) -> Iterator[str]:
 
 
 def update_figures(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Replace the figures of today's instances by those of equal instances in tomorrow's plan."""
+    """Replace the figures of current instances by the figures of equal instances in the new plan."""
     known: dict[object, Instance] = {}
     for gpu in tomorrow:
         for instance in gpu.instances:
@@ -65,13 +65,13 @@ def update_figures(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu]) -> tuple[Gpu, .
 
 
 def _figure_key(gpu: Gpu, instance: Instance) -> tuple[object, ...]:
-    """Return what equal figures depend on: the instance, and without MIG all instances on its GPU."""
+    """Return the key of equal figures: the instance, and without MIG all instances on its GPU."""
     beside = () if gpu.mode == "mig" else sorted(str(configuration_of(neighbour)) for neighbour in gpu.instances)
     return get_kind(gpu), gpu.mode, configuration_of(instance), tuple(beside)
 
 
 def refuse_unknown(name: str, plan: Plan) -> None:
-    """Refuse a plan with an instance without a throughput, or of a service without a rate; ConfigError."""
+    """Raise ConfigError if an instance has no throughput, or its service has no rate."""
     services = {service.name for service in plan.services}
     for number, gpu in enumerate(plan.deployment.gpus):
         for position, instance in enumerate(gpu.instances):

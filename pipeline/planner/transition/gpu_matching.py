@@ -1,4 +1,4 @@
-"""A matching of today's GPUs with tomorrow's, for the most instances that stay at their place."""
+"""A matching of the current GPUs with the target GPUs that keeps the most instances at their start."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class Match:
     """A current GPU that becomes a target GPU.
 
     Attributes:
-        gpu, target: their positions in the two deployments.
-        stays: positions of the instances that stay, today and tomorrow.
-        instances: tomorrow's instances, at their starts on this GPU.
+        gpu: position of the GPU in the current deployment.
+        target: position of the target GPU in the new deployment.
+        stays: positions of each instance that stays, in the current and the target GPU.
+        instances: instances of the target GPU, at their starts on the current GPU.
     """
 
     gpu: int
@@ -31,7 +32,7 @@ class Match:
 def match_gpus(
     today: Sequence[Gpu], tomorrow: Sequence[Gpu], rooms: Mapping[Kind, Layouts], untouchable: frozenset[int]
 ) -> list[Match]:
-    """Return the pairs with instances that stay, for the most memory slices that stay in all."""
+    """Return pairs of GPUs with instances that stay, maximising the total number of memory slices that stay."""
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 
@@ -56,7 +57,7 @@ def _match_pair(number: int, gpu: Gpu, other: int, target: Gpu, rooms: Mapping[K
     if (get_kind(gpu), gpu.mode) != (get_kind(target), target.mode):
         return None
     if gpu.mode != "mig":
-        # Instances on an undivided GPU slow each other down: figures hold for all of them together.
+        # Figures hold for all instances together, because instances on an undivided GPU slow each other down.
         present, coming = (
             sorted((str(configuration_of(instance)), number) for number, instance in enumerate(side.instances))
             for side in (gpu, target)
@@ -100,7 +101,7 @@ def _enumerate_kept(present: Sequence[Instance], planned: Sequence[Instance]) ->
 
 
 def _choose_starts(gpu: Gpu, target: Gpu, stays: Sequence[tuple[int, int]], room: Layouts) -> tuple[int, ...] | None:
-    """Return the start of each new instance: its present one if it stays, else the planned or a free one."""
+    """Return the start of each new instance: the current start if it stays, else the planned or a free start."""
     fixed_starts = {new: gpu.instances[old].start or 0 for old, new in stays}
     as_planned = [fixed_starts.get(number, instance.start or 0) for number, instance in enumerate(target.instances)]
     spots = [Spot(start, str(i.profile)) for start, i in zip(as_planned, target.instances, strict=True)]
@@ -116,7 +117,7 @@ def _choose_starts(gpu: Gpu, target: Gpu, stays: Sequence[tuple[int, int]], room
 
 
 def _weight(gpu: Gpu, pair: Match, rooms: Mapping[Kind, Layouts]) -> float:
-    """Return the memory slices that stay; of equal ones, prefer pairs with fewer other instances."""
+    """Return the memory slices that stay; among equal pairs, prefer the pair with fewer other instances."""
     if gpu.mode != "mig":
         return 100.0
     room = rooms[get_kind(gpu)]

@@ -1,4 +1,4 @@
-"""The progress of a transition after some of its steps, from which a replay resumes or a new plan begins."""
+"""The progress of a transition after some of its steps; a replay resumes from it, or a new plan begins with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.planner.transition.transition_steps import IdleInstances, Slice, S
 
 @dataclass(slots=True, kw_only=True)
 class GpuProgress:
-    """A GPU now: its sharing mode, GPU instances and services."""
+    """The present state of a GPU: sharing mode, GPU instances and services."""
 
     gpu: Gpu
     mode: str
@@ -28,7 +28,7 @@ class GpuProgress:
 
 
 def begin(transition: Transition) -> dict[str, GpuProgress]:
-    """Return every GPU before the first step, by its id."""
+    """Return the state of every GPU before the first step, by id."""
     states = {}
     for gpu in transition.today.gpus:
         slices = {Slice(profile=str(i.profile), start=i.start) for i in gpu.instances if i.start is not None}
@@ -54,7 +54,7 @@ def apply_step(now: Mapping[str, GpuProgress], step: Step) -> None:
 
 
 def advance(transition: Transition, done: Collection[str]) -> dict[str, GpuProgress]:
-    """Return every GPU after the steps that are done."""
+    """Return the state of every GPU after the completed steps."""
     now = begin(transition)
     for step in transition.steps:
         if step.id in done:
@@ -63,7 +63,7 @@ def advance(transition: Transition, done: Collection[str]) -> dict[str, GpuProgr
 
 
 def restart_from(now: Mapping[str, GpuProgress], set_aside: Collection[str]) -> InitialState:
-    """Return the initial state of a new plan."""
+    """Return the present state as the initial state of a new plan."""
     gpus = tuple(
         dataclasses.replace(state.gpu, mode=state.mode, instances=tuple(state.instances))  # type: ignore[arg-type]
         for state in now.values()

@@ -1,8 +1,9 @@
 """The graph of the steps of a transition, from an order of moves: dependencies and times.
 
-A step waits only for what it needs: the creation of its GPU instance, the end of the service there, the previous
-repartition of the GPU, and instances without which its service would have too little throughput. The surplus of a
-service is an account: an instance that ends draws from it, and waits for the instances that paid in what it draws.
+A step waits only for the steps that it needs: the creation of its GPU instance, the end of the previous service on the
+instance, the previous repartition of the GPU, and the creation of instances without which its service would have too
+little throughput. The surplus of a service is an account: an instance that ends draws its throughput from the account,
+and waits for the instances that paid in this throughput.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _Place = tuple[int, int | None]
 
 @dataclass(slots=True)
 class _Node:
-    """A step, and the numbers of the nodes that it waits for, all lower than its own."""
+    """A step, and the numbers of the nodes that the step waits for; they are lower than the node's own number."""
 
     step: Step
     after: set[int]
@@ -42,8 +43,8 @@ class _Builder:
         self._spots: list[set[Spot]] = [set(idle.get(number, ())) for number in range(len(gpus))]
         self._where: dict[int, _Place] = {}
         self._maker: dict[int, int] = {}  # the node that placed an occupant
-        self._repartition: dict[int, int] = {}  # the last of a GPU
-        self._left: dict[_Place, list[int]] = defaultdict(list)  # the nodes that left a place
+        self._repartition: dict[int, int] = {}  # the last repartition of a GPU
+        self._left: dict[_Place, list[int]] = defaultdict(list)  # the nodes that vacated a start
         self._account: dict[str, list[tuple[int | None, float]]] = defaultdict(list)
         for gpu, present in enumerate(state.placed):
             for number, start in present.items():
@@ -63,7 +64,7 @@ class _Builder:
         self._left[gpu, start].append(node)
 
     def put(self, gpu: int, placed: Sequence[tuple[int, int | None]], mode: PlannedAs) -> None:
-        """Create instances on a GPU, or migrate them to it."""
+        """Create instances on a GPU, or migrate instances to the GPU."""
         repartition = self._make_room(gpu, placed, mode)
         for number, start in placed:
             occupant = self._occupants[number]
@@ -89,7 +90,7 @@ class _Builder:
                 spots -= set(idle)
 
     def _ready(self, gpu: int, start: int | None, occupant: Occupant, repartition: int | None) -> set[int]:
-        """Return the nodes that make a place ready: the repartition that creates it, or those that leave it."""
+        """Return the nodes that prepare a start: the repartition that creates it, or the nodes that vacate it."""
         if repartition is not None and (
             start is None or _slice(start, occupant.profile) in self.nodes[repartition].step.made
         ):
@@ -110,7 +111,7 @@ class _Builder:
         idle, room = set(self._idle(gpu)) - required, self._rooms[self._kinds[gpu]]
         stays = self._spots[gpu] - idle
         spared: set[Spot] = set()
-        for spot in sorted(idle):  # destroy only what is in the way
+        for spot in sorted(idle):  # destroy only GPU instances that block new instances
             if all(spot.start != other.start for other in new) and room.is_legal(stays | spared | new | {spot}):
                 spared.add(spot)
         return self._add_repartition(gpu, destroyed=sorted(idle - spared), added=sorted(new), mode=mode)
@@ -137,7 +138,7 @@ class _Builder:
         return len(self.nodes) - 1
 
     def _draw(self, occupant: Occupant) -> set[int]:
-        """Draw an instance's throughput from its service's account; return the nodes that must pay in before."""
+        """Draw an instance's throughput from its service's account; return the nodes that must pay in first."""
         account, lacking, drawn = self._account[occupant.service], occupant.worth, set()
 
         def preference(deposit: tuple[int | None, float]) -> tuple[bool, bool, int]:
@@ -167,9 +168,9 @@ def build_steps(
     idle: Mapping[int, Sequence[Spot]],
     modes: Mapping[int, PlannedAs],
 ) -> list[Step]:
-    """Return the steps from the start to a solved state, each after all that it waits for.
+    """Return the steps from the start to a solved state; each step follows the steps that it waits for.
 
-    `idle` has the GPU instances without a service at the start, by the number of their GPU; `modes` are by target.
+    `idle` are the GPU instances without a service at the start, by number of the GPU; `modes` are by target.
     """
     builder = _Builder(start, gpus, idle)
     for move in solved.moves:
@@ -185,7 +186,7 @@ def build_steps(
 
 
 def _merge(nodes: list[_Node]) -> None:
-    """Merge the creation and deletion of equal instances into a migration, where neither then waits longer."""
+    """Merge creation and deletion of equal instances into a migration, if neither step has to wait longer."""
     before: list[set[int]] = []  # all direct and indirect predecessors
     for node in nodes:
         before.append(set(node.after).union(*(before[number] for number in node.after)))
@@ -223,7 +224,7 @@ def _slice(start: int, profile: str | None) -> Slice:
 
 
 def assign_times(steps: Sequence[Step], durations_s: Mapping[str, float]) -> tuple[Step, ...]:
-    """Return the steps with their times, each beginning as early as possible."""
+    """Return the steps with their times; each step begins as early as possible."""
     ends: dict[str, float] = {}
     timed_steps = []
     for step in steps:

@@ -1,9 +1,9 @@
 """The replay of a transition on a simulated machine, with lease, journal and MIG control.
 
-The replay changes MIG modes and GPU instances by the commands that a real GPU would get; it only logs that services
-start and end. A log beside the machine has the start and end of every step, so that a kill leaves at most one
-unfinished step: the journal removes a half-created GPU instance, and the next start completes the step. After a failed
-step its GPU is not changed further, and the rest is planned anew.
+The replay changes MIG modes and GPU instances with the commands for a real GPU; the start and end of services are only
+logged. A log in a folder next to the machine file records the start and end of every step. After a kill, at most one
+step is unfinished: the journal removes a half-created GPU instance, and the next replay completes the step. After a
+failed step, the GPU of the step is not changed further, and the remaining steps are planned again.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ class Outcome:
     """The outcome of one start of a replay.
 
     Attributes:
-        was_set_up: whether the machine was new or empty, and got today's deployment first.
-        earlier, done: numbers of steps done before and by this start.
-        put_back: changes of a killed start that its journals undid, in words.
+        was_set_up: whether the current deployment was created first, because the machine was new or empty.
+        earlier: number of steps that earlier starts completed.
+        done: number of steps that this start completed.
+        put_back: descriptions of the changes of a killed start that the journals undid.
         failures: failed steps, each with its GPU and the reason.
-        reason: why it stopped early; `None` if tomorrow is reached.
+        reason: reason for stopping early; `None` if the new deployment is reached.
     """
 
     was_set_up: bool = False
@@ -68,15 +69,15 @@ class _LockedGpu:
     device: Device
     programs: Programs
     journal: Journal
-    names: Mapping[int, str]  # of its MIG profiles, by id
+    names: Mapping[int, str]  # names of the MIG profiles, by id
 
     @property
     def control(self) -> MigSmi:
-        """The MIG control of this GPU."""
+        """The MIG control of the GPU."""
         return MigSmi.locate(self.programs, self.device.uuid)
 
     def slices(self) -> set[Slice]:
-        """Return its GPU instances, from the driver."""
+        """Return the GPU instances that the driver reports."""
         instances = self.control.read().instances or ()
         return {Slice(profile=self.names[instance.profile_id], start=instance.start) for instance in instances}
 
@@ -87,7 +88,7 @@ class _LockedGpu:
 
 
 class _Log:
-    """The log of steps and new plans, in a folder beside the machine."""
+    """The log of steps and new plans, in a folder next to the machine file."""
 
     def __init__(self, machine: Path, transition: Transition) -> None:
         self._path = machine.with_name(f"{machine.name}.replay") / "steps.jsonl"
@@ -96,7 +97,7 @@ class _Log:
         if lines and lines[0]["transition"] != digest:
             if "reached" not in lines[-1]:
                 raise ConfigError(
-                    f"{machine} has an unfinished transition; finish its replay or remove {self._path.parent}"
+                    f"{machine} has an unfinished transition; finish its replay, or remove {self._path.parent}"
                 )
             journal_file.remove(self._path)
             lines = []
@@ -128,10 +129,10 @@ class _Log:
 
 
 def replay(transition: Transition, machine: Path, locks: Path, report: Callable[[str, Step], None]) -> Outcome:
-    """Carry out the rest of a transition on a simulated machine, which is made if missing.
+    """Carry out the remaining steps of a transition on a simulated machine, which is created if missing.
 
     Raises:
-        ConfigError: the machine has other GPUs, or not the initial state of the transition.
+        ConfigError: the machine has other GPUs, or is not in the initial state of the transition.
         CollocationError: the machine is in use, or a journal cannot be replayed.
     """
     machine = machine.expanduser().resolve()
@@ -158,7 +159,7 @@ def replay(transition: Transition, machine: Path, locks: Path, report: Callable[
 
 
 class _Replay:
-    """One start, which first compares the logged state of each GPU with the driver."""
+    """One start of a replay; the logged state of each GPU is first compared with the driver's state."""
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ class _Replay:
         self._now = gpu_progress.advance(log.transition, log.done)
 
     def run(self) -> None:
-        """Set up, compare, and take all remaining steps."""
+        """Set up the machine, compare its state with the log, and carry out all remaining steps."""
         if self._log.is_reached:
             return
         if not self._log.is_set_up:
@@ -202,10 +203,10 @@ class _Replay:
         return next((step for step in remaining if done.issuperset(step.after)), None)
 
     def _set_up(self) -> None:
-        """Create today's GPU instances on an empty machine, or the rest of them after a kill."""
+        """Create the current GPU instances on an empty machine, or the remaining GPU instances after a kill."""
         present = {name: gpu.slices() for name, gpu in self._held.items()}
         if any(present[name] - state.slices for name, state in self._now.items()):
-            self._compare()  # raises, as they belong to something else
+            self._compare()  # raises, because other GPU instances exist
         for name, state in self._now.items():
             if state.mode == "mig" and state.slices != present[name]:
                 self._outcome.was_set_up = True
@@ -217,7 +218,7 @@ class _Replay:
         for name, state in self._now.items():
             present, gone, added = self._held[name].slices(), set[Slice](), set[Slice]()
             if name in self._log.transition.set_aside:
-                gone = set(state.idle)  # the journal may have removed what a failed step left
+                gone = set(state.idle)  # the journal may have removed instances of a failed step
             if begun is not None and begun.kind == "repartition" and begun.gpu == name:
                 gone, added = set(begun.destroyed), set(begun.made)
             if not (state.slices - gone <= present <= state.slices | added):
@@ -242,7 +243,7 @@ class _Replay:
                 raise SharingError(f"GPU {step.gpu} has no {_list_slices({needed})} for {step.instance.service}")
 
     def _make(self, name: str, required: Sequence[Slice]) -> None:
-        """Create missing GPU instances, each in the journal until it is complete."""
+        """Create missing GPU instances; each instance is in the journal until it is complete."""
         held = self._held[name]
         if not held.control.read().is_on:
             with _until_complete(held.journal, "mig_mode", held.control.to_record()):
@@ -256,7 +257,7 @@ class _Replay:
                 held.control.create(arguments["profile_id"], arguments["start"])
 
     def _plan_anew(self, failed: Step) -> bool:
-        """Plan the rest without the GPU of a failed step; return whether that is possible."""
+        """Plan the remaining steps without the GPU of a failed step; return whether a plan was found."""
         self._now[failed.gpu].slices = self._held[failed.gpu].slices()
         old = self._log.transition
         known = set(self._now)
@@ -293,7 +294,7 @@ def _until_complete(book: Journal, kind: str, arguments: Mapping[str, Any]) -> I
 
 
 def _list_models(transition: Transition, most: Mapping[Kind, int]) -> list[str]:
-    """Return the GPU models of a new machine: those of the transition in their order, then unused spare ones."""
+    """Return the GPU models of a new machine: the transition's models in their order, then unused spare models."""
     count = Counter(get_kind(gpu) for gpu in transition.today.gpus)
     more = [kind.model for kind, number in most.items() for _ in range(number - count[kind])]
     return [*(gpu.model for gpu in transition.today.gpus), *more]
@@ -302,7 +303,7 @@ def _list_models(transition: Transition, most: Mapping[Kind, int]) -> list[str]:
 def _find_gpus(
     transition: Transition, machine: Path, most: Mapping[Kind, int]
 ) -> tuple[dict[str, tuple[Gpu, Device]], list[Gpu]]:
-    """Find the GPUs of a transition by index or UUID, and unused spare ones."""
+    """Find the GPUs of a transition by index or UUID, and unused spare GPUs."""
     devices = nvml.list_devices()
     models = [gpu.model for gpu in StateFile(machine).read().gpus]
     by_name = {device.uuid: device for device in devices} | {str(device.index): device for device in devices}
@@ -311,7 +312,8 @@ def _find_gpus(
         device = by_name.get(str(gpu.id))
         if device is None or device.index is None:
             raise ConfigError(
-                f"machine {machine} has no GPU {gpu.id}, but {len(devices)} GPUs from 0; replay on a new machine"
+                f"machine {machine} has no GPU {gpu.id}, only {len(devices)} GPUs numbered from 0; replay on a new "
+                "machine"
             )
         if models[device.index] != mig_table.find(gpu.model).name:
             raise ConfigError(

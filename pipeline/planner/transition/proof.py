@@ -1,9 +1,10 @@
 """The proof that a transition is legal and keeps all services served, in every order of its steps.
 
-It shares no code with the planning of transitions: it restates the rules of layouts, and trusts only the instances and
-steps of the plan. The graph must order steps that touch the same instance or partition; then every order leads through
-the same states of every GPU, and checking one order suffices. The least throughput of a service is the least sum over
-all sets of steps that are closed under predecessors: a linear programme whose vertices are such sets.
+The proof shares no code with the planning of transitions: it restates the rules of layouts, and uses only the instances
+and steps of the plan. The graph must order steps that touch the same instance or partition; then every GPU passes
+through the same states in every order, and checking one order suffices. The least throughput of a service is the least
+sum over all sets of steps that are closed under predecessors, which is the optimum of a linear programme whose vertices
+are these sets.
 Source: Picard, Maximal closure of a graph, Management Science 22 (1976).
 """
 
@@ -26,7 +27,7 @@ _HALVES_TOGETHER = 510  # the driver branch from which a GPU can hold 4g and 3g.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """The faults of a transition, in words, and the least throughput of each service that must keep some."""
+    """The faults of a transition, as sentences, and the least throughput of each service with a requirement."""
 
     broken: tuple[str, ...]
     lowest_per_s: Mapping[str, float] = field(default_factory=dict)
@@ -99,7 +100,7 @@ def _order(steps: Sequence[Step]) -> Iterable[str]:
 
 
 def _find_predecessors(steps: Sequence[Step], order: Sequence[str]) -> dict[str, int]:
-    """Return all predecessors of each step, as bits at their positions in the order."""
+    """Return all predecessors of each step, as a bit mask of positions in the order."""
     position = {name: number for number, name in enumerate(order)}
     after = {step.id: step.after for step in steps}
     predecessors: dict[str, int] = {}
@@ -118,10 +119,10 @@ def _set_up(gpu: Gpu, transition: Transition) -> _State:
 
 
 def _take(states: Mapping[str, _State], step: Step, set_aside: Sequence[str]) -> None:
-    """Take one step; ValueError if it is not possible."""
+    """Apply one step; ValueError if the step is impossible."""
     for name in {step.gpu, step.source_gpu} - {None}:
         if name not in states:
-            raise ValueError(f"there is no GPU {name}")
+            raise ValueError(f"GPU {name} does not exist")
         if name in set_aside:
             raise ValueError(f"GPU {name} is set aside")
     state = states[step.gpu]
@@ -129,7 +130,7 @@ def _take(states: Mapping[str, _State], step: Step, set_aside: Sequence[str]) ->
         _repartition(state, step)
         return
     if step.instance is None or (step.kind == "migrate") != (step.source is not None and step.source_gpu is not None):
-        raise ValueError("instance, source or source_gpu is missing, or must not be there")
+        raise ValueError("instance, source or source_gpu is missing or must not be set")
     if step.kind == "delete":
         _leave(state, step.instance)
         return
@@ -173,7 +174,7 @@ def _fault_of(state: _State) -> str | None:
     if sum(table[name].compute_slices * count for name, count in names.items()) > model.compute_slices:
         return "the instances need more compute slices than the GPU has"
     if any(count > table[name].max_instances for name, count in names.items()):
-        return "there are more instances of a profile than the driver allows"
+        return "a profile has more instances than the driver allows"
     return _special_fault(model, names)
 
 
@@ -181,11 +182,11 @@ def _special_fault(model: MigGpu, names: Counter[str]) -> str | None:
     if sum(count for name, count in names.items() if "+me" in name) > 1:
         return "two instances have the media engines"
     if any("+me.all" in name for name in names) and any("-me" not in name and "+me.all" not in name for name in names):
-        return "one instance has all media engines, but another needs some"
+        return "one instance has all media engines, but another instance needs media engines"
     branch = model.driver_branch
     sizes = {profile.size for profile in model.profiles if names[profile.name]}
     if branch is not None and branch < _HALVES_TOGETHER and {(4, 4), (3, 4)} <= sizes:
-        return f"a driver of branch {branch} does not allow 4g beside 3g"
+        return f"a driver of branch {branch} does not allow 4g next to 3g"
     return None
 
 
@@ -193,9 +194,9 @@ def _arrive(state: _State, instance: Instance) -> None:
     where = f"{instance.service} at {instance.start} of GPU {state.gpu.id}"
     if instance.start is None:
         if state.mode == "mig":
-            raise ValueError(f"{where}: the GPU is divided")
+            raise ValueError(f"{where}: the GPU is partitioned")
     elif Slice(profile=str(instance.profile), start=instance.start) not in state.slices:
-        raise ValueError(f"{where}: there is no GPU instance {instance.profile}")
+        raise ValueError(f"{where}: GPU instance {instance.profile} does not exist")
     elif any(other.start == instance.start for other in state.instances):
         raise ValueError(f"{where}: the instance is in use")
     state.instances.append(instance)
@@ -208,7 +209,7 @@ def _leave(state: _State, instance: Instance) -> None:
 
 
 def _find_unordered(steps: Sequence[Step], before: Mapping[str, int]) -> Iterable[str]:
-    """Find steps that touch the same place without an order between them."""
+    """Find pairs of steps that touch the same instance or partition without an order between them."""
     touching: dict[tuple[str, object], list[tuple[Step, str]]] = defaultdict(list)
     for step in steps:
         if step.kind == "repartition":
@@ -236,22 +237,22 @@ def _end_faults(states: Mapping[str, _State], transition: Transition) -> Iterabl
     if idle := [
         state.gpu.id for state in ends if len(state.slices) > len([i for i in state.instances if i.start is not None])
     ]:
-        yield f"GPU {idle[0]} keeps GPU instances without a service"
+        yield f"GPU {idle[0]} ends with GPU instances that have no service"
     reached = Counter(_shape(state.gpu, state.mode, state.instances) for state in ends if state.instances)
     aside = Counter(_shape(s.gpu, s.mode, s.instances) for name, s in states.items() if name in transition.set_aside)
     required = Counter(_shape(gpu, gpu.mode, gpu.instances) for gpu in transition.tomorrow.gpus if gpu.instances)
     if reached - required:
-        yield f"a GPU ends with a configuration that tomorrow does not have: {next(iter(reached - required))}"
+        yield f"a GPU ends with a configuration that the new deployment lacks: {next(iter(reached - required))}"
     if required - reached - aside:
-        yield f"no GPU ends with a configuration of tomorrow: {next(iter(required - reached - aside))}"
+        yield f"no GPU ends with a configuration of the new deployment: {next(iter(required - reached - aside))}"
     stated = {str(gpu.id): Counter(gpu.instances) for gpu in transition.reached.gpus}
     present = {name: Counter(state.instances) for name, state in states.items() if state.instances}
     if stated != present:
-        yield "the steps do not lead to the deployment under reached"
+        yield "the steps do not result in the deployment under the key reached"
 
 
 def _shape(gpu: Gpu, mode: str, instances: Iterable[Instance]) -> tuple[object, ...]:
-    """Return a GPU without its id and the starts of its instances."""
+    """Return the configuration of a GPU without its id and the starts of its instances."""
     rows = sorted(str((i.profile, i.service, i.processes, i.batch, i.share_pct)) for i in instances)
     return gpu.model, gpu.driver_branch, mode, tuple(rows)
 
@@ -312,7 +313,7 @@ def _least_closed_sum(changes: Mapping[str, float], before: Mapping[str, int]) -
     ]
     limits = np.zeros((len(rows), len(names)))
     for row, (number, other) in enumerate(rows):
-        limits[row, number], limits[row, other] = 1.0, -1.0  # a set with a step has its predecessors
+        limits[row, number], limits[row, other] = 1.0, -1.0  # a set with a step includes its predecessors
     optimum = linprog(
         list(changes.values()), A_ub=limits if rows else None, b_ub=np.zeros(len(rows)) if rows else None, bounds=(0, 1)
     )

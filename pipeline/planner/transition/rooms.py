@@ -1,4 +1,4 @@
-"""The room on GPUs: which GPU instances fit beside which, with cached answers."""
+"""The room on GPUs: which GPU instances fit next to each other, with cached results."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Layouts:
         return self._legal[spots]
 
     def place(self, spots: Iterable[Spot], names: Sequence[str]) -> tuple[int, ...] | None:
-        """Return starts at which instances of these profiles fit beside others; `None` if they do not."""
+        """Return starts at which instances of the named profiles fit next to `spots`; `None` if no starts fit."""
         key = frozenset(spots), tuple(names)
         if key not in self._placed:
             profiles = [self._profiles[name] for name in names]
@@ -63,7 +63,7 @@ class Layouts:
         return self._placed[key]
 
     def best_start(self, spots: Iterable[Spot], profile: str) -> int | None:
-        """Return the start of one more instance that leaves the most room; `None` if it does not fit."""
+        """Return the start of one more instance that leaves the most room; `None` if the instance does not fit."""
         key = frozenset(spots), profile
         if key not in self._best:
             starts = self._profiles[profile].starts
@@ -74,7 +74,7 @@ class Layouts:
         return self._best[key]
 
     def room(self, instances: Iterable[Spot]) -> int:
-        """Return the room: the sum of squared memory slices of every single instance that still fits."""
+        """Return the room: the sum of squared memory slices over all instances that would each still fit."""
         spots = frozenset(instances)
         return sum(self.slices(option.profile) ** 2 for option in self._options if self._fits(spots, option))
 
@@ -86,5 +86,5 @@ class Layouts:
 
 
 def configuration_of(instance: Instance) -> tuple[object, ...]:
-    """Return all of an instance but its place and figures."""
+    """Return the properties of an instance except its start and figures."""
     return instance.profile, instance.service, instance.processes, instance.batch, instance.share_pct

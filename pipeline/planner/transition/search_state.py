@@ -1,7 +1,7 @@
-"""The state of the search for a transition: the places of instances, and the legal moves.
+"""The state of the search for a transition: the GPUs and starts of instances, and the legal moves.
 
-Every move keeps the rules of a transition: an instance is placed only where it fits, and a service keeps its required
-throughput. So every order of moves that is found can be carried out.
+Every move obeys the rules of a transition: an instance is placed only at a start that fits, and a service keeps its
+required throughput. Therefore every order of moves that is found can be carried out.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupant:
-    """An instance of today that ends, or one of tomorrow.
+    """A current instance that ends, or an instance of the new deployment.
 
     Attributes:
-        target: the position of its GPU in tomorrow's deployment; `None` for one that ends.
-        instance: with its start of today, or of tomorrow's plan.
-        worth: its throughput per second.
+        target: position of the instance's GPU in the new deployment; `None` for an instance that ends.
+        instance: instance with its current start, or with its start in the new plan.
+        worth: throughput of the instance per second.
     """
 
     number: int
@@ -43,7 +43,7 @@ class Occupant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Instances that go to a GPU, each to a start (`None` if undivided), or end if `gpu` is `None`."""
+    """Instances that are placed on `gpu`, each at a start (`None` if undivided), or end if `gpu` is `None`."""
 
     gpu: int | None
     placed: tuple[tuple[int, int | None], ...]
@@ -56,16 +56,17 @@ class SearchState:
     Attributes:
         requirements: throughput that each service must keep.
         untouchable: GPUs that must not change.
-        targets: the occupants of each GPU of tomorrow.
-        placed: the occupants of each GPU, with their starts.
-        want: the target of each GPU, if any.
+        targets: occupants of each GPU of the new deployment.
+        placed: occupants of each GPU, with their starts.
+        want: target of each GPU; `None` without a target.
         unassigned: targets without a GPU.
-        where: the GPU of each placed occupant.
+        where: GPU of each placed occupant.
         total: throughput of each service.
         going: occupants that must end, by service.
-        missing: occupants of each target that are not at their place.
-        taken: the used GPU instances of each GPU.
-        stirred_gpus, stirred_services: those changed since the last search for free moves.
+        missing: occupants of each target that are not on the target's GPU.
+        taken: used GPU instances of each GPU.
+        stirred_gpus: GPUs that changed since the last search for free moves.
+        stirred_services: services that changed since the last search for free moves.
     """
 
     occupants: Sequence[Occupant]
@@ -87,7 +88,7 @@ class SearchState:
     moves: list[Move] = field(default_factory=list)
 
     def copy(self) -> SearchState:
-        """Copy the state, to try moves."""
+        """Copy the state, to test moves on the copy."""
         return replace(
             self,
             placed=[dict(numbers) for numbers in self.placed],
@@ -121,7 +122,7 @@ class SearchState:
 
     @property
     def is_done(self) -> bool:
-        """True if tomorrow is reached, except for unused GPU instances."""
+        """True if the new deployment is reached, except for unused GPU instances."""
         return not any(self.going.values()) and not any(self.missing.values())
 
     def surplus(self, service: str) -> float:
@@ -130,7 +131,7 @@ class SearchState:
         return self.total.get(service, 0.0) - required + _ROUNDING * max(required, 1.0)
 
     def give(self, target: int, gpu: int) -> None:
-        """Assign a target to a GPU; its occupants on that GPU are at their place."""
+        """Assign a target to a GPU; the target's occupants on the GPU are no longer missing."""
         self.want[gpu] = target
         self.unassigned.discard(target)
         self.missing[target] -= self.placed[gpu].keys()
@@ -152,7 +153,7 @@ class SearchState:
         self.moves.append(Move(gpu=None, placed=((number, None),)))
 
     def put(self, gpu: int, placed: Sequence[tuple[int, int | None]]) -> None:
-        """Place occupants, new or from other GPUs, on a GPU."""
+        """Place occupants, which are new or from other GPUs, on a GPU."""
         for number, start in placed:
             occupant = self.occupants[number]
             if number in self.where:

@@ -23,14 +23,14 @@ from pipeline.planner.transition.rooms import Kind, Layouts, Spot, configuration
 from pipeline.planner.transition.search_state import Occupant, SearchState
 from pipeline.planner.transition.transition_steps import IdleInstances, Step, Transition
 
-# Seeds of the searches, `None` without chance. After a success, further seeds are tried only while the instances of all
-# searches are fewer than this.
+# Seeds of the searches; `None` is a search without randomness. After a success, further seeds are used only while the
+# total number of instances over all searches is below `_TRIED_INSTANCES`.
 _SEEDS = (None, 1, 2, 3, 4, 5)
 _TRIED_INSTANCES = 900
 
 
 class NoTransitionError(Exception):
-    """No transition exists or was found; the message has reason and remedy."""
+    """No transition exists or was found; the message states reason and remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class InitialState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
-    """The constraints of a transition; fields as in `Transition`."""
+    """The constraints of a transition, with the fields of `Transition`."""
 
     old_rates_per_s: Mapping[str, float]
     new_rates_per_s: Mapping[str, float]
@@ -87,7 +87,7 @@ def plan_transition(today: Plan, tomorrow: Plan, spare: int, durations_s: Mappin
 
 
 def count_usable_gpus(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], spare: int) -> dict[Kind, int]:
-    """Count the usable GPUs of each kind: those of the larger deployment and the spare ones."""
+    """Count the usable GPUs of each kind: the GPUs of the larger deployment and the spare GPUs."""
     before, after = (Counter(get_kind(gpu) for gpu in deployed if gpu.instances) for deployed in (gpus, tomorrow))
     return {kind: count + spare for kind, count in (before | after).items()}
 
@@ -95,7 +95,11 @@ def count_usable_gpus(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], spare: int) 
 def plan_onward(
     begin: InitialState, tomorrow: tuple[Gpu, ...], terms: Constraints, most: Mapping[Kind, int]
 ) -> Transition:
-    """Plan the transition from any state, the best of several tries; NoTransitionError as `plan_transition`."""
+    """Plan the transition from any state: the best result of several searches.
+
+    Raises:
+        NoTransitionError: no transition exists or was found.
+    """
     _refuse_lack(begin.gpus, tomorrow, terms.requirements)
     gpus = (*begin.gpus, *_add_spare_gpus(begin.gpus, tomorrow, most))
     rooms = _build_rooms((*gpus, *tomorrow))
@@ -123,12 +127,13 @@ def plan_onward(
             )
     plural = "" if terms.spare == 1 else "s"
     raise NoTransitionError(
-        f"no order found with {terms.spare} spare GPU{plural} of each model keeps all rates; raise --spare"
+        f"no order of steps that keeps all rates was found with {terms.spare} spare GPU{plural} of each model; "
+        "raise --spare"
     )
 
 
 def _find_untouchable(gpus: Sequence[Gpu], set_aside: Sequence[str], most: Mapping[Kind, int]) -> frozenset[int]:
-    """Return GPUs that must not change: those set aside, and empty ones beyond the usable number."""
+    """Return GPUs that must not change: GPUs set aside, and empty GPUs beyond the usable number."""
     count = Counter(get_kind(gpu) for gpu in gpus if gpu.instances)
     untouchable = set()
     for number, gpu in enumerate(gpus):
@@ -245,12 +250,12 @@ def _add_spare_gpus(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], most: Mapping[
 
 
 def _refuse_lack(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], requirements: Mapping[str, float]) -> None:
-    """Refuse requirements that today's or tomorrow's deployment does not meet."""
-    for name, deployment in (("today's", gpus), ("tomorrow's", tomorrow)):
+    """Raise NoTransitionError if the current or the new deployment does not meet the requirements."""
+    for name, deployment in (("current", gpus), ("new", tomorrow)):
         total = total_per_s(deployment)
         for service, required in requirements.items():
             if total.get(service, 0.0) < required * (1 - 1e-9):
                 raise NoTransitionError(
-                    f"{service} must keep {required:g}/s, the smaller of its rates, but {name} deployment has "
-                    f"{total.get(service, 0.0):g}/s; correct rate or plan"
+                    f"{service} must keep {required:g}/s, the smaller of its rates, but the {name} deployment has "
+                    f"{total.get(service, 0.0):g}/s; correct the rate or the plan"
                 )

@@ -2,10 +2,10 @@
 
 A step runs as soon as the steps in its `after` have ended. The kinds of steps:
 
-- `repartition` destroys unused GPU instances and creates others, or switches MIG on or off;
+- `repartition` destroys unused GPU instances and creates other GPU instances, or switches MIG on or off;
 - `create` starts a service on a GPU instance or undivided GPU; its throughput counts from the end of the step;
 - `delete` stops a service; its throughput counts until the start of the step;
-- `migrate` starts a service at one place, then stops it at another; at least one of them counts at any time.
+- `migrate` starts a service on one instance, then stops it on another; at least one of the two counts at any time.
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ class Step:
     """One step.
 
     Attributes:
-        gpu: the GPU that changes, of a `migrate` the new one.
-        after: ids of the steps that must end before.
-        instance: the instance that starts, of a `delete` the one that stops.
-        source_gpu, source: of a `migrate`, the GPU and instance that stops.
-        destroyed, made: of a `repartition`; all are destroyed before others are made.
-        mode: of a `repartition`, how the GPU is shared after it.
-        begins_s, ends_s: earliest times by the duration of each kind; `None` without durations.
+        gpu: id of the GPU that changes; the new GPU in a `migrate`.
+        after: ids of the steps that must end before the step begins.
+        instance: instance that starts; the instance that stops in a `delete`.
+        source_gpu: id of the old GPU in a `migrate`.
+        source: instance that stops in a `migrate`.
+        destroyed: GPU instances that a `repartition` destroys, before it creates others.
+        made: GPU instances that a `repartition` creates.
+        mode: sharing mode of the GPU after a `repartition`.
+        begins_s: earliest begin, from the durations of the kinds of steps; `None` without durations.
+        ends_s: earliest end; `None` without durations.
     """
 
     id: str
@@ -72,20 +75,22 @@ class IdleInstances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """A transition, with all that its check and replay need.
+    """A transition, with all data for its check and replay.
 
     Attributes:
-        today: the initial deployment, every GPU with its id; used spare GPUs are among them, empty.
-        tomorrow: the requested deployment; the ids of its GPUs have no meaning.
-        reached: the final deployment, with the ids of `today`.
-        old_rates_per_s, new_rates_per_s: rates of services today and tomorrow. A service with both keeps at least the
-            smaller one during the transition.
-        spare, spare_used: GPUs of each model that may be used beyond the larger deployment, and those that are.
-        durations_s: by kind of step; empty if unknown.
-        makespan_s: `None` without durations.
+        today: current deployment, every GPU with its id; it includes the used spare GPUs, which are empty.
+        tomorrow: new deployment; the ids of its GPUs have no meaning.
+        reached: final deployment, with the ids of `today`.
+        old_rates_per_s: rates of the services in the current plan.
+        new_rates_per_s: rates of the services in the new plan. A service with an old and a new rate keeps at least the
+            smaller rate during the transition.
+        spare: number of GPUs of each model that may be used beyond the larger deployment.
+        spare_used: number of spare GPUs that are used.
+        durations_s: duration of each kind of step; empty if unknown.
+        makespan_s: end of the last step; `None` without durations.
         longest_chain: length of the longest chain of dependent steps.
         idle: GPU instances without a service at the start.
-        set_aside: GPUs on which a step failed, which do not change further.
+        set_aside: GPUs on which a step failed; they do not change further.
         is_simulated: whether a plan's figures come from a simulated GPU.
     """
 
@@ -107,7 +112,7 @@ class Transition:
 
 
 def read(path: Path) -> Transition:
-    """Read the transition in a file; ConfigError if it cannot be used."""
+    """Read the transition in a file; ConfigError if the file is invalid."""
     content = input_files.read_json(path)
     if (version := content.get("version")) != VERSION or "steps" not in content:
         command = f"`{entry_points.spell('planner', 'transition')}`"

@@ -78,7 +78,7 @@ def test_simulated_figures_stay_marked_and_are_not_mixed_with_real_ones(tmp_path
     assert [profile_table.read(path).is_simulated for path in (simulated, real, old)] == [True, False, False]
     assert profile_table.read(simulated).digest == Profile(rows=(BARE,), is_simulated=True).digest
     assert profile_table.read(simulated).digest != Profile(rows=(BARE,)).digest
-    with pytest.raises(ConfigError, match=f"{real} row 2, is_simulated: {simulated} row 2 is of a simulated GPU"):
+    with pytest.raises(ConfigError, match=f"{real} row 2, is_simulated: {simulated} row 2 is from a simulated GPU"):
         profile_table.read([simulated, real])
     assert len(profile_table.read([real, old]).rows) == 2
 
@@ -104,12 +104,15 @@ BAD = {
     "not a number": ([GOOD | {"latency_mean_ms": "fast"}], "row 2, latency_mean_ms: 'fast' is not a number"),
     "zero": ([GOOD | {"throughput_per_s": "0"}], "row 2, throughput_per_s: must be above 0"),
     "not whole": ([GOOD | {"processes": "1.5"}], "row 2, processes: 1.5 is not a whole number"),
-    "twice": ([GOOD, GOOD], "row 3, workload: bert on 1g.10gb of a100_80gb .* has two rows; remove this or .* row 2"),
+    "twice": (
+        [GOOD, GOOD],
+        "row 3, workload: bert on 1g.10gb of a100_80gb .* has two rows; remove this row or .* row 2",
+    ),
     "no instance": ([GOOD | {"instance_profile": ""}], "row 2, instance_profile: does not fit sharing_mode mig; name"),
     "an instance": ([GOOD | {"sharing_mode": "mps"}], "row 2, instance_profile: does not fit sharing_mode mps; leave"),
     "interval": (
         [GOOD | {"throughput_low_per_s": "11"}],
-        "row 2, throughput_low_per_s: 11 > 10, so the throughput is outside its interval",
+        "row 2, throughput_low_per_s: the throughput is outside its interval .11 > 10.;",
     ),
     "no truth": ([GOOD | {"is_simulated": "perhaps"}], "row 2, is_simulated: 'perhaps' is not a boolean"),
     "a short row": ([GOOD, {"schema_version": "1"}], "row 3: the row has more or fewer fields"),

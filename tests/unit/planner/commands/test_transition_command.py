@@ -56,7 +56,7 @@ def test_where_there_is_no_way_the_status_is_1_and_nothing_is_written(
     (tmp_path / "two.json").write_text(json.dumps(plan(("4g.40gb", 0))))
     argv = ["transition", str(tmp_path / "one.json"), str(tmp_path / "two.json"), "--out", str(tmp_path / "steps.json")]
     assert main([*argv, "--spare", "0"]) == 1
-    assert "no order found with 0 spare GPUs" in capsys.readouterr().out
+    assert "was found with 0 spare GPUs of each model" in capsys.readouterr().out
     assert not (tmp_path / "steps.json").exists()
     assert main([*argv, "--spare", "1"]) == 0
 

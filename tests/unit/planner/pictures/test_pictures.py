@@ -80,7 +80,7 @@ def test_a_timeline_says_whether_its_times_were_given() -> None:
     timed = transition_picture.sketch(planning.plan_transition(today, tomorrow, 1, DURATIONS_S), "t")
     untimed = transition_picture.sketch(planning.plan_transition(today, tomorrow, 1, {}), "t")
     nothing = transition_picture.sketch(planning.plan_transition(today, today, 1, {}), "t")
-    assert "Times follow from --duration" in timed.caption and "Without --duration" in untimed.caption
+    assert "Times are computed from --duration" in timed.caption and "Without --duration" in untimed.caption
     assert "time since the first step began (s)" in words_of(draw(timed, "t", is_simulated=False).svg)
     assert "time since the first step began (steps)" in words_of(draw(untimed, "t", is_simulated=False).svg)
     assert "nothing changes" in words_of(draw(nothing, "t", is_simulated=False).svg)

@@ -234,7 +234,7 @@ def test_different_services_are_advised_by_the_tail_of_the_slowest() -> None:
     (advice,) = advice_on(*rows)
     assert (advice.mode, advice.runner_up) == ("MPS", "naive")
     (unknown,) = advice_on(*(replace(each, metrics={"gract_mean_ratio": 0.5}) for each in rows))
-    assert unknown.mode is None and unknown.because.startswith("no latency is known")
+    assert unknown.mode is None and unknown.because.startswith("no latency was measured")
 
 
 def beside(**objective: Any) -> list[Row]:
@@ -253,7 +253,7 @@ def test_training_beside_a_service_takes_what_keeps_most_among_what_meets_the_ob
     assert (advice.mode, advice.runner_up) == ("MPS", "naive")
     assert advice.not_considered == ("MIG: misses the objective in 5 of 5 blocks",)
     (refused,) = advice_on(*beside())
-    assert refused.mode is None and "give the services an objective" in refused.because
+    assert refused.mode is None and "set an objective for the services" in refused.because
     assert build_command(study(*beside()), refused) is None
 
 
@@ -307,9 +307,9 @@ def test_what_was_not_measured_is_asked_for() -> None:
 def test_what_is_printed_and_how_it_ends() -> None:
     done = answer_of(study(*blocks(5, naive=1.2, mps=1.9)))
     assert done.status == 0 and done.data["cases"][0]["mode"] == "MPS"
-    assert "2 tiny bs128: take MPS: 1.58 times" in done.text
+    assert "2 tiny bs128: use MPS: 1.58 times" in done.text
     refused = answer_of(study(*as_typed(blocks(3, naive=1.2, mps=1.9), TYPED)))
-    assert refused.status == 1 and "    to decide it, run: python run.py -m scenario=naive,mps" in refused.text
+    assert refused.status == 1 and "    to get advice, run: python run.py -m scenario=naive,mps" in refused.text
     assert refused.data["cases"][0]["sweep"] in refused.text
     with pytest.raises(ConfigError, match="no group of several jobs"):
         answer_of(study(copies("serial", 1, 100.0)))

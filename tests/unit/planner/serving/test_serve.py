@@ -285,7 +285,7 @@ BAD_PROFILES = {
     "no MIG": (
         [ROW | {"gpu_model": "NVIDIA L4"}],
         ["--gpu", "NVIDIA L4"],
-        "NVIDIA L4 has no MIG, but has rows of instances",
+        "all rows of NVIDIA L4 are for MIG instances",
     ),
     "no interval": ([ROW], ["--margin", "interval"], "no row of service bert has throughput_low_per_s"),
     "a margin": ([ROW], ["--margin", "much"], "--margin much: must be interval, none or a share"),

@@ -244,7 +244,7 @@ def test_a_mode_of_which_nothing_was_measured_is_planned_only_if_it_is_asked_for
     assert run(tmp_path, jobs, ROWS, "--json") == 0
     assert list(json.loads(capsys.readouterr().out)["with_one_mode_beside_serial"]) == ["serial", "mps"]
     assert run(tmp_path, jobs, ROWS) == 0
-    assert "not in the profile: naive, mps_percent, mig, mig_mps; --modes adds them" in capsys.readouterr().out
+    assert "not considered: naive, mps_percent, mig, mig_mps; --modes adds them" in capsys.readouterr().out
     assert run(tmp_path, jobs, ROWS, "--modes", "mig", "--json") == 0
     assert "mig" in json.loads(capsys.readouterr().out)["with_one_mode_beside_serial"]
 
@@ -262,7 +262,7 @@ def test_a_mode_of_which_nothing_was_measured_is_planned_only_if_it_is_asked_for
         ("jobs: [", [], 2, "jobs.yaml row 2: not valid YAML"),
         ("gpus: 0\njobs: [{name: a, work: 5}]", [], 2, "jobs.yaml: gpus: 0: must be from 1 to 4096"),
         ("jobs: [{name: a, work: 5}]", ["--gpus", "100000000"], 2, "--gpus 100000000: must be from 1 to 4096"),
-        ("jobs: [{name: a, work: 5, count: 100001}]", [], 2, "jobs: 100001 are too many; plan at most 100000"),
+        ("jobs: [{name: a, work: 5, count: 100001}]", [], 2, "jobs: 100001 jobs are too many; plan at most 100000"),
         ("jobs: [{name: a, work: 5}]", ["--driver-branch", "-3"], 2, "--driver-branch -3: must be above 0"),
         ("jobs: [{name: a, work: 5}]", ["--gpu", "simulated_a100_80gb"], 2, "no row of a on a100_80gb"),
         ("jobs: [{name: a, work: 5}]", ["--modes", "mpss"], 2, "unknown mode mpss"),

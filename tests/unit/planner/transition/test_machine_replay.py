@@ -223,7 +223,7 @@ def test_without_a_way_around_a_failure_it_stops_and_the_next_start_tries_again(
     set_faults(bench.file, Fault(function=CREATE, code=codes.INSUFFICIENT_RESOURCES, skip=num_at_first))
     assert bench.replay() == 1
     told = json.loads(capsys.readouterr().out)
-    assert "without that GPU, no order found" in told["reason"] and told["done"] < len(planned.steps)
+    assert "without that GPU, no order of steps" in told["reason"] and told["done"] < len(planned.steps)
     assert bench.replay() == 0
     assert bench.there() == bench.reached(planned)
 
