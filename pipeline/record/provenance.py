@@ -105,7 +105,7 @@ def find_origin(workload: Workload) -> Origin:
 
 
 def join_uncommitted(origins: Iterable[Origin]) -> str:
-    """Join the uncommitted code of several programs in the format of `git apply`; if too long, cut it and add a note."""
+    """Join the uncommitted code of several programs in the format of `git apply`; cut it, with a note, if too long."""
     text = escape_to_utf8("".join(dict.fromkeys(part for origin in origins for part in origin.uncommitted)))
     if (size := len(text.encode())) <= _MOST_BYTES:
         return text
