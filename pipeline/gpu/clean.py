@@ -32,7 +32,7 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
             if machine is None
             else rehearsal.write_programs_beside(StateFile(expand_path("--machine", machine).resolve()))
         )
-        # MIG devices come first: a process on one, such as the MPS daemon in its journal, blocks the GPU's instances.
+        # MIG devices come first: their processes, such as MPS daemons in their journals, block instances of the GPU.
         meant.sort(key=lambda device: device.parent is None)
         # Absent devices and devices of a finished simulation must not be cleaned with the real driver programs.
         simulated = Programs(simulated={name: str(path) for name, path in programs.items()}, admin=())

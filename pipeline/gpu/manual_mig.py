@@ -115,7 +115,7 @@ def create(layout_request: str, request: ManualMigRequest) -> CommandAnswer:
         lines.insert(0, f"the GPU instances are {', '.join(map(str, layout.instances))}")
     if not before.is_on:
         lines.insert(0, "switched MIG mode on")
-    lines.append(f"use them with scenario=mig scenario.layout=existing; remove them: {request.destroy_command}")
+    lines.append(f"use them with scenario=mig scenario.layout=existing; remove them with: {request.destroy_command}")
     return _answer(target, {"has_switched_mode": not before.is_on, "instances": rows}, lines)
 
 

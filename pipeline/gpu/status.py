@@ -171,7 +171,7 @@ def _read_gpu(device: Device, folder: Path) -> dict[str, Any]:
         device.uuid, Journal(folder, device.uuid), "user {} has steps to undo and must clean up: {}"
     )
     manual = Journal(folder, device.uuid, suffix=BY_HAND)
-    by_hand, by_others = _read_steps(device.uuid, manual, "by user {}, who can undo it")
+    by_hand, by_others = _read_steps(device.uuid, manual, "made by user {}, who can run `destroy`")
     holder = lease.find_holder(device.uuid, folder)
     data: dict[str, Any] = {
         "uuid": device.uuid,

@@ -128,7 +128,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amendment:
-    """Figures and result of a group that a comparison with a baseline gave after the group's record was closed."""
+    """Figures and result of a group with a closed record, from a later comparison with a baseline."""
 
     experiment: str
     spool_id: str
@@ -343,7 +343,7 @@ def read_fields(record: Any) -> dict[str, Any]:
 
 @contextmanager
 def _claim(folder: Path) -> Iterator[bool]:
-    """Try to hold the owner's lock, which prevents that another process closes the folder at the same time."""
+    """Try to hold the owner's lock, which prevents other processes from closing the folder at the same time."""
     handle = locks.open_file(folder / layout.LOCK)
     try:
         yield locks.try_take(handle)
@@ -365,7 +365,7 @@ def _close(folder: Path, record: Record) -> Record:
 
 
 def _interrupt_record(folder: Path, record: Record) -> Record:
-    """Close an open record; each run ends at its last recorded event."""
+    """Close an open record; each run ends at the last instant that its files prove."""
     modified_ns = (folder / layout.RECORD).stat().st_mtime_ns
     alive_ns = record.clock.monotonic_ns + (modified_ns - record.clock.wall_ns)
     children = tuple(

@@ -1,8 +1,9 @@
 """The machine whose orchestrator owns a group's folder, and whether that orchestrator can still be alive.
 
-On the same running kernel, also across containers, a file lock proves it. After a reboot the machine is recognised by
-machine-id or host name. Several running machines (container images, virtual machines) may share both; a folder that
-was matched by them is therefore watched first: the listeners of a running group write to it every second.
+On the same running kernel, also across containers, a held file lock proves that the orchestrator is alive. After a
+reboot, the machine is recognised by machine-id or host name. Several running machines (container images, virtual
+machines) may have the same machine-id and host name. Therefore such a folder is watched first: the listeners of a
+running group write to its files every second.
 """
 
 from __future__ import annotations

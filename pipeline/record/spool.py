@@ -122,12 +122,15 @@ class Spool:
 
     @contextmanager
     def open(self, group: Group) -> Iterator[SpoolRun]:
-        """Begin the record of a group. Without a call of `close`, the record remains open until the next start."""
+        """Begin the record of a group. If `close` is not called, the next start closes the record."""
         folder = self._folder / f"{group.number:04d}-{re.sub('[^A-Za-z0-9.+_-]', '_', group.name)}"
         try:
             yield from self._open_run(group, folder)
         except OSError as error:
-            raise TrackingError(f"could not write the record of {group.name} in {folder}: {error}") from error
+            raise TrackingError(
+                f"could not write the record of {group.name} in {folder}: {error}; "
+                "check the free space and permissions of tracking.root"
+            ) from error
         self._sender.send(folder)
 
     def _open_run(self, group: Group, folder: Path) -> Iterator[SpoolRun]:

@@ -1,7 +1,7 @@
 """The orchestrator's end of the tracking process (`python -m pipeline.tracking serve`).
 
-Importing MLflow takes two seconds and a write takes tens of milliseconds; a separate process prevents that they delay
-a job or a sampler. The orchestrator sends requests only between windows, and waits for the replies before a window
+Importing MLflow takes two seconds and a write takes tens of milliseconds; in a separate process, these delays affect no
+job and no sampler. The orchestrator sends requests only between windows, and waits for the replies before a window
 opens.
 """
 
@@ -280,7 +280,7 @@ class Sender:
                     tell_s = now_s + (now_s - begin_s)
                     continue
                 self._process.kill()  # a late reply would be assigned to another request
-                return "the tracking process did not answer in time"
+                return "the tracking process did not reply in time"
             with interrupts.hold_interrupts():
                 received = os.read(self._process.stdout.fileno(), 65536)
                 self._buffer += received
@@ -302,7 +302,9 @@ class Sender:
             with contextlib.suppress(OSError):  # sent just now
                 size = sum(file.lstat().st_size for file in files) / 1e6
                 group, waited = Path(request["spool"]).name, words.format_duration(waited_s)
-                words.say(f"sending {group} ({size:.0f} MB) takes {waited} so far; Ctrl-C leaves it in the spool")
+                words.say(
+                    f"sending {group} ({size:.0f} MB) has taken {waited} so far; press Ctrl-C to leave it in the spool"
+                )
 
     def _restart(self) -> None:
         """Start a new process with all requests without a reply; each request may be executed twice."""

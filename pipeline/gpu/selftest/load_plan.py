@@ -14,7 +14,7 @@ WARP = 32
 """Number of threads of a warp. Counters count warps, so one thread has the same effect as 32."""
 
 _WIDE = 512
-"""Threads of a block that fills multiprocessors: a divisor of every maximum per multiprocessor (1024, 1536, 2048)."""
+"""Threads of a large block; a divisor of the maximum threads of every kind of multiprocessor (1024, 1536, 2048)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,7 @@ class Overview:
         options_of_study = [word for word in options if not user_command.sets(word, ["shard"])]
         conditions = ["with each unfinished K"] if options_of_study != options else []
         if "hydra/launcher=slurm" in options and not self.is_asked:
-            conditions.append("unless a job array of it waits")
+            conditions.append("unless one of its job arrays is pending")
         if secrets.HIDDEN in self.command:
             conditions.append(f"with your own values for {secrets.HIDDEN}")
         command = spell_resume_command(
@@ -195,7 +195,7 @@ def _read_spooled(root: Path, experiment: str) -> dict[str, RunRecord]:
 def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunRecord]) -> list[list[GroupRun]]:
     """Return the groups of the newest plan, and of the same study on other GPU models, oldest first, by model.
 
-    A model without a group has an empty list. A GPU alone, and with other busy GPUs, count as two models.
+    A model without a group has an empty list. A GPU alone and the same GPU with other busy GPUs count as two models.
     """
     planned = [
         _update_from_spool(dataclasses.replace(run, facts=facts), spooled.get(run.facts.get("spool_id", "")))

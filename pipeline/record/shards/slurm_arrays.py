@@ -18,7 +18,7 @@ from pipeline.record.store.results import find_experiment
 from pipeline.record.store.store_access import open_if_there
 
 TAG = f"{PREFIX}submitted"
-_MOST_ARRAYS = 50  # a tag holds 5,000 characters
+_MOST_ARRAYS = 50  # a tag of an experiment may have 5,000 characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

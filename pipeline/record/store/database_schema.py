@@ -1,7 +1,7 @@
 """The schema of a SQLite database: refuses databases that MLflow cannot use, and upgrades older databases.
 
-When MLflow opens an older database, it upgrades it without a copy; if the database is shared with another program,
-MLflow fails with a traceback. Call `check` before MLflow opens a database.
+MLflow upgrades an older database when opening it, without making a copy, and fails with a traceback if another program
+shares the database. Therefore call `check` before MLflow opens a database.
 """
 
 from __future__ import annotations

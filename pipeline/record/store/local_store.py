@@ -240,7 +240,7 @@ def find_foreign_root(location: str, root: Path) -> Path | None:
 
 
 def _prepare(root: Path, *, upgrades: bool) -> None:
-    """Create or check the database. The check is skipped if the same version of MLflow wrote it."""
+    """Create or check the database. The check is skipped if this version of MLflow opened it last."""
     database, version_file = root / DATABASE, root / STORE_LOCK
     version = mlflow_internals.version()
     if not database.exists():

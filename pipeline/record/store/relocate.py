@@ -40,7 +40,9 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
             elsewhere = _find_old_roots(connection, place)
             connection.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:
-        raise TrackingError(f"could not relocate the tracking store in {root}: {error}") from error
+        raise TrackingError(
+            f"could not relocate the tracking store in {root}: {error}; check its permissions"
+        ) from error
     if not counts and elsewhere:
         raise TrackingError(
             f"no artifact path begins with {old}; choose another folder for --from: {', '.join(map(str, elsewhere))}"

@@ -31,7 +31,9 @@ def open_if_there(root_or_uri: Path | str) -> Store | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise TrackingError(f"could not read the tracking store in {root}: {error.strerror}") from error
+        raise TrackingError(
+            f"could not read the tracking store in {root}: {error.strerror}; check its permissions"
+        ) from error
     return open_store(root) if is_writable(root) else _open_copy(root)
 
 
@@ -75,7 +77,7 @@ def _open_copy(root: Path) -> Store:
             f"could not copy the read-only tracking store in {root} to {copy}: {error}; "
             "copy the store to a writable folder, and specify that folder"
         ) from error
-    with suppress(TrackingError):  # a read-only store is often mounted at another path than it was written
+    with suppress(TrackingError):  # a read-only store is often mounted at another path than at its creation
         relocate(copy, place=root)
     return open_store(copy, upgrades=True)
 

@@ -394,7 +394,7 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> N
         ),
         (
             "run.py ++shard=2 hydra/launcher=slurm x.HF_TOKEN='<hidden>'",
-            "to run the rest, with each unfinished K, unless a job array of it waits, with your own "
+            "to run the rest, with each unfinished K, unless one of its job arrays is pending, with your own "
             "values for <hidden>: PYTHON run.py hydra/launcher=slurm 'x.HF_TOKEN=<hidden>' shard=K resume=true",
         ),
         (f"run.py only='[a{content.CUT}", f"started by: run.py only='[a{content.CUT}"),
