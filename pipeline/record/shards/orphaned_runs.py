@@ -14,7 +14,7 @@ from pipeline.record.shards.shard_states import QueueState
 from pipeline.record.store import results
 from pipeline.record.store.local_store import Store
 
-_LOST = "its host or its orchestrator was lost"
+_LOST = "its host was lost, or its orchestrator"
 
 
 def close_shard(store: Store, experiment: str, plan: str, shard: int, programs: Collection[str]) -> list[str]:
