@@ -1,1 +1,1 @@
-"""`python -m pipeline.gpu`: what GPUs hold and who uses them, instances by hand, cleaning up, and the self-test."""
+"""`python -m pipeline.gpu`: the state of GPUs, MIG by hand, cleaning up, and the self-test."""

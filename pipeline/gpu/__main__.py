@@ -1,7 +1,7 @@
 """Command `python -m pipeline.gpu COMMAND [--gpu GPU] [--json]`: state and profiles of GPUs, and MIG by hand.
 
-The exit status is 2 if the arguments are wrong or the GPU is in use, and nothing was touched; 1 if a GPU does not
-answer, or a change of a study is not undone.
+The exit status is 2 if the arguments are wrong or the GPU is in use, and nothing was changed. It is 1 if a GPU does not
+respond, or a change of a study is not undone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def show_profiles(arguments: argparse.Namespace) -> CommandAnswer:
 
 
 def show_partitions(arguments: argparse.Namespace) -> CommandAnswer:
-    """Show every maximal legal combination of the profiles that `1g`, `2g`, ... name, and their number."""
+    """Show all maximal legal combinations of the profiles `1g`, `2g`, ..., and their number."""
     gpu = profiles.find_gpu(arguments.gpu)
     pool = layouts.list_plain_profiles(gpu) if arguments.double_memory else layouts.list_slice_profiles(gpu)
     combinations = layouts.list_maximal_combinations(gpu, pool)
@@ -116,7 +116,7 @@ def _read_request(arguments: argparse.Namespace) -> manual_mig.ManualMigRequest:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Answer one command; returns the exit status."""
+    """Execute one command and return the exit status."""
     arguments = make_parser().parse_args(argv)
     try:
         answer: CommandAnswer = arguments.answer(arguments)
@@ -128,10 +128,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
-    """Return the parser of the command, whatever is typed."""
+    """Return the parser of the command; the typed words are ignored."""
     parser = argparse.ArgumentParser(
         prog=entry_points.spell("gpu"),
-        description="Show what a GPU offers and its state; check it; divide it by hand; clean up after killed studies.",
+        description="Show the state and MIG profiles of GPUs, check a GPU, create MIG instances, and clean up after "
+        "killed studies.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     models = ", ".join(profiles.SIMULATED + name for name in mig_table.models())
@@ -146,34 +147,34 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
     ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
         command.set_defaults(answer=answer)
-        default, which = (None, "all GPUs if not given; ") if is_about_all else ("0", "")
+        default, which = (None, "default: all GPUs; ") if is_about_all else ("0", "default: 0; ")
         command.add_argument("--gpu", default=default, help=f"{which}index or UUID of a GPU, or one of {models}")
         if has_journals:
             command.add_argument("--lock-dir", default=str(locks.DEFAULT_FOLDER), help="gpu.lock_dir of the studies")
-            command.add_argument("--machine", metavar="FILE", help="a kept simulated machine (gpu.machine)")
+            command.add_argument("--machine", metavar="FILE", help="file of a simulated machine (gpu.machine)")
         command.add_argument("--json", action="store_true", help="print JSON")
         return command
 
-    about = "state of each GPU, its processes, and the steps left to undo (exit status 1 if any)"
+    about = "state of each GPU, its processes, and the steps to undo (exit status 1 if any)"
     add(_show_status, "status", about, is_about_all=True)
-    about = "undo the changes of killed studies, nothing else (exit status 1 if any remain)"
+    about = "undo only the changes of killed studies (exit status 1 if any remain)"
     add(_clean_up, "clean", about, is_about_all=True)
-    about = "make MIG instances that stay until they are destroyed (exit status 2 if nothing was touched)"
+    about = "create MIG instances that remain until you destroy them (exit status 2 if nothing was changed)"
     create = add(_create, "create", about)
-    about = "profiles of the instances: 3g,2g,1g; compute instances of one: 1c.3g,2c.3g"
+    about = "profiles of the instances: 3g,2g,1g; compute instances of a GPU instance: 1c.3g,2c.3g"
     create.add_argument("layout", help=about)
-    destroy = add(_destroy, "destroy", "undo what `create` did, nothing else (exit status 1 if any remains)")
+    destroy = add(_destroy, "destroy", "undo only the changes of `create` (exit status 1 if any remain)")
     for command in (create, destroy):
-        command.add_argument("--dry-run", action="store_true", help="show what would be done, and change nothing")
-        about = "prefix of commands that need an administrator, with commas: sudo,-n (gpu.admin)"
+        command.add_argument("--dry-run", action="store_true", help="show the commands, and change nothing")
+        about = "prefix of commands that need an administrator, separated by commas: sudo,-n (gpu.admin)"
         command.add_argument("--admin", metavar="WORDS", help=about)
-    about = "check the counters of a GPU under load, and its health (exit status 1 if one is not ok)"
-    about_health = "check the health only, without load; the GPU may be in use"
+    about = "check the counters of a GPU under load, and its health (exit status 1 if a check fails)"
+    about_health = "check only the health, without load; the GPU may be in use"
     add(_check, "selftest", about).add_argument("--health", action="store_true", help=about_health)
     about = "the MIG profiles of a GPU, with placements, SMs and compute instances"
     add(show_profiles, "profiles", about, has_journals=False)
     about = "every combination of MIG instances to which no instance can be added"
-    about_double = "include plain profiles with double memory for their slices"
+    about_double = "include profiles with double memory for their compute slices, such as 1g.20gb"
     combinations = add(show_partitions, "partitions", about, has_journals=False)
     combinations.add_argument("--double-memory", action="store_true", help=about_double)
     return parser

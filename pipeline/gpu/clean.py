@@ -1,4 +1,4 @@
-"""Undoes what killed orchestrators left, and nothing else: what is not in a journal of ours is not touched."""
+"""Undoes the changes of killed orchestrators; changes nothing that is not in a journal of this project."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from pipeline.simulation.machine.state_file import StateFile, is_made_for_study
 
 
 def clean(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
-    """Undo it on the selected GPUs (see `open_driver`, `find_targets`); the status is 1 when something is left."""
+    """Clean the selected GPUs (see `open_driver`, `find_targets`); the exit status is 1 if anything is not undone."""
     with open_driver(gpu, machine) as selector:
         is_real = machine is None and selector == gpu
         meant = find_targets(selector, folder, is_real=is_real)
-        # Processes first, as a study does at its start: an instance with a process on it cannot be destroyed.
+        # Processes are ended first, as at the start of a study: an instance with a process cannot be destroyed.
         abandoned = leftovers.find_abandoned()
         hanging = {str(path): pids for path in abandoned if (pids := leftovers.clear_abandoned(path))}
         rehearsal.remove_abandoned()
@@ -32,9 +32,9 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
             if machine is None
             else rehearsal.write_programs_beside(StateFile(expand_path("--machine", machine).resolve()))
         )
-        # A process on a MIG device, as a daemon that is ended with its journal, keeps the instances of its GPU.
+        # MIG devices come first: their processes, such as MPS daemons in their journals, block instances of the GPU.
         meant.sort(key=lambda device: device.parent is None)
-        # What is gone, or simulated and gone with its study, has no programs: real ones must not be asked about it.
+        # Absent devices and devices of a finished simulation must not be cleaned with the real driver programs.
         simulated = Programs(simulated={name: str(path) for name, path in programs.items()}, admin=())
         gpus = [
             _clean(
@@ -45,7 +45,7 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
     ended = {str(path): pids for path, pids in abandoned.items() if str(path) not in hanging}
     lines = [f"removed {path}" + (f" and ended processes {pids}" if pids else "") for path, pids in ended.items()]
     lines += [line for gpu_report in gpus for line in _list_lines(gpu_report)]
-    lines += [f"kept {path}: processes {pids} survive SIGKILL" for path, pids in hanging.items()]
+    lines += [f"not removed: {path}; processes {pids} survive SIGKILL" for path, pids in hanging.items()]
     is_left = bool(hanging) or any(gpu_report["failed"] or gpu_report["refused"] for gpu_report in gpus)
     text = "\n".join(map(make_printable, lines)) or "nothing to clean"
     data = {"gpus": gpus, "abandoned": ended, "hanging": hanging, "is_clean": not is_left}
@@ -68,7 +68,7 @@ def _clean(device: Device, folder: Path, programs: Programs, *, is_kept: bool) -
     if gpu["failed"] and not is_there(device):
         gpu["refused"] = (
             f"{device.uuid} is not in this machine; add --machine FILE if it is simulated, or remove "
-            f"{device_journal.path} if it is gone for good"
+            f"{device_journal.path} if the device was removed permanently"
         )
     return gpu
 

@@ -1,7 +1,8 @@
-"""MIG by hand: `create` divides a GPU for whoever comes, `destroy` undoes it. Neither touches what others made.
+"""MIG instances made by hand: `create` partitions a GPU for any user, `destroy` removes these instances and no others.
 
-While it is made, each step is in the journal of the device, as a study's: the next start undoes what a killed `create`
-left. Once all is made, the steps move to a file of their own, in one rename, which no start undoes but `destroy`.
+While `create` runs, its steps are in the device's journal, like those of a study: if `create` is killed, the next start
+of a study undoes them. When `create` is complete, one rename moves the steps to a separate file, which only `destroy`
+undoes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from pipeline.prepare.mig.mig_smi import MigSmi
 from pipeline.prepare.mig.mig_state import MigDevice
 from pipeline.simulation.machine.state_file import StateFile
 
-_NOTHING = "nothing was made by hand"
+_NOTHING = "no MIG instances were made by hand"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +48,11 @@ class ManualMigRequest:
     """GPU, folder and options of one command.
 
     Attributes:
-        gpu: index or UUID of a GPU, or a model, of which the commands can be shown.
-        folder: of locks and journals.
-        machine: the file of a kept simulated machine, instead of this one.
-        admin: put before commands that need an administrator; `None` for what `create` was given, or nothing.
-        is_dry: whether the commands are only shown.
+        gpu: index or UUID of a GPU, or a simulated model, which is only possible in a dry run.
+        folder: folder of locks and journals.
+        machine: file of a simulated machine, which replaces this machine.
+        admin: prefix of commands that need an administrator; `None` for the prefix that `create` used, if any.
+        is_dry: whether the commands are shown and not executed.
     """
 
     gpu: str
@@ -62,7 +63,7 @@ class ManualMigRequest:
 
     @property
     def destroy_command(self) -> str:
-        """Command that undoes what `create` made here."""
+        """Command that removes the instances of `create`."""
         return spell_command("destroy", self.folder, self.machine, None if self.gpu == "0" else self.gpu)
 
     @property
@@ -84,11 +85,11 @@ class _Target:
 
 
 def create(layout_request: str, request: ManualMigRequest) -> CommandAnswer:
-    """Make the instances of a layout, `3g,2g,1g`, to stay until `destroy`; MIG mode is switched on if it was off.
+    """Create the instances of a layout, such as `3g,2g,1g`, which remain until `destroy`; enable MIG mode if necessary.
 
     Raises:
-        ConfigError: the layout is not legal, or the GPU is in use; nothing was touched then.
-        SharingError: the GPU was not divided as planned, and the changes were undone.
+        ConfigError: the layout is not legal, or the GPU is in use; nothing was changed.
+        SharingError: the GPU could not be partitioned as planned; the changes were undone.
     """
     with ExitStack() as stack:
         with _refuse_untouched():
@@ -107,22 +108,22 @@ def create(layout_request: str, request: ManualMigRequest) -> CommandAnswer:
             return _answer(target, {"commands": [list(words) for words in commands]}, lines)
         with UndoStack() as undo:
             devices = division.divide(target.control, before, layout, target.journal, undo)
-            target.journal.move_to(target.manual_journal)  # from here on there is nothing that the stack could undo
+            target.journal.move_to(target.manual_journal)  # afterwards the stack finds no steps to undo
         rows = [_row(instance, name, device) for device, (instance, name) in zip(devices, layout.devices, strict=True)]
     lines = [f"made {row['profile']} at {row['start']}:{row['size']}: {row['uuid']}" for row in rows]
     if any(instance.parts for instance in layout.instances):
         lines.insert(0, f"the GPU instances are {', '.join(map(str, layout.instances))}")
     if not before.is_on:
         lines.insert(0, "switched MIG mode on")
-    lines.append(f"use them with scenario=mig scenario.layout=existing; remove them: {request.destroy_command}")
+    lines.append(f"use them with scenario=mig scenario.layout=existing; remove them with: {request.destroy_command}")
     return _answer(target, {"has_switched_mode": not before.is_on, "instances": rows}, lines)
 
 
 def destroy(request: ManualMigRequest) -> CommandAnswer:
-    """Undo what `create` did, and nothing else; the status is 1 when some of it is left.
+    """Undo only the changes of `create`; the exit status is 1 if any of them remain.
 
     Raises:
-        ConfigError: the instances are in use, or of another user; nothing was touched then.
+        ConfigError: the instances are in use, or belong to another user; nothing was changed.
     """
     with ExitStack() as stack:
         with _refuse_untouched():
@@ -143,7 +144,7 @@ def destroy(request: ManualMigRequest) -> CommandAnswer:
 
 
 def _undo_leftovers(target: _Target) -> None:
-    """Undo what killed orchestrators left, their processes first: an instance with one on it cannot be destroyed."""
+    """Undo the changes of killed orchestrators; first end their processes, which block the removal of instances."""
     leftovers.clear_all_abandoned()
     journal.replay(target.journal)
 
@@ -162,11 +163,11 @@ def _row(planned: Instance, name: str, device: MigDevice) -> dict[str, Any]:
 
 @contextmanager
 def _refuse_untouched() -> Iterator[None]:
-    """Turn an error into a refusal, while nothing has been touched."""
+    """Convert errors to a ConfigError, whose exit status means that nothing was changed."""
     try:
         yield
     except InUseError as error:
-        raise ConfigError(f"cannot use {error.holder}; wait for its end, or choose another GPU with --gpu") from error
+        raise ConfigError(f"cannot use {error.holder}; wait until it is free, or choose another with --gpu") from error
     except CollocationError as error:
         raise ConfigError(str(error)) from error
 
@@ -176,10 +177,10 @@ def _open_target(request: ManualMigRequest) -> Iterator[_Target]:
     with open_driver(request.gpu, request.machine) as selector:
         if request.is_model and not request.is_dry:
             raise ConfigError(
-                f"--gpu {request.gpu} is a model; add --dry-run, or name a simulated machine with --machine FILE"
+                f"--gpu {request.gpu} is a model; add --dry-run, or specify a simulated machine with --machine FILE"
             )
         device = find_gpu(selector, request.folder)
-        # Nobody becomes an administrator for a simulated GPU.
+        # Commands for a simulated GPU never need an administrator.
         programs = Programs(
             purpose="MIG by hand",
             simulated=_find_programs(request),
@@ -218,9 +219,9 @@ def _plan_layout(device: Device, request: str) -> Layout:
 
 @contextmanager
 def _hold(target: _Target, request: ManualMigRequest) -> Iterator[None]:
-    """Hold the GPU; a dry run only looks who does."""
+    """Hold the GPU; in a dry run, only check that no other process holds it."""
     if request.is_model:
-        yield  # it exists for this command only
+        yield  # the GPU exists only for this command
         return
     target.journal.refuse_foreign()
     if not request.is_dry:
@@ -236,20 +237,21 @@ def _refuse_divided(target: _Target, request: ManualMigRequest) -> None:
     _refuse_foreign(target, request)
     if steps := target.manual_journal.read_steps():
         raise ConfigError(
-            f"{target.name} was divided by hand before ({len(steps)} steps to undo); undo that with "
-            f"{request.destroy_command}, or use its instances with scenario=mig scenario.layout=existing"
+            f"{target.name} already has MIG instances made by hand ({len(steps)} steps to undo); remove them with "
+            f"{request.destroy_command}, or use them with scenario=mig scenario.layout=existing"
         )
 
 
 def _refuse_foreign(target: _Target, request: ManualMigRequest) -> None:
     for other in target.manual_journal.list_foreign():
         raise ConfigError(
-            f"{target.name} was divided by hand by user {other.owner}, who can undo it: {request.destroy_command}"
+            f"user {other.owner} made MIG instances by hand on {target.name}; "
+            f"this user can remove them with {request.destroy_command}"
         )
 
 
 def _refuse_users(target: _Target, request: ManualMigRequest) -> None:
-    """Refuse to take instances from processes that use them, also from those that a killed study left on one."""
+    """Refuse to destroy instances that processes use, including processes of killed studies."""
     state, steps = target.control.read(), target.manual_journal.read_steps()
     created = {
         instance.gi_id for instance in state.instances or () if any(is_made_by(step, instance) for step in steps)

@@ -1,4 +1,4 @@
-"""State of a GPU: its division, its processes, and the steps of its journal. Reads only."""
+"""State of a GPU: its MIG instances, its processes, and the steps of its journal. Changes nothing."""
 
 from __future__ import annotations
 
@@ -31,15 +31,18 @@ _HIDDEN = "shown to administrators only"
 
 
 def is_there(device: Device) -> bool:
-    """Return whether the driver lists the GPU; else only a journal names it."""
+    """Return whether the driver lists the GPU; otherwise only a journal names it."""
     return device.index is not None
 
 
 @contextmanager
 def open_driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
-    """Ask the right driver: of a kept simulated `machine`, of the model that `gpu` names, or of this machine.
+    """Open the driver of a stored simulated `machine`, of the simulated model `gpu`, or of this machine.
 
-    Gives which of its GPUs is meant, or `None` for all. No such machine or model is a ConfigError.
+    Yields the selector of a GPU of this driver, or `None` for all GPUs.
+
+    Raises:
+        ConfigError: the machine or model does not exist.
     """
     if machine is not None:
         file = StateFile(expand_path("--machine", machine))
@@ -57,17 +60,24 @@ def open_driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
 
 
 def find_gpu(selector: str | None, folder: Path) -> Device:
-    """Find the one GPU that is selected; ConfigError as for `find_targets`."""
-    assert selector is not None, "commands about one GPU have one by default"
+    """Find the selected GPU.
+
+    Raises:
+        ConfigError: as for `find_targets`.
+    """
+    assert selector is not None, "commands for a single GPU select GPU 0 by default"
     _refuse_absent(folder)
     return choose("--gpu", selector, nvml.list_devices())
 
 
 def find_targets(selector: str | None, folder: Path, *, is_real: bool) -> list[Device]:
-    """Find the selected GPUs, or all, each with its MIG devices that have a journal in `folder`.
+    """Find the selected GPUs, or all GPUs, each with its MIG devices that have a journal in `folder`.
 
-    Also what is gone but has a journal: a driver that is not real knows nothing of journals of other GPUs. ConfigError
-    if no GPU or more than one matches, there is no such folder, or the driver does not work.
+    With a real driver, absent devices that have a journal are included. With a simulated driver they are not included,
+    because the journals may belong to real GPUs.
+
+    Raises:
+        ConfigError: the selector does not match exactly one GPU, the folder does not exist, or the driver fails.
     """
     _refuse_absent(folder)
     known = [file for file in journal.find_journals(folder) if file.is_ours or not is_made_for_study(file.device_uuid)]
@@ -87,37 +97,37 @@ def find_targets(selector: str | None, folder: Path, *, is_real: bool) -> list[D
 
 def _refuse_absent(folder: Path) -> None:
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder; set --lock-dir to the gpu.lock_dir of the studies")
+        raise ConfigError(f"--lock-dir {folder} is not a folder; set --lock-dir to the gpu.lock_dir of the studies")
 
 
 def describe(step: UndoStep) -> str:
-    """Describe what undoing a step does, or that a restart has done it."""
+    """Describe the effect of undoing a step, or report that a restart of the machine has undone it."""
     is_gone = step.arguments.get("boot", boot_id()) != boot_id()
     return f"{journal.describe(step)}{' (undone by a restart of the machine)' if is_gone else ''}"
 
 
 def undo(steps: Journal) -> dict[str, Any]:
-    """Undo the steps of a journal and describe each step; a failed one has a reason."""
+    """Undo the steps of a journal; return the descriptions of undone steps, and of failed steps with their reasons."""
     undone, failed = journal.undo_all(steps)
     failures = [{"undoing": describe(step), "reason": str(error)} for step, error in failed]
     return {"undone": [describe(step) for step in undone], "failed": failures}
 
 
 def list_undone(data: dict[str, Any]) -> list[str]:
-    """List the lines that say what `undo` returned."""
+    """Format the result of `undo` as lines."""
     failures = (f"not undone: {failed['undoing']}; {failed['reason']}" for failed in data["failed"])
     return [*(f"undone: {step}" for step in data["undone"]), *failures]
 
 
 def is_made_by(step: UndoStep, instance: GpuInstance) -> bool:
-    """Return whether a step undoes the making of an instance that exists."""
+    """Return whether a step undoes the creation of an existing instance."""
     arguments = step.arguments
     is_place = (arguments.get("profile_id"), arguments.get("start")) == (instance.profile_id, instance.start)
     return is_place and arguments.get("gi_id") in (None, instance.gi_id) and arguments.get("boot") == boot_id()
 
 
 def status(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
-    """Answer everything about the selected GPUs (see `open_driver`, `find_targets`); status 0 if clean, else 1."""
+    """Return the state of the selected GPUs (see `open_driver`, `find_targets`); the exit status is 1 if not clean."""
     with open_driver(gpu, machine) as selector:
         is_real = machine is None and selector == gpu
         gpus = [
@@ -128,19 +138,19 @@ def status(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
     is_clean = all(report["is_clean"] for report in gpus) and not abandoned
     lines = [line for report in gpus for line in _list_lines(report)] or ["this machine has no NVIDIA GPU"]
     for path, pids in abandoned.items():
-        running = f", with processes {', '.join(map(str, pids))}" if pids else ""
+        running = f", with running processes {', '.join(map(str, pids))}" if pids else ""
         lines.append(f"left by a killed orchestrator: {path}{running}")
     is_left = bool(abandoned) or any(not report["is_clean"] and report["holder"] is None for report in gpus)
     in_use = "not clean: the running study will undo this"
     lines.append(
-        "clean" if is_clean else f"not clean: {spell_command('clean', folder, machine)}" if is_left else in_use
+        "clean" if is_clean else f"not clean; run: {spell_command('clean', folder, machine)}" if is_left else in_use
     )
     data = {"gpus": gpus, "abandoned": abandoned, "is_clean": is_clean}
     return CommandAnswer(data=data, text="\n".join(map(make_printable, lines)), status=int(not is_clean))
 
 
 def spell_command(name: str, folder: Path, machine: str | None, gpu: str | None = None) -> str:
-    """Spell a command of `pipeline.gpu` about the same GPU, machine and folder."""
+    """Spell a command of `pipeline.gpu` with the options for this GPU, machine and folder."""
     words = [name]
     if gpu is not None:
         words += ["--gpu", gpu]
@@ -152,16 +162,16 @@ def spell_command(name: str, folder: Path, machine: str | None, gpu: str | None 
 
 
 def make_printable(text: str) -> str:
-    """Replace characters that would steer a terminal: names come from other users' programs and files."""
+    """Replace control characters of a terminal: names come from other users' programs and files."""
     return re.sub(r"[^\x20-\x7e\u00a1-\uffff]", "?", text)
 
 
 def _read_gpu(device: Device, folder: Path) -> dict[str, Any]:
     steps, trouble = _read_steps(
-        device.uuid, Journal(folder, device.uuid), "user {} left steps to undo and must clean up: {}"
+        device.uuid, Journal(folder, device.uuid), "user {} has steps to undo and must clean up: {}"
     )
     manual = Journal(folder, device.uuid, suffix=BY_HAND)
-    by_hand, by_others = _read_steps(device.uuid, manual, "by user {}, who can undo it")
+    by_hand, by_others = _read_steps(device.uuid, manual, "made by user {}, who can run `destroy`")
     holder = lease.find_holder(device.uuid, folder)
     data: dict[str, Any] = {
         "uuid": device.uuid,
@@ -184,12 +194,12 @@ def _read_gpu(device: Device, folder: Path) -> dict[str, Any]:
             data["mig_devices_held_by"] = {u: str(who) for u, who in lease.find_part_holders(device, folder).items()}
             data |= _read_driver(device, by_hand)
         except CollocationError as error:
-            data["error"] = str(error)  # what the journal says is told all the same
+            data["error"] = str(error)  # the contents of the journal are reported nevertheless
     return data
 
 
 def _read_steps(uuid: str, device_journal: Journal, words: str) -> tuple[tuple[UndoStep, ...], list[str]]:
-    """Read the steps of a journal and list, in words, those of other users and what cannot be read."""
+    """Read the steps of a journal, and describe journals of other users and errors of reading."""
     foreign = [] if is_made_for_study(uuid) else device_journal.list_foreign()
     trouble = [words.format(other.owner, other.path) for other in foreign]
     try:
@@ -210,7 +220,7 @@ def _read_driver(device: Device, by_hand: Sequence[UndoStep]) -> dict[str, Any]:
         mig: MigState | None = None
         if device.gi_id is None:
             used_bytes = reader.quantities().get("nvmlDeviceGetMemoryInfo_v2.used")
-            with suppress(SharingError):  # it has no MIG
+            with suppress(SharingError):  # the GPU does not support MIG
                 mig = read_state(device.uuid)
         else:
             used_bytes = reader.instance_memory_bytes().get(device.gi_id)
@@ -229,7 +239,7 @@ def _list_instances(device: Device, state: MigState, by_hand: Sequence[UndoStep]
     try:
         known = {profile.profile_id: profile for profile in profiles.read_gpu(device).profiles}
     except ConfigError:
-        known = {}  # the driver names the profiles to administrators only
+        known = {}  # this driver lists the profiles for administrators only
     return [
         {
             "id": instance.gi_id,
@@ -255,7 +265,7 @@ def _list_lines(gpu: dict[str, Any]) -> list[str]:
         name = f"simulated {name}"
     lines = [f"{'-' if gpu['index'] is None else gpu['index']}: {name}  {gpu['uuid']}"]
     if gpu["error"]:
-        lines.append(f"   does not answer: {gpu['error']}")
+        lines.append(f"   not readable: {gpu['error']}")
     elif gpu["is_there"]:
         lines += [f"   {line}" for line in (*_list_settings(gpu), *_list_mig_lines(gpu), *_list_process_lines(gpu))]
     lines += [f"   by hand:   `destroy` will undo: {step['undoing']}" for step in gpu["made_by_hand"]]

@@ -1,1 +1,1 @@
-"""Records of groups: the spool on disk, samples and provenance, and what a later start has of them."""
+"""Records of groups: the spool on disk, samples, provenance, and reading them when a study is resumed."""

@@ -1,6 +1,6 @@
-"""The spool folder of a group (`layout`): its record, and closing a record whose owner died.
+"""The record in the spool folder of a group (`layout`): read, write, and close it if its owner died.
 
-Must not import MLflow: the orchestrator uses this module while it measures.
+This module must not import MLflow because the orchestrator uses it while it measures.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One MLflow run. `status` is MLflow's; instants are monotonic ns; `end_ns` is `None` while it runs.
+    """One MLflow run. `status` is MLflow's; instants are monotonic ns; `end_ns` is `None` while the run is active.
 
-    A param keeps its first value: MLflow refuses another one.
+    A param is written once: MLflow refuses to change its value.
     """
 
     name: str
@@ -71,7 +71,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildRecord(RunRecord):
-    """The run of one job; `gi_id` is `None` without MIG, `series` has points `(step, monotonic ns, value)`."""
+    """The run of one job. `gi_id` is `None` without MIG; `series` contains points `(step, monotonic ns, value)`."""
 
     index: int
     gi_id: int | None
@@ -85,11 +85,11 @@ class ChildRecord(RunRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Everything that MLflow stores of a group, except samples and files.
+    """All data of a group that MLflow stores, except samples and files.
 
     Attributes:
-        uri: tracking server that it is for; `None` for the local store beside the spool.
-        host, boot_id, machine_id: of the orchestrator's machine; empty if unknown.
+        uri: tracking server to send the record to; `None` for the local store next to the spool.
+        host, boot_id, machine_id: identify the orchestrator's machine; empty if unknown.
     """
 
     spool_id: str
@@ -111,7 +111,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """Contents of a spool: `ready` can be sent, oldest first; `busy` has a living owner, `elsewhere` may have one."""
+    """Group folders of a spool, by state.
+
+    Attributes:
+        ready: folders that can be sent, oldest first.
+        busy: folders with a living owner.
+        elsewhere: folders of other machines, whose owners may be alive, with the host of each.
+        unreadable: folders with an unreadable record, with the error of each.
+    """
 
     ready: tuple[Path, ...]
     busy: tuple[Path, ...]
@@ -121,7 +128,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amendment:
-    """Figures and result of a group that became known after its record was closed, by comparison with a baseline."""
+    """Figures and result of a group with a closed record, from a later comparison with a baseline."""
 
     experiment: str
     spool_id: str
@@ -159,7 +166,7 @@ def read(folder: Path) -> Record:
     """Read the record of a spool folder.
 
     Raises:
-        TrackingError: it is absent, damaged, or of an unknown version.
+        TrackingError: the record is absent, damaged, or of an unknown version.
     """
     file = folder / layout.RECORD
     try:
@@ -168,20 +175,20 @@ def read(folder: Path) -> Record:
             if (version := raw.get("version")) != VERSION:
                 raise TrackingError(
                     f"{file} has version {version} instead of {VERSION}; "
-                    "send it with the release that wrote it, or remove the folder"
+                    "send it with the release that wrote it, or remove its folder"
                 )
-            # Records of earlier versions have the host only.
+            # Records of earlier versions contain the host but neither boot_id nor machine_id.
             raw = {"host": "", "boot_id": "", "machine_id": ""} | raw
         record = _rename(json_decoder.decode(Record, raw))
     except (OSError, ValueError, RecursionError) as error:
         raise TrackingError(f"could not read {file}: {error}") from error
-    if not _ID.fullmatch(record.spool_id):  # it names a folder that is removed
-        raise TrackingError(f"{file} is no record of this project: spool_id {record.spool_id!r}; remove the folder")
+    if not _ID.fullmatch(record.spool_id):  # the id becomes the name of a folder that is removed later
+        raise TrackingError(f"{file} has the invalid spool_id {record.spool_id!r}; remove its folder")
     return record
 
 
 def _rename(record: Record) -> Record:
-    """Give a record the names of today, which one of an earlier version lacks."""
+    """Replace names of earlier versions in a record by the current names."""
     return dataclasses.replace(
         record, parent=_rename_run(record.parent), children=tuple(map(_rename_run, record.children))
     )
@@ -197,7 +204,7 @@ def _rename_run(run: AnyRun) -> AnyRun:
 
 
 def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
-    """Merge an amendment with one that still waits, write it, and return its file."""
+    """Merge an amendment with an unsent amendment of the same group, write it, and return its file."""
     folder = spool_root / layout.AMENDMENTS
     file = folder / f"{amendment.spool_id}.json"
     amendment = dataclasses.replace(amendment, reason=secrets.mask_text(amendment.reason))
@@ -215,7 +222,7 @@ def write_amendment(spool_root: Path, amendment: Amendment) -> Path:
 
 
 def create_below_spool(make: Callable[[], None]) -> None:
-    """Create something below the spool, whose empty folders a sender may be removing at the same time."""
+    """Create a file or folder below the spool; try again if a sender removed an empty parent folder meanwhile."""
     for _ in range(_TRIES):
         with suppress(FileNotFoundError, FileExistsError):
             return make()
@@ -223,14 +230,18 @@ def create_below_spool(make: Callable[[], None]) -> None:
 
 
 def remove_amendment(file: Path, sent: Amendment) -> None:
-    """Remove an amendment that the store has, unless its file has changed since."""
+    """Remove the file of an amendment that was sent, unless the file has changed since."""
     with locks.hold_lock(file.parent), suppress(TrackingError):
         if read_amendment(file) == sent:
             file.unlink()
 
 
 def read_amendment(file: Path) -> Amendment:
-    """Read an amendment; TrackingError if that fails."""
+    """Read an amendment.
+
+    Raises:
+        TrackingError: the file cannot be read or is damaged.
+    """
     try:
         return json_decoder.decode(Amendment, json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError) as error:
@@ -238,15 +249,15 @@ def read_amendment(file: Path) -> Amendment:
 
 
 def list_amendments(spool_root: Path) -> list[Path]:
-    """List the amendments that the store does not have yet."""
+    """List the files of unsent amendments."""
     return sorted((spool_root / layout.AMENDMENTS).glob("*.json"))
 
 
 def survey(spool_root: Path, *, closes_lost: bool = False) -> Survey:
-    """Close the records of dead owners, and list what can be sent.
+    """Close the records of dead owners, and list all group folders by state.
 
-    Folders of living owners, and of other machines, stay as they are. A folder without a record, as a full disk leaves
-    it, is removed. With `closes_lost`, records of other machines are closed too, unless something still writes there.
+    Folders of living owners and of other machines remain unchanged. A folder without a record, which a full disk can
+    cause, is removed. With `closes_lost`, records of other machines are also closed unless their files still change.
     """
     _remove_abandoned(spool_root)
     ready: list[tuple[int, Path]] = []
@@ -278,7 +289,7 @@ def survey(spool_root: Path, *, closes_lost: bool = False) -> Survey:
 def _remove_abandoned(spool_root: Path) -> None:
     for folder in _list_folders(layout.LOCK, spool_root):
         with suppress(OSError):
-            # A young one may just have been made.
+            # The owner of a new folder may not have written its record yet.
             is_old = time.time() - (folder / layout.LOCK).stat().st_mtime > _ABANDONED_S
             if is_old and not (folder / layout.RECORD).exists():
                 with _claim(folder) as free:
@@ -287,7 +298,7 @@ def _remove_abandoned(spool_root: Path) -> None:
 
 
 def _find_doubtful(spool_root: Path, *, closes_lost: bool) -> Iterator[Path]:
-    """Yield the open folders to be closed although no lock proves that their owner is dead."""
+    """Yield the folders whose open record is to be closed although no lock proves that the owner is dead."""
     standings = {Standing.BEFORE_BOOT, *([Standing.ELSEWHERE] if closes_lost else [])}
     for folder in _list_folders(layout.RECORD, spool_root):
         with suppress(TrackingError, OSError):
@@ -297,41 +308,42 @@ def _find_doubtful(spool_root: Path, *, closes_lost: bool) -> Iterator[Path]:
 
 
 def read_ended(spool_root: Path) -> list[Record]:
-    """Read the groups that have ended and wait to be sent, dead owners' included. Changes nothing."""
+    """Read the records of ended groups that were not sent, including groups of dead owners, and change no file."""
     records = []
     for folder in _list_folders(layout.RECORD, spool_root):
         if folder.name.startswith(layout.SENT_PREFIX):
             continue
         try:
-            if not locks.is_free(folder / layout.LOCK):  # first, or its owner may close it in between
+            # The lock is checked before the record is read: the owner could close the record in between.
+            if not locks.is_free(folder / layout.LOCK):
                 continue
             if _is_over(record := read(folder)):
                 records.append(record if record.state == "closed" else _interrupt_record(folder, record))
         except (TrackingError, OSError) as error:
-            if folder.exists():  # else it was sent meanwhile
-                log.warning("left out of the progress: %s", error)
+            if folder.exists():  # a folder that was sent meanwhile is not an error
+                log.warning("the progress does not include a group: %s", error)
     return records
 
 
 def _list_folders(name: str, spool_root: Path) -> list[Path]:
-    """List the group folders that hold such a file; never follow a link, which may lead to another user's files."""
+    """List the group folders that contain a file `name`, except links: they may point to another user's files."""
     folders = [path.parent for path in sorted(spool_root.glob(f"*/*/{name}"))]
     return [folder for folder in folders if not folder.is_symlink() and not folder.parent.is_symlink()]
 
 
 def _is_over(record: Record) -> bool:
-    """Return whether a group has ended whose lock is free: locks of another machine may not be visible here."""
+    """Return whether a group with a free lock has ended: locks of another machine may not be visible here."""
     return record.state == "closed" or record.owner.standing is not Standing.ELSEWHERE
 
 
 def read_fields(record: Any) -> dict[str, Any]:
-    """Convert a record to a dict, without copying every point of every series as `dataclasses.asdict` would."""
+    """Convert a record to a dict; unlike `dataclasses.asdict`, do not copy the points of its series."""
     return {attribute.name: getattr(record, attribute.name) for attribute in dataclasses.fields(record)}
 
 
 @contextmanager
 def _claim(folder: Path) -> Iterator[bool]:
-    """Try to hold the owner's lock, so that nobody else closes the folder at the same time."""
+    """Try to hold the owner's lock, which prevents other processes from closing the folder at the same time."""
     handle = locks.open_file(folder / layout.LOCK)
     try:
         yield locks.try_take(handle)
@@ -342,18 +354,18 @@ def _claim(folder: Path) -> Iterator[bool]:
 def _close(folder: Path, record: Record) -> Record:
     if record.state == "closed":
         return record
-    # The processes that another user's folder names may not be that user's.
+    # A folder of another user may name processes that do not belong to that user.
     ended = leftovers.clear(record.spool_id) if folder.stat().st_uid == os.geteuid() else 0
     if ended:
         what = "1 process" if ended == 1 else f"{ended} processes"
-        log.warning("ended %s that a killed orchestrator had left in %s", what, folder.name)
+        log.warning("ended %s of the killed orchestrator of %s", what, folder.name)
     record = _interrupt_record(folder, record)
     write(folder, record)
     return record
 
 
 def _interrupt_record(folder: Path, record: Record) -> Record:
-    """Close an open record at the last sign of life of each of its runs."""
+    """Close an open record; each run ends at the last instant that its files prove."""
     modified_ns = (folder / layout.RECORD).stat().st_mtime_ns
     alive_ns = record.clock.monotonic_ns + (modified_ns - record.clock.wall_ns)
     children = tuple(
@@ -374,7 +386,7 @@ def _interrupt(run: AnyRun, end_ns: int) -> AnyRun:
 
 
 def _find_last_instant(path: Path, record: Record) -> int | None:
-    """Return the newest plausible `t_ns` of a JSON-lines file; a job may have written anything there."""
+    """Return the newest plausible `t_ns` of a JSON-lines file; jobs may write arbitrary lines to it."""
     with suppress(OSError):
         written_ns = record.clock.monotonic_ns + path.stat().st_mtime_ns - record.clock.wall_ns
         for line in reversed(read_last_lines(path, TAIL_BYTES)):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pipeline.base.system import entry_points, secrets
 
 STUDY, TASK, OUTPUTS = "COLLOCATION_STUDY", "COLLOCATION_TASK", "COLLOCATION_OUTPUTS"
-"""Variables with the study's command line, the Slurm task, and the outputs, which a launcher sets for a worker."""
+"""Environment variables that a launcher sets for its workers: the study's command line, the Slurm task, the outputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +20,10 @@ class Invocation:
     """The command line of this process, and of the launcher that started it.
 
     Attributes:
-        words: as typed; `sys.argv` may differ, as Hydra understands no `--`.
-        words_of_launcher: of the launcher, if this process is its worker.
-        slurm_task: `CLUSTER/ARRAY_TASK` of the Slurm task that this process is; empty if none.
-        outputs: device and inode of each file that holds messages of this process or its launcher.
+        words: command line as typed; `sys.argv` may differ because Hydra does not support `--`.
+        words_of_launcher: command line of the launcher if this process is its worker.
+        slurm_task: `CLUSTER/ARRAY_TASK` of the Slurm task of this process; empty without Slurm.
+        outputs: device and inode of each file to which this process or its launcher writes messages.
     """
 
     words: Sequence[str]
@@ -37,24 +37,24 @@ class Invocation:
 
     @property
     def has_launcher_here(self) -> bool:
-        """True if a launcher on this host prints the messages."""
+        """True if a launcher on this host prints the messages of this process."""
         return self.has_launcher and not self.slurm_task
 
     @property
     def masked_command(self) -> str:
-        """The recorded command line of the study, without secrets."""
+        """Command line of the study as it is recorded, without secrets."""
         words = secrets.mask_words(list(self.words_of_launcher or self.words))
         is_by_command = entry_points.is_by_command()
         return entry_points.spell(entry_points.RUN, *words[1:]) if is_by_command else shlex.join(words)
 
     @property
     def masked_resume_command(self) -> str:
-        """The command line that runs the missing groups, without secrets."""
+        """Command line that runs the missing groups, without secrets."""
         command = shlex.join(secrets.mask_words(shlex.split(spell_resume_command(self.words))))
         return f"{command} (with your own values for {secrets.HIDDEN})" if secrets.HIDDEN in command else command
 
     def make_worker_variables(self) -> dict[str, str]:
-        """Return the variables that a worker on this host gets in addition."""
+        """Return the additional environment variables of a worker on this host."""
         outputs = " ".join(f"{device}:{inode}" for device, inode in sorted(self.outputs))
         return {STUDY: shlex.join(self.words), OUTPUTS: outputs}
 
@@ -63,11 +63,11 @@ _current: Invocation | None = None
 
 
 def begin() -> None:
-    """Read the command line and a launcher's variables, and remove these, so that jobs do not inherit them."""
+    """Read the command line and the launcher's variables, and remove the variables: jobs must not inherit them."""
     global _current
     launcher = None
     if handed := os.environ.pop(STUDY, ""):
-        with suppress(ValueError):  # not set by a launcher
+        with suppress(ValueError):  # the variable was not set by a launcher
             launcher = shlex.split(handed)
     outputs = set[tuple[int, int]]()
     for pair in os.environ.pop(OUTPUTS, "").split():
@@ -75,7 +75,7 @@ def begin() -> None:
             device, _, inode = pair.partition(":")
             outputs.add((int(device), int(inode)))
     for descriptor in (1, 2):
-        with suppress(OSError):  # it is closed
+        with suppress(OSError):  # the descriptor is closed
             status = os.fstat(descriptor)
             outputs.add((status.st_dev, status.st_ino))
     _current = Invocation(
@@ -92,7 +92,7 @@ def get_current() -> Invocation:
 
 
 def spell_resume_command(words: Sequence[str]) -> str:
-    """Return the command line that runs the groups of another one that have no result yet."""
+    """Return the command line that runs the groups without a result of the study with this command line."""
     start, options = entry_points.divide(words)
     end = options.index("--") if "--" in options else len(options)
     words_of_hydra, words_of_program = options[:end], options[end:]

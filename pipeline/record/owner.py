@@ -1,8 +1,9 @@
 """The machine whose orchestrator owns a group's folder, and whether that orchestrator can still be alive.
 
-On the same running kernel, in whatever containers, a file lock tells. After a reboot the machine is recognised by
-machine-id or host name. Both may be shared by several live machines (container images, virtual machines), so such a
-folder is watched for a moment first: the listeners of a running group write into it every second.
+On the same running kernel, also across containers, a held file lock proves that the orchestrator is alive. After a
+reboot, the machine is recognised by machine-id or host name. Several running machines (container images, virtual
+machines) may have the same machine-id and host name. Therefore such a folder is watched first: the listeners of a
+running group write to its files every second.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pipeline.base.system.host_info import boot_id, machine_id
 
 _WATCH_S = 3.0
 _SILENT_S = 3600.0
-"""Whoever has not written for so long is not watched."""
+"""A folder without a change for this long is not watched."""
 
 _WRITTEN = (layout.RECORD, layout.SAMPLES)
 _WRITTEN_OF_JOBS = (layout.EVENTS, layout.REQUESTS, layout.STDOUT, layout.STDERR)
@@ -30,9 +31,9 @@ _WRITTEN_OF_JOBS = (layout.EVENTS, layout.REQUESTS, layout.STDOUT, layout.STDERR
 class Standing(enum.Enum):
     """State of an owner whose lock is free."""
 
-    DEAD = "of this boot: a living owner would hold its lock"
-    BEFORE_BOOT = "of this machine before it was booted"
-    ELSEWHERE = "of another machine, whose locks may mean nothing here"
+    DEAD = "same boot: a living owner would hold its lock"
+    BEFORE_BOOT = "same machine, before its last boot"
+    ELSEWHERE = "another machine, whose locks may not be visible here"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +46,12 @@ class Owner:
 
     @classmethod
     def read(cls) -> Owner:
-        """Return this machine as it runs now."""
+        """Return the identity of this machine in its current boot."""
         return cls(host=platform.node(), boot_id=boot_id(), machine_id=machine_id())
 
     @property
     def standing(self) -> Standing:
-        """Its state, seen from this machine."""
+        """State of the owner, as this machine can determine it."""
         this_machine = Owner.read()
         if self.boot_id and self.boot_id == this_machine.boot_id:
             return Standing.DEAD
@@ -68,7 +69,7 @@ def spell_close_command(root: Path) -> str:
 
 
 def find_written(folders: Iterable[Path]) -> frozenset[Path]:
-    """Find the folders that something writes into, by watching those that changed within the last hour."""
+    """Find the folders that a process writes to, by watching the folders that changed within the last hour."""
     before = {folder: _read_times(folder) for folder in folders}
     now_ns = time.time_ns()
     recent = [folder for folder, state in before.items() if now_ns - max(state.values(), default=0) < _SILENT_S * 1e9]
@@ -82,7 +83,7 @@ def _read_times(folder: Path) -> dict[tuple[Path, int], int]:
     times = {}
     for path in _list_files(folder):
         try:
-            # A network file system asks its server anew when a file is opened; not to be kept waiting by a pipe.
+            # Opening a file makes a network file system fetch its current times; O_NONBLOCK: a pipe must not block.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             continue

@@ -1,4 +1,4 @@
-"""Provenance of a row: machine, software, source and command line, enough to run it again."""
+"""Provenance of a row: the machine, software, source and command line that are needed to run it again."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pipeline.base.system.secrets import mask_diff
 from pipeline.base.system.words import escape_to_utf8
 from pipeline.record.invocation import Invocation
 
-_MOST_BYTES = 1 << 20  # of an artifact that every group keeps
+_MOST_BYTES = 1 << 20  # limit of an artifact that is stored with every group
 
 
 def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) -> dict[str, str]:
-    """Collect the facts that hold for a whole study, by name; unknown ones are absent."""
+    """Collect the facts that are the same for all groups of a study, by name; unknown facts are absent."""
     facts = {
         "command_line": invocation.masked_command,
         "user": host_info.user_name(),
@@ -46,8 +46,8 @@ def collect(interpreters: Mapping[Spec, Interpreter], invocation: Invocation) ->
 
 
 def _read_git() -> dict[str, str]:
-    """Return the commit of the project's own clone, and whether files differ from it."""
-    is_clone = (PROJECT_DIR / "pyproject.toml").is_file()  # an installed package may lie in a repository of its user's
+    """Return the commit of this project's clone, and whether files differ from the commit."""
+    is_clone = (PROJECT_DIR / "pyproject.toml").is_file()  # an installed package may be inside a user's repository
     repository = git.read(PROJECT_DIR) if is_clone else None
     if repository is None:
         return {}
@@ -59,8 +59,8 @@ class Origin:
     """Origin of a program's code.
 
     Attributes:
-        repository: of its script; `None` without one.
-        uncommitted: diffs of what no commit holds: changes of the repository, and untracked files of the program.
+        repository: repository of the script; `None` if the script is in no repository.
+        uncommitted: diffs of code that is in no commit: changes of the repository, and untracked files of the program.
     """
 
     repository: git.Repository | None
@@ -78,11 +78,14 @@ class Origin:
 
 
 def find_origin(workload: Workload) -> Origin:
-    """Find the origin of a program's code; without a repository, of its modules, as the script is an artifact."""
+    """Find the origin of a program's code.
+
+    Without a repository, `uncommitted` contains the program's modules but not its script, which is an artifact.
+    """
     script = Path(workload.script)
     repository = git.read(script)
     root = script.parent if repository is None else repository.root
-    # A link may lead to private files elsewhere.
+    # A link may point to private files elsewhere.
     paths = map(Path, sorted({source.path for source in workload.sources}))
     files = [path for path in paths if path.resolve().is_relative_to(root.resolve())]
     if repository is None:
@@ -94,7 +97,7 @@ def find_origin(workload: Workload) -> Origin:
         parts = [_format_new_file(path, root) for path in git.list_untracked(repository, files)]
         if repository.is_changed:
             changes = git.read_difference(repository)
-            replaced = "# bytes that are no UTF-8 are \ufffd here\n" if "\ufffd" in changes else ""
+            replaced = "# bytes that are not UTF-8 are replaced by \ufffd\n" if "\ufffd" in changes else ""
             parts.insert(0, f"# {root} at {repository.commit}\n{replaced}{changes}")
     except CommandError as error:
         parts = [f"# the changes of {root} cannot be read: {error}\n"]
@@ -102,7 +105,7 @@ def find_origin(workload: Workload) -> Origin:
 
 
 def join_uncommitted(origins: Iterable[Origin]) -> str:
-    """Join the uncommitted code of several programs as `git apply` takes it; cut it, with a note, if too long."""
+    """Join the uncommitted code of several programs in the format of `git apply`; cut it, with a note, if too long."""
     text = escape_to_utf8("".join(dict.fromkeys(part for origin in origins for part in origin.uncommitted)))
     if (size := len(text.encode())) <= _MOST_BYTES:
         return text
@@ -114,7 +117,7 @@ def _format_new_file(path: Path, root: Path) -> str:
     name = path.relative_to(root)
     begin = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
     try:
-        *lines, rest = path.read_bytes().decode().split("\n")  # git knows no other end of a line
+        *lines, rest = path.read_bytes().decode().split("\n")  # git recognises no other line ending
     except (OSError, UnicodeDecodeError):
         return f"{begin}Binary files /dev/null and b/{name} differ\n"
     lines = [f"{line}\n" for line in lines]

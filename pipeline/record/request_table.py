@@ -1,4 +1,7 @@
-"""The requests of a job as a table, one row each. Needs no MLflow, and no numpy, which the tracking process lacks."""
+"""The requests of a job as a table with one row per request.
+
+Imports neither MLflow nor numpy, which the tracking process does not have.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,9 @@ _WORDS = RECORD_BYTES // 8
 
 
 def write(path: Path, clock: Clock, folder: Path) -> Path | None:
-    """Write every complete record of a file as a table, with its intended wall time; return the table's path.
+    """Write every complete record of a file to a table, with its intended wall time; return the table's path.
 
-    An instant that never came is missing. Returns `None` if the file holds no record or cannot be read.
+    An instant that was not reached is null. Returns `None` if the file contains no record or cannot be read.
     """
     try:
         num_records = regular_files.measure_size(path) // RECORD_BYTES
@@ -37,7 +40,7 @@ def write(path: Path, clock: Clock, folder: Path) -> Path | None:
 
 
 def _write(file: BinaryIO, num_records: int, clock: Clock, table: Path) -> Path:
-    """Write the records in portions: there may be more than fit into memory."""
+    """Write the records in portions because they may not fit into memory together."""
     import pyarrow.parquet as pq
 
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The groups of a plan that still have to run, given the results in the store."""
+"""The groups of a plan that remain to be run, given the results in the store."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from pipeline.record.stored_group import FinishedGroup
 def select_remaining(
     plan: Plan, finished: Sequence[FinishedGroup], *, gpus: Sequence[Device] = (), accept_environment: bool = False
 ) -> tuple[tuple[Group, ...], list[GroupResult]]:
-    """Return the groups to run, and the rows of those that have a result.
+    """Return the groups to run, and the stored rows of the other groups.
 
-    Groups of a shard are compared with each other, so they must come from one state of the machine. A complete shard
-    counts; an incomplete one starts again after a reboot, on another GPU, or with another driver or power limit.
-    Without `gpus`, the plan's device runs the missing groups. `accept_environment` counts results with other packages.
+    Groups of a shard are compared with each other, so they must be measured in the same machine state. A complete shard
+    is reused; an incomplete shard starts again after a reboot, on another GPU, or with another driver or power limit.
+    Without `gpus`, the plan's device runs the missing groups. With `accept_environment`, results that were measured
+    with other packages are also reused.
 
     Raises:
-        ConfigError: groups of the plan differ in their packages alone.
+        ConfigError: groups of the plan differ only in their packages.
     """
     keys = _make_keys(plan, accept_environment=accept_environment)
     can_run = {keys[group.digest] for group in plan.groups if group.skip_reason is None}
     now = {device: MachineState.read(device) for device in (*gpus, *(group.device for group in plan.groups))}
     states = merge_same([*now.values(), *(stored.machine_state for stored in finished)])
     stored_by_key: dict[str, dict[MachineState, FinishedGroup]] = {}
-    # What was measured with the very packages comes last, and wins.
+    # Results with the same packages come last and therefore replace results with other packages.
     for stored in sorted(finished, key=lambda stored: stored.digest in keys):
         key = stored.program_digest if accept_environment else stored.digest
-        was_in_the_way = stored.result is Result.SKIPPED and key in can_run  # what no longer is
+        was_in_the_way = stored.result is Result.SKIPPED and key in can_run  # skipped before, but can run now
         if stored.result.is_finding and key is not None and not was_in_the_way:
             stored_by_key.setdefault(key, {})[states[stored.machine_state]] = stored
     shards: dict[tuple[int, str], list[Group]] = {}
@@ -64,7 +65,10 @@ def _choose_state(
     stored_by_key: Mapping[str, Mapping[MachineState, FinishedGroup]],
     present: Sequence[MachineState],
 ) -> MachineState:
-    """Choose the machine state whose results count for a shard: a complete one, else the best of this machine."""
+    """Choose the machine state whose results a shard reuses.
+
+    A state with all results is preferred, otherwise the present state of this machine with the most results.
+    """
     began_ms: dict[MachineState, list[int]] = defaultdict(list)
     for state, stored in (pair for key in members for pair in stored_by_key.get(key, {}).items()):
         began_ms[state].append(stored.start_ms)
@@ -76,7 +80,7 @@ def _choose_state(
 def describe_restarts(
     missing: Sequence[Group], finished: Sequence[FinishedGroup], *, gpus: Sequence[Device] = ()
 ) -> list[str]:
-    """Describe, in a line per change of the machine, how many results of unfinished shards no longer count."""
+    """Return one line per change of the machine with the number of results of unfinished shards that are not reused."""
     counts: Counter[str] = Counter()
     by_digest = {group.digest: group for group in missing}
     for stored in finished:
@@ -91,15 +95,15 @@ def describe_restarts(
 
 
 def select_latest(groups: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[GroupResult]:
-    """Return the newest stored row of each group, whatever its result."""
+    """Return the newest stored row of each group, with any result."""
     newest = {stored.digest: stored for stored in finished}
     return [_make_row(group, newest[group.digest]) for group in groups if group.digest in newest]
 
 
 def find_unused(plan: Plan, missing: Sequence[Group], finished: Sequence[FinishedGroup]) -> list[FinishedGroup]:
-    """List stored results of other plans, newest first, with other settings or of groups that run again.
+    """List stored results that this plan cannot use: with other settings, or of groups that run again; newest first.
 
-    Results that this plan simply does not ask for, such as another degree, are not listed.
+    Results that this plan does not request, such as another degree, are not listed.
     """
     digests = {group.digest for group in plan.groups}
     settings = {None, *(group.settings_digest for group in plan.groups)}

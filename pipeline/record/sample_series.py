@@ -1,4 +1,4 @@
-"""Series of MLflow's charts from samples on disk, and a table of all samples. Needs no MLflow."""
+"""Series for MLflow's charts from samples on disk, and a table of all samples. Does not import MLflow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.observe.fields import Fields
 from pipeline.record.group_folder import ChildRecord, Clock
 
 COLUMNS = ("source", "job", "gi_id", "t_ns", "wall_time", "field", "value")
-_ABOUT = b"collocation"  # the key in the metadata of a table
+_ABOUT = b"collocation"  # key in the metadata of a table
 log = logging.getLogger(__name__)
 
 
@@ -39,14 +39,14 @@ class SeriesKey(NamedTuple):
 
     @property
     def metric(self) -> str:
-        """Its name in MLflow, which shows `system/...` on a tab of its own."""
+        """Name of the series in MLflow, which shows `system/...` on a separate tab."""
         instance = "" if self.gi_id is None else f"gi{self.gi_id}/"
         return f"system/{self.source}/{instance}{self.field}"
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The samples of one quantity, oldest first. 16 bytes a sample."""
+    """The samples of one quantity, oldest first; 16 bytes per sample."""
 
     t_ns: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
@@ -56,7 +56,7 @@ class Series:
         self.values.append(value)
 
     def thin(self, points: int) -> Iterator[tuple[int, int, float]]:
-        """Yield at most `points` of `(index, t_ns, value)`: every k-th sample, with the first and the last."""
+        """Yield at most `points` tuples `(index, t_ns, value)`: every k-th sample, including the first and the last."""
         last = len(self.t_ns) - 1
         stride = max(1, math.ceil(last / max(1, points - 1)))
         for index in [*range(0, last, stride), last]:
@@ -64,7 +64,7 @@ class Series:
 
 
 def read_samples(path: Path) -> dict[SeriesKey, Series]:
-    """Read all samples of a spool folder, by origin; damaged lines are skipped and counted in the log."""
+    """Read all samples of a spool folder, by origin; skip damaged lines and log their number."""
     by_key: dict[SeriesKey, Series] = {}
     torn = 0
     if not path.exists():
@@ -81,12 +81,12 @@ def read_samples(path: Path) -> dict[SeriesKey, Series]:
             for name, value in values.items():
                 by_key.setdefault(SeriesKey(source, job, gi_id, name), Series()).append(t_ns, value)
     if torn:
-        log.warning("%s: left out %d damaged line(s)", path, torn)
+        log.warning("%s: skipped %d damaged line(s)", path, torn)
     return by_key
 
 
 def select_child_series(samples: Mapping[SeriesKey, Series], child: ChildRecord, fields: Fields) -> dict[str, Series]:
-    """Return the series of a job's run: its own, and those of its device or GPU instance."""
+    """Return the series of a job's run: the series of the job and of its device or GPU instance."""
     of_job = {origin.metric: series for origin, series in samples.items() if origin.job == child.index}
     shared = {
         origin.metric: series
@@ -97,7 +97,7 @@ def select_child_series(samples: Mapping[SeriesKey, Series], child: ChildRecord,
 
 
 def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path, about: About) -> Path:
-    """Write every sample as a tidy table, one row a value, and return its path."""
+    """Write every sample to a tidy table with one value per row, and return its path."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -123,17 +123,17 @@ def write_table(samples: Mapping[SeriesKey, Series], clock: Clock, folder: Path,
 
 
 def read_table(path: Path, fields: Collection[str]) -> dict[SeriesKey, Series]:
-    """Read some fields of a table that `write_table` wrote.
+    """Read the given fields of a table that `write_table` wrote.
 
     Raises:
-        OSError, ValueError, KeyError: it cannot be read, is damaged, or lacks a column.
+        OSError, ValueError, KeyError: the table cannot be read, is damaged, or lacks a column.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     columns = ["source", "job", "gi_id", "field", "t_ns", "value"]
-    is_selected = pc.field("field").isin(pa.array(fields, pa.string()))  # typed, as there may be none
+    is_selected = pc.field("field").isin(pa.array(fields, pa.string()))  # explicit type: `fields` may be empty
     table = pq.read_table(path, columns=columns, filters=is_selected)
     by_key: dict[SeriesKey, Series] = {}
     for *origin, t_ns, value in zip(*(table[column].to_pylist() for column in columns), strict=True):

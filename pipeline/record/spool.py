@@ -1,4 +1,4 @@
-"""The record of a group on disk while it runs; `sender` passes it to MLflow outside the window."""
+"""The record of a group on disk while the group runs; `tracking_sender` passes it to MLflow between windows."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ from pipeline.record.stored_group import name_script_artifacts
 from pipeline.record.tracking_sender import Sender
 
 _MASKED = (layout.GROUP, layout.UNCOMMITTED)
-"""Artifacts whose parts are masked before they are joined."""
+"""Artifacts that are already masked: their parts are masked before they are joined."""
 
 
 class SpoolRun:
-    """One open record; `close` gives it its result."""
+    """One open record; `close` adds the result."""
 
     def __init__(self, folder: Path, record: Record, sink: SampleLog) -> None:
         self.folder, self.sink, self.record = folder, sink, record
 
     @property
     def scratch(self) -> Path:
-        """Short-lived folder of the group for sockets and pipes."""
+        """Temporary folder of the group for sockets and pipes."""
         return leftovers.scratch_path(self.spool_id)
 
     @property
     def spool_id(self) -> str:
-        """Name of the group in the store; every process of it carries it as its mark."""
+        """Id of the group in the store; also the mark in the environment of each process of the group."""
         return self.record.spool_id
 
     def place(self, slots: Sequence[Slot]) -> None:
-        """Record where each job runs: its device, GPU instance and share."""
+        """Record each job's placement: device, GPU instance and share."""
         children = []
         for child in self.record.children:
             slot = slots[child.index]
@@ -67,7 +67,7 @@ class SpoolRun:
         self.record = dataclasses.replace(self.record, children=tuple(children))
 
     def add_artifact(self, name: str, text: str) -> None:
-        """Write a text file beside the group's record, with secrets masked."""
+        """Write a text file as an artifact of the group, with secrets masked."""
         if name.startswith(layout.SCRIPT_PREFIX):
             text = mask_source(text, name)
         elif name not in _MASKED:
@@ -75,7 +75,7 @@ class SpoolRun:
         (self.folder / layout.ARTIFACTS / name).write_text(escape_to_utf8(text), encoding="utf-8")
 
     def close(self, result: GroupResult) -> None:
-        """Write the row; from here on, the folder can be sent."""
+        """Write the result; afterwards the folder can be sent."""
         now = time.monotonic_ns()
         tags = _make_ending_tags(result, is_simulated=result.group.device.is_simulated) | result.tags
         parent = dataclasses.replace(
@@ -92,9 +92,10 @@ class SpoolRun:
 
 
 class Spool:
-    """Opens records below `<root>/spool/<study>`; every group gets `facts` as tags, and `artifacts` as text files.
+    """The folder `<root>/spool/<study>`, in which the records of one study are opened.
 
-    `origins` has the origin of each program's code, by the path of its script.
+    Each group is recorded with `facts` as tags and `artifacts` as text files. `origins` contains the origin of each
+    program's code, by the path of its script.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Spool:
     ) -> None:
         self._sender, self._facts, self._artifacts = sender, facts, artifacts
         self._interpreters, self._origins = interpreters or {}, origins or {}
-        # Other users may read the spool; the sender knows the password (`tracking_server.py`).
+        # Other users may read the spool, so the password is masked; the sender has it (`tracking_server.py`).
         self._uri = uri and secrets.mask_text(uri)
         self._amendments: set[Path] = set()
         self.root = root.resolve()
@@ -121,12 +122,15 @@ class Spool:
 
     @contextmanager
     def open(self, group: Group) -> Iterator[SpoolRun]:
-        """Begin the record of a group. Left without `close`, it stays open and the next start closes it."""
+        """Begin the record of a group. If `close` is not called, the next start closes the record."""
         folder = self._folder / f"{group.number:04d}-{re.sub('[^A-Za-z0-9.+_-]', '_', group.name)}"
         try:
             yield from self._open_run(group, folder)
         except OSError as error:
-            raise TrackingError(f"could not write the record of {group.name} in {folder}: {error}") from error
+            raise TrackingError(
+                f"could not write the record of {group.name} in {folder}: {error}; "
+                "check the free space and permissions of tracking.root"
+            ) from error
         self._sender.send(folder)
 
     def _open_run(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
@@ -165,7 +169,7 @@ class Spool:
                 (jobs_folder / layout.ENVIRONMENT).write_text(text, encoding="utf-8")
 
     def amend(self, row: GroupResult) -> None:
-        """Add the metrics and the result that a comparison with a baseline gave later."""
+        """Add the metrics and the result of a later comparison with a baseline to a recorded group."""
         if row.spool_id is not None:
             amendment = Amendment(
                 experiment=row.group.experiment,
@@ -180,7 +184,7 @@ class Spool:
             self._sender.amend(file)
 
     def locate_job(self, row: GroupResult, index: int) -> Path | str:
-        """Return where the files of a failed job are: in the store, or still in the spool."""
+        """Return the location of a failed job's files: in the store, or in the spool if they are not sent yet."""
         folder = self._folders[row.spool_id or ""]
         uri = self._sender.failed.get(folder, {}).get(str(index))
         if uri is None:
@@ -188,16 +192,16 @@ class Spool:
         return Path(unquote(urlsplit(uri).path)) if uri.startswith("file:") else uri
 
     def find_run(self, row: GroupResult) -> str | None:
-        """Return the MLflow run of a group of this study; `None` while it is not sent."""
+        """Return the MLflow run id of a group of this study; `None` until the group is sent."""
         folder = self._folders.get(row.spool_id or "")
         return None if folder is None else self._sender.runs.get(folder)
 
     def list_unsent_amendments(self) -> list[Path]:
-        """List the amendments of this study that the store does not have yet."""
+        """List the unsent amendments of this study."""
         return sorted(file for file in self._amendments if file.exists())
 
     def remove_if_empty(self) -> None:
-        """Remove the study's folder once everything was sent."""
+        """Remove the study's folder if everything was sent."""
         for folder in (self._folder, self._folder.parent / layout.AMENDMENTS, self._folder.parent):
             with contextlib.suppress(OSError):  # not empty, or not there
                 folder.rmdir()
@@ -229,7 +233,7 @@ def _make_record(
         **_make_ui_tags(facts),
     }
     of_scripts = {script: origins[script].tags for script in _list_scripts(group, origins)}
-    # Tags that all jobs share are the group's as well.
+    # A tag that is equal in all jobs becomes a tag of the group.
     shared = set.intersection(*(set(tags.items()) for tags in of_scripts.values())) if of_scripts else set()
     parent_tags = (
         common
@@ -276,7 +280,7 @@ def _make_record(
 
 
 def _make_ui_tags(facts: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags behind MLflow's own columns; of a source it shows what follows the last slash."""
+    """Return the tags for MLflow's built-in columns; its Source column shows the text after the last slash."""
     program = [Path(word).name for word in shlex.split(facts.get("command_line", ""))[:1]]
     return {tag: value for tag, value in ((Tag.SOURCE, "".join(program)), (Tag.USER, facts.get("user"))) if value}
 
@@ -314,7 +318,7 @@ def _make_window_params(window: Window) -> dict[str, str]:
 
 
 def _read_source(script: Path) -> str | None:
-    """Read a user's script; `None` for the project's own, which the commit holds, and for compiled programs."""
+    """Read a user's script; `None` for compiled programs and for scripts of this project, which its commit contains."""
     if script.is_relative_to(PROJECT_DIR) or not script.is_absolute():
         return None
     content = script.read_bytes()
@@ -328,7 +332,7 @@ def _encode_group(group: Group) -> str:
         record, default=lambda value: group_folder.read_fields(value) if is_dataclass(value) else str(value)
     )
     masked = secrets.mask(json.loads(text))
-    return json.dumps(masked | {"key": group.key}, indent=1)  # a digest
+    return json.dumps(masked | {"key": group.key}, indent=1)  # masking would replace this digest
 
 
 def _make_ending_tags(row: GroupResult | JobResult, *, is_simulated: bool) -> dict[str, str]:
@@ -349,7 +353,7 @@ def _close_child(child: ChildRecord, job: JobResult | None, group: GroupResult, 
         **_make_ending_tags(job, is_simulated=group.group.device.is_simulated),
         Tag.EXIT_STATUS: job.exit_status,
         Tag.PID: job.pid,
-        # Monotonic, so that spans of one boot can be compared to the nanosecond.
+        # Monotonic instants: spans of the same boot can be compared to the nanosecond.
         Tag.START_NS: job.start_ns,
         Tag.END_NS: job.end_ns,
     }

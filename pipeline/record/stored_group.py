@@ -1,4 +1,4 @@
-"""Groups as the store holds them, for `resume` and `reproduce`."""
+"""Stored groups, as `resume` and `reproduce` read them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def _name_artifact(name: str, index: int, is_unique: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedGroup:
-    """A group that ended; `None` for what its run does not say.
+    """A group that ended; a field is `None` if the run does not contain it.
 
     Attributes:
-        facts: of the state of its machine, by name.
-        plans, plans_any_gpu: digests of the plans that have it, with and without the GPU models.
-        tags: those that a comparison needs.
+        facts: facts of the machine state in which the group ran, by name.
+        plans, plans_any_gpu: digests of the plans that contain the group, with and without the GPU models.
+        tags: the tags that a comparison needs.
     """
 
     digest: str
@@ -62,12 +62,12 @@ class FinishedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Original:
-    """A stored group with everything needed to run it again.
+    """A stored group with all data that is needed to run it again.
 
     Attributes:
-        metrics: figures; without sampled series.
-        files: text of its artifacts, by name.
-        job_locks: lock of each job's environment, by the job's index.
+        metrics: figures, without sampled series.
+        files: text of the group's artifacts, by name.
+        job_locks: locked packages of each job's environment, by the job's index.
     """
 
     run_id: str
@@ -80,5 +80,5 @@ class Original:
     job_locks: dict[str, str] = field(default_factory=dict)
 
     def get_fact(self, name: str) -> str | None:
-        """Return a fact of its provenance; `None` if absent."""
+        """Return a fact of the provenance; `None` if absent."""
         return self.tags.get(fact_tag(name))

@@ -1,8 +1,8 @@
-"""The timeline of a group, or of many, as a trace for https://ui.perfetto.dev.
+"""The timeline of one or more groups, as a trace for https://ui.perfetto.dev.
 
 Source of the format: "Trace Event Format", JSON object format: complete events (`ph: X`), counters (`C`) and metadata
-(`M`); instants and lengths in microseconds. Tracks begin at number 1: Perfetto takes process and thread 0 for the
-kernel's idle task.
+(`M`); instants and durations are in microseconds. Tracks begin at number 1 because Perfetto interprets process and
+thread 0 as the kernel's idle task.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Event = dict[str, Any]
 
 
 def write(run: SpoolRun, row: GroupResult, samples: Iterable[Sample], fields: Fields) -> None:
-    """Write the timeline of a finished group as an artifact of its record, which is still open."""
+    """Write the timeline of a finished group as an artifact of its open record."""
     if any(span.job is None for span in row.spans):
         group_folder.write_json(
             run.folder / layout.ARTIFACTS / layout.TIMELINE, make_trace(run.record, row, samples, fields)
@@ -43,7 +43,7 @@ def write(run: SpoolRun, row: GroupResult, samples: Iterable[Sample], fields: Fi
 def make_trace(
     record: group_folder.Record, row: GroupResult, samples: Iterable[Sample], fields: Fields
 ) -> dict[str, Any]:
-    """Return the trace of one group with at least one phase; instants count from its begin."""
+    """Return the trace of a group that has at least one phase; instants are relative to the group's beginning."""
     phases = [span for span in row.spans if span.job is None]
     begin_ns, end_ns = phases[0].start_ns, phases[-1].end_ns
     group, device = row.group, row.group.device
@@ -83,7 +83,7 @@ def make_trace(
 def merge(traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Merge groups into one trace, with a process for each start of the study on each device.
 
-    Groups of one start are placed by the monotonic clock, which cannot be set back.
+    Groups of the same start are aligned by the monotonic clock, which cannot be set back.
     """
     ordered = sorted(traces, key=lambda trace: int(trace["otherData"]["begin_wall_ns"]))
     processes: dict[tuple[str, ...], int] = {}
@@ -116,7 +116,7 @@ def merge(traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 class _Tracks:
-    """The events of one process; track 1 is of the groups, those after it are of the jobs."""
+    """The events of one process; track 1 shows the groups, and later tracks show the jobs."""
 
     def __init__(self, process: str, begin_ns: int) -> None:
         self._begin_ns = begin_ns
@@ -140,7 +140,7 @@ class _Tracks:
 
 
 def _find_window(row: GroupResult, phases: Sequence[Span]) -> tuple[int, int] | None:
-    """Return the measured window, if the jobs ran together once and the window is within that time."""
+    """Return the measured window if the jobs ran together once and the window overlaps that time."""
     runs = [phase for phase in phases if phase.name == WINDOW]
     if len(runs) != 1 or Tag.WINDOW_START_NS not in row.tags:
         return None
@@ -163,7 +163,7 @@ def _add_job(tracks: _Tracks, track: int, job: JobResult, spans: Sequence[Span])
 
 
 def _select_counters(samples: Iterable[Sample], fields: Fields) -> Iterator[tuple[str, int, float]]:
-    """Yield the charted readings of the whole device and machine, thinned to the width of a screen."""
+    """Yield the charted readings of the whole device and machine, thinned to about the width of a screen."""
     drawn = {(source, field.name) for source, field in fields if field.chart is not None}
     by_name: dict[tuple[str, str], Series] = defaultdict(Series)
     for sample in samples:

@@ -1,7 +1,8 @@
 """The orchestrator's end of the tracking process (`python -m pipeline.tracking serve`).
 
-MLflow takes two seconds to import and writes for tens of milliseconds; in its own process neither delays a job or a
-sampler. The orchestrator sends requests only between windows, and waits for the answers before a window opens.
+Importing MLflow takes two seconds and a write takes tens of milliseconds; in a separate process, these delays affect no
+job and no sampler. The orchestrator sends requests only between windows, and waits for the replies before a window
+opens.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _SEND_LIMIT_S = 1800.0  # a group's files may be gigabytes
 _END_LIMIT_S = 30.0
 _TELL_S = 10.0
 
-# Command lines that end before anything is sent.
+# Options of commands that use no store.
 _WITHOUT_STORE = frozenset(
     (
         *("--help", "-h", "--help-keys", "--hydra-help", "--cfg", "-c", "--info", "-i", "--version"),
@@ -49,14 +50,14 @@ log = logging.getLogger(__name__)
 
 
 class Sender:
-    """The tracking process. It imports MLflow at once and touches no store before `open`.
+    """The tracking process. It imports MLflow at once and accesses no store before `open`.
 
-    Methods that return an answer raise a TrackingError if the store cannot be used.
+    Methods that wait for a reply raise a TrackingError if the store cannot be used.
 
     Attributes:
-        unsent: folders that could not be sent and stay in the spool, and why.
+        unsent: folders that could not be sent and remain in the spool, with the error of each.
         runs: MLflow run of each group that was sent, by folder.
-        failed: artifact URIs of failed jobs, by folder and index.
+        failed: artifact URIs of failed jobs, by folder and job index.
     """
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class Sender:
         self.failed: dict[Path, dict[str, str]] = {}
 
     def start(self) -> None:
-        """Start the process, unless it runs."""
+        """Start the process unless it is running."""
         if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pipeline.tracking", "serve"],
@@ -89,7 +90,7 @@ class Sender:
         self.close()
 
     def renew(self) -> Sender:
-        """Return a sender for the next study, which takes over the process if that is alive and idle."""
+        """Close this sender and return a new sender for the next study; reuse the process if it is alive and idle."""
         new = Sender()
         if self._process is not None and self._process.poll() is None and not self._pending and not self._has_given_up:
             new._process, self._process = self._process, None
@@ -99,7 +100,7 @@ class Sender:
         return new
 
     def close(self) -> None:
-        """Finish pending requests and end the process; kill it if it has no request or only creates a store."""
+        """Finish pending requests and end the process; kill it if it had no request or is only creating a store."""
         if self._process is None:
             return
         from pipeline.base.system.helper_program import wait_for_end
@@ -107,7 +108,7 @@ class Sender:
         process, self._process = self._process, None
         assert process.stdin is not None and process.stdout is not None
         if not self._was_asked or self._is_making_store():
-            process.kill()  # it would finish importing MLflow first
+            process.kill()  # without a signal, the process would first finish importing MLflow
         try:
             process.stdin.close()
             wait_for_end(process, _END_LIMIT_S)
@@ -118,7 +119,7 @@ class Sender:
             process.stdout.close()
 
     def _is_making_store(self) -> bool:
-        """Return whether it only creates a local store, which takes seconds and never leaves half of one."""
+        """Return whether the process is only creating a local store, which takes seconds and is atomic."""
         opening = self._opening
         if opening is None or opening["uri"] is not None or list(self._pending) != [opening]:
             return False
@@ -129,7 +130,7 @@ class Sender:
         return (self._process.pid,)
 
     def open(self, experiment: str, root: Path, uri: str | None, series_points: int) -> None:
-        """Open the server at `uri`, else the store in `root`, without waiting; `store` returns the answer."""
+        """Open the server at `uri`, or else the store in `root`, without waiting; `wait_for_store` returns it."""
         where = {"root": str(root), "uri": uri, "series_points": series_points}
         self._opening = {"op": "open", "experiment": experiment, **where}
         self._ask(self._opening)
@@ -141,7 +142,7 @@ class Sender:
         return _check(self._store)
 
     def find_finished(self, experiment: str, store: str | None = None) -> list[FinishedGroup]:
-        """Return the finished groups of an experiment, of the open store or another one, which is only read."""
+        """Return the finished groups of an experiment in the open store or in `store`, which is only read."""
         from pipeline.base.domain.records import Result
         from pipeline.record.stored_group import FinishedGroup
 
@@ -150,16 +151,16 @@ class Sender:
         return [FinishedGroup(**{**group, "result": Result(group["result"])}) for group in groups]
 
     def close_lost(self, plan: Plan, shard: int) -> list[str]:
-        """Close runs of a shard that earlier attempts left running, and return the names of their groups.
+        """Close runs of a shard that earlier attempts did not close, and return the names of their groups.
 
-        The plan holds the groups of this shard only.
+        The plan contains only the groups of this shard.
         """
         request = {"op": "close_lost", "experiment": plan.experiment, "plan": plan.digest, "shard": shard}
         request["programs"] = [group.program_digest for group in plan.groups]
         return [str(name) for name in self._call(request)["groups"]]
 
     def take_over(self, shards: Mapping[str, int], facts: Mapping[str, str]) -> None:
-        """Count runs of the open store, by id, as those of shards of the plan with these facts."""
+        """Assign runs of the open store, by id, to shards of the plan that has these facts."""
         self._call({"op": "take_over", "shards": dict(shards), "facts": dict(facts)})
 
     def note_arrays(self, experiment: str, new: Submission) -> None:
@@ -167,31 +168,31 @@ class Sender:
         self._call({"op": "submitted", "experiment": experiment, "new": dataclasses.asdict(new)})
 
     def find_past_groups(self, store: str) -> list[PastGroup]:
-        """Return the newest groups of a store that ended well."""
+        """Return the newest successful groups of a store."""
         from pipeline.observe.study_progress import PastGroup
 
         return [PastGroup(**group) for group in self._call({"op": "ran", "store": store})["groups"]]
 
     def recall(self, run_id: str, store: str) -> Original:
-        """Return the group of a run, which may be the run of one of its jobs."""
+        """Return the group with this run id; the run may also be one of the group's jobs."""
         from pipeline.record.stored_group import Original
 
         return Original(**self._call({"op": "recall", "run_id": run_id, "store": store})["group"])
 
     def begin(self, folder: Path) -> None:
-        """Create the group's runs, without waiting, so that the UI shows them as running."""
+        """Create the group's runs without waiting; MLflow's UI shows them as running."""
         self._ask({"op": "begin", "spool": str(folder)})
 
     def send(self, folder: Path) -> None:
-        """Send a closed group, without waiting; on failure its folder stays in the spool and in `unsent`."""
+        """Send a closed group without waiting; on failure its folder remains in the spool and is added to `unsent`."""
         self._ask({"op": "send", "spool": str(folder)})
 
     def amend(self, file: Path) -> None:
-        """Add an amendment to its group, without waiting; on failure the file stays in the spool."""
+        """Add an amendment to its group without waiting; on failure its file remains in the spool."""
         self._ask({"op": "amend", "spool": str(file)})
 
     def rest(self, until_s: float | None = None) -> None:
-        """Wait until all requests are answered, so that the process is idle; give up at `until_s` (monotonic clock)."""
+        """Wait for the replies to all requests; kill the process at `until_s` (monotonic clock)."""
         while self._pending:
             if until_s is not None and not self._is_answered(until_s):
                 self.give_up("sending took too long after the signal")
@@ -199,7 +200,7 @@ class Sender:
             self._take_reply()
 
     def give_up(self, why: str) -> None:
-        """Kill the process; what it had to send stays in the spool."""
+        """Kill the process; unsent groups remain in the spool."""
         with interrupts.hold_interrupts():
             self._has_given_up = True
             if self._process is not None:
@@ -215,7 +216,7 @@ class Sender:
             if answered is request:
                 return _check(reply)
 
-    # Requests and replies are never interrupted: each reply belongs to the oldest request in `_pending`.
+    # Interrupts are held while a request is written or a reply is read: a reply belongs to the oldest pending request.
 
     def _ask(self, request: dict[str, Any]) -> None:
         with interrupts.hold_interrupts():
@@ -232,7 +233,7 @@ class Sender:
             self._process.stdin.write((json.dumps(request) + "\n").encode())
             self._process.stdin.flush()
         except OSError:
-            log.debug("the sender is gone; its missing replies say so")
+            log.debug("the tracking process has ended; reading its reply reports this")
 
     def _note(self, request: dict[str, Any], reply: dict[str, Any]) -> None:
         if request["op"] == "open":
@@ -247,14 +248,14 @@ class Sender:
                 self.runs[folder] = run_id
         elif request["op"] == "send":
             self.unsent[folder] = str(reply.get("error"))
-            log.warning("%s stays in the spool: %s", folder.name, reply.get("error"))
+            log.warning("%s remains in the spool: %s", folder.name, reply.get("error"))
         elif not reply.get("ok"):
             log.info("%s of %s failed: %s", request["op"], folder.name, reply.get("error"))
 
     def _take_reply(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the oldest request and its reply; restart a dead or silent process once."""
+        """Return the oldest request and its reply; restart a dead or unresponsive process once."""
         while (wrong := self._read()) is not None and not self._was_restarted:
-            log.warning("%s; it is started again", wrong)
+            log.warning("%s; restarting it", wrong)
             self._restart()
         with interrupts.hold_interrupts():
             if wrong is None:
@@ -267,7 +268,7 @@ class Sender:
         return request, reply
 
     def _read(self) -> str | None:
-        """Wait for a complete reply; return why, if none comes."""
+        """Wait for a complete reply; return the error if there is no reply."""
         begin_s = time.monotonic()
         deadline_s = begin_s + (_SEND_LIMIT_S if self._pending[0]["op"] == "send" else _LIMIT_S)
         tell_s = begin_s + _TELL_S
@@ -278,8 +279,8 @@ class Sender:
                     self._report_wait(now_s - begin_s)
                     tell_s = now_s + (now_s - begin_s)
                     continue
-                self._process.kill()  # its late reply would be taken for the answer to another request
-                return "the tracking process did not answer in time"
+                self._process.kill()  # a late reply would be assigned to another request
+                return "the tracking process did not reply in time"
             with interrupts.hold_interrupts():
                 received = os.read(self._process.stdout.fileno(), 65536)
                 self._buffer += received
@@ -288,7 +289,7 @@ class Sender:
         return None
 
     def _is_answered(self, until_s: float) -> bool:
-        """Wait for a reply or the end of the process until this time."""
+        """Wait until `until_s` for a reply or the end of the process; return whether either occurred."""
         assert self._process is not None and self._process.stdout is not None
         poll = select.poll()
         poll.register(self._process.stdout, select.POLLIN)
@@ -301,10 +302,12 @@ class Sender:
             with contextlib.suppress(OSError):  # sent just now
                 size = sum(file.lstat().st_size for file in files) / 1e6
                 group, waited = Path(request["spool"]).name, words.format_duration(waited_s)
-                words.say(f"sending {group} ({size:.0f} MB) takes {waited} so far; Ctrl-C leaves it in the spool")
+                words.say(
+                    f"sending {group} ({size:.0f} MB) has taken {waited} so far; press Ctrl-C to leave it in the spool"
+                )
 
     def _restart(self) -> None:
-        """Start another process with all unanswered requests; each may be carried out twice."""
+        """Start a new process with all requests without a reply; each request may be executed twice."""
         with interrupts.hold_interrupts():
             self._was_restarted = True
             process, self._process, self._buffer = self._process, None, b""
@@ -328,15 +331,15 @@ def _check(reply: dict[str, Any]) -> dict[str, Any]:
 
 
 _early: list[Sender] = []
-"""The sender started before the configuration was known, until the first study takes it."""
+"""The sender that was started before the configuration was known, until the first study uses it."""
 
 
 def start_early(arguments: Sequence[str]) -> None:
-    """Start the tracking process before the configuration is known, as importing MLflow takes longest.
+    """Start the tracking process before the configuration is known, because importing MLflow takes longest.
 
-    `take` hands it to the study; otherwise `end_early` ends it.
+    `take` returns this sender to the study; otherwise `end_early` closes it.
     """
-    # A program of the user's has options of its own.
+    # Words after `--` are options of the user's program.
     options = set(itertools.takewhile(lambda word: word != "--", arguments))
     if not _WITHOUT_STORE & options:
         sender = Sender()
@@ -345,11 +348,11 @@ def start_early(arguments: Sequence[str]) -> None:
 
 
 def take() -> Sender:
-    """Return the sender that was started early, or else a new one."""
+    """Return the sender that was started early, or else a new sender."""
     return _early.pop() if _early else Sender()
 
 
 def end_early() -> None:
-    """End the sender that was started early, if no study took it."""
+    """Close the sender that was started early if no study uses it."""
     while _early:
         _early.pop().close()

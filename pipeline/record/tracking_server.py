@@ -1,23 +1,23 @@
-"""The process that talks to the tracking store for an orchestrator, which asks it to between measurements.
+"""The process that accesses the tracking store for an orchestrator, which sends it requests between measurements.
 
-One JSON object a line on stdin, one answer a line on stdout, in order.
+Requests are read from stdin and replies are written to stdout in the same order, one JSON object per line.
 
     {"op": "open", "experiment": NAME, "root": FOLDER, "uri": URI or null, "series_points": N}
                                          -> {"ok": true, "experiment_id": ..., "uri": ..., "kind": "local" | "server"}
     {"op": "begin", "spool": PATH}       -> {"ok": true, "run_id": ...}
     {"op": "send", "spool": PATH}        -> {"ok": true, "run_id": ..., "failed": {INDEX: URI of its artifacts, ...}};
-                                         null and nothing if the folder is gone: sent before
+                                         null and {} if the folder does not exist because it was sent before
     {"op": "amend", "spool": PATH}       -> {"ok": true}; PATH is an amendment, not a folder
     {"op": "finished", "experiment": NAME} -> {"ok": true, "groups": [...]}, as `results.find_finished` returns them;
-                                         with "store": FOLDER or URI those of another store, which is only read
+                                         with "store": FOLDER or URI, the groups of another store, which is only read
     {"op": "close_lost", "experiment": NAME, "plan": DIGEST, "shard": N, "programs": [DIGEST, ...]}
-                                         -> {"ok": true, "groups": [NAME, ...]}: closed
-    {"op": "submitted", "experiment": NAME, "new": {...}} -> {"ok": true}: a `slurm_arrays.Submission` is noted
+                                         -> {"ok": true, "groups": [NAME, ...]}: the closed groups
+    {"op": "submitted", "experiment": NAME, "new": {...}} -> {"ok": true}: a `slurm_arrays.Submission` is recorded
     {"op": "ran", "store": FOLDER or URI} -> {"ok": true, "groups": [...]}, as `results.find_past_groups` returns them
     {"op": "recall", "run_id": ID, "store": FOLDER or URI} -> {"ok": true, "group": ...}, as `results.recall` returns it
-    anything that fails                  -> {"ok": false, "error": "one sentence"}
+    any request that fails               -> {"ok": false, "error": "one sentence"}
 
-Importing this module imports no MLflow.
+Importing this module does not import MLflow.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from pipeline.record.store.local_store import Store, describe_error, open_store
 from pipeline.record.store.upload import RunIds, amend, begin, send
 
 _OF_STORES = ("mlflow", "requests", "sqlalchemy", "sqlite3")
-"""Packages whose errors tell what a store or a disk refused."""
+"""Packages whose errors describe a failure of a store or a disk."""
 
 log = logging.getLogger(__name__)
 
 
 class RequestHandler:
-    """Carries out requests; opens a store on first use, and again after a failure.
+    """Executor of requests; opens a store on first use, and again after a failure.
 
-    Without `uri`, each group goes where its study sends it.
+    Without `uri`, each group is sent to the store that its record names.
     """
 
     def __init__(self, root: Path, uri: str | None, series_points: int) -> None:
@@ -69,7 +69,7 @@ class RequestHandler:
         return self._uri is None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to one request, without `ok`."""
+        """Execute a request and return its reply, without `ok`."""
         match request:
             case {"op": "open", "experiment": str(experiment), **where}:
                 if "root" in where:
@@ -79,7 +79,7 @@ class RequestHandler:
                 kind = "server" if store.root is None else "local"
                 return {"experiment_id": store.open_experiment(experiment), "uri": store.uri, "kind": kind}
             case {"op": "begin", "spool": str(folder)}:
-                self._begun[Path(folder)] = None  # also if it fails: its orchestrator may be killed
+                self._begun[Path(folder)] = None  # set before `begin`, which may fail: the folder must be closed later
                 self._begun[Path(folder)] = runs = begin(self._open, Path(folder))
                 return {"run_id": runs.parent}
             case {"op": "send", "spool": str(folder)}:
@@ -112,7 +112,7 @@ class RequestHandler:
         raise TrackingError(f"unknown request: {json.dumps(request)[:200]}")
 
     def send(self, folder: Path) -> RunIds | None:
-        """Send one spool folder, and return its runs; `None` if it was sent before."""
+        """Send a spool folder and return its runs; `None` if it was sent before."""
         self._studies.add(folder.parent)
         if not folder.exists():
             return None
@@ -120,7 +120,7 @@ class RequestHandler:
         return send(self._open, folder, series_points=self._series_points, begun=begun)
 
     def refuse_unusable(self, paths: Iterable[Path]) -> None:
-        """Raise a StoreError if one of these groups or amendments is for an unusable local store."""
+        """Raise a StoreError if one of these groups or amendments needs the local store and it is unusable."""
         if self._for_all is None and any(map(_is_for_local_store, paths)):
             try:
                 self._open(None)
@@ -130,20 +130,20 @@ class RequestHandler:
                 log.debug("the local store is not open: %s", error)
 
     def describe_target(self, folder: Path) -> str:
-        """Describe where a group goes."""
+        """Return the URI or folder of the store to which a group is sent."""
         return self._for_all or group_folder.read(folder).uri or str(self._root)
 
     def close_for_dead_owner(self) -> None:
-        """Close and send groups that were begun and never closed: their orchestrator was killed."""
+        """Close and send groups that were begun but not closed because their orchestrator was killed."""
         abandoned = [folder for folder in self._begun if folder.exists() and group_folder.read(folder).state == "open"]
-        # The spool is taken from the paths as they were given: the root may be spelled differently, through a link.
+        # The spool is derived from the requested paths: the root may have another spelling because of a link.
         for spool_root in {folder.parents[1] for folder in abandoned}:
             for folder in group_folder.survey(spool_root).ready:
                 if folder in abandoned:
                     self.send(folder)
 
     def tidy(self) -> None:
-        """Remove the folders of studies that have nothing left to send."""
+        """Remove the folders of studies that have no unsent groups."""
         for folder in (*self._studies, self._root / layout.SPOOL / layout.AMENDMENTS, self._root / layout.SPOOL):
             with suppress(OSError):  # not empty
                 folder.rmdir()
@@ -155,9 +155,10 @@ class RequestHandler:
         return self._stores[uri]
 
     def _restore_login(self, uri: str | None) -> str | None:
-        """Restore the password of an address, which is recorded without it, if this process was given it.
+        """Restore the password of a recorded URI if this process was started with the same URI.
 
-        Other servers get none: MLflow reads MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+        Records contain URIs without passwords. For other servers, the login is removed, and MLflow reads
+        MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
         """
         if uri is None or secrets.HIDDEN not in uri:
             return uri
@@ -172,28 +173,28 @@ def _is_for_local_store(path: Path) -> bool:
 
 
 def serve(handler: RequestHandler) -> int:
-    """Answer requests on stdin until it ends."""
-    # The orchestrator decides what a Ctrl-C means, or a `scancel`, which reaches both; when it ends, so does this.
+    """Reply to requests on stdin until stdin is closed."""
+    # Ctrl-C and `scancel` reach both processes; the orchestrator handles them, and this process exits after it.
     interrupts.ignore()
-    # Whatever prints from now on prints to stderr: stdout carries answers only.
+    # Redirect all other output to stderr: stdout must contain only replies.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     import_mlflow(with_database=handler.is_local)
     for line in sys.stdin:
         try:
             answer = {"ok": True, **handler.answer(json.loads(line))}
-        except Exception as error:  # one request that fails, however it does, must not end the ones after it
-            # The orchestrator explains known errors to the user; of others the log has the traceback.
+        except Exception as error:  # any failure of a request must not prevent later requests
+            # The orchestrator reports known errors to the user; the traceback of other errors is logged.
             is_known = isinstance(error, CollocationError | OSError) or type(error).__module__.startswith(_OF_STORES)
             log.log(logging.DEBUG if is_known else logging.WARNING, "failed: %s", line.strip(), exc_info=not is_known)
             answer = {"ok": False, "error": format_error(error)}
-        with suppress(BrokenPipeError):  # the orchestrator is gone; what it has asked for is done all the same
+        with suppress(BrokenPipeError):  # the orchestrator has ended; its remaining requests are executed nevertheless
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
     try:
         handler.close_for_dead_owner()
-    except Exception as error:  # noqa: BLE001  what fails, however it does, stays in the spool for the next start
-        log.warning("groups of a killed study stay in the spool: %s", format_error(error))
+    except Exception as error:  # noqa: BLE001  after any failure, the groups remain in the spool for the next start
+        log.warning("groups of a killed study remain in the spool: %s", format_error(error))
     handler.tidy()
     return 0
 
@@ -206,8 +207,8 @@ def format_error(error: Exception) -> str:
 
 
 def import_mlflow(*, with_database: bool) -> None:
-    """Import MLflow, which takes 2 s, while the orchestrator prepares. Touches no store."""
-    gc.disable()  # nearly all of its objects stay: looking for garbage takes a fifth of the time
+    """Import MLflow, which takes 2 s, while the orchestrator prepares the study; access no store."""
+    gc.disable()  # nearly all objects remain alive: garbage collection takes a fifth of the time
     database_tables.import_all(with_database=with_database)
     with suppress(ModuleNotFoundError):
         importlib.import_module("pyarrow.parquet")

@@ -170,8 +170,8 @@ def test_a_secret_reaches_the_program_and_no_file_and_is_given_again(run, client
         (["reproduce=absent"], "run absent is not in"),
         (["reproduce=absent", "degree=3"], "cannot change degree;"),
         (["-m", "reproduce=absent", "degree=1,2"], "without -m"),
-        (["reproduce=absent", "tracking.root=nowhere"], "there is no store in"),
-        (["reproduce=absent", "tracking=server", "tracking.uri=http://127.0.0.1:1"], "gave no valid answer"),
+        (["reproduce=absent", "tracking.root=nowhere"], "contains no store"),
+        (["reproduce=absent", "tracking=server", "tracking.uri=http://127.0.0.1:1"], "gave no valid reply"),
     ],
 )
 def test_what_cannot_be_reproduced_is_refused_before_anything_is_touched(run, tmp_path, arguments, words):

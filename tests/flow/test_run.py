@@ -293,7 +293,7 @@ def test_a_sender_that_dies_is_replaced_and_what_cannot_be_sent_is_said_last(sta
         if is_store_gone:
             (tmp_path / "mlruns/mlflow.db").write_bytes(b"no database")
         _, err = process.communicate(timeout=300)
-    assert "it is started again" in err
+    assert "; restarting it" in err
     assert process.returncode == int(is_store_gone), err
     if is_store_gone:
         assert " tracking flush --root " in err.splitlines()[-1]

@@ -1,1 +1,1 @@
-"""`python -m pipeline.gpu selftest`: are the counters of a GPU believable, and is it healthy."""
+"""`python -m pipeline.gpu selftest`: checks the counters and the health of a GPU."""

@@ -1,6 +1,6 @@
 """`python -m pipeline.gpu selftest`: holds the GPU, measures, judges and reports. Changes no setting.
 
-Loads the GPU for less than a minute, more on one with many instances; nobody else may compute on it meanwhile.
+Loads the GPU for less than a minute, or longer if it has many instances; no other process may compute on it meanwhile.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from pipeline.prepare.device import lease, nvml
 _PREFIX, _RANDOM = "colloc-selftest-", "[a-z0-9_]+"  # as tempfile makes names
 _HEADS = {"gract_ratio": "GRACT", "smact_ratio": "SMACT", "smocc_ratio": "occupancy", "utilization_ratio": "util."}
 _UNKNOWN = "not checked: the number of SMs of this simulated model is unknown"
-_NO_INSTANCE = f"not checked: MIG mode is on without instances; make one: {entry_points.spell('gpu', 'create')}"
+_NO_INSTANCE = f"not checked: MIG mode is on, but no instance exists; create one: {entry_points.spell('gpu', 'create')}"
 _HEALTH_ONLY = "not checked: --health"
-_NO_SOURCE = "not checked: no listener reads counters of this GPU"
+_NO_SOURCE = "not checked: no listener can read the counters of this GPU"
 
 
 def check_gpu(gpu: str, folder: Path, machine: str | None, *, is_only_health: bool = False) -> CommandAnswer:
-    """Check counters and health of one GPU; the status is 1 when one of them is not as it must be.
+    """Check counters and health of one GPU; the exit status is 1 if a check fails.
 
-    Its health alone is read without holding the GPU, whoever computes on it.
+    With `is_only_health`, the GPU is not held and may be in use.
 
     Raises:
-        ConfigError: there is no such GPU, somebody holds or uses it, or the load cannot run with what is installed.
+        ConfigError: the GPU does not exist, is held or in use, or the load cannot run with the installed packages.
     """
     with open_driver(gpu, machine) as selector:
         if not nvml.list_devices():
             raise ConfigError(
-                f"--gpu {gpu} needs an NVIDIA GPU, but this machine has none; see an example with --gpu "
+                f"--gpu {gpu} needs an NVIDIA GPU, but this machine has none; to see an example, use --gpu "
                 "simulated_h100_80gb"
             )
         device = find_gpu(selector, folder)
@@ -86,7 +86,7 @@ def check_gpu(gpu: str, folder: Path, machine: str | None, *, is_only_health: bo
 
 def _measure(device: Device, folder: Path, gpu: str, machine: str | None) -> Measurement:
     with ExitStack() as stack:
-        if machine is not None or not device.is_simulated:  # a model exists for this command only
+        if machine is not None or not device.is_simulated:  # a simulated model exists only for this command
             stack.enter_context(_hold(device, folder))
         scratch = stack.enter_context(_make_scratch())
         if not device.is_simulated:
@@ -104,19 +104,25 @@ def _make_scratch() -> Iterator[Path]:
                 shutil.rmtree(folder, ignore_errors=True)
             scratch = stack.enter_context(temporary_folder.hold(parent, _PREFIX))
         except OSError as error:
-            raise ConfigError(f"a temporary folder cannot be made: {error}; set TMPDIR") from error
+            raise ConfigError(
+                f"could not create a temporary folder: {error}; set TMPDIR to a writable folder"
+            ) from error
         yield scratch
 
 
 @contextmanager
 def _hold(device: Device, folder: Path) -> Iterator[None]:
-    """Hold the GPU, on which nobody may compute; else a ConfigError."""
+    """Hold the GPU.
+
+    Raises:
+        ConfigError: another process holds the GPU or computes on it.
+    """
     try:
         with lease.hold(device, folder):
             lease.refuse_strangers(device, ())
             yield
     except InUseError as error:
-        raise ConfigError(f"cannot use {error.holder}; wait for its end, or choose another GPU with --gpu") from error
+        raise ConfigError(f"cannot use {error.holder}; wait until it is free, or choose another with --gpu") from error
     except GpuBusyError as error:
         raise ConfigError(str(error)) from error
 
@@ -174,12 +180,12 @@ def _list_counters(
         model = "; simulated, by a model of the load" if device.is_simulated else ""
         lines += [f"counters, expected in parentheses{model}", *_make_table(measured.rows, findings)]
         lines.append("   32 threads are one warp, the smallest load that counters can show")
-    lines += [f"   {name} is left out: {why}" for name, why in measured.absent.items()]
+    lines += [f"   listener {name} is not used: {why}" for name, why in measured.absent.items()]
     return lines
 
 
 def _make_table(rows: Sequence[Row], findings: Sequence[Finding]) -> list[str]:
-    """Make a line for each row: of each counter the expected value, then a column for each source."""
+    """Make a line for each row: for each counter, the expected value and then the value of each source."""
     columns = [
         (quantity, source)
         for quantity in QUANTITIES

@@ -1,4 +1,4 @@
-"""Health of a GPU by what its driver tells: each check in words, and its fault if it has one. Pure."""
+"""Health of a GPU as its driver reports it: the result of each check, with the fault if there is one. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pipeline.prepare.device.gpu_health import Health
 
 _UNKNOWN = "not reported by the driver"
 
-# Errors of the GPU, its memory, its links or its firmware, not of a program that ran there (as 13, 31 and 43 are).
+# Errors of the GPU, its memory, its links or its firmware, but not errors of a program, such as 13, 31 and 43.
 # Source: NVIDIA, "Xid Errors" and "GPU Memory Error Management": uncorrectable ECC error, failed row remapping, NVLink,
-# fallen off the bus, contained and uncontained ECC error, no answer of the firmware (GSP), unrecovered ECC error.
+# fallen off the bus, contained and uncontained ECC error, firmware (GSP) timeout, unrecovered ECC error.
 _OF_HARDWARE = frozenset({48, 64, 74, 79, 94, 95, 119, 120, 140})
 
-# The hardware slows itself down to protect itself; power caps and heat within limits are everyday.
+# Throttling with which the hardware protects itself. Power caps and software thermal limits are normal.
 _PROTECTION = ("hardware slowdown", "heat (hardware)", "power brake (hardware)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthCheck:
-    """One check of the health; `trouble` says what is wrong and what to do, if anything is."""
+    """One check of the health; `trouble` is the fault with its remedy, or `None`."""
 
     name: str
     text: str
@@ -30,7 +30,7 @@ class HealthCheck:
 
 
 def check_health(health: Health, before: Health, now_s: float) -> tuple[HealthCheck, ...]:
-    """Check the health read after a load against the reading `before` it; `now_s` is of CLOCK_MONOTONIC."""
+    """Check the health after a load, compared with the health `before` the load; `now_s` is in CLOCK_MONOTONIC."""
     return (
         _check_ecc(health),
         _check_rows(health),
@@ -64,15 +64,15 @@ def _check_rows(health: Health) -> HealthCheck:
     if health.has_remap_failed:
         trouble = "a row could not be remapped; replace the GPU"
     elif health.is_remap_pending:
-        trouble = "rows wait to be remapped; have an administrator reset the GPU"
+        trouble = "rows are pending for remapping; have an administrator reset the GPU"
     return HealthCheck(name=name, text=", ".join([text, *(states or ["none pending, none failed"])]), trouble=trouble)
 
 
 def _check_pages(health: Health) -> HealthCheck:
     name, pending = "retired pages", health.is_page_retirement_pending
     if pending is None and health.num_pages_retired is None:
-        return HealthCheck(name=name, text=f"{_UNKNOWN} (GPUs from Ampere on remap rows instead)", is_known=False)
-    trouble = "pages wait to be retired; have an administrator reset the GPU" if pending else None
+        return HealthCheck(name=name, text=f"{_UNKNOWN} (since Ampere, GPUs remap rows instead)", is_known=False)
+    trouble = "pages are pending for retirement; have an administrator reset the GPU" if pending else None
     return HealthCheck(
         name=name, text=f"{_format_number(health.num_pages_retired)}{', pending' if pending else ''}", trouble=trouble
     )
@@ -84,10 +84,10 @@ def _check_resets(health: Health) -> HealthCheck:
     changes += list(health.waiting)
     if changes:
         return HealthCheck(
-            name=name, text="; ".join(changes), trouble=f"{', '.join(changes)}; have an administrator do it"
+            name=name, text="; ".join(changes), trouble=f"{', '.join(changes)}; have an administrator do this"
         )
     return HealthCheck(
-        name=name, text="none" if action == "none" else f"none by its settings; recovery action {_UNKNOWN}"
+        name=name, text="none" if action == "none" else f"none in the GPU's settings; recovery action {_UNKNOWN}"
     )
 
 
@@ -96,16 +96,16 @@ def _check_xids(health: Health, before: Health, now_s: float) -> HealthCheck:
     if health.xids is None:
         return HealthCheck(name=name, text=f"cannot be read: {health.xids_unread}", is_known=False)
     if not health.xids:
-        return HealthCheck(name=name, text="none in the kernel's log")
+        return HealthCheck(name=name, text="none in the kernel log")
     counts = Counter(xid.number for xid in health.xids)
     numbers = ", ".join(f"{number}{'' if times == 1 else f' ({times} times)'}" for number, times in counts.items())
     bad = [xid for xid in health.xids if xid.number in _OF_HARDWARE or xid not in (before.xids or ())]
     last = f"the last one {format_duration(max(0.0, now_s - health.xids[-1].t_s))} ago"
     trouble = None
     if bad:
-        which = f"{format_count(len(bad), 'XID event')} of the hardware, or during the self-test"
+        which = f"{format_count(len(bad), 'XID event')} caused by the hardware or during the self-test"
         trouble = f"{which}; the last: {bad[-1].text}"
-    return HealthCheck(name=name, text=f"{numbers} in the kernel's log, {last}", trouble=trouble)
+    return HealthCheck(name=name, text=f"{numbers} in the kernel log, {last}", trouble=trouble)
 
 
 def _check_throttling(health: Health) -> HealthCheck:
@@ -113,7 +113,7 @@ def _check_throttling(health: Health) -> HealthCheck:
     if reasons is None:
         return HealthCheck(name=name, text=_UNKNOWN, is_known=False)
     bad = [reason for reason in reasons if reason in _PROTECTION]
-    trouble = f"{', '.join(bad)}: check cooling and power supply" if bad else None
+    trouble = f"{', '.join(bad)}; check cooling and power supply" if bad else None
     return HealthCheck(name=name, text=", ".join(reasons) or "no", trouble=trouble)
 
 

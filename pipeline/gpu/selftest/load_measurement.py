@@ -1,4 +1,4 @@
-"""Loads the places of a GPU step by step, while the listeners sample it."""
+"""Loads the places of a GPU step by step while the listeners sample the GPU."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Pace:
     """The length of a step, and the interval of the listeners.
 
     Attributes:
-        settle_s: what it leaves out at its beginning, at least: two readings of each source, of which the second has
-            nothing in it of the step before.
-        window_s: how long it measures, at least: until each source has been read.
-        limit_s: how much longer it waits for readings that do not come.
+        settle_s: minimum time that is excluded at the beginning of a step. It ends after two readings of each source,
+            because only the second reading is not affected by the previous step.
+        window_s: minimum time of the measurement, which ends when each source was read.
+        limit_s: additional time to wait for missing readings.
     """
 
     settle_s: float
@@ -46,21 +46,21 @@ class Pace:
 
 
 PACE = Pace(settle_s=2.0, window_s=3.0, interval_ms=500)
-"""Utilisation is a mean of up to a second."""
+"""Pace on real GPUs, where utilisation is a mean over up to one second."""
 
 REHEARSED_PACE = Pace(settle_s=0.0, window_s=0.0, interval_ms=200)
-"""A model answers at once."""
+"""Pace on simulated GPUs, where a new load changes the counters at once."""
 
 
 _FIELDS = {**{name: (name, 1.0) for name in QUANTITIES}, "utilization_ratio": ("utilization_gpu_pct", 0.01)}
-"""By counter: how listeners name it, and the factor that makes it a share."""
+"""The listeners' name of each counter, and the factor that converts its value to a share."""
 
 _MIG_NAME = re.compile(r"\bMIG (?P<part>\d+c\.)?(?P<profile>(?P<slices>\d+)g[^,]*)")
 
 
 Loading = load_process.Loader | SimulatedLoader
 Start = Callable[[Device, Path], AbstractContextManager[Loading]]
-"""Starts what loads a device, with a folder of its own; it is gone after the context."""
+"""Starts the loader of a device with a separate folder; the loader ends with the context."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,9 +68,10 @@ class Measurement:
     """Readings and faults of one self-test.
 
     Attributes:
-        absent: listeners that could not start, each with why; `died`: those that stopped on the way.
-        num_wrong: results of the load that were wrong, by place.
-        failure: what ended the measurement before its last step.
+        absent: listeners that could not start, with the reason of each.
+        died: listeners that stopped during the measurement, with the reason of each.
+        num_wrong: number of wrong results of the load, by place.
+        failure: error that ended the measurement before its last step.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -104,9 +105,9 @@ class _Samples:
             return [sample for sample in self._samples if begin_ns < sample.t_ns <= end_ns]
 
     def wait(self, number: int, at_least_s: float, limit_s: float) -> int:
-        """Wait so long, and until each source that is alive was read so often from now on; gives the instant, in ns.
+        """Wait `at_least_s`, and until each live source has `number` new readings; return the instant in ns.
 
-        A source is alive that was read in the last seconds, as many as the limit; of each GPU instance by itself.
+        A source is live if it was read within the last `limit_s`; each GPU instance is a separate source.
         """
         since_ns = time.monotonic_ns()
         time.sleep(at_least_s)
@@ -126,7 +127,7 @@ def _name_subject(sample: Sample) -> tuple[str, int | None, int | None]:
 
 
 def list_loadable(gpu: Device) -> tuple[Device, ...]:
-    """List what can be loaded: the GPU or, in MIG mode, the largest MIG device of each GPU instance."""
+    """List the devices to load: the GPU or, in MIG mode, the largest MIG device of each GPU instance."""
     if not gpu.mig_enabled:
         return (gpu,)
     largest: dict[int | None, Device] = {}
@@ -138,7 +139,7 @@ def list_loadable(gpu: Device) -> tuple[Device, ...]:
 
 
 def make_listeners(interval_ms: int) -> dict[str, Listener]:
-    """Make every listener of the project, or of the user, that reads a checked counter; by name."""
+    """Make all listeners, including the user's, that read a checked counter; return them by name."""
     by_name: dict[str, Listener] = {}
     for path in sorted((PROJECT_DIR / "conf" / "listeners").glob("*.yaml")):
         for name, config in (OmegaConf.to_object(OmegaConf.load(path)) or {}).items():  # type: ignore[union-attr]
@@ -150,15 +151,15 @@ def make_listeners(interval_ms: int) -> dict[str, Listener]:
 
 
 def measure(gpu: Device, scratch: Path, start: Start = load_process.start_loader, pace: Pace = PACE) -> Measurement:
-    """Run the steps; `scratch` is a short-lived folder.
+    """Run the steps; `scratch` is a temporary folder.
 
     Raises:
-        ConfigError: the load cannot run with what is installed.
+        ConfigError: the load cannot run with the installed packages.
     """
     measured = Measurement()
     try:
         _run_steps(gpu, scratch, start, pace, measured)
-    except LaunchError as error:  # a GPU on which nothing runs has a health all the same
+    except LaunchError as error:  # the health of the GPU is checked nevertheless
         measured.failure = str(error)
     return measured
 
@@ -201,7 +202,7 @@ def _run_step(
 
 
 def _make_rows(step: Step, samples: Sequence[Sample]) -> Iterator[Row]:
-    """Make a row for each place and, in MIG mode, first one for the whole GPU if it has readings."""
+    """Make a row for each place; in MIG mode, first make a row for the whole GPU if it has readings."""
     if all(place.gi_id is not None for place, _ in step.loads):
         readings, numbers = _average(samples, None)
         if readings:
@@ -224,7 +225,7 @@ def _average(samples: Sequence[Sample], gi_id: int | None) -> tuple[dict[str, di
 
 @contextmanager
 def _observe(name: str, listener: Listener, watch: _Watch, samples: _Samples, measured: Measurement) -> Iterator[None]:
-    """Let a listener sample, if it can; what keeps it from that, or ends it, is noted."""
+    """Run a listener; record the error if it cannot start or stops early."""
     is_under_way = False
     try:
         with listener.observe(watch, samples):
@@ -241,7 +242,7 @@ def _make_place(device: Device, facts: Mapping[str, Any], gpu: Device) -> Place:
     counted: int | None = reached
     if device.gi_id is not None and (match := _MIG_NAME.search(device.name)) is not None:
         slices = int(match["slices"])
-        if match["part"]:  # its counters are those of the GPU instance, of which it is a part
+        if match["part"]:  # a compute instance has the counters of its GPU instance
             counted = _count_multiprocessors(gpu, match["profile"])
     return Place(
         gi_id=device.gi_id,

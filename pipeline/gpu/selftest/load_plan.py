@@ -1,8 +1,8 @@
-"""The loads of a self-test, from an idle GPU to a full one, and what the counters must then show. Pure.
+"""The loads of a self-test, from an idle to a full GPU, and the expected values of the counters. Pure.
 
-A block of a kernel runs on one multiprocessor, and a GPU gives blocks to multiprocessors that have none as long as
-there are any. So `blocks` decides SMACT, threads beside that occupancy, and a single block is enough for GRACT and
-utilisation to be full.
+A block of a kernel runs on one multiprocessor, and a GPU assigns blocks to idle multiprocessors first. Therefore the
+number of blocks determines SMACT, blocks and threads determine occupancy, and a single block is sufficient for GRACT
+and utilisation of 1.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 WARP = 32
-"""Threads that run together; counters count warps, so that one thread is as much as 32."""
+"""Number of threads of a warp. Counters count warps, so one thread has the same effect as 32."""
 
 _WIDE = 512
-"""Threads of the blocks that fill multiprocessors: a divisor of what each kind of them holds (1024, 1536, 2048)."""
+"""Threads of a large block; a divisor of the maximum threads of every kind of multiprocessor (1024, 1536, 2048)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +22,11 @@ class Place:
     """The place of kernels: a whole GPU, or one of its GPU instances.
 
     Attributes:
-        gi_id: of the GPU instance; `None` for the whole GPU.
-        multiprocessors: that kernels can reach: of a GPU instance, those of one of its compute instances.
-        counted: multiprocessors that its counters are shares of; `None` if the driver does not tell.
-        threads_each: that one multiprocessor holds.
-        compute_slices: of a GPU instance, if the driver tells them.
+        gi_id: id of the GPU instance; `None` for the whole GPU.
+        multiprocessors: multiprocessors that kernels can use; in a GPU instance, those of one compute instance.
+        counted: multiprocessors of which the counters are shares; `None` if the driver does not report them.
+        threads_each: maximum number of threads of one multiprocessor.
+        compute_slices: compute slices of the GPU instance; `None` if the driver does not report them.
     """
 
     gi_id: int | None = None
@@ -42,13 +42,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Kernels of so many blocks of so many threads, one right after the other; nothing without blocks."""
+    """Kernels with `blocks` blocks of `threads` threads, one immediately after the other; idle if `blocks` is 0."""
 
     blocks: int = 0
     threads: int = 0
 
     def expected(self, place: Place) -> dict[str, float]:
-        """Return the value of each known counter while this runs at a place: shares between 0 and 1."""
+        """Return the expected share, between 0 and 1, of each known counter while the load runs at a place."""
         if self.blocks == 0:
             return dict.fromkeys(QUANTITIES, 0.0)
         shares = {"gract_ratio": 1.0, "utilization_ratio": 1.0}
@@ -62,7 +62,7 @@ class Load:
 
 
 QUANTITIES = ("gract_ratio", "smact_ratio", "smocc_ratio", "utilization_ratio")
-"""The counters that are looked at: shares between 0 and 1."""
+"""The checked counters: shares between 0 and 1."""
 
 IDLE = Load()
 
@@ -76,7 +76,7 @@ class Step:
 
 
 def plan_steps(places: Sequence[Place]) -> tuple[Step, ...]:
-    """Plan steps from idle to full on all places at once, then each instance full beside idle ones."""
+    """Plan steps from idle to full on all places at once, then steps with one full instance while others are idle."""
     ladder: list[tuple[str, Callable[[Place], Load]]] = [
         ("idle", lambda place: IDLE),
         ("one block", lambda place: Load(blocks=1, threads=WARP)),
@@ -93,7 +93,7 @@ def plan_steps(places: Sequence[Place]) -> tuple[Step, ...]:
 
 
 def fill(place: Place) -> Load:
-    """Return as many threads as a place holds."""
+    """Return the load with the maximum number of threads of a place."""
     return Load(blocks=place.multiprocessors * (place.threads_each // _WIDE), threads=_WIDE)
 
 

@@ -1,6 +1,7 @@
-"""The process that loads one place of a GPU: `workloads/occupy.py`, which gets its commands on standard input.
+"""The process that loads one place of a GPU: `workloads/occupy.py`, which reads commands from standard input.
 
-It sees one device and no MPS daemon of the machine. It ends when its input does, so also when this process is killed.
+The process can use one device and no MPS daemon. It exits when its standard input is closed, also if the self-test is
+killed.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from pipeline.launch.environ import inherit_environ
 from pipeline.prepare.device import refusals
 
 PROGRAM = PROJECT_DIR / "workloads" / "occupy.py"
-_START_LIMIT_S = 120.0  # torch and a CUDA context, on a machine that has read neither yet
-_STEP_LIMIT_S = 60.0  # its kernel may have to be built
+_START_LIMIT_S = 120.0  # importing torch and creating a CUDA context on a machine without cached files
+_STEP_LIMIT_S = 60.0  # the kernel may have to be built first
 _END_LIMIT_S = 5.0
-_REFUSED = 2  # the status of a program that cannot be run as it was asked to
+_REFUSED = 2  # exit status of a program that cannot run as requested
 
 
 class Loader:
-    """A process that carries out loads on one device, one at a time.
+    """A process that runs loads on one device, one at a time.
 
     Attributes:
-        facts: what it says of its device: `multiprocessors`, `threads_per_multiprocessor`, ...
+        facts: properties of the device that the process reports: `multiprocessors`, `threads_per_multiprocessor`, ...
     """
 
     def __init__(self, device: Device, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
@@ -45,17 +46,17 @@ class Loader:
         self.facts: dict[str, Any] = {}
 
     def wait_for_device(self) -> None:
-        """Wait until it has the device.
+        """Wait until the process can use the device.
 
         Raises:
-            ConfigError: this installation cannot run it, for want of Triton or of a torch for GPUs.
-            LaunchError: it does not get there.
+            ConfigError: this installation cannot run the load, because Triton or a torch build for GPUs is missing.
+            LaunchError: the process failed or did not respond in time.
         """
         try:
             self.facts = self._answer("device", _START_LIMIT_S)
         except LaunchError as error:
             if self._process.returncode == _REFUSED:
-                raise ConfigError(f"{error}; --health checks the health without a load") from error
+                raise ConfigError(f"{error}; to check only the health without a load, add --health") from error
             raise
 
     def begin(self, load: Load) -> None:
@@ -63,15 +64,15 @@ class Loader:
         self._write(f"{load.blocks} {load.threads}\n")
 
     def wait_running(self) -> None:
-        """Wait until its kernels are under way."""
+        """Wait until the kernels of the load run."""
         self._answer("running", _STEP_LIMIT_S)
 
     def stop(self) -> None:
-        """Let the load end."""
+        """Request the end of the load."""
         self._write("stop\n")
 
     def wait_done(self) -> dict[str, Any]:
-        """Wait for the end of the load: `launches`, `kernel_s`, `num_wrong`."""
+        """Wait for the end of the load; return its `launches`, `kernel_s` and `num_wrong`."""
         return self._answer("done", _STEP_LIMIT_S)
 
     def end(self) -> None:
@@ -101,7 +102,7 @@ class Loader:
             while True:
                 while b"\n" in self._pending:
                     line, _, self._pending = self._pending.partition(b"\n")
-                    with suppress(ValueError):  # a library may print what it likes
+                    with suppress(ValueError):  # libraries may print other lines
                         message = json.loads(line)
                         if isinstance(message, dict) and key in message:
                             return cast(dict[str, Any], message[key])
@@ -124,9 +125,10 @@ class Loader:
 
 @contextmanager
 def start_loader(device: Device, scratch: Path) -> Iterator[Loader]:
-    """Start a process that sees this device and no other; end it with the context.
+    """Start a process that can use only this device, and end it with the context; `scratch` is its temporary folder.
 
-    `scratch` is a folder of its own. LaunchError if it cannot be started.
+    Raises:
+        LaunchError: the process cannot be started.
     """
     environ = inherit_environ() | dict(refusals.isolate_from_mps(scratch)) | {"CUDA_VISIBLE_DEVICES": device.uuid}
     with tempfile.TemporaryFile(dir=scratch) as errors:
@@ -140,7 +142,7 @@ def start_loader(device: Device, scratch: Path) -> Iterator[Loader]:
                 start_new_session=True,
             )
         except OSError as error:
-            raise LaunchError(f"cannot start {sys.executable}: {error.strerror}") from error
+            raise LaunchError(f"could not start {sys.executable}: {error.strerror}") from error
         with process:
             loader = Loader(device, process, errors)
             try:

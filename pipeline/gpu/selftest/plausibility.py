@@ -1,7 +1,7 @@
-"""Readings of a self-test that are impossible. Pure.
+"""Impossible readings of a self-test. Pure.
 
-Limits are wide on purpose, so that the instants of samples explain no finding: a finding is a counter that means
-something else than its name.
+The limits are wide, so differences between the instants of samples cannot cause a finding. A finding means that a
+counter measures something other than its name says.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ RELATIVE, ABSOLUTE = 0.15, 0.05
 """Relative and absolute tolerance of a counter against its expected value; they add up. Chosen, not measured."""
 
 ABOVE = 0.05
-"""Tolerance of a counter above one that contains it, as the two are not read at the same instant."""
+"""Tolerance of a counter above a counter that contains it, because they are read at different instants."""
 
 OUTSIDE = 0.005
-"""Tolerance of a share outside 0 to 1, as sources print three decimals and count time by two clocks."""
+"""Tolerance of a share outside 0 to 1, because sources print three decimals and measure time with two clocks."""
 
 MOVES = 0.002
-"""By how much a counter must move from an idle place to a full one, to be a counter at all."""
+"""Minimum change of a counter between an idle and a full place; a smaller change means that the counter is stuck."""
 
 _NEAR_SHARE = 0.08
-"""Distance to a neighbour's share within which a reading counts as capped at it."""
+"""Maximum distance between a reading and another instance's share at which the reading counts as capped at it."""
 
 _CONTAINED = (("smact_ratio", "gract_ratio"), ("smocc_ratio", "smact_ratio"))
 _NAMES = {
@@ -39,13 +39,13 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One place during one step, and what listeners read of it.
+    """The listeners' readings of one place during one step.
 
     Attributes:
-        place: `None` for the whole GPU in MIG mode, of which nothing is known but that instances compute.
-        load: that ran there; `None` likewise.
-        readings: listener to quantity to its mean over the step, as a share between 0 and 1; only what was read.
-        num_samples: listener to how many of its samples that is of.
+        place: the loaded place; `None` for the whole GPU in MIG mode, for which no values are expected.
+        load: the load of the place; `None` for the whole GPU in MIG mode.
+        readings: mean of each quantity over the step, by listener and quantity: shares between 0 and 1.
+        num_samples: number of samples of these means, by listener.
     """
 
     step: str
@@ -60,11 +60,11 @@ class Row:
 
     @property
     def expected(self) -> dict[str, float]:
-        """By quantity, where something is expected."""
+        """Expected value by quantity; empty if no values are expected."""
         return {} if self.place is None or self.load is None else self.load.expected(self.place)
 
     def within(self, quantity: str) -> tuple[float, float] | None:
-        """Return the shares between which a quantity must be."""
+        """Return the lowest and the highest plausible share of a quantity; `None` if no value is expected."""
         if (value := self.expected.get(quantity)) is None:
             return None
         return max(0.0, value * (1 - RELATIVE) - ABSOLUTE), min(1.0, value * (1 + RELATIVE) + ABSOLUTE)
@@ -72,11 +72,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One impossible reading: a quantity of a place, as one source has it.
+    """One impossible reading: a quantity of a place, as a source reports it.
 
     Attributes:
-        steps: in which it was seen, the one first that `what` and `value` are about; none where it is about all.
-        value: what the source says, as a share; `None` where it says nothing.
+        what: description of the reading in the first of `steps`.
+        steps: steps with an impossible reading, the worst step first; empty if the finding applies to all steps.
+        value: share that the source reports; `None` if the source does not report the quantity.
     """
 
     source: str
@@ -92,12 +93,12 @@ class Finding:
         return f"{self.source}, {self.where}: {self.what}{when}"
 
     def matches(self, row: Row) -> bool:
-        """Return whether the row shows it."""
+        """Return whether the row has this impossible reading."""
         return self.where == row.where and (not self.steps or row.step in self.steps)
 
 
 def find_implausible(rows: Sequence[Row]) -> tuple[Finding, ...]:
-    """Find all impossible readings, those about every step first."""
+    """Find all impossible readings; findings that apply to all steps come first."""
     general = [*_find_stuck(rows), *_find_missing(rows)]
     known = {(finding.source, finding.quantity, finding.where) for finding in general}
     single: dict[tuple[str, str, str], list[_Fault]] = {}
@@ -110,7 +111,7 @@ def find_implausible(rows: Sequence[Row]) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Fault:
-    """Impossible reading of one row; of several, the one of the highest weight says most."""
+    """An impossible reading of one row; the fault with the highest weight becomes the text of a finding."""
 
     quantity: str
     step: str
@@ -150,7 +151,7 @@ def _explain_distance(row: Row, quantity: str, value: float, rows: Sequence[Row]
     assert row.place is not None and row.load is not None
     name, must = _NAMES[quantity], row.expected[quantity]
     if row.load.blocks == 0:
-        return f"{name} is {value:.3f}, though nothing ran", value
+        return f"{name} is {value:.3f}, although nothing ran", value
     blocks = format_count(row.load.blocks, "block")
     ran = f"{blocks} of {row.load.threads} threads ran on {row.place.multiprocessors} SMs"
     text = f"{name} is {value:.3f}, expected {must:.3f}: {ran}"
@@ -185,18 +186,18 @@ def _find_stuck(rows: Sequence[Row]) -> Iterator[Finding]:
             ]
             must, values = [must for must, _ in seen], [value for _, value in seen]
             if seen and max(must) - min(must) > 1 / 2 and max(values) - min(values) < MOVES:
-                what = f"{_NAMES[quantity]} does not move: {max(values):.3f} in {len(values)} steps, from idle to full"
+                what = f"{_NAMES[quantity]} is constant: {max(values):.3f} in {len(values)} steps, from idle to full"
                 yield Finding(source=source, quantity=quantity, where=where, value=max(values), what=what)
 
 
 def _find_missing(rows: Sequence[Row]) -> Iterator[Finding]:
-    """Find the instances of which a source tells nothing that it tells of another one."""
+    """Find quantities that a source reports for some instances but not for others."""
     places = {row.place.name: row.place for row in rows if row.place is not None}
     for source, quantity in product(_list_sources(rows), QUANTITIES):
         covered = {row.where for row in rows if row.place is not None and quantity in row.readings.get(source, {})}
         for name in places if covered else ():
             if name not in covered:
-                what = f"no {_NAMES[quantity]}, which it reports of {', '.join(sorted(covered))}"
+                what = f"no {_NAMES[quantity]}, which the source reports for {', '.join(sorted(covered))}"
                 yield Finding(source=source, quantity=quantity, where=name, what=what)
 
 

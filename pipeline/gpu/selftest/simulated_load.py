@@ -1,6 +1,6 @@
-"""A self-test on a simulated GPU: nothing runs, and a model of the load answers for the counters.
+"""Self-test on a simulated GPU: no kernel runs, and the counters come from a model of the load.
 
-It works on a copy of the machine, so that the machine itself is as it was, whenever this ends.
+The self-test changes only a copy of the machine; the machine itself remains unchanged even if the self-test is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SOURCE = f"{occupied.__name__}.{occupied.Occupied.__name__}"
 
 
 class Rehearsal:
-    """A copy of a simulated machine, whose counters know what runs where."""
+    """A copy of a simulated machine whose counters show the load of each device."""
 
     def __init__(self, file: StateFile, programs: dict[str, Path]) -> None:
         self._file = file
@@ -32,17 +32,17 @@ class Rehearsal:
         self._loads: dict[int, tuple[int, int, int, int]] = {}
 
     def attach(self, device: Device) -> Device:
-        """Give the device the programs of the copy."""
+        """Return the device with the simulated programs of the copy."""
         return dataclasses.replace(device, kind="simulated", programs=self._programs)
 
     @contextmanager
     def start_loader(self, device: Device, _scratch: Path) -> Iterator[SimulatedLoader]:
-        """Start what stands for the process that loads a device."""
+        """Start the replacement of the process that loads a device."""
         self.set_load(device, IDLE)
         yield SimulatedLoader(self, device)
 
     def set_load(self, device: Device, load: Load) -> None:
-        """Set the load that runs on a device."""
+        """Set the load that the counters of a device show."""
         place = occupied.WHOLE if device.gi_id is None else device.gi_id
         self._loads[place] = (place, load.blocks, load.threads, count_multiprocessors(device) or 0)
         source = Spec(target=_SOURCE, options=(("loads", tuple(self._loads.values())),))
@@ -50,12 +50,12 @@ class Rehearsal:
             cell.state = dataclasses.replace(cell.state, sources=(source,))
 
     def count_threads(self, device: Device) -> int:
-        """Count the threads that a multiprocessor of the device holds."""
+        """Return the maximum number of threads of a multiprocessor of the device."""
         return next(occupied.threads_each(gpu) for gpu in self._file.read().gpus if gpu.uuid == device.gpu_uuid)
 
 
 class SimulatedLoader:
-    """Stand-in for `load_process.Loader` that runs nothing."""
+    """Replacement for `load_process.Loader` that starts no process."""
 
     def __init__(self, rehearsal: Rehearsal, device: Device) -> None:
         self._rehearsal, self._device = rehearsal, device
@@ -65,33 +65,33 @@ class SimulatedLoader:
         }
 
     def wait_for_device(self) -> None:
-        """Return at once: the device is there."""
+        """Return at once: a simulated device is always ready."""
 
     def begin(self, load: Load) -> None:
-        """Let the counters show this load from now on."""
+        """Make the counters show this load from now on."""
         self._rehearsal.set_load(self._device, load)
 
     def wait_running(self) -> None:
-        """Return at once: the load runs."""
+        """Return at once: the counters already show the load."""
 
     def stop(self) -> None:
-        """Let the counters show an idle device from now on."""
+        """Make the counters show an idle device from now on."""
         self._rehearsal.set_load(self._device, IDLE)
 
     def wait_done(self) -> dict[str, Any]:
-        """Return no wrong results."""
+        """Report that no result is wrong."""
         return {"num_wrong": 0}
 
 
 def count_multiprocessors(device: Device) -> int | None:
-    """Return what the driver tells; `None` if the table of models does not know it."""
+    """Return the device's number of multiprocessors as the driver reports it; `None` if unknown."""
     number = dict(device.details).get("multiprocessors")
     return None if number is None else int(number)
 
 
 @contextmanager
 def copy_machine(gpu: str, machine: str | None, scratch: Path) -> Iterator[Rehearsal]:
-    """Copy the machine of a file, or make one of a model, and put it beneath pynvml here."""
+    """Copy a simulated machine, or create one of a model, and install its driver in this process."""
     file = StateFile(scratch / "machine.json")
     if machine is None:
         file.create([gpu])

@@ -1,1 +1,1 @@
-"""The state of a study that several workers or tasks measure, shard by shard, as read from the store."""
+"""The state of a study whose shards are run by several workers or Slurm tasks, as read from the store."""

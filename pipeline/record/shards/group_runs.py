@@ -1,6 +1,6 @@
-"""The groups of an experiment, read by some of their tags.
+"""The groups of an experiment with selected tags.
 
-A local store is read by SQL if MLflow's version is a tested one, otherwise through MLflow.
+A local store is read with SQL if MLflow's version is tested, otherwise through MLflow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.record.store.local_store import is_server
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRun:
-    """A group's run: its times in ms since the epoch, and the facts from its tags."""
+    """The run of a group: times in ms since the epoch, and facts from its tags."""
 
     name: str
     status: str
@@ -30,7 +30,7 @@ class GroupRun:
 
 
 def read_groups(where: Path | str, experiment: str, names: Collection[str]) -> list[GroupRun]:
-    """Return every group of an experiment, oldest first, with at least these facts if its tags have them.
+    """Return all groups of an experiment, oldest first, with at least the facts `names` if their tags contain them.
 
     Raises:
         TrackingError: the store or experiment does not exist or is not readable.
@@ -52,8 +52,8 @@ def convert_run(run: Any) -> GroupRun:
 
 
 def _read_database(database: Path, experiment: str, names: Collection[str]) -> list[GroupRun]:
-    """Read groups without MLflow; return none if that fails, as in a folder without write permission."""
-    # Tags stored by earlier versions are read by their old names.
+    """Read groups without MLflow; return an empty list if this fails, for example without write permission."""
+    # Tags that earlier versions stored are read by their old names.
     old = {new: old for old, new in FACTS.items()}
     keys = {
         key: name

@@ -1,4 +1,4 @@
-"""Runs whose orchestrator died with its host; they are closed as interrupted."""
+"""Runs whose orchestrator or host died; they are closed as interrupted."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LOST = "its host was lost, or its orchestrator"
 
 
 def close_shard(store: Store, experiment: str, plan: str, shard: int, programs: Collection[str]) -> list[str]:
-    """Close the runs that earlier attempts of a shard left open; return the names of the groups.
+    """Close the open runs of earlier attempts of a shard; return the names of the groups.
 
-    An attempt that is still alive ends its run itself later. Groups of another plan with these program digests are
-    closed only if their Slurm task has left the queue, as that plan may still be running.
+    An attempt that is still running later ends its run itself. Groups of another plan with these program digests are
+    closed only if their Slurm task has left the queue, because the other plan may still be running.
     """
     running = _find_running(store, experiment, silent_s=0)
     of_shard = {"plan": plan, "plan_shard": str(shard)}.items()
@@ -33,7 +33,7 @@ def close_shard(store: Store, experiment: str, plan: str, shard: int, programs: 
 
 
 def close_silent(store: Store, experiment: str, silent_s: float) -> list[str]:
-    """Close the groups of an experiment that began too long ago and are still open; return their names."""
+    """Close the open groups of an experiment that began more than `silent_s` ago; return their names."""
     return _close(store, experiment, _find_running(store, experiment, silent_s))
 
 
@@ -50,7 +50,7 @@ def _close(store: Store, experiment: str, running: Sequence[Any]) -> list[str]:
     of_jobs = [run for run in jobs if run.data.tags.get(Tag.PARENT_RUN) in lost and run.info.status == "RUNNING"]
     for run in (*of_jobs, *running):
         store.client.set_tag(run.info.run_id, Tag.RESULT, result.value)
-        # Not the reason tag: a group that is alive after all overwrites the description at its end, but not a reason.
+        # The reason tag is not set: if the group is still running, its end overwrites the description but not a reason.
         store.client.set_tag(run.info.run_id, Tag.DESCRIPTION, f"{result.value}: {_LOST}")
         store.client.set_terminated(run.info.run_id, result.mlflow_status)
     return [str(run.info.run_name) for run in running]

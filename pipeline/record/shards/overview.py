@@ -1,4 +1,4 @@
-"""Progress of a study, shard by shard, from the newest plan in the store, whoever ran it."""
+"""Progress of a study by shard, from the newest plan in the store, regardless of who ran it."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Overview:
 
     Attributes:
         plan, plan_any_gpu: digest of the newest plan, with and without the GPU models; the latter is empty if unknown.
-        seconds_left: for the missing groups, on as many GPUs as are busy: the longest of several models, the sum for a
-            GPU alone and with other busy GPUs. `None` if unknown, 0 if none is missing.
-        simulated: the simulated GPU models.
-        num_unsent: groups of the experiment still in the spool.
-        command: that started its newest group; the launcher's, if there was one.
-        is_asked: whether Slurm was queried for its tasks.
-        unasked: why Slurm could not be queried; empty if it was, or no task ran a group.
+        seconds_left: time for the missing groups on the GPUs that are busy now: the longest time of several GPU models,
+            or the sum of the times alone and with other busy GPUs. `None` if unknown, 0 if no group is missing.
+        simulated: simulated GPU models.
+        num_unsent: number of groups of the experiment that are still in the spool.
+        command: command that started the newest group, or the command of its launcher.
+        is_asked: whether Slurm was queried for the study's tasks.
+        unasked: reason why Slurm could not be queried; empty if it was queried, or if no Slurm task ran a group.
     """
 
     experiment: str
@@ -87,7 +87,9 @@ class Overview:
             f"shards: {counts}; {num_found} of {total} groups have a result{remaining}",
         ]
         if num_skipped := sum(shard.results.get(Result.SKIPPED, 0) for shard in self.shards):
-            text.append(f"{words.format_count(num_skipped, 'group')} skipped: resume=true runs what can run now")
+            text.append(
+                f"{words.format_count(num_skipped, 'group')} skipped: resume=true runs the groups that can run now"
+            )
         text += task_messages.describe(self.shards)
         if self.simulated:
             text.append(f"simulated: {', '.join(self.simulated)}")
@@ -108,7 +110,7 @@ class Overview:
         options_of_study = [word for word in options if not user_command.sets(word, ["shard"])]
         conditions = ["with each unfinished K"] if options_of_study != options else []
         if "hydra/launcher=slurm" in options and not self.is_asked:
-            conditions.append("unless a job array of it waits")
+            conditions.append("unless one of its job arrays is pending")
         if secrets.HIDDEN in self.command:
             conditions.append(f"with your own values for {secrets.HIDDEN}")
         command = spell_resume_command(
@@ -120,7 +122,7 @@ class Overview:
 def read_overview(where: Path | str, experiment: str, queue: Queue | None = None) -> Overview:
     """Return the progress of the newest plan of an experiment, and of the same study on other GPU models.
 
-    With `queue`, Slurm's tasks are included, even those that ended without a result.
+    With `queue`, the states of Slurm tasks are included, also of tasks that ended without a result.
 
     Raises:
         TrackingError: the store or experiment does not exist, or does not contain the number of shards.
@@ -130,7 +132,7 @@ def read_overview(where: Path | str, experiment: str, queue: Queue | None = None
     submitted = slurm_arrays.read(str(where), experiment) if is_server(where) and queue is not None else None
     if not of_models and submitted is None:
         raise TrackingError(
-            f"experiment {experiment!r} in {where} has no planned group; check that its study has begun"
+            f"experiment {experiment!r} in {where} has no planned group; check whether its study has started"
         )
     newest = max(itertools.chain(*of_models), key=lambda run: run.start_ms, default=None)
     if submitted is not None and (newest is None or _is_another(submitted, newest, queue)):
@@ -139,13 +141,14 @@ def read_overview(where: Path | str, experiment: str, queue: Queue | None = None
     submitted = submitted if submitted is not None and submitted.study == _find_study_command(newest) else None
     queued = QueueState.read([*itertools.chain(*of_models)], queue, submitted)
     parts = _make_parts(of_models or [[]], newest, queued)
-    if any(shard.state == LOST for shards, _ in parts for shard in shards):  # unless it ended between the two queries
+    # A shard that ended between the query of the store and the query of Slurm looks lost: read the store again.
+    if any(shard.state == LOST for shards, _ in parts for shard in shards):
         of_models = _select_plans(where, experiment, spooled)
         parts = _make_parts(of_models, newest, queued)
     if queued.arrays:
         is_unfinished = any(shard.state in task_messages.UNFINISHED for shards, _ in parts for shard in shards)
         known: Mapping[str, str] = {}
-        with suppress(CommandError):  # Slurm answered just now; if not, the output of the tasks must do
+        with suppress(CommandError):  # without Slurm's reply, only the output of the tasks is used
             known = squeue.list_end_states(queued.arrays) if is_unfinished else {}
         folder = submitted.folder if submitted else ""
         parts = [
@@ -169,7 +172,7 @@ def read_overview(where: Path | str, experiment: str, queue: Queue | None = None
 
 
 def format_sizes(sizes: Sequence[int]) -> str:
-    """Format the number of groups of each shard, with equal ones combined: `12x5`, `12x4,6x1`."""
+    """Format the number of groups of each shard; equal numbers are combined: `12x5`, `12x4,6x1`."""
     runs: list[tuple[int, int]] = []
     for size in sizes:
         times = runs.pop()[1] if runs and runs[-1][0] == size else 0
@@ -192,7 +195,7 @@ def _read_spooled(root: Path, experiment: str) -> dict[str, RunRecord]:
 def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunRecord]) -> list[list[GroupRun]]:
     """Return the groups of the newest plan, and of the same study on other GPU models, oldest first, by model.
 
-    A model without a group has an empty list. A GPU alone, and with other busy GPUs, count as two models.
+    A model without a group has an empty list. A GPU alone and the same GPU with other busy GPUs count as two models.
     """
     planned = [
         _update_from_spool(dataclasses.replace(run, facts=facts), spooled.get(run.facts.get("spool_id", "")))
@@ -205,7 +208,8 @@ def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunR
     is_beside = _has_company(newest)
     if is_beside and "shard" not in newest:
         raise TrackingError(
-            f"experiment {experiment!r} holds only company of a measured GPU; name the experiment without _company"
+            f"experiment {experiment!r} contains only the groups that load the other GPUs; "
+            "specify the experiment without _company"
         )
     study = _identify_study(newest)
     plans: dict[str, list[GroupRun]] = defaultdict(list)
@@ -223,7 +227,7 @@ def _split_by_study(run: GroupRun) -> Collection[Mapping[str, str]]:
 
 def _has_company(facts: Mapping[str, str]) -> bool:
     command = facts.get("command_line", "")
-    return _BESIDE in command and _BESIDE in (content.split_command(command) or [])  # the first test is cheap
+    return _BESIDE in command and _BESIDE in (content.split_command(command) or [])  # parse only if necessary
 
 
 def _identify_study(facts: Mapping[str, str]) -> str:
@@ -243,12 +247,12 @@ def _is_another(submitted: Submission, newest: GroupRun, queue: Queue | None) ->
     if submitted.study != _find_study_command(newest):
         return True
     has_changed = submitted.plan_any_gpu not in ("", newest.facts.get("plan_any_gpu"))
-    # Tasks that found everything done leave no group; on the nodes the plan may also differ from the submitted one.
+    # Tasks that had no group to run record no group, and the plan on a node may differ from the submitted plan.
     return has_changed and bool(QueueState.read([], queue, submitted).states)
 
 
 def _make_pending_run(submitted: Submission) -> GroupRun:
-    """Return a stand-in for a study of which no group has begun."""
+    """Return a placeholder run for a study of which no group has begun."""
     facts = {"plan": "", "plan_any_gpu": submitted.plan_any_gpu, "command_line": submitted.command_line}
     facts |= {"plan_shards": format_sizes([0] * submitted.num_shards)}
     return GroupRun(name="", status="", start_ms=0, end_ms=None, facts=facts)

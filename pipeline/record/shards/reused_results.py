@@ -1,6 +1,7 @@
-"""Results that later plans reuse instead of running the groups again; their runs are marked with these plans.
+"""Results that later plans reuse instead of running the groups again; the runs are tagged with these plans.
 
-A study continued with more repeats, degrees or workloads is another plan, whose own runs do not show all progress.
+A study that is continued with more repeats, degrees or workloads has a new plan; the runs of the new plan alone do not
+show the complete progress.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pipeline.record.store.local_store import Store, translate_errors
 
 
 def take_over(store: Store, shards: Mapping[str, int], facts: Mapping[str, str]) -> None:
-    """Mark these runs as results of a plan with these facts; `shards` has each run's shard in that plan.
+    """Tag runs as results of a plan with these facts; `shards` maps run ids to shards of that plan.
 
     Raises:
         TrackingError: the store is not readable or writable.

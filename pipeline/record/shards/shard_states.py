@@ -21,24 +21,24 @@ DONE, RUNNING, WAITING, LOST = "done", "running", "waiting", "lost"
 INCOMPLETE, ENDED, NOT_BEGUN = "incomplete", "ended", "not begun"
 STATES = (DONE, RUNNING, WAITING, LOST, INCOMPLETE, ENDED, NOT_BEGUN)
 Queue = Callable[[str, Collection[str]], Mapping[str, str]]
-"""Queries the Slurm of a cluster for the tasks of some job arrays (`squeue.read_cluster_states`)."""
+"""Queries the Slurm of a cluster for the tasks of job arrays (`squeue.read_cluster_states`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One shard, as far as its best attempt has progressed.
+    """The progress of one shard in its best attempt.
 
     Attributes:
-        model: of its GPU; empty for a model on which nothing has begun.
+        model: model of the shard's GPU; empty for a model on which no group has begun.
         state: `LOST` if the store shows a group as running but its Slurm task has left the queue; `ENDED` if its task
             ended before a group began.
         results: number of groups by result; a group that ran twice counts once.
         last_ms: last begin or end of a run, since the epoch.
-        group: the running group, or the one that ran when the shard was lost.
-        reason: why its Slurm task is pending, as Slurm reports it.
-        tasks: its Slurm tasks in the queue, if it may have groups left to run.
-        message: last error of a task that ended early, or the holder for which a task waits.
-        output: the output file of that task.
+        group: the running group, or the group that was running when the shard was lost.
+        reason: Slurm's reason why the shard's task is pending.
+        tasks: the shard's Slurm tasks in the queue; empty if all its groups have a result.
+        message: last error of a task that ended early, or the holder of the GPU for which a task waits.
+        output: output file of that task.
     """
 
     number: int
@@ -57,7 +57,7 @@ class Shard:
 
     @property
     def num_found(self) -> int:
-        """Number of groups with a final result; the remaining ones run again."""
+        """Number of groups with a final result; the other groups run again."""
         return _count_findings(self.results)
 
 
@@ -66,9 +66,9 @@ class QueueState:
     """State of a study's job arrays in Slurm's queue.
 
     Attributes:
-        states: by task.
-        arrays, new: the queried arrays, and those of which no task has begun a group.
-        unasked: why Slurm could not be queried.
+        states: state of each task, by the task's name.
+        arrays, new: the queried arrays, and the arrays of which no task has begun a group.
+        unasked: reason why Slurm could not be queried.
     """
 
     states: Mapping[str, str] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class QueueState:
 
     @classmethod
     def read(cls, runs: Sequence[GroupRun], queue: Queue | None, submitted: Submission | None = None) -> QueueState:
-        """Query the arrays of these runs and those submitted; with several clusters, on the newest."""
+        """Query the arrays of these runs and of the submission; if there are several clusters, only the newest."""
         begun = [task for run in sorted(runs, key=lambda run: run.start_ms) if (task := _parse_task(run))]
         tasks = [*begun, *((submitted.cluster, array) for array in submitted.arrays)] if submitted else begun
         if queue is None or not tasks:
@@ -91,7 +91,7 @@ class QueueState:
             return cls(unasked=str(error))
 
     def update(self, shard: Shard, runs: Sequence[GroupRun], arrays: Collection[str]) -> Shard:
-        """Return a shard with the states of its tasks in these arrays; it has several if it was submitted again."""
+        """Return a shard with the states of its tasks in these arrays; a resubmitted shard has several tasks."""
         tasks = (squeue.name_task(array, shard.number) for array in sorted(arrays))
         states = {task: self.states[task] for task in tasks if task in self.states}
         if shard.state == DONE and Result.SKIPPED not in shard.results:
@@ -124,7 +124,7 @@ def find_model(runs: Sequence[GroupRun]) -> str:
 
 
 def read_shards(sizes: Sequence[int], runs: Sequence[GroupRun], queued: QueueState) -> list[Shard]:
-    """Return the shards of a plan, which have `sizes` groups."""
+    """Return the shards of a plan; `sizes` contains the number of groups of each shard."""
     by_shard: dict[int, list[GroupRun]] = defaultdict(list)
     for run in runs:
         by_shard[int(run.facts["plan_shard"])].append(run)
@@ -135,12 +135,12 @@ def read_shards(sizes: Sequence[int], runs: Sequence[GroupRun], queued: QueueSta
 
 
 def select_arrays(runs: Sequence[GroupRun], queued: QueueState) -> set[str]:
-    """Return the job arrays that may have tasks of a plan: those that ran its groups, and those without any groups."""
+    """Return the job arrays that may have tasks of a plan: arrays that ran its groups, and arrays without groups."""
     return {task[1] for run in runs if (task := _parse_task(run)) and task[1] in queued.arrays}.union(queued.new)
 
 
 def estimate_seconds_left(shards: Sequence[Shard], runs: Sequence[GroupRun]) -> float | None:
-    """Estimate the time of a plan's missing groups on as many GPUs as are busy; `None` if no group has ended."""
+    """Estimate the time for a plan's missing groups on the GPUs that are busy now; `None` if no group has ended."""
     num_left = sum(shard.num_groups - shard.num_found for shard in shards if shard.state != DONE)
     if not num_left:
         return 0.0
@@ -180,7 +180,7 @@ def _make_shard(number: int, model: str, size: int, runs: Sequence[GroupRun]) ->
 
 
 def _collect_results(members: Sequence[GroupRun]) -> dict[str, str]:
-    """Return the result of each group by digest: a final result if there is one, else the newest."""
+    """Return the result of each group, by digest: the final result if the group has one, otherwise the newest."""
     results: dict[str, str] = {}
     for run in members:
         result, digest = run.facts.get("result", ""), run.facts.get("digest", "")

@@ -1,4 +1,4 @@
-"""Slurm job arrays of a study, stored in a tag of its experiment, as a pending array has no run yet."""
+"""Slurm job arrays of a study, stored in a tag of its experiment because a pending array has no run yet."""
 
 from __future__ import annotations
 
@@ -18,12 +18,17 @@ from pipeline.record.store.results import find_experiment
 from pipeline.record.store.store_access import open_if_there
 
 TAG = f"{PREFIX}submitted"
-_MOST_ARRAYS = 50  # a tag holds 5,000 characters
+_MOST_ARRAYS = 50  # a tag of an experiment may have 5,000 characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """The arrays of one study, oldest first; `time_ms` is that of the newest, `folder` holds the tasks' output."""
+    """The job arrays of one study, oldest first.
+
+    Attributes:
+        time_ms: time of the newest submission.
+        folder: folder of the tasks' output files; empty if unknown.
+    """
 
     command_line: str
     plan_any_gpu: str = ""
@@ -35,12 +40,12 @@ class Submission:
 
     @property
     def study(self) -> str:
-        """The part of the command line that is equal in all starts of the study."""
+        """Portion of the command line that is equal in all starts of the study."""
         return identify_study(self.command_line)
 
 
 def identify_study(command_line: str) -> str:
-    """Return the part of a recorded command line that all starts of its study share; empty if it was truncated."""
+    """Return the portion of a recorded command line that is equal in all starts of its study; empty if truncated."""
     typed = split_command(command_line)
     if not typed:
         return ""
@@ -49,7 +54,7 @@ def identify_study(command_line: str) -> str:
 
 
 def note(store: Store, experiment: str, new: Submission) -> None:
-    """Store arrays with those of the same study, or replace those of another study."""
+    """Store a submission: add its arrays to the arrays of the same study, or replace the arrays of another study."""
     known = _read(store, experiment)
     if known is not None and (known.study, known.cluster) == (new.study, new.cluster):
         new = dataclasses.replace(new, arrays=[*known.arrays, *new.arrays][-_MOST_ARRAYS:])

@@ -1,4 +1,4 @@
-"""Messages of a study's Slurm tasks: why one ended without a result, or which GPU user it waits for."""
+"""Messages of a study's Slurm tasks: why a task ended without a result, or which user of the GPU it waits for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"\d+")
 START = "start "
 """First word of the output of each start of a task; a requeued task starts again."""
 
-# An earlier version said unit.
+# An earlier version printed "unit" instead of "shard".
 _START = re.compile(rf"{START}\d+ of (?:shard|unit) \d+ on ")
 _ERROR = re.compile(
     r"(?:[\w./-]+: )*(?:error|fatal|critical)\b.*:|\S+: line \d+: "  # of the project, Slurm and shells
@@ -37,16 +37,16 @@ _TAIL_BYTES, _MAX_LENGTH = 1 << 16, 300
 def add_messages(
     shards: Sequence[Shard], arrays: Collection[str], folder: str, end_states: Mapping[str, str]
 ) -> list[Shard]:
-    """Return the shards of one GPU model, each with the last message of its newest task in these arrays that began.
+    """Return the shards of one GPU model, each with the last message of its newest started task in these arrays.
 
-    `folder`, empty if unknown, has the output of the tasks.
+    `folder` is the folder of the tasks' output; empty if unknown.
     """
     newest_first = sorted(arrays, key=int, reverse=True)
     return [_add_message(shard, newest_first, folder, end_states) for shard in shards]
 
 
 def describe(shards: Sequence[Shard]) -> Iterator[str]:
-    """Yield a line per message, with the shards that have it; messages that differ only in numbers are combined."""
+    """Yield one line per message with its shards; messages that differ only in numbers are combined."""
     alike: dict[tuple[str, str], list[Shard]] = defaultdict(list)
     for shard in shards:
         if shard.message:
@@ -99,7 +99,7 @@ def locate(folder: Path, task: str) -> Path:
 
 
 def read_last_error(path: Path) -> str:
-    """Return the last error line of a task's last start, else its last line; empty if there is no output."""
+    """Return the last error line of a task's last start, or else its last line; empty if there is no output."""
     lines = _read_last_start(path)
     if errors := [line for line in lines if _ERROR.match(line.lstrip())]:
         return _shorten(errors[-1])
@@ -107,7 +107,7 @@ def read_last_error(path: Path) -> str:
 
 
 def read_awaited(path: Path) -> str:
-    """Return the holder for which a task waits, if its last line says so; else an empty text."""
+    """Return the holder of the GPU that a task waits for, according to the task's last line; empty if none."""
     lines = _read_last_start(path)
     match = _WAIT.match(lines[-1]) if lines else None
     return _shorten(match["whom"]) if match else ""

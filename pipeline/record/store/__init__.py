@@ -1,1 +1,1 @@
-"""The results in MLflow. Only these modules import it."""
+"""The results in MLflow. Only these modules import MLflow."""

@@ -26,7 +26,7 @@ from pipeline.base.system.words import escape_to_utf8
 MAX_KEY, MAX_PARAM, MAX_TAG = 250, 6000, 8000
 MAX_ENTITIES, MAX_PARAMS, MAX_TAGS = 1000, 100, 100
 MAX_BYTES = 500_000
-"""Limit of one request. MLflow takes 1e6; half of it leaves room for what JSON and the transport add."""
+"""Limit of one request. MLflow accepts 1e6 bytes; half of this leaves room for the overhead of JSON and transport."""
 
 _REFUSED_FILE = re.compile(rf"^\.\.|(^|/){re.escape(TORN)}[^/]*$")
 _CHANGED_IN_ADDRESS = re.compile(r"[#?%\\\x00-\x1f\x7f\ud800-\udfff]")
@@ -58,7 +58,12 @@ class LogBatch:
 
 @dataclass(slots=True)
 class RunContent:
-    """Params, tags and metrics of one run. `long_values` holds what had to be cut, by kind and name."""
+    """Params, tags and metrics of one run.
+
+    Attributes:
+        long_values: uncut values that were longer than MLflow accepts, by kind and name.
+        not_finite: names of metrics with values that are not finite.
+    """
 
     metrics: dict[str, list[Point]] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
@@ -75,7 +80,7 @@ class RunContent:
         self.tags[name] = self._cut("tags", name, value, MAX_TAG)
 
     def add_metric(self, key: str, points: Iterable[Point]) -> None:
-        """Add the finite points of a metric; a tag names the metrics that had others."""
+        """Add the finite points of a metric; metrics with other points are listed in a tag."""
         name = _find_free_name(key, self.metrics)
         all_points = list(points)
         finite = [point for point in all_points if math.isfinite(point[2])]
@@ -85,7 +90,7 @@ class RunContent:
             self.not_finite.append(name)
 
     def add_script_run(self, run: ScriptRun, most_points: int) -> Iterator[str]:
-        """Add what the job's own program logged; a name that is taken goes below `script/`.
+        """Add the metrics, params and tags that the job's program logged, with `script/` before names already in use.
 
         Yields the names of metrics that were thinned to `most_points`.
         """
@@ -99,7 +104,7 @@ class RunContent:
             self.add_tag(_avoid_taken(run.prefix + key, self.tags), _mask_logged(key, value))
 
     def make_batches(self, known: RunContent | None = None) -> Iterator[LogBatch]:
-        """Yield everything but known params and tags, in as few calls as MLflow allows."""
+        """Yield batches of all metrics and of params and tags that are not `known`, as few as MLflow allows."""
         known = known or RunContent()
         params = {key: value for key, value in self.params.items() if known.params.get(key) != value}
         tags = {key: value for key, value in self.tags.items() if known.tags.get(key) != value}
@@ -121,7 +126,7 @@ class RunContent:
             yield batch
 
     def _cut(self, kind: str, name: str, value: str, limit: int) -> str:
-        value = escape_to_utf8(value)  # a name of a file may be in it, and no database takes what is not
+        value = escape_to_utf8(value)  # databases accept only UTF-8, and a file name may contain other bytes
         if len(value) <= limit:
             return value
         self.long_values.setdefault(kind, {})[name] = value
@@ -129,7 +134,7 @@ class RunContent:
 
 
 def split_command(command_line: str) -> list[str] | None:
-    """Split a command line from a tag; `None` if it was cut there."""
+    """Split a command line that was read from a tag; `None` if the tag was cut."""
     try:
         return None if command_line.endswith(CUT) else _rename_keys(shlex.split(command_line))
     except ValueError:
@@ -137,19 +142,19 @@ def split_command(command_line: str) -> list[str] | None:
 
 
 def _rename_keys(words: list[str]) -> list[str]:
-    """Give the overrides before `--` the keys of today."""
+    """Replace keys of earlier versions in the overrides before `--` by the current keys."""
     options, arguments = user_command.divide(words)
     return [*rename_words(options), *arguments]
 
 
 def make_safe_name(key: str) -> str:
-    """Return the key as MLflow accepts it: letters, digits and `_-./ :`, a relative path, at most 250 characters."""
+    """Convert a key to a name that MLflow accepts: a relative path of letters, digits and `_-./ :`, up to 250 long."""
     name = posixpath.normpath("/" + re.sub(r"[^\w\-./ :]", "_", key)).lstrip("/")
     return re.sub(r"^\.\.+", "_", name)[:MAX_KEY].rstrip("/") or "_"
 
 
 def can_keep_file(name: str, *, is_server: bool) -> bool:
-    """Return whether MLflow accepts this path below a run's artifacts unchanged: its client puts it into an address."""
+    """Return whether MLflow stores this artifact path unchanged; its client inserts the path into a URL."""
     return not (_REFUSED_FILE.search(name) or (is_server and _CHANGED_IN_ADDRESS.search(name)))
 
 
@@ -162,7 +167,7 @@ def _find_free_name(key: str, taken: Container[str]) -> str:
 
 
 def _mask_logged(key: str, value: str) -> str:
-    """Mask what a script logged; an ambiguous name, such as `key`, hides no value."""
+    """Mask a value that a script logged; an ambiguous name, such as `key`, does not hide the value."""
     is_ambiguous = secrecy_of(key) is Secrecy.AMBIGUOUS
     return mask_text(value) if is_ambiguous else str(mask(value, key))
 

@@ -1,7 +1,7 @@
-"""The schema of a sqlite database: refusing one that MLflow cannot use, and upgrading an older one.
+"""The schema of a SQLite database: refuses databases that MLflow cannot use, and upgrades older databases.
 
-MLflow itself upgrades a database when it opens it, without a copy, and fails with a traceback on one that it shares
-with another program. So call `check` before MLflow opens one.
+MLflow upgrades an older database when opening it, without making a copy, and fails with a traceback if another program
+shares the database. Therefore call `check` before MLflow opens a database.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ OTHER_FOLDER = "choose another folder with tracking.root, or --root"
 
 
 class OutdatedError(StoreError):
-    """A database is of an older MLflow; it can be upgraded."""
+    """The database was written by an older MLflow and can be upgraded."""
 
 
 def read_revisions(database: Path) -> list[str]:
-    """Return every revision that an MLflow database names, normally one; none of another program's database.
+    """Return the schema revisions of an MLflow database, normally one; empty for a database of another program.
 
     Raises:
-        sqlite3.Error: it is no database.
+        sqlite3.Error: the file is not a database.
     """
     with closing(_connect_existing(database)) as connection:
         if not _list_tables(connection) >= {*database_tables.TABLES, _REVISIONS}:
@@ -45,7 +45,7 @@ def read_revisions(database: Path) -> list[str]:
 
 
 def _connect_existing(database: Path) -> sqlite3.Connection:
-    """Connect to an existing file, writable, as a write-ahead log may have to be recovered first."""
+    """Connect to an existing file with write access, because SQLite may first have to recover a write-ahead log."""
     return sqlite3.connect(f"{database.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_TIMEOUT_S)
 
 
@@ -54,10 +54,10 @@ def _list_tables(connection: sqlite3.Connection) -> set[str]:
 
 
 def check_uri(uri: str) -> None:
-    """Refuse the URI of a sqlite file that MLflow would upgrade by opening it, or cannot use.
+    """Refuse the URI of a SQLite file that MLflow cannot use or would upgrade when opening it.
 
     Raises:
-        StoreError: it names MLflow's own command to upgrade the file.
+        StoreError: the file is refused; the message contains MLflow's command to upgrade it, if this is possible.
     """
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import SQLAlchemyError
@@ -70,19 +70,19 @@ def check_uri(uri: str) -> None:
             return
         with closing(_connect_existing(Path(path))) as connection:
             is_fresh = not _list_tables(connection)
-        if not is_fresh:  # else MLflow makes its tables
+        if not is_fresh:  # in an empty database, MLflow creates its tables
             check(Path(path), shlex.join(["mlflow", "db", "upgrade", uri]))
     except (sqlite3.Error, SQLAlchemyError):
         return  # MLflow reports it
 
 
 def check(database: Path, upgrade_command: str) -> None:
-    """Refuse an existing database that this MLflow cannot use as it is; nothing is changed.
+    """Refuse an existing database that the installed MLflow cannot use without an upgrade; change nothing.
 
     Raises:
-        OutdatedError: an older MLflow made it; `upgrade_command` is the remedy in its text.
-        StoreError: a newer MLflow or another program made it, or it is damaged.
-        sqlite3.Error: it is no database.
+        OutdatedError: an older MLflow wrote the database; the message contains `upgrade_command` as the remedy.
+        StoreError: the database is damaged, or a newer MLflow or another program wrote it.
+        sqlite3.Error: the file is not a database.
     """
     with closing(_connect_existing(database)) as connection:
         names = _list_tables(connection)
@@ -93,7 +93,7 @@ def check(database: Path, upgrade_command: str) -> None:
         raise StoreError(f"{database} is a database of {owner}, not of MLflow; {OTHER_FOLDER}")
     revisions = read_revisions(database)
     if not revisions:
-        raise StoreError(f"{database} has no schema version; restore a copy of it, or {OTHER_FOLDER}")
+        raise StoreError(f"{database} has no schema version; restore it from a copy, or {OTHER_FOLDER}")
     _check_revisions(database, revisions, names, upgrade_command)
 
 
@@ -110,22 +110,25 @@ def _check_revisions(database: Path, revisions: list[str], names: set[str], upgr
         raise StoreError(f"{database} is shared with {owner} (alembic_version: {', '.join(revisions)}); {OTHER_FOLDER}")
     if len(revisions) > 1:
         raise StoreError(
-            f"{database} has {len(revisions)} schema versions ({', '.join(revisions)}); restore one, or {OTHER_FOLDER}"
+            f"{database} has {len(revisions)} schema versions ({', '.join(revisions)}); "
+            f"restore it from a copy, or {OTHER_FOLDER}"
         )
     if foreign:
         raise StoreError(
-            f"{database} is of a newer MLflow than {version} (schema {foreign[0]}); update MLflow, or {OTHER_FOLDER}"
+            f"{database} was written by a newer MLflow than {version} (schema {foreign[0]}); "
+            f"update MLflow, or {OTHER_FOLDER}"
         )
     raise OutdatedError(
-        f"{database} is of an older MLflow than {version} (schema {revisions[0]}); to upgrade it: {upgrade_command}"
+        f"{database} was written by an older MLflow than {version} (schema {revisions[0]}); "
+        f"upgrade it with: {upgrade_command}"
     )
 
 
 def upgrade(database: Path) -> Path:
-    """Upgrade a database of an older MLflow, all or nothing, and return a copy of the old one, which stays beside it.
+    """Upgrade a database of an older MLflow, completely or not at all; return the path of a copy of the old database.
 
-    The upgrade runs on a copy, which then takes the place of the database in one transaction. The caller holds the lock
-    of the store.
+    The upgrade runs on a copy, which then replaces the database in one transaction. The caller must hold the lock of
+    the store.
     """
     version = mlflow_internals.version()
     beside = database.with_name(f".{database.name}.upgrade")
@@ -145,7 +148,7 @@ def upgrade(database: Path) -> Path:
             source.backup(target)
     except subprocess.TimeoutExpired as error:
         raise StoreError(
-            f"{database} was not upgraded within {_UPGRADE_TIMEOUT_S:g} s and is unchanged; repeat it on a faster disk"
+            f"{database} was not upgraded within {_UPGRADE_TIMEOUT_S:g} s and is unchanged; try again on a faster disk"
         ) from error
     finally:
         for suffix in ("", "-wal", "-shm", "-journal"):
@@ -171,5 +174,5 @@ def _find_reason(errors: str) -> str:
 def _describe_recovery(database: Path) -> str:
     copies = sorted(database.parent.glob(f"{database.name}.before-*"), key=lambda copy: copy.stat().st_mtime)
     if not copies:
-        return f"after an interrupted upgrade, restore a copy of it, or {OTHER_FOLDER}"
+        return f"after an interrupted upgrade, restore the database from a copy, or {OTHER_FOLDER}"
     return f"after an interrupted upgrade, restore {copies[-1]}"

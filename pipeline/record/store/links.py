@@ -15,12 +15,12 @@ _UI = "http://127.0.0.1:5000"
 
 
 def make_ui_link(base_url: str, experiment_id: str) -> str:
-    """Return the page of an experiment's runs."""
+    """Return the URL of the page with an experiment's runs."""
     return pages.link_experiment(_strip_login(base_url), experiment_id)
 
 
 def make_run_link(base_url: str | None, experiment_id: str, run_id: str) -> str:
-    """Return the page of a run on a server, or of a local store by the command that `ui_hint` gives."""
+    """Return the URL of a run's page, on a server or in the local UI that `describe_local_ui` starts."""
     server = base_url if base_url is not None and base_url.startswith("http") else _UI
     return pages.link_run(_strip_login(server), experiment_id, run_id)
 
@@ -30,7 +30,7 @@ def _strip_login(server: str) -> str:
 
 
 def describe_local_ui(root: Path, experiment_id: str) -> str:
-    """Return the command that shows a local store, and the page to open then."""
+    """Return the command that starts the UI of a local store, and the page to open afterwards."""
     return _spell_command(f"sqlite:///{_shorten_path((root / DATABASE).absolute())}", experiment_id)
 
 
@@ -46,7 +46,7 @@ def describe_ui(uri: str, experiment_id: str) -> str:
 
 def _spell_command(backend: str, experiment_id: str) -> str:
     program = "mlflow" if shutil.which("mlflow") else _shorten_path(Path(sys.executable).parent / "mlflow")
-    # The default of four workers takes minutes to come up on a small or busy machine.
+    # The default of four workers takes minutes to start on a small or busy machine.
     command = shlex.join([str(program), "ui", "--backend-store-uri", backend, "--workers", "1"])
     return f"{command}   then open {make_ui_link(_UI, experiment_id)}"
 

@@ -1,7 +1,8 @@
-"""The tracking store; the local one is created safely, and upgraded on request.
+"""The tracking store; a local store is created under a lock and upgraded on request.
 
-The local store is a folder: `mlflow.db` (sqlite), `artifacts/`, `spool/`. Any number of orchestrators may open it at
-once. MLflow itself would let them migrate one fresh database at the same time, and leaves it broken.
+The local store is a folder: `mlflow.db` (SQLite), `artifacts/`, `spool/`. Any number of orchestrators may open it at
+the same time. The lock is necessary because MLflow allows several processes to migrate a new database at the same time,
+which damages the database.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 BUSY_TIMEOUT_S = 60
-"""Time that a writer waits for another one. The default of Python's sqlite3 is 5 s, which a large upload can exceed."""
+"""Time that a writer waits for another writer. Python's default is 5 s, which a large upload can exceed."""
 
 LOCAL_FILE_SYSTEMS = frozenset(
     ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "reiserfs", "tmpfs", "xfs", "zfs")
 )
-"""File systems on which sqlite's WAL works, which needs shared memory. Source: sqlite.org/wal.html, section 1."""
+"""File systems that support the shared memory of SQLite's WAL. Source: sqlite.org/wal.html, section 1."""
 
 _MLFLOW_DEFAULTS = {
-    # A server that is away must answer as an error within 15 s: MLflow's own defaults block a call for 247 s.
+    # An unreachable server must cause an error within 15 s: MLflow's defaults block a call for 247 s.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
-    # Nothing but the measurement runs on a machine that measures.
+    # A machine that measures runs no other work.
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
@@ -65,37 +66,37 @@ class Store:
     _experiments: dict[str, tuple[str, frozenset[str]]] = field(default_factory=dict)
 
     def open_experiment(self, name: str, counted: Collection[str] = ()) -> str:
-        """Return the id of an experiment, which is created if need be; its page shows the `counted` units of work.
+        """Return the id of an experiment, creating it if necessary; its page shows the `counted` work units.
 
         Raises:
-            TrackingError: it was deleted, or its artifacts belong to the folder that this store was moved from.
+            TrackingError: the experiment was deleted, or its artifact paths point to a former folder of this store.
         """
         if name not in self._experiments or not self._experiments[name][1].issuperset(counted):
             try:
                 self._experiments[name] = self._find_or_create(name, frozenset(counted))
-            except Exception as error:  # each kind of server raises errors of its own
+            except Exception as error:  # each kind of server raises other errors
                 if self.root is not None or isinstance(error, TrackingError):
                     raise
                 raise TrackingError(
-                    f"the tracking server at {self.uri} gave no valid answer: {describe_error(error)}; "
+                    f"the tracking server at {self.uri} gave no valid reply: {describe_error(error)}; "
                     "check tracking.uri, or use tracking=local"
                 ) from error
         return self._experiments[name][0]
 
     def sync(self) -> None:
-        """Wait until every row of the local store is on disk: only then may its spool folder go.
+        """Wait until every row of the local store is on disk; afterwards the spool folder can be removed.
 
         Raises:
-            TrackingError: the database was removed or replaced since it was opened.
+            TrackingError: the database was removed or replaced after it was opened.
         """
         if self.root is None:
             return
         if self.inode is not None and self.inode != _read_inode(self.root / DATABASE):
             raise TrackingError(
-                f"{self.root / DATABASE} was removed or replaced while the study ran; its results wait in the spool "
-                "until the next start"
+                f"{self.root / DATABASE} was removed or replaced while the study ran; "
+                "start the study again to send its results from the spool"
             )
-        # Opening and closing the database file would drop sqlite's locks on it; the log has none.
+        # Closing the database file here would release SQLite's locks on it; SQLite does not lock the log.
         ahead = self.root / f"{DATABASE}-wal"
         if ahead.exists():
             with ahead.open("rb") as file:
@@ -133,22 +134,22 @@ class Store:
 
 
 def set_mlflow_defaults() -> None:
-    """Make MLflow fail soon and say little, unless the environment decides. Call it before importing MLflow."""
+    """Set short timeouts and few messages for MLflow unless the environment sets them. Call before importing MLflow."""
     for name, value in _MLFLOW_DEFAULTS.items():
         os.environ.setdefault(name, value)
     mlflow_internals.warn_if_untried()
     logging.getLogger(database_tables.LOGGER_OF_DATABASES).setLevel(logging.CRITICAL)
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings of a server that is away; our error says it
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # an unreachable server is already reported by our error
 
 
 def open_store(root: Path, uri: str | None = None, *, upgrades: bool = False) -> Store:
-    """Open the server or database at `uri`, or else the local store in `root`, which is created if need be.
+    """Open the server or database at `uri`, or else the local store in `root`, creating it if necessary.
 
     With `upgrades`, a local store of an older MLflow is upgraded.
 
     Raises:
-        StoreError: the database is of another version of MLflow, or of another program, or damaged.
-        TrackingError: the local store cannot be used, or MLflow does not know this kind of URI.
+        StoreError: the database is damaged, or belongs to another version of MLflow or to another program.
+        TrackingError: the local store cannot be used, or MLflow does not support this kind of URI.
     """
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
@@ -158,9 +159,9 @@ def open_store(root: Path, uri: str | None = None, *, upgrades: bool = False) ->
         database_schema.check_uri(uri)
         try:
             return Store(client=MlflowClient(tracking_uri=uri), uri=uri, root=None)
-        except Exception as error:  # each kind of store raises errors of its own
+        except Exception as error:  # each kind of store raises other errors
             first = str(error).strip().partition(". ")[0]
-            raise TrackingError(f"MLflow cannot open {uri}: {first}; give a server as http://HOST:PORT") from error
+            raise TrackingError(f"MLflow cannot open {uri}: {first}; specify a server as http://HOST:PORT") from error
     root = root.absolute()
     try:
         tracking_root.make(root)
@@ -185,12 +186,12 @@ def _read_inode(path: Path) -> int | None:
 
 
 def is_server(root_or_uri: Path | str) -> bool:
-    """Return whether this is the URI of a tracking server, and not a folder."""
+    """Return whether `root_or_uri` is the URI of a tracking server, not a folder."""
     return isinstance(root_or_uri, str) and "://" in root_or_uri
 
 
 def describe_error(error: Exception) -> str:
-    """Describe in a line why a call of MLflow failed, by the operating system's error if there was one."""
+    """Describe a failed call of MLflow in one line; prefer the operating system's error if it was the cause."""
     innermost: BaseException = error
     while (inner := innermost.__cause__ or innermost.__context__) is not None:
         innermost = inner
@@ -200,7 +201,7 @@ def describe_error(error: Exception) -> str:
 
 @contextmanager
 def translate_errors(what: str, remedy: str = "") -> Iterator[None]:
-    """Turn an error of MLflow into a `TrackingError` that begins with what failed."""
+    """Convert an error of MLflow to a `TrackingError` whose text begins with `what`."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -210,25 +211,25 @@ def translate_errors(what: str, remedy: str = "") -> Iterator[None]:
 
 
 def make_database_uri(path: Path) -> str:
-    """Return the URI by which MLflow opens a sqlite file patiently."""
+    """Return the URI with which MLflow opens a SQLite file and waits for other writers."""
     return f"sqlite:///{path}?timeout={BUSY_TIMEOUT_S}"
 
 
 def is_local(path: Path) -> bool:
-    """Return whether an absolute path is on a file system of this machine; unknown kinds count as remote."""
+    """Return whether an absolute path is on a local file system; unknown file systems count as remote."""
     kind, longest = "", -1
     for mount in psutil.disk_partitions(all=True):
         point = Path(mount.mountpoint)
-        # Of several mounts on one point, the last one is visible.
+        # If several file systems are mounted on the same point, the last one is visible.
         if path.is_relative_to(point) and len(point.parts) >= longest:
             kind, longest = mount.fstype, len(point.parts)
     return kind in LOCAL_FILE_SYSTEMS
 
 
 def find_foreign_root(location: str, root: Path) -> Path | None:
-    """Return the other store that an artifact location belongs to.
+    """Return the folder of another store that an artifact location belongs to.
 
-    `None` if it is this store's, or not of our form: `<root>/artifacts/<experiment>`.
+    `None` if the location belongs to this store, or does not have the form `<root>/artifacts/<experiment>`.
     """
     path = Path(unquote(urlsplit(location).path) if location.startswith("file:") else location)
     if not path.is_absolute() or path.parent.name != STORE_ARTIFACTS:
@@ -239,7 +240,7 @@ def find_foreign_root(location: str, root: Path) -> Path | None:
 
 
 def _prepare(root: Path, *, upgrades: bool) -> None:
-    """Create or check the database. Only another version of MLflow can have made one outdated."""
+    """Create or check the database. The check is skipped if this version of MLflow opened it last."""
     database, version_file = root / DATABASE, root / STORE_LOCK
     version = mlflow_internals.version()
     if not database.exists():
@@ -256,27 +257,27 @@ def _prepare(root: Path, *, upgrades: bool) -> None:
 
 
 def upgrade(root: Path) -> str:
-    """Upgrade the local store of an older MLflow, and describe what was done.
+    """Upgrade the local store of an older MLflow, and return a description of the result.
 
     Raises:
-        ConfigError: there is none.
-        StoreError: its database cannot be upgraded.
-        TrackingError: it cannot be opened.
+        ConfigError: `root` contains no store.
+        StoreError: the database cannot be upgraded.
+        TrackingError: the database cannot be opened.
     """
     root = root.absolute()
     database = root / DATABASE
     if not database.exists():
-        raise ConfigError(f"there is no tracking store in {root}: {DATABASE} is missing; name its folder with --root")
+        raise ConfigError(f"{root} contains no tracking store: {DATABASE} is missing; specify its folder with --root")
     try:
         with locks.hold_lock(root / STORE_LOCK):
-            is_current = mlflow_internals.is_tried()  # else only MLflow knows
+            is_current = mlflow_internals.is_tried()  # only MLflow can check the schema of an untested version
             try:
                 database_schema.check(database, spell_upgrade_command(root))
             except OutdatedError:
                 is_current = False
             if not is_current:
                 old = database_schema.upgrade(database)
-                return f"upgraded {database} for MLflow {mlflow_internals.version()}; the old one is kept as {old}"
+                return f"upgraded {database} for MLflow {mlflow_internals.version()}; the old database is now {old}"
     except (OSError, sqlite3.Error) as error:
         other = database_schema.OTHER_FOLDER
         raise TrackingError(f"{database} could not be upgraded: {describe_error(error)}; {other}") from error
@@ -289,7 +290,7 @@ def spell_upgrade_command(root: Path) -> str:
 
 
 def is_ready(root: Path, experiment: str) -> bool:
-    """Return whether `open_store` and `experiment_id` would find nothing to do; needs no MLflow."""
+    """Return whether the store and the experiment can be opened without any change; does not import MLflow."""
     try:
         known = (root / STORE_LOCK).read_text(errors="replace").split()
         expected = [mlflow_internals.version(), *database_schema.read_revisions(root / DATABASE)]
@@ -302,9 +303,9 @@ def is_ready(root: Path, experiment: str) -> bool:
 
 
 def _create(root: Path) -> None:
-    """Build the database beside its place and rename it, so that a kill leaves no half of one."""
+    """Build the database under a temporary name and rename it; a killed process leaves no partial database."""
     beside = root / f".{DATABASE}.new"
-    # The write-ahead log of a removed database would be taken for the new one's.
+    # SQLite would apply the write-ahead log of a removed database to the new database.
     for old in (beside, root / f"{DATABASE}-wal", root / f"{DATABASE}-shm"):
         old.unlink(missing_ok=True)
     database_tables.make_database(beside, (root / STORE_ARTIFACTS).as_uri())
@@ -312,32 +313,32 @@ def _create(root: Path) -> None:
 
 
 def _set_journal_mode(root: Path) -> None:
-    """Set WAL on a local file system, where readers (the UI) and writers then do not wait for each other."""
+    """Enable WAL on a local file system; with WAL, readers (the UI) and writers do not wait for each other."""
     local = is_local(root.resolve())
     if not local:
-        log.warning("%s is not on a local file system; the store is slower, without WAL", root)
+        log.warning("%s is not on a local file system; writing is slower because WAL is not possible", root)
     mode = "wal" if local else "delete"
     with closing(sqlite3.connect(root / DATABASE)) as connection:
         if connection.execute("PRAGMA journal_mode").fetchone()[0] == mode:
             return
         try:
             connection.execute(f"PRAGMA journal_mode={mode}")
-        except sqlite3.OperationalError as error:  # it is open elsewhere; the mode matters for speed only
+        except sqlite3.OperationalError as error:  # another process has it open; the mode only affects speed
             log.warning("could not set the journal mode of %s to %s: %s", root / DATABASE, mode, error)
 
 
 @functools.cache
 def _sync_seldom() -> None:
-    """Let sqlite sync when it moves the write-ahead log into the database, not at each transaction.
+    """Make SQLite sync when it copies the write-ahead log to the database, not at each transaction.
 
-    A commit survives this process; a crash of the machine can undo what `Store.sync` was not called for.
+    A commit survives a crash of this process; a crash of the machine can undo commits after the last `Store.sync`.
     """
     from sqlalchemy import Engine, event
 
     def set_up(connection: object, _: object) -> None:
         if isinstance(connection, sqlite3.Connection):
             (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
-            if mode == "wal":  # without, a failure of the machine could damage the database
+            if mode == "wal":  # without WAL, a crash of the machine could damage the database
                 connection.execute("PRAGMA synchronous=NORMAL")
 
     event.listen(Engine, "connect", set_up)

@@ -1,4 +1,4 @@
-"""Moving a local store: absolute paths in its database follow the folder. Needs no MLflow."""
+"""Relocation of a moved local store: rewrites the absolute paths in its database. Does not import MLflow."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pipeline.record.store.local_store import BUSY_TIMEOUT_S, find_foreign_root
 
 
 def relocate(root: Path, old_root: Path | None = None, place: Path | None = None) -> dict[str, int]:
-    """Make the artifact paths of a moved store point to its folder; return the rewritten rows by `table.column`.
+    """Rewrite the artifact paths of a moved store; return the number of rewritten rows by `table.column`.
 
-    The former folder is found in the database by default; `place` is the folder of the artifacts if not `root`.
+    By default, the former folder is read from the database. `place` is the folder of the artifacts if it is not `root`.
 
     Raises:
-        ConfigError: there is no store.
-        TrackingError: it cannot be rewritten, or has several old places.
+        ConfigError: `root` contains no store.
+        TrackingError: the database cannot be rewritten, or contains paths of several former folders.
     """
     root = root.absolute()
     place = place or root
     database = root / DATABASE
     if not database.exists():
         raise ConfigError(
-            f"there is no tracking store in {root}: {DATABASE} is missing; name the folder of a study with --root"
+            f"{root} contains no tracking store: {DATABASE} is missing; specify the folder of a study with --root"
         )
     try:
         with (
@@ -40,10 +40,12 @@ def relocate(root: Path, old_root: Path | None = None, place: Path | None = None
             elsewhere = _find_old_roots(connection, place)
             connection.execute("COMMIT")
     except (OSError, sqlite3.Error) as error:
-        raise TrackingError(f"could not relocate the tracking store in {root}: {error}") from error
+        raise TrackingError(
+            f"could not relocate the tracking store in {root}: {error}; check its permissions"
+        ) from error
     if not counts and elsewhere:
         raise TrackingError(
-            f"no artifact path begins with {old}; name another --from: {', '.join(map(str, elsewhere))}"
+            f"no artifact path begins with {old}; choose another folder for --from: {', '.join(map(str, elsewhere))}"
         )
     return counts
 
@@ -58,6 +60,7 @@ def _find_old_root(connection: sqlite3.Connection, root: Path) -> Path | None:
     if len(roots) > 1:
         places = ", ".join(map(str, roots))
         raise TrackingError(
-            f"the store in {root} was in several folders before ({places}); choose one with --from, then repeat"
+            f"the store in {root} contains paths of several former folders ({places}); run this once per folder, "
+            "with --from=FOLDER"
         )
     return roots[0] if roots else None

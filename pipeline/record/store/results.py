@@ -1,8 +1,8 @@
-"""Tidy tables from MLflow, and the groups that need not run again.
+"""Tidy tables from MLflow, and the groups that do not have to run again.
 
-Columns are named as in MLflow: `params.x`, `metrics.x`, `tags.x`, without the `system/...` series. What a run lacks
-is missing (NaN or None), never 0. Functions raise a TrackingError if the store cannot be read, and those that return
-a table also if the store or the experiment is absent.
+Columns are named as in MLflow: `params.x`, `metrics.x`, `tags.x`, without the `system/...` series. A value that a run
+does not have is NaN or None, never 0. All functions raise a TrackingError if the store cannot be read; functions that
+return a table also raise it if the store or the experiment does not exist.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TAGS_OF_A_ROW = (Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.INVALID, T
 
 
 def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGroup]:
-    """Return every group of an experiment that ended, whatever its result; none if there is no such experiment."""
+    """Return all ended groups of an experiment, with any result; empty if the experiment does not exist."""
     store = where if isinstance(where, Store) else open_if_there(where)
     finished = []
     for run in read_runs(store, experiment, GROUP) if store is not None else ():
@@ -65,7 +65,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
 
 
 def find_past_groups(where: Store | Path | str) -> list[PastGroup]:
-    """Return the newest groups of a store that ended well and without a profiler."""
+    """Return the newest groups of a store that were successful and had no profiler."""
     store = where if isinstance(where, Store) else open_if_there(where)
     if store is None:
         return []
@@ -97,7 +97,7 @@ def _make_past_group(run: Any) -> PastGroup:
 
 
 def _describe_programs(params: Mapping[str, str]) -> str:
-    """Return the programs of a group with the arguments that all of them have: `train --epochs 3`."""
+    """Return the programs of a group with their common arguments: `train --epochs 3`."""
     flags = {key: value for key, value in params.items() if key.startswith(group_names.FLAG)}
     arguments = [f"{key} {value}".strip() for key, value in group_names.spell_flags(flags).items()]
     names = "+".join(dict.fromkeys(params["jobs"].split("+")))
@@ -105,29 +105,31 @@ def _describe_programs(params: Mapping[str, str]) -> str:
 
 
 def recall(root_or_uri: Path | str, run_id: str) -> Original:
-    """Return the group of a run, which may be the run of one of its jobs, from a folder or a server."""
+    """Return the group of a run, from a folder or a server; the run may also be one of the group's jobs."""
     from mlflow.exceptions import MlflowException
 
     store = open_if_there(root_or_uri)
     if store is None:
-        raise TrackingError(f"there is no store in {root_or_uri}; set tracking.root to the store of run {run_id}")
+        raise TrackingError(f"{root_or_uri} contains no store; set tracking.root to the store of run {run_id}")
     try:
         run = store.client.get_run(run_id)
         parent_id = run.data.tags.get(Tag.PARENT_RUN)
         (run,) = _restore_stored_names([run if parent_id is None else store.client.get_run(parent_id)])
     except MlflowException as error:
-        if is_server(root_or_uri) and error.error_code == "INTERNAL_ERROR":  # what MLflow calls no answer, too
+        if is_server(root_or_uri) and error.error_code == "INTERNAL_ERROR":  # MLflow's code also for a missing reply
             raise TrackingError(
-                f"run {run_id} could not be read: the tracking server at {root_or_uri} gave no valid answer: "
+                f"run {run_id} could not be read: the tracking server at {root_or_uri} gave no valid reply: "
                 f"{describe_error(error)}; check tracking.uri"
             ) from error
         raise TrackingError(
             f"run {run_id} is not in {root_or_uri} ({str(error).splitlines()[0]}); "
-            "name its store with tracking.root or tracking.uri"
+            "specify its store with tracking.root or tracking.uri"
         ) from error
     if (role := run.data.tags.get(Tag.ROLE)) != GROUP:
-        seen = f"it is a {role}" if role else f"it has no tag {Tag.ROLE}"
-        raise TrackingError(f"run {run_id} is neither a group nor a job of this project: {seen}")
+        seen = f"its tag {Tag.ROLE} is {role!r}" if role else f"it has no tag {Tag.ROLE}"
+        raise TrackingError(
+            f"run {run_id} is neither a group nor a job of this project: {seen}; choose the run of a group or a job"
+        )
     experiment = store.client.get_experiment(run.info.experiment_id)
     children = store.client.search_runs(
         [run.info.experiment_id], f"tags.`{Tag.PARENT_RUN}` = '{run.info.run_id}'", max_results=PAGE
@@ -160,7 +162,7 @@ def _read_files(store: Store, run_id: str) -> dict[str, str]:
 
 
 def fetch(store: Store, run_id: str, name: str, folder: str) -> Path | None:
-    """Copy an artifact of a run to a folder; `None` if the run does not have it."""
+    """Copy an artifact of a run to a folder; return `None` if the run does not have this artifact."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -171,18 +173,18 @@ def fetch(store: Store, run_id: str, name: str, folder: str) -> Path | None:
 
 
 def list_experiments(store: Store) -> list[str]:
-    """Return the name of every experiment of a store, sorted."""
-    with translate_errors(f"the tracking server at {store.uri} gave no valid answer", "check --uri"):
+    """Return the names of all experiments of a store, sorted."""
+    with translate_errors(f"the tracking server at {store.uri} gave no valid reply", "check --uri"):
         return sorted(experiment.name for experiment in store.client.search_experiments())
 
 
 def load_groups(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
-    """Return one row a group, oldest first."""
+    """Return a table with one row per group, oldest first."""
     return _make_table(_open_existing(root_or_uri, experiment), experiment, GROUP)
 
 
 def load(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
-    """Return one row a job, with the columns of its group behind `group.`."""
+    """Return a table with one row per job; the columns of its group have the prefix `group.`."""
     store = _open_existing(root_or_uri, experiment)
     jobs, groups = _make_table(store, experiment, JOB), _make_table(store, experiment, GROUP).add_prefix("group.")
     key = f"tags.{Tag.PARENT_RUN}"
@@ -192,7 +194,7 @@ def load(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
 
 
 def find_runs(root_or_uri: Path | str, experiment: str, role: str) -> list[Any]:
-    """Return every MLflow run of one role (`GROUP` or `JOB`), oldest first, running ones included."""
+    """Return all MLflow runs of a role (`GROUP` or `JOB`), including running ones, oldest first."""
     return read_runs(_open_existing(root_or_uri, experiment), experiment, role)
 
 
@@ -200,26 +202,27 @@ def _open_existing(root_or_uri: Path | str, experiment: str) -> Store:
     store = open_if_there(root_or_uri)
     if store is None:
         raise TrackingError(
-            f"there is no store in {root_or_uri}; name the store of experiment {experiment!r} with --root or --uri"
+            f"{root_or_uri} contains no store; specify the store of experiment {experiment!r} with --root or --uri"
         )
     if find_experiment(store, experiment) is None:
         names = ", ".join(repr(name) for name in list_experiments(store) if name != "Default") or "none"
-        raise TrackingError(f"there is no experiment {experiment!r} in {root_or_uri}; it has: {names}")
+        raise TrackingError(f"{root_or_uri} has no experiment {experiment!r}; available: {names}")
     return store
 
 
 def find_experiment(store: Store, name: str) -> Any | None:
-    """Return MLflow's experiment of a name; `None` if there is none."""
+    """Return the MLflow experiment with this name; `None` if it does not exist."""
     with translate_errors(f"could not read experiment {name!r} from {store.uri}"):
         return store.client.get_experiment_by_name(name)
 
 
 def read_runs(store: Store, experiment: str, role: str) -> list[Any]:
-    """Return every MLflow run of one role in an open store, oldest first; none if there is no such experiment."""
-    remedy = "check tracking.root or tracking.uri of run.py, or --root or --uri of another command"
+    """Return all MLflow runs of a role in an open store, oldest first; empty if the experiment does not exist."""
+    remedy = "check tracking.root or tracking.uri of run.py, or --root or --uri of other commands"
     with translate_errors(f"could not read the runs of experiment {experiment!r} from {store.uri}", remedy):
         stored = store.client.get_experiment_by_name(experiment)
-        # MLflow makes an object of every tag, param and metric: collecting took 60 % of reading 3,000 runs.
+        # MLflow creates an object for every tag, param and metric; garbage collection took 60 % of the time that
+        # reading 3,000 runs took.
         gc.disable()
         try:
             if stored is None:

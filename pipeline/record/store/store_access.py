@@ -1,4 +1,4 @@
-"""Opening an existing store to read it, also without write permission or after it was moved."""
+"""Opening of an existing store for reading, also without write permission or after the store was moved."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pipeline.record.store.relocate import relocate
 
 
 def open_if_there(root_or_uri: Path | str) -> Store | None:
-    """Open a store; `None` for a folder without one, which stays without one.
+    """Open a store; return `None` for a folder without a store, and create none.
 
     Raises:
-        TrackingError: it cannot be used.
+        TrackingError: the store cannot be used.
     """
     if is_server(root_or_uri):
         return open_store(Path(), str(root_or_uri))
@@ -31,29 +31,31 @@ def open_if_there(root_or_uri: Path | str) -> Store | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise TrackingError(f"could not read the tracking store in {root}: {error.strerror}") from error
+        raise TrackingError(
+            f"could not read the tracking store in {root}: {error.strerror}; check its permissions"
+        ) from error
     return open_store(root) if is_writable(root) else _open_copy(root)
 
 
 def open_named(root_or_uri: Path | str) -> Store:
-    """Open the store that a user named with --root or --uri.
+    """Open the store that a user specified with --root or --uri.
 
     Raises:
-        ConfigError: the folder has none.
-        TrackingError: it cannot be used.
+        ConfigError: the folder contains no store.
+        TrackingError: the store cannot be used.
     """
     set_mlflow_defaults()
     store = open_if_there(root_or_uri)
     if store is None:
         raise ConfigError(
-            f"there is no tracking store in {root_or_uri}: {DATABASE} is missing; "
-            "name the folder of a study (its tracking.root) with --root, or a server with --uri"
+            f"{root_or_uri} contains no tracking store: {DATABASE} is missing; "
+            "specify the folder of a study (its tracking.root) with --root, or a server with --uri"
         )
     return store
 
 
 def is_writable(root_or_uri: Path | str) -> bool:
-    """Return whether this user may write to a store: sqlite needs its folder as well."""
+    """Return whether this user may write to a store; SQLite must also write to the folder of the database."""
     if is_server(root_or_uri):
         return True
     root = Path(root_or_uri)
@@ -62,7 +64,7 @@ def is_writable(root_or_uri: Path | str) -> bool:
 
 @functools.cache
 def _open_copy(root: Path) -> Store:
-    """Open a copy of the database of a read-only store; its artifacts are read where they are."""
+    """Copy the database of a read-only store and open the copy; artifacts are read from the original folder."""
     folder = tempfile.TemporaryDirectory(prefix="colloc-store-")
     atexit.register(folder.cleanup)
     copy = Path(folder.name)
@@ -73,22 +75,22 @@ def _open_copy(root: Path) -> Store:
     except (OSError, sqlite3.Error) as error:
         raise TrackingError(
             f"could not copy the read-only tracking store in {root} to {copy}: {error}; "
-            "copy it to a writable folder, and name that"
+            "copy the store to a writable folder, and specify that folder"
         ) from error
-    with suppress(TrackingError):  # what is read by a copy is often mounted where it was not written
+    with suppress(TrackingError):  # a read-only store is often mounted at another path than at its creation
         relocate(copy, place=root)
     return open_store(copy, upgrades=True)
 
 
 def _copy_database(root: Path, copy: Path) -> None:
-    """Copy the database with all that was committed, after a running write if possible."""
+    """Copy the database with all committed transactions, if possible after a running write has finished."""
     try:
         with (
             closing(sqlite3.connect(f"{(root / DATABASE).as_uri()}?mode=ro", uri=True)) as source,
             closing(sqlite3.connect(copy / DATABASE)) as target,
         ):
             source.backup(target)
-    except sqlite3.OperationalError:  # without the files beside it, sqlite would have to write to read
+    except sqlite3.OperationalError:  # without the -wal and -shm files, SQLite must write to read the database
         (copy / DATABASE).unlink(missing_ok=True)
         shutil.copyfile(root / DATABASE, copy / DATABASE)
         with suppress(FileNotFoundError):

@@ -1,7 +1,8 @@
-"""Uploading a spool folder to its MLflow runs: a parent for the group, a child for each job.
+"""Upload of a spool folder to its MLflow runs: a parent run for the group, a child run for each job.
 
-`begin` and `send` may be killed at any line and repeated: runs are found again by their tags, MLflow drops equal
-metric rows and accepts equal params, files are replaced, and the folder is removed only after all of it was accepted.
+`begin` and `send` may be killed at any point and repeated: existing runs are found by their tags, MLflow ignores
+duplicate metric rows and accepts equal params, files are replaced, and the folder is removed only after MLflow has
+accepted all its contents.
 """
 
 from __future__ import annotations
@@ -40,30 +41,33 @@ from pipeline.record.store.content import RunContent, can_keep_file
 from pipeline.record.store.local_store import Store
 
 MAX_FILES, MAX_FILE_BYTES = 10_000, 8 * 2**30
-"""Limits of the artifacts of one job; further files are kept in a folder beside the store."""
+"""Limits of the artifacts of one job; further files are moved to a folder next to the store."""
 MAX_NAMED = 10
 MAX_OWN_POINTS = 50_000
-"""Limit for all metrics that a program logged: MLflow takes some thousand points a second. The files have all."""
+"""Limit of points of all metrics that a program logged: MLflow stores a few thousand points per second.
+
+The artifacts contain all points.
+"""
 
 _SCRATCH = ".upload-"
-_NO_FILE = "no regular file"
-_TOO_MANY = "too many or too large, kept beside the store"
-_UNREADABLE = "cannot be read, kept beside the store"
-_NOT_TAKEN = "not taken by the store, kept beside it"
+_NO_FILE = "not a regular file"
+_TOO_MANY = "too many or too large, moved next to the store"
+_UNREADABLE = "cannot be read, moved next to the store"
+_NOT_TAKEN = "refused by the store, moved next to the store"
 _KEPT = (_TOO_MANY, _UNREADABLE, _NOT_TAKEN)
 _REFUSED = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-"""Answers by which a server, or a proxy before it, refuses one file for its name or size."""
+"""HTTP statuses with which a server, or a proxy in front of it, refuses a file because of its name or size."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RunIds:
-    """The MLflow runs of a group and of its jobs, by index.
+    """The MLflow runs of a group and of its jobs, by job index.
 
     Attributes:
-        described: params and tags that MLflow has, by run.
-        failed: artifact URIs of failed jobs, by index; known once they are sent.
+        described: params and tags that MLflow already has, by run id.
+        failed: artifact URIs of failed jobs, by job index; empty until the group is sent.
     """
 
     parent: str
@@ -73,12 +77,12 @@ class RunIds:
 
 
 StoreOpener = Callable[[str | None], Store]
-"""Gives the store of a record's `uri`, open."""
+"""Opens the store of a record's `uri`."""
 
 
 def begin(opened: StoreOpener, folder: Path) -> RunIds:
-    """Create the group's runs with what is known of them, so that the UI shows the group while it runs."""
-    with locks.hold_lock(folder / layout.SEND_LOCK):  # a second sender, such as a `flush` by hand, waits
+    """Create the group's runs with the params and tags known so far; MLflow's UI shows the group while it runs."""
+    with locks.hold_lock(folder / layout.SEND_LOCK):  # excludes a second sender, such as `tracking flush`
         record = group_folder.read(folder)
         store = opened(record.uri)
         runs = _find_or_create_runs(store, folder, record)
@@ -89,17 +93,17 @@ def begin(opened: StoreOpener, folder: Path) -> RunIds:
 
 
 def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds | None = None) -> RunIds | None:
-    """Upload a closed spool folder, end its runs, remove it, and return the runs; `None` if it was sent before.
+    """Upload a closed spool folder, end its runs, remove the folder, and return the runs; `None` if it was sent before.
 
-    MLflow gets `series_points` points of a series; the table among the artifacts has all. `begun` is the answer of
-    `begin`, if this process called it.
+    MLflow receives at most `series_points` points of each series; the table in the artifacts contains all points.
+    `begun` is the result of `begin` if this process called it.
 
     Raises:
-        TrackingError: the folder is not finished, or cannot be read.
+        TrackingError: the record is not closed, or cannot be read.
     """
     if not folder.exists():
         return None
-    with locks.hold_lock(folder / layout.SEND_LOCK):  # a second sender, such as a `flush` by hand, waits
+    with locks.hold_lock(folder / layout.SEND_LOCK):  # excludes a second sender, such as `tracking flush`
         if not folder.exists():
             return None
         record = group_folder.read(folder)
@@ -107,7 +111,7 @@ def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds
         unfinished = [run.name for run in (record.parent, *record.children) if run.status == "RUNNING"]
         if record.state != "closed" or unfinished:
             running = ", ".join(unfinished) or "none"
-            raise TrackingError(f"{folder} is not finished: its state is {record.state}, still running: {running}")
+            raise TrackingError(f"{folder} is not finished: state {record.state}, running: {running}; send it later")
         runs = _find_or_create_runs(store, folder, record)
         if any(folder.glob(f"{_SCRATCH}*")):
             _remove_torn(store, (runs.parent, *runs.children.values()))
@@ -147,8 +151,9 @@ def amend(store: Store, file: Path) -> None:
     amendment = group_folder.read_amendment(file)
     all_runs = _find_runs(store, store.open_experiment(amendment.experiment), amendment.spool_id)
     runs = [run for run in all_runs if run.data.tags.get(Tag.ROLE) == GROUP]
-    if not runs or runs[0].info.status == "RUNNING":  # its end, which is still to be sent, would overwrite this
-        raise TrackingError(f"{file.name} belongs to a group that is not in the store yet")
+    # The end of a running group is sent later and would overwrite the amendment.
+    if not runs or runs[0].info.status == "RUNNING":
+        raise TrackingError(f"the group of {file.name} is not in the store yet; send the group first")
     run_id, result = runs[0].info.run_id, Result(amendment.result)
     for name, value in amendment.metrics.items():
         if runs[0].data.metrics.get(name) != value:
@@ -161,7 +166,7 @@ def amend(store: Store, file: Path) -> None:
     if runs[0].data.tags.get(Tag.RESULT) != result:
         store.client.set_tag(run_id, Tag.RESULT, result.value)
         store.client.set_tag(run_id, Tag.REASON, amendment.reason)
-        # Keep the end time: MLflow would otherwise set the present one.
+        # Pass the stored end time; by default MLflow sets the current time.
         store.client.set_terminated(run_id, result.mlflow_status, runs[0].info.end_time)
     store.sync()
     group_folder.remove_amendment(file, amendment)
@@ -170,7 +175,7 @@ def amend(store: Store, file: Path) -> None:
 def log_files(
     store: Store, experiment: str, run_name: str, tags: dict[str, str], folder: Path, files: Sequence[str]
 ) -> str:
-    """Create a run that holds nothing but these files below `folder`, and return its id.
+    """Create a run that contains only these files below `folder`, and return its id.
 
     Raises:
         TrackingError: the store cannot be written.
@@ -195,7 +200,7 @@ def log_files(
 
 
 def _remove_torn(store: Store, run_ids: Iterable[str]) -> None:
-    """Remove half-written files of a killed sender from the artifacts of a local store."""
+    """Remove partially written files of a killed sender from the artifacts of a local store."""
     for run_id in run_ids if store.root is not None else ():
         folder = Path(unquote(urlsplit(store.client.get_run(run_id).info.artifact_uri).path))
         for file in folder.glob(f"**/{TORN}*"):
@@ -204,7 +209,7 @@ def _remove_torn(store: Store, run_ids: Iterable[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Upload:
-    """The upload of one folder. A run gets its final status last, the parent after its children."""
+    """The upload of one folder. The final status of a run is sent last; the parent run is sent after its children."""
 
     store: Store
     folder: Path
@@ -259,7 +264,7 @@ class _Upload:
 
     def _add_metrics(self, content: RunContent, run: RunRecord, series_names: Mapping[str, object]) -> None:
         for name, value in run.metrics.items():
-            # A figure beside a series of the same name would look like one more point of it.
+            # MLflow would add a figure with the same name as a series to this series, as one more point.
             content.add_metric(
                 f"summary/{name}" if name in series_names else name, [(0, self._find_end_ms(run), value)]
             )
@@ -270,7 +275,7 @@ class _Upload:
             content.add_metric(name, points)
 
     def move_left_out_files(self) -> None:
-        """Move files that the store does not have to a folder beside it."""
+        """Move files that were not sent to a folder next to the store."""
         for path in self.left_out:
             place = self.folder.parents[2] / layout.LEFT_OUT / path.relative_to(self.folder.parents[1])
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -280,9 +285,10 @@ class _Upload:
     def _log_below(
         self, run_id: str, content: RunContent, places: Sequence[tuple[Path, str]], without: Sequence[Path] = ()
     ) -> None:
-        """Log the files below folders, each folder by its target path; a tag names what is left out.
+        """Log the files below each folder under its target path; list omitted files in a tag.
 
-        A job may have put links and pipes there, any number of files, with any name and permission.
+        Jobs write to these folders, so they may contain links, pipes, and any number of files with any name and
+        permissions.
         """
         refused: dict[str, list[Path]] = {reason: [] for reason in (_NO_FILE, *_KEPT)}
         num_bytes = num_files = 0
@@ -303,16 +309,16 @@ class _Upload:
                     refused[_NOT_TAKEN].append(path)
         if summary := "; ".join(self._name_files(reason, paths) for reason, paths in refused.items() if paths):
             content.add_tag(Tag.LEFT_OUT, summary)
-            log.warning("%s: left out of the artifacts: %s", self.folder.name, summary)
+            log.warning("%s: files not stored as artifacts: %s", self.folder.name, summary)
         self.left_out.extend(path for reason in _KEPT for path in refused[reason])
 
     def _is_taken(self, run_id: str, path: Path, place: Path) -> bool:
-        """Log a file; return false if the store refuses this one file."""
+        """Log a file; return `False` if the store refuses this file."""
         if not can_keep_file(place.as_posix(), is_server=self.store.root is None):
             return False
         try:
             self.store.client.log_artifact(run_id, str(path), None if place.parent == Path() else str(place.parent))
-        except OSError as error:  # those of the connection are of this kind too
+        except OSError as error:  # connection errors are also OSErrors
             if error.errno == errno.ENAMETOOLONG:
                 return False
             if getattr(getattr(error, "response", None), "status_code", None) in _REFUSED:
@@ -336,7 +342,7 @@ class _Upload:
 def _describe_samples(record: Record) -> About:
     tags = record.parent.tags
     device = tags.get(Tag.DEVICE, "")
-    # A MIG device that was there before the study has its profile in its name.
+    # The name of a MIG device that existed before the study contains its profile.
     of_device = device.partition(" MIG ")[2]
     profiles = {child.gi_id: child.params.get(f"placement.{PROFILE}", of_device) for child in record.children}
     return About(
@@ -377,12 +383,12 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
         group_folder.write_json(folder / layout.RUN_IDS, ids)
 
     if not known:
-        keep()  # before the first run is made: a folder without it has none
+        keep()  # write the file before the first run is created: a folder without this file has no runs
 
     def ensure(key: str, run: RunRecord, tags: dict[str, str]) -> str:
         if key not in known:
             tags |= {stored_name(Tag.SPOOL_ID): record.spool_id, Tag.RUN_NAME: run.name}
-            tags |= _describe_run(run).tags  # made with the run, they cost a third of what they cost later
+            tags |= _describe_run(run).tags  # setting tags on creation takes a third of the time of setting them later
             created = store.client.create_run(experiment_id, record.clock.to_wall_ms(run.start_ns), tags, run.name)
             known[key] = str(created.info.run_id)
             keep()
@@ -397,7 +403,7 @@ def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
 
 
 def _find_known_runs(store: Store, folder: Path, record: Record, experiment_id: str) -> dict[str, str]:
-    """Return run ids by `parent` or the child's index: from the folder if complete, else from MLflow."""
+    """Return run ids by `parent` or the job's index: from the folder if they are complete, otherwise from MLflow."""
     path = folder / layout.RUN_IDS
     if not path.exists():
         return {}
@@ -407,13 +413,13 @@ def _find_known_runs(store: Store, folder: Path, record: Record, experiment_id: 
         if is_of_store and len(ids["runs"]) == 1 + len(record.children):
             return dict(ids["runs"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # damaged, or a sender was killed while it created them: MLflow knows which exist
+        pass  # the file is damaged or incomplete, because a sender was killed: search MLflow for existing runs
     stored = _find_runs(store, experiment_id, record.spool_id)
     return {run.data.tags.get(Tag.INDEX, "parent"): str(run.info.run_id) for run in stored}
 
 
 def _find_runs(store: Store, experiment_id: str, spool_id: str) -> list[Any]:
-    """Return the runs of a group and its jobs, under the present or the former name of the tag."""
+    """Return the runs of a group and its jobs, by the current or the former name of the tag."""
     for tag in (stored_name(Tag.SPOOL_ID), str(Tag.SPOOL_ID)):
         if runs := list(store.client.search_runs([experiment_id], f"tags.`{tag}` = '{spool_id}'")):
             return runs

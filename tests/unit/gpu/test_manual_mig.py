@@ -131,7 +131,7 @@ def test_what_is_made_stays_is_marked_and_is_undone_with_the_mode(a100: Kept) ->
     assert a100.gpu == before
     assert not a100.made.path.exists()
     status, text = a100.run("destroy")
-    assert (status, "nothing was made by hand" in text) == (0, True)
+    assert (status, "no MIG instances were made by hand" in text) == (0, True)
 
 
 def test_compute_instances_are_made_marked_and_undone_before_their_gpu_instance(a100: Kept) -> None:
@@ -284,15 +284,17 @@ def test_what_a_study_on_a_mig_device_holds_or_left_is_not_taken(a100: Kept, sle
 def test_a_second_layout_needs_the_first_to_go(a100: Kept) -> None:
     a100.run("create", "3g")
     first = f"python -m pipeline.gpu destroy --machine {a100.file.path} --lock-dir {a100.locks}, or use"
-    assert f"was divided by hand before (2 steps to undo); undo that with {first}" in refused(a100, "create", "1g")
+    assert f"already has MIG instances made by hand (2 steps to undo); remove them with {first}" in refused(
+        a100, "create", "1g"
+    )
 
 
 def test_what_another_user_made_by_hand_is_named_and_left(a100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     a100.run("create", "3g")
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: 4242)
-        assert "was divided by hand by user" in refused(a100, "create", "1g")
-        assert "was divided by hand by user" in refused(a100, "destroy")
+        assert "made MIG instances by hand" in refused(a100, "create", "1g")
+        assert "made MIG instances by hand" in refused(a100, "destroy")
         assert a100.gpu_told()["made_by_hand_by_others"]
     assert a100.places() == [(9, 0)]
 

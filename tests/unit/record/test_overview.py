@@ -131,7 +131,7 @@ def test_of_two_attempts_the_complete_one_counts_and_an_older_plan_does_not(seen
 def test_a_group_that_was_skipped_has_no_answer_once_it_could_begin(seen, later, states, results) -> None:
     found = seen(run(1, "a"), run(1, "b", "skipped"), *later)
     assert (found.shards[0].state, dict(found.shards[0].results)) == (states, results)
-    said = "\n1 group skipped: resume=true runs what can run now\n"
+    said = "\n1 group skipped: resume=true runs the groups that can run now\n"
     assert (said in found.as_text(NOW_S)) == ("skipped" in results)
 
 
@@ -371,7 +371,7 @@ def test_a_study_alone_and_in_company_is_done_when_both_are(seen) -> None:
         ("H100 in company", "done"),
     ]
     assert found.is_done
-    with pytest.raises(TrackingError, match="holds only company of a measured GPU"):
+    with pytest.raises(TrackingError, match="contains only the groups that load the other GPUs"):
         seen(run(1, "a", other_gpus=1, command_line=command))
 
 
@@ -394,7 +394,7 @@ def test_rows_of_the_same_plan_that_say_nothing_of_other_models_count(seen) -> N
         ),
         (
             "run.py ++shard=2 hydra/launcher=slurm x.HF_TOKEN='<hidden>'",
-            "to run the rest, with each unfinished K, unless a job array of it waits, with your own "
+            "to run the rest, with each unfinished K, unless one of its job arrays is pending, with your own "
             "values for <hidden>: PYTHON run.py hydra/launcher=slurm 'x.HF_TOKEN=<hidden>' shard=K resume=true",
         ),
         (f"run.py only='[a{content.CUT}", f"started by: run.py only='[a{content.CUT}"),

@@ -136,7 +136,7 @@ def test_a_repository_that_would_run_programs_runs_none(repository):
 
 def test_bytes_that_are_no_text_are_told_of(repository):
     (repository / "model.py").write_bytes(b"WIDTH = '\xe9'\n")
-    assert "# bytes that are no UTF-8 are \ufffd here\n" in provenance.join_uncommitted([origin(repository)])
+    assert "# bytes that are not UTF-8 are replaced by \ufffd\n" in provenance.join_uncommitted([origin(repository)])
 
 
 def test_the_artifacts_of_scripts_have_names_that_a_disk_takes():

@@ -141,4 +141,4 @@ def test_who_waits_for_long_is_told_for_what_and_a_signal_ends_it(root: Path, ca
         sender.give_up("interrupted")
         assert sender.unsent == {folder: "interrupted"}
     told = [line for line in capsys.readouterr().err.splitlines() if "sending " in line]
-    assert 2 <= len(told) <= 6 and told[0].startswith("sending 0001-mig (0 MB) takes ")
+    assert 2 <= len(told) <= 6 and told[0].startswith("sending 0001-mig (0 MB) has taken ")

@@ -103,7 +103,7 @@ def test_a_spool_that_others_made_removes_and_ends_nothing_of_ours(tmp_path: Pat
     (tmp_path / "spool" / "link").symlink_to(elsewhere.parent)
     found = group_folder.survey(tmp_path / "spool")
     assert found.ready == (theirs,) and list(found.unreadable) == [forged]
-    assert "is no record of this project: spool_id 'a/../other'" in found.unreadable[forged]
+    assert "has the invalid spool_id 'a/../other'" in found.unreadable[forged]
     assert elsewhere.is_dir() and not cleared
 
 

@@ -147,7 +147,7 @@ NO_MLFLOW = ["DROP TABLE runs", "DROP TABLE experiments"]
 @pytest.mark.parametrize(
     ("statements", "words"),
     [
-        ([f"UPDATE alembic_version SET version_num = '{NEWER}'"], rf"of a newer MLflow than .* {NEWER}\);"),
+        ([f"UPDATE alembic_version SET version_num = '{NEWER}'"], rf"written by a newer MLflow than .* {NEWER}\);"),
         ([f"UPDATE alembic_version SET version_num = '{OLDER}'"], rf"older MLflow than .* {OLDER}\); .*upgrade "),
         (SHARED, rf"shared with Optuna \(alembic_version: .*, {OPTUNA}\);"),
         ([f"UPDATE alembic_version SET version_num = '{OPTUNA}'"], rf"shared with Optuna \(.*: {OPTUNA}\);"),
@@ -333,7 +333,7 @@ def test_a_place_that_is_mistyped_is_an_error(root: Path, tmp_path: Path, capsys
     moved = tmp_path / "moved"
     root.rename(moved)
     assert tracking.main(["relocate", "--from", "/wrong", "--root", str(moved)]) == 1
-    assert f"no artifact path begins with /wrong; name another --from: {root}" in capsys.readouterr().err
+    assert f"no artifact path begins with /wrong; choose another folder for --from: {root}" in capsys.readouterr().err
 
 
 def test_a_store_reached_through_a_link_is_in_its_place(root: Path, tmp_path: Path) -> None:

@@ -51,5 +51,5 @@ def test_an_experiment_that_is_not_there_is_named_with_those_that_are(root: Path
     store = open_store(root)
     for name in ("study-rehearsal", "other"):
         store.open_experiment(name)
-    with pytest.raises(TrackingError, match=r"no experiment 'study' in .*; it has: 'other', 'study-rehearsal'$"):
+    with pytest.raises(TrackingError, match=r"has no experiment 'study'; available: 'other', 'study-rehearsal'$"):
         results.load_groups(root, "study")

@@ -296,7 +296,7 @@ def test_a_full_disk_is_told_in_a_line_and_what_was_not_sent_is_sent_later(root:
         _, err = sender.communicate(timeout=600)
         assert sender.wait() == 0
     assert answer["ok"] is False and "\n" not in answer["error"]
-    assert "Traceback" not in err and "groups of a killed study stay in the spool: " in err
+    assert "Traceback" not in err and "groups of a killed study remain in the spool: " in err
     assert flush(root).returncode == 0
     assert {run.info.status for run in runs_of(client(root))} == {"FINISHED", "KILLED"}
 

@@ -264,7 +264,7 @@ def test_only_regular_files_of_the_folder_become_artifacts_and_the_others_are_na
     assert [item.path for item in store.client.list_artifacts(run.info.run_id, "output")] == ["output/deep"]
     assert len(store.client.list_artifacts(run.info.run_id, "output/deep")) == 1
     assert run.data.tags["collocation.left_out"] == (
-        "jobs/0/output/dir, jobs/0/output/file, jobs/0/output/pipe (no regular file)"
+        "jobs/0/output/dir, jobs/0/output/file, jobs/0/output/pipe (not a regular file)"
     )
     assert not any("nobody" in path.read_text(errors="replace") for path in files_of(root / "artifacts"))
 
@@ -282,7 +282,7 @@ def test_files_beyond_the_limits_are_kept_beside_the_store(root: Path, monkeypat
     store = open_store(root)
     upload.send(lambda uri: store, folder, series_points=10)
     run = by_name(store.client)["0-toy"]
-    assert "(too many or too large, kept beside the store)" in run.data.tags["collocation.left_out"]
+    assert "(too many or too large, moved next to the store)" in run.data.tags["collocation.left_out"]
     logged = [item.path for item in store.client.list_artifacts(run.info.run_id, "output")]
     kept = files_of(root / "left_out/study/0001-mig")
     assert len(kept) == 2 and len(logged) == 6
@@ -319,8 +319,8 @@ def test_a_file_that_cannot_be_read_or_is_not_taken_keeps_no_group_out_of_the_st
     run = by_name(store.client)["0-toy"]
     assert run.info.status == "FINISHED"
     assert run.data.tags["collocation.left_out"] == (
-        "jobs/0/output/%41 (cannot be read, kept beside the store); jobs/0/output/.artifact.uploading.x, "
-        "jobs/0/mlflow/1/run/artifacts/..2024/of_a_config_map (not taken by the store, kept beside it)"
+        "jobs/0/output/%41 (cannot be read, moved next to the store); jobs/0/output/.artifact.uploading.x, "
+        "jobs/0/mlflow/1/run/artifacts/..2024/of_a_config_map (refused by the store, moved next to the store)"
     )
     logged = {item.path for item in store.client.list_artifacts(run.info.run_id, "output")}
     assert logged == {"output/loss#1", "output/a\nb", os.fsdecode(b"output/\xff"), "output/ordinary"}

@@ -154,7 +154,7 @@ def test_the_health_alone_is_read_whoever_computes(h100: Kept, sleeper: int) -> 
     status, text = h100.run("--health")
     assert status == 1
     assert "counters: not checked: --health" in text
-    assert "not ok: remapped rows: rows wait to be remapped" in text
+    assert "not ok: remapped rows: rows are pending for remapping" in text
 
 
 def test_whoever_uses_or_holds_the_gpu_is_not_disturbed(h100: Kept, sleeper: int) -> None:
@@ -172,4 +172,4 @@ def test_without_an_instance_there_is_nothing_to_load(h100: Kept) -> None:
     h100.divide()
     status, told = h100.told()
     assert (status, told["steps"]) == (0, [])
-    assert "MIG mode is on without instances" in told["counters_unchecked"]
+    assert "MIG mode is on, but no instance exists" in told["counters_unchecked"]

@@ -110,7 +110,7 @@ def test_what_runs_where_nothing_does_cannot_be() -> None:
 
     wrong = found(INSTANCES, of_the_small_one)
     assert {each.steps for each in wrong.values()} == {("only GI 5",)}
-    assert wrong["GI 13", "gract_ratio"].what == "GRACT is 0.970, though nothing ran"
+    assert wrong["GI 13", "gract_ratio"].what == "GRACT is 0.970, although nothing ran"
 
 
 def test_an_instance_capped_at_its_neighbours_share_is_said_to_be() -> None:
@@ -139,7 +139,7 @@ def test_a_counter_that_never_moves_is_one_finding(value: float) -> None:
     wrong = found([GPU], lambda _, right: right | {"utilization_ratio": value})
     stuck = wrong.pop(("GPU", "utilization_ratio"))
     assert (stuck.what, stuck.steps, wrong) == (
-        f"utilisation does not move: {value:.3f} in 7 steps, from idle to full",
+        f"utilisation is constant: {value:.3f} in 7 steps, from idle to full",
         (),
         {},
     )
@@ -148,7 +148,7 @@ def test_a_counter_that_never_moves_is_one_finding(value: float) -> None:
 def test_an_instance_of_which_a_source_says_nothing_is_named() -> None:
     wrong = found(INSTANCES, lambda row, right: {} if row.place is MIDDLE else right)
     assert {where for where, _ in wrong} == {"GI 5"}
-    assert wrong["GI 5", "gract_ratio"].what == "no GRACT, which it reports of GI 1, GI 13"
+    assert wrong["GI 5", "gract_ratio"].what == "no GRACT, which the source reports for GI 1, GI 13"
 
 
 def test_a_source_that_does_not_offer_a_counter_is_not_accused() -> None:

@@ -58,7 +58,7 @@ def test_a_gpu_is_healthy_unless_its_file_says_otherwise(machine: simulated.Mach
     ("what", "item", "said"),
     [
         ({"ecc_uncorrected_now": 2}, "uncorrected ECC errors", "memory was corrupted"),
-        ({"is_remap_pending": True, "rows_remapped_uncorrectable": 1}, "remapped rows", "wait to be remapped"),
+        ({"is_remap_pending": True, "rows_remapped_uncorrectable": 1}, "remapped rows", "are pending for remapping"),
         ({"has_remap_failed": True, "is_remap_pending": True}, "remapped rows", "replace the GPU"),
         ({"recovery_action": 1}, "pending resets", "requests: reset of the GPU"),
         ({"recovery_action": 99}, "pending resets", "action 99"),
@@ -125,7 +125,7 @@ def test_an_xid_of_a_program_is_trouble_only_if_it_came_with_the_load(
     items = judged.check_health(with_xids(after), with_xids(before), 10.0 * len(after) + 60)
     (item,) = (item for item in items if item.name == "XID events")
     assert (item.trouble is not None) == is_trouble
-    assert item.text.endswith("in the kernel's log, the last one 60 s ago")
+    assert item.text.endswith("in the kernel log, the last one 60 s ago")
 
 
 def test_a_log_that_may_not_be_read_is_said(machine: simulated.Machine, monkeypatch: pytest.MonkeyPatch) -> None:

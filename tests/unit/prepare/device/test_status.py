@@ -407,7 +407,7 @@ def test_the_folder_of_a_process_that_hangs_in_the_kernel_stays_and_clean_says_s
             code, answer = ask("clean")
             assert (code, answer["abandoned"], answer["hanging"]) == (1, {}, {str(folder): [hanging.pid]})
             code, text = ask("clean", as_json=False)
-            assert code == 1 and f"kept {folder}: processes [{hanging.pid}] survive SIGKILL" in text
+            assert code == 1 and f"not removed: {folder}; processes [{hanging.pid}] survive SIGKILL" in text
             assert folder.is_dir()
         assert ask("clean")[0] == 0
         assert hanging.wait() == -signal.SIGTERM
