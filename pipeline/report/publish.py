@@ -86,7 +86,7 @@ def replace(
         if foreign := [name for name in contents if name not in earlier and os.path.lexists(folder / name)]:
             names = f"{foreign[0]} and {len(foreign) - 1} more files" if len(foreign) > 1 else foreign[0]
             instead = "move your files away, or choose another folder with --out"
-            raise _make_refusal(folder, f"no report wrote {names} in this folder; {instead}")
+            raise _make_refusal(folder, f"the folder has {names}, which no report wrote; {instead}")
         folder.mkdir(parents=True, exist_ok=True)
         _write_manifest(folder, says, [*contents, *(name for name in earlier if name not in contents)])
         for name in earlier:

@@ -106,8 +106,8 @@ def describe_host_bound(cells: Sequence[Cell]) -> str:
     if not known:
         return ""
     means = (
-        f"a process of the job used a CPU core for at least {BUSY_PROCESS_PCT:.0f} % of the time, kernels ran for less "
-        f"than {100 * IDLE_GRACT_RATIO:.0f} %"
+        f"a process of the job kept a CPU core at least {BUSY_PROCESS_PCT:.0f} % busy while kernels ran for less than "
+        f"{100 * IDLE_GRACT_RATIO:.0f} % of the time"
     )
     groups = join_words([f"{jobs} ({', '.join(modes)})" for jobs, modes in bound.items()] or ["no group"])
     return f"Host-bound ({means}): {groups}."

@@ -69,7 +69,7 @@ def describe_shares(cells: Sequence[Cell]) -> list[str]:
     p99 = [(share.p99, share.cell) for share in shares if share.p99 is not None]
     mean = [(share.mean, share.cell) for share in shares if share.mean is not None]
     clauses = [
-        (throughputs, "jobs beside services keep {} of their throughput"),
+        (throughputs, "jobs that run with services keep {} of their throughput"),
         (energies, "services and jobs together take {} of the energy that they take alone"),
         (p99 or mean, f"the {'p99' if p99 else 'mean'} latency of services is {{}} times that alone"),
     ]

@@ -284,15 +284,15 @@ def _name_jobs(case: Case, degree: int) -> str:
 
 def _describe_need(verdict: Verdict) -> str:
     if verdict.num_gpus > 1:
-        needed = f"{MIN_GPUS} GPUs" if verdict.num_gpus < MIN_GPUS else "more GPUs or less scatter"
-        return f"no verdict: each GPU counts once, a verdict needs {needed}"
+        needed = f"{MIN_GPUS} GPUs" if verdict.num_gpus < MIN_GPUS else "more GPUs (or less scatter)"
+        return f"no verdict: each GPU counts once, and {needed} are needed"
     if verdict.blocks_needed is not None:
-        return f"no verdict: a verdict needs about {verdict.blocks_needed} blocks"
+        return f"no verdict: about {verdict.blocks_needed} blocks are needed"
     if verdict.num_blocks < statistics.MIN_FOR_INTERVAL:
         return f"no interval below {statistics.MIN_FOR_INTERVAL} blocks, no verdict below {MIN_BLOCKS}"
     if verdict.num_blocks < MIN_BLOCKS:
         return f"no verdict below {MIN_BLOCKS} blocks"
-    return f"no verdict: a verdict needs more than {statistics.MOST_BLOCKS} blocks"
+    return f"no verdict: more than {statistics.MOST_BLOCKS} blocks are needed"
 
 
 def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Sequence[Verdict]) -> Winner:

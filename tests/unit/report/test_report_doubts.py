@@ -137,7 +137,7 @@ def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> N
         return study(*(copies("naive", n, 1000.0, own=each, facts=facts) for n, each in enumerate(own, 1)))
 
     (said,) = list_doubts(resumed("old", "new", accepts_environment="true"), ())
-    assert said.startswith("Rows of 2 environments are compared: the study was resumed with resume=accept_")
+    assert said.startswith("The study compares rows of 2 environments, because it was resumed with resume=accept_")
     assert (
         list_doubts(resumed("same", "same", accepts_environment="true"), ())
         == list_doubts(resumed("old", "new"), ())

@@ -166,7 +166,7 @@ def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_gri
     cells = make_cells(found)
     kept, energy, latency = write_answer(found, cells, [])
     assert kept == (
-        "On one NVIDIA H100 80GB HBM3, jobs beside services keep 0.70 (T+I, MPS equal shares) to 0.90 (T+I, "
+        "On one NVIDIA H100 80GB HBM3, jobs that run with services keep 0.70 (T+I, MPS equal shares) to 0.90 (T+I, "
         "naive) of their throughput (I: infer, T: train)."
     )
     assert re.fullmatch(
