@@ -55,7 +55,7 @@ def check_folder(folder: Path, experiment: Experiment) -> None:
         _list_earlier(folder, experiment)
     elif folder.is_dir() and {path.name for path in folder.iterdir()} - {_PART}:
         raise _make_refusal(
-            folder, "the folder has files that no report wrote; remove them, or choose another folder with --out"
+            folder, "the folder has files that no report wrote; move them away, or choose another folder with --out"
         )
 
 
@@ -74,7 +74,7 @@ def replace(
 ) -> WrittenReport:
     """Write files, by path, and remove those of an earlier report or board; the manifest includes `says`.
 
-    The manifest lists every file before it is written, so the next report can also replace an incomplete one.
+    The manifest lists each file before the file is written, so the next report can also replace an incomplete one.
 
     Raises:
         ConfigError: the folder is not writable, or has files that no report wrote.

@@ -33,9 +33,9 @@ from pipeline.report.read.study_records import Row, Study
 _SAME_SPEED = 1.1
 """Two runs of the same job differ if the whole interval of their ratio is above this factor or below its inverse."""
 _BEYOND_NOISE = 1.5
-"""Margin of runs without an interval.
+"""With too few blocks for an interval, a speed-up is doubtful if above this factor times the number of jobs.
 
-On a host with other users, the logarithm of the ratio of two eager runs scatters by 0.14.
+The factor is that large because, on a host with other users, the log ratio of two eager runs scatters by 0.14.
 """
 TIMES = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
 """Metrics whose lower value is the faster one."""
@@ -137,7 +137,7 @@ class Cell:
 
     @property
     def notes_on_gain(self) -> tuple[str, ...]:
-        """Doubts about the baseline that the interval of the speed-up raises."""
+        """Notes on an implausible speed-up: the baseline may be slow, or the machine may have changed."""
         gain = self.estimates.get(SPEEDUP)
         if gain is None or self.is_derived:
             return ()
@@ -156,7 +156,7 @@ class Cell:
         if has_changed and self.degree == 1 and self.sharing == NAIVE:
             notes.append(
                 f"one naive job repeats the serial run, but ran {gain.median:.2f} times{in_words} as fast: "
-                "the machine changed in between"
+                "the machine changed between the two runs"
             )
         return tuple(notes)
 
@@ -248,8 +248,8 @@ def _label(row: Row, jobs: Sequence[labels.JobLabel]) -> str:
 def label_cases(study: Study) -> dict[str, Case]:
     """Map the run of each row to its case.
 
-    A label has the jobs in the order of the case's first group by name. Different mixes with equal labels get longer
-    ones.
+    A label has the jobs in the order of the case's first group by name. The labels of different mixes are made longer
+    if they would be equal.
     """
     cases = {row.run_id: _make_case(row) for row in study.rows}
     first = {cases[row.run_id]: row for row in sorted(study.rows, key=lambda row: natural_key(row.name), reverse=True)}

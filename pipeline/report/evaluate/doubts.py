@@ -42,7 +42,7 @@ def list_doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
     several = len(study.devices) > 1  # several devices may have a block with this number
     sentences = [
         f"The host of block {block.number}{f' on {block.device}' if several else ''} was slower: "
-        f"its loop took {loop_ms:.2f} ms, {loop_ms / usual:.2f} times the median of the blocks."
+        f"the loop on the host took {loop_ms:.2f} ms, {loop_ms / usual:.2f} times the median of the blocks."
         for block, loop_ms, is_slow in loops
         if is_slow and loop_ms is not None
     ]

@@ -50,14 +50,15 @@ def describe_mix(shares: Sequence[Shared]) -> str:
     parts = []
     for share in shares:
         if share.throughput_ratio is not None:
-            parts.append(f"{share.workload} keeps {times_in_words(share.throughput_ratio)} its throughput")
+            ratio = times_in_words(share.throughput_ratio)
+            parts.append(f"the throughput of {share.workload} is {ratio} its throughput alone")
         for estimate, title in ((share.p99, "p99"), (share.mean, "mean")):
             if estimate is not None:
-                parts.append(f"the {title} latency of {share.workload} is {times_in_words(estimate)} that alone")
+                parts.append(f"the {title} latency of {share.workload} is {times_in_words(estimate)} its latency alone")
                 break
     cell = shares[0].cell
     simulated = " (simulated)" if cell.is_simulated else ""
-    return f"{cell.mode} runs {cell.case.label}: {join_words(parts)}.{simulated}"
+    return f"{cell.case.label}, {cell.mode}: {join_words(parts)}.{simulated}"
 
 
 def describe_shares(cells: Sequence[Cell]) -> list[str]:
@@ -70,8 +71,8 @@ def describe_shares(cells: Sequence[Cell]) -> list[str]:
     mean = [(share.mean, share.cell) for share in shares if share.mean is not None]
     clauses = [
         (throughputs, "jobs that run with services keep {} of their throughput"),
-        (energies, "services and jobs together take {} of the energy that they take alone"),
-        (p99 or mean, f"the {'p99' if p99 else 'mean'} latency of services is {{}} times that alone"),
+        (energies, "services and jobs together use {} of the energy that they use alone"),
+        (p99 or mean, f"the {'p99' if p99 else 'mean'} latency of services is {{}} times their latency alone"),
     ]
     return [form.format(" to ".join(_ends(estimates))) for estimates, form in clauses if estimates]
 

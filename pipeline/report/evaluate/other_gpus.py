@@ -43,7 +43,7 @@ class CompanyShare:
 
     @property
     def share_in_words(self) -> str:
-        """`0.971 (0.923 to 1.026)`."""
+        """The share with its interval: `0.971 (0.923 to 1.026)`."""
         return f"{self.share.median:.3f}{interval_in_words(self.share, '.3f')}"
 
 
@@ -57,7 +57,7 @@ def _summarize_groups(groups: Sequence[CompanyShare]) -> str:
     lowest, *higher = sorted(groups, key=lambda group: group.share.median)
     sentence = f"While {_name_others(lowest.beside)}, {_name_group(lowest)} keeps {lowest.share_in_words} of its speed"
     if higher:
-        sentence += f" (the lowest of {len(groups)} groups), {_name_group(higher[-1])} {higher[-1].share_in_words}"
+        sentence += f" (the lowest of {len(groups)} groups) and {_name_group(higher[-1])} {higher[-1].share_in_words}"
         sentence += " (the highest)"
     return f"{sentence}; {_count_differing(groups)}.{_mark_simulated(lowest)}"
 

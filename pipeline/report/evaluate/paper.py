@@ -131,7 +131,7 @@ def _is_about(publication: Publication, finding: Finding, cell: Cell) -> bool:
         return False
     if cell.sharing == MIG:
         return finding.profile is None or finding.profile in [profile.split(".")[0] for profile in cell.profiles]
-    return not cell.detail  # MPS with limits is in no finding
+    return not cell.detail  # no finding concerns MPS with limits
 
 
 def _quantity(question: _Question, cell: Cell) -> FindingCheck | None:
@@ -191,7 +191,7 @@ def _check_against(question: _Question, cells: Sequence[Cell]) -> Iterator[Findi
 
 def _memory_growth(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
     """Compare the memory per job at the highest degree of each case and mode with the memory of one job alone."""
-    highest = {(cell.case, cell.sharing): cell for cell in cells if cell.values}  # ordered by degree
+    highest = {(cell.case, cell.sharing): cell for cell in cells if cell.values}  # cells are ordered by degree
     for cell in highest.values():
         growth = [ratios(cell, alone, MEMORY) for alone in _find_others(question, cell, 1, SERIAL.name)]
         by_job = {block: ratio / cell.degree for by_block in growth for block, ratio in by_block.items()}
@@ -205,7 +205,7 @@ def _out_of_memory(question: _Question, cell: Cell) -> FindingCheck | None:
         return _check(question, cell, None, Result.OOM.value, Agreement.AGREES)
     if not cell.values:
         return None
-    return _check(question, cell, None, Result.OK.value, Agreement.DIFFERS, "it fits here")
+    return _check(question, cell, None, Result.OK.value, Agreement.DIFFERS, "the jobs fit into memory")
 
 
 def _check_range(
@@ -246,7 +246,10 @@ def _compare_with_range(finding: Finding, estimate: Estimate) -> tuple[Agreement
         return Agreement.AGREES, ""
     if estimate.high < low or high < estimate.low:
         return Agreement.DIFFERS, away.removesuffix(", ")
-    return Agreement.UNDECIDED, f"{away}but the interval reaches into the range" if away else "the interval is wider"
+    return (
+        Agreement.UNDECIDED,
+        f"{away}but the interval reaches into the range" if away else "the interval is wider than the range",
+    )
 
 
 def _is_fastest(question: _Question, members: Sequence[Cell]) -> FindingCheck | None:
@@ -312,7 +315,7 @@ def _note(question: _Question, cell: Cell) -> str:
     if cell.window is WindowKind.STEADY and publication.epochs:
         differs.append(f"steady window instead of {publication.epochs} epochs")
     if any(params.get("source") == "synthetic_files" for params in cell.case.params):
-        differs.append("files of made-up images")
+        differs.append("synthetic image files")
     differs += question.finding.slips
     return "; ".join(differs)
 

@@ -33,8 +33,8 @@ class Finding:
         kind: the figure. `quantity`: a quantity of a cell. `against`: speed, or a quantity, relative to another mode.
             `along`: a quantity at the highest value of a swept parameter, divided by the quantity at the lowest value.
             `profiles`: the larger of two profiles over the smaller. `memory_growth`: memory, divided by the memory of
-            the same number of jobs alone. `out_of_memory`: no figure. `slowdown`: of one workload in a mix.
-            `fastest`: the fastest mode.
+            the same number of jobs alone. `out_of_memory`: no figure. `slowdown`: the slowdown of one workload in
+            a mix. `fastest`: the fastest mode.
         modes: names of sharing modes in the configuration.
         workloads: names of workloads; empty for all workloads of the publication.
         mixes: labels of mixes (`M+2S`), instead of workloads.
@@ -148,7 +148,7 @@ class Publication:
         """Describe how the settings of a job differ from those of a finding: `batch 128 instead of 32`."""
         program = self.program(params)
         if program is None:
-            return [f"{params.get('workload')}, which was not measured"]
+            return [f"workload {params.get('workload')}, which is not in the publication"]
         settings = {"workload": (program.name,), **self.settings, **program.settings}
         settings |= {**(program.in_mixes if is_mix else {}), **finding.settings}
         return [
@@ -192,7 +192,7 @@ def _describe_setting(key: str, value: str | None) -> str:
 
 @lru_cache(maxsize=1)
 def publications() -> tuple[Publication, ...]:
-    """Return every publication, by the name of its file."""
+    """Return all publications, ordered by file name."""
     import yaml
 
     paths = sorted(FOLDER.glob("*.yaml"))

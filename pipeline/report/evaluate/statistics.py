@@ -166,7 +166,7 @@ def blocks_needed(test: Test, num_tests: int) -> int | None:
     margin, distance = math.log1p(MARGIN), abs(test.mean)
     level = (1 - CONFIDENCE) / num_tests
     if distance > margin:
-        level /= 2  # two-sided
+        level /= 2  # the test for a difference is two-sided
     else:
         distance = margin - distance
     for n in range(MIN_BLOCKS, MOST_BLOCKS + 1):

@@ -90,7 +90,7 @@ class Winner:
         mode: the fastest mode; `None` if the verdicts do not show that one mode is faster than all others.
         tied: the mode with the best median, and the modes without a verdict against it.
         speedup: speed-up of the first mode in `tied` over serial.
-        over_best_solo: its speed-up over one job at a time in the best step mode; `None` unless several were measured.
+        over_best_solo: speed-up of this mode over one job at a time in the best step mode, if several were measured.
         is_enough: whether blocks and GPUs were enough for any verdict.
         marks: doubts to show after `speedup`: ` (MPS: NOTE)`.
     """
@@ -135,7 +135,7 @@ def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
     places = group_places(cells)
     pairs = [pair for cell in cells for pair in _pairs(cell, places[cell.case, cell.degree])]
     tested = [pair.test for pair in pairs if pair.test is not None and pair.is_enough]
-    judged = _judge_tests(tested) if tested else {}  # short studies need no numpy
+    judged = _judge_tests(tested) if tested else {}  # import numpy only if there are tests
     num_tests = sum(pair.test is not None for pair in pairs)
     undecided = _Judgement(Decision.NO_VERDICT)
     return [_verdict(pair, judged.get(id(pair.test), undecided), num_tests) for pair in pairs]
@@ -269,7 +269,7 @@ def _sentence(verdict: Verdict, cell: Cell) -> str:
     if against == SERIAL.label and verdict.degree == 1:
         against = "the serial baseline"
     if verdict.metric in (MEAN_LATENCY, P99_LATENCY):
-        against = "one alone" if verdict.against == SERIAL.label else against
+        against = "one job alone" if verdict.against == SERIAL.label else against
         against += f" by the {METRICS[verdict.metric].title}"
     blocks = format_count(verdict.num_blocks, "block") + describe_gpus(verdict.num_gpus)
     details = [interval_in_words(verdict.ratio, ".2f").strip(" ()"), blocks]

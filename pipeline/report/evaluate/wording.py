@@ -1,4 +1,4 @@
-"""Phrases that the sentences of a report are made of."""
+"""Phrases for the sentences of a report."""
 
 from __future__ import annotations
 

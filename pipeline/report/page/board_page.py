@@ -17,7 +17,7 @@ from pipeline.report.page.page import environment, strip_forbidden
 from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
 
 TEMPLATE = "board.html.jinja"
-TITLE = "Which sharing mode wins where"
+TITLE = "The best sharing mode of each case"
 NOTE = (
     "Best: the fastest mode of a case; without a verdict, all candidates, the best median first. Gain: speed of all "
     "jobs relative to serial, median over the blocks and 95 % t interval; a figure with a unit is another quantity. "
@@ -79,7 +79,7 @@ def _describe_column_winners(place: int, board: Board) -> str:
         return f"{which}: no case with several jobs has modes to compare."
     parts = [f"{mode} is best in {wins[mode]}" for mode in sorted(wins, key=lambda mode: (-wins[mode], mode))]
     undecided = len(together) - wins.total()
-    parts += [f"no verdict in {undecided}"] if undecided else []
+    parts += [f"there is no verdict in {undecided}"] if undecided else []
     return f"{which}: of {format_count(len(together), 'case')} with several jobs, {join_words(parts)}."
 
 

@@ -178,7 +178,7 @@ def _compare_mixes(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
         for measure, entries in _list_measures(members)
     ]
     note = (
-        "Figures of each job, relative to the job alone in the same block: medians and 95 % t intervals; 1 is no "
+        "Figures of each job, relative to the job alone in the same block: medians and 95 % t intervals; 1 means no "
         "change. Energy: energy of the whole GPU, relative to the same work with each job alone."
     )
     return Grid(title="Services and other jobs together, relative to alone", modes=modes, lines=tuple(lines), note=note)

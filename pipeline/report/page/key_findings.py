@@ -60,7 +60,9 @@ def _describe_services(cells: Sequence[Cell]) -> str:
         if known:
             ends = [known[0], known[-1]] if len(known) > 1 else known
             parts = [f"{times_in_words(c.estimates[name])} ({jobs_in_words(c.case, c.degree)}, {c.mode})" for c in ends]
-            return f"the {title} latency of services that run together is {' to '.join(parts)} that of one alone"
+            return (
+                f"the {title} latency of services that run together is {' to '.join(parts)} that of one service alone"
+            )
     return ""
 
 
@@ -92,7 +94,7 @@ def describe_setup(study: Study) -> list[str]:
     sentences += [f"{whose}: {', '.join(common)}."] if common else []
     blocks: dict[str, list[int]] = defaultdict(list)
     for block in study.blocks:
-        uuid = block.gpu_uuid[: len("GPU-d55853c3")]  # as `nvidia-smi -L` begins
+        uuid = block.gpu_uuid[: len("GPU-d55853c3")]  # the beginning of the UUID as `nvidia-smi -L` prints it
         blocks[f"{block.device} {uuid}".strip()].append(block.number)
     if len(blocks) > 1:
         parts = [f"{_numbers(numbers)} on {gpu}" for gpu, numbers in blocks.items()]
@@ -145,7 +147,7 @@ def describe_left_out(study: Study) -> list[str]:
 
 
 def _devices(study: Study) -> str:
-    """Return `one NVIDIA H100 80GB HBM3`, `3 NVIDIA ...`, a simulated one as such."""
+    """Return `one NVIDIA H100 80GB HBM3`, `3 NVIDIA ...`, `one simulated NVIDIA ...`."""
     gpus = Counter(device for device, _ in {(row.device, row.gpu_uuid) for row in study.rows})
     simulated = "simulated " if study.is_simulated else ""
     named = [f"{'one' if n == 1 else n} {simulated}{device or 'unknown device'}" for device, n in sorted(gpus.items())]
@@ -159,7 +161,7 @@ def _describe_highest_gain(study: Study, together: Sequence[Winner]) -> str:
         return f"sharing gains nothing: at most {times_in_words(best.speedup)} the serial speed, with {jobs}"
     gain = f"{jobs} reach {times_in_words(best.speedup)} the serial speed"
     if best.over_best_solo is not None:
-        gain += f", and {times_in_words(best.over_best_solo)} that of one job at a time in its best step mode"
+        gain += f", and {times_in_words(best.over_best_solo)} the speed of one job at a time in the best step mode"
     return f"{gain}{best.marks}"
 
 
@@ -191,7 +193,7 @@ def _count_winners(cells: Sequence[Cell], together: Sequence[Winner]) -> list[st
         return [f"{_capitalise(first)} is fastest in {_cases(len(together), 'all')}."]
     parts = [f"{first} is fastest in {wins[first]} of {_cases(len(together))}"]
     parts += [f"{mode} in {wins[mode]}" for mode in runners_up]
-    no_verdict = f"; no verdict in {undecided}" if undecided else ""
+    no_verdict = f"; there is no verdict in {undecided}" if undecided else ""
     return [f"{_capitalise(join_words(parts))}{no_verdict}."]
 
 

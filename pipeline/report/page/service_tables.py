@@ -17,7 +17,7 @@ from pipeline.report.evaluate.wording import join_words
 from pipeline.report.page.table_format import Table, Values, format_estimate
 
 _MOST_SAID = 2
-"""The most workloads for which the answer of a report includes their rates."""
+"""The answer of a report includes rates if at most this number of workloads has some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

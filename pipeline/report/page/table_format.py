@@ -48,13 +48,13 @@ class Table:
 
     @property
     def is_numeric(self) -> tuple[bool, ...]:
-        """True for each column of numbers, which is aligned to the right."""
+        """True for each column that contains only numbers; such a column is aligned to the right."""
         columns = [[row[i] for row in self.rows if row[i] is not None] for i in range(len(self.columns))]
         return tuple(bool(column) and all(isinstance(value, float | int) for value in column) for column in columns)
 
 
 def format_value(value: Value) -> str:
-    """Format a value for readers: four significant digits, `-` for a missing one."""
+    """Format a value for readers: numbers with four significant digits, a missing value as `-`."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return MISSING
     if isinstance(value, float):
@@ -76,7 +76,7 @@ def list_ends(estimate: Estimate | None) -> tuple[Value, Value, Value]:
 
 
 def round_value(value: float) -> str:
-    """Round to three significant digits, or to a whole number if that has more."""
+    """Round to three significant digits, or to a whole number if the number is 100 or more."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"  # a number that is rounded to 100 has no decimals
 
 

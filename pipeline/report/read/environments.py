@@ -69,7 +69,7 @@ def _differences(locks: Mapping[str, Sequence[str]], names: Mapping[str, str]) -
     for digest in later:
         differs = compare_locks(locks[first], locks[digest]) if locks[first] and locks[digest] else ""
         packages = differs or "packages not recorded"
-        sentences.append(f"Environment {names[digest]!r} against {names[first]!r}: {packages}.")
+        sentences.append(f"Environment {names[digest]!r}, compared with {names[first]!r}: {packages}.")
     return sentences
 
 

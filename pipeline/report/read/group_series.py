@@ -141,7 +141,7 @@ def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
             known = fields.read(path_of_fields)
             drawn = {field.name for _, field in known if field.chart is not None and field.chart.panel}
             samples = read_table(path, drawn)
-    except Exception as error:  # a damaged file may raise anything
+    except Exception as error:  # a damaged file may raise any exception
         raise TrackingError(f"cannot read the samples of run {row.run_id} in {row.store}: {error}") from error
     device_samples = {
         origin: series for origin, series in samples.items() if known.is_of_device(origin.source, origin.job)

@@ -13,7 +13,7 @@ from pipeline.record.store.store_access import open_named
 
 
 def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._MutuallyExclusiveGroup | None = None) -> None:
-    """Add `--experiment`, `--root` and `--uri`; `--experiment` joins the group `among` of exclusive sources, if any."""
+    """Add `--experiment` (to the group `among` of exclusive options, if there is one), `--root` and `--uri`."""
     default = tracking_root.EXPERIMENT if among is None else None
     about = f"tracking.experiment of the study (default: {default})" if default else "tracking.experiment of a study"
     (among or parser).add_argument("--experiment", default=default, metavar="NAME", help=about)

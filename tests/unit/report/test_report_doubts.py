@@ -32,7 +32,10 @@ def test_a_block_whose_host_was_much_slower_than_the_others_is_flagged() -> None
         (number, loop_ms, number == 4) for number, loop_ms in enumerate(LOOPS_MS, 1)
     ]
     (said,) = list_doubts(seen, ())
-    assert said == "The host of block 4 was slower: its loop took 2.70 ms, 1.29 times the median of the blocks."
+    assert (
+        said
+        == "The host of block 4 was slower: the loop on the host took 2.70 ms, 1.29 times the median of the blocks."
+    )
     assert [row[-2:] for row in block_table(seen).rows] == [(ms, "slower" if ms == 2.7 else None) for ms in LOOPS_MS]
 
 

@@ -148,7 +148,7 @@ def test_what_other_gpus_cost_is_said_in_a_sentence_with_the_least_and_the_most(
     assert sentence == f"While another GPU works, {jobs} keeps 0.900 of its speed; an interval needs 3 blocks."
     (sentence,) = said((0.9, 0.91, 0.92), (0.9, 1.0, 1.1), (0.8, 0.8, 0.81), beside="3")
     assert sentence.startswith("While 3 other GPUs work, ")
-    assert " keeps 0.800 (0.789 to 0.818) of its speed (the lowest of 3 groups), " in sentence
+    assert " keeps 0.800 (0.789 to 0.818) of its speed (the lowest of 3 groups) and " in sentence
     assert sentence.endswith("; 2 of 3 intervals exclude 1.")
     assert said() == []
 
