@@ -330,7 +330,7 @@ def test_a_half_run_study_says_what_is_missing() -> None:
     assert '<div class="missing" id="missing">' in text and "lacks 1 of 3 groups" in text
     none = "There is no verdict on the fastest mode in the one case with several jobs."
     assert f"{none} One complete block; a verdict needs 5 blocks." in text
-    assert "findings of the paper not measured here" in text
+    assert "findings of the paper were not measured here" in text
 
 
 def test_a_group_that_failed_is_missing_once() -> None:
