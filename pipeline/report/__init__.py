@@ -1,1 +1,1 @@
-"""From the runs of a study to the figures, tables and verdicts of a paper. Reads results; never touches a GPU."""
+"""The report of a study: figures, tables and verdicts, computed from recorded runs without a GPU."""

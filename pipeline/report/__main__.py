@@ -72,29 +72,29 @@ def report(
     """Write the report of a study; return its files, the study, and a summary for the terminal.
 
     Raises:
-        ConfigError: there is no such group, or none at all, or the folder cannot be written.
-        TrackingError: the store cannot be read.
+        ConfigError: the study has no such group, or no group at all, or the folder is not writable.
+        TrackingError: a store is not readable.
     """
     study = rows.read(stores, experiment, pools_hosts=pools_hosts, choice=choice)
     if not study.rows:
         raise ConfigError(
-            f"experiment {experiment!r} of {', '.join(map(str, stores))} has no group with a result; "
-            "name a study (its tracking.experiment) with --experiment"
+            f"experiment {experiment!r} in {', '.join(map(str, stores))} has no group with a result; "
+            "choose another experiment with --experiment"
         )
     row = group_series.choose_group(study, group)
     timeline = None
     try:
         timeline = group_series.read_group(row) if row is not None else None
         if timeline is None and group is not None:
-            logger.warning("group %s has no samples and is not drawn over time", group)
+            logger.warning("group %s has no samples, so the report does not show it over time", group)
     except TrackingError as error:
-        logger.warning("%s; no group is drawn over time, choose one with --group", error)
+        logger.warning("%s; the report shows no group over time, choose another group with --group", error)
     content = make_content(study, timeline)
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
     groups, figures = format_count(len(study.rows), "group"), format_count(len(content.figures), "figure")
     summary = f"{experiment}: {groups}, {blocks}, {figures}"
     if study.is_simulated:
-        summary += " (simulated: says nothing about a real GPU)"
+        summary += " (simulated: no measurement of a real GPU)"
     return write(content, folder), study, "\n".join([summary, *describe_left_out(study)])
 
 
@@ -107,18 +107,20 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
         f"{entry_points.spell('report', board_command.COMMAND, '--help')}",
     )
     add_store_arguments(parser)
-    study_help = "only this study, by the tag collocation.study of its runs; repeat it to add another one"
+    study_help = "only this study, by the tag collocation.study of its runs; repeat the option to add a study"
     parser.add_argument(STUDY, action="append", default=[], metavar="ID", help=study_help)
-    device_help = "only this device, by its name or a unique part of it; repeat it to add another one"
+    device_help = "only this device, by its name or a unique part of its name; repeat the option to add a device"
     parser.add_argument(DEVICE, action="append", default=[], metavar="NAME", help=device_help)
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder to write to (default: reports/NAME)")
-    parser.add_argument("--group", metavar="RUN_OR_NAME", help="group to draw over time, by run id or name")
+    parser.add_argument("--group", metavar="RUN_OR_NAME", help="group to show over time, by run id or name")
     parser.add_argument(
         "--pool",
         choices=["hosts"],
         help="pool the blocks of hosts with different CPUs, power limits or drivers",
     )
-    parser.add_argument("--no-log", action="store_true", help="do not log the report to MLflow (the first store)")
+    parser.add_argument(
+        "--no-log", action="store_true", help="do not log the report to MLflow (default: log it to the first store)"
+    )
     return parser
 
 

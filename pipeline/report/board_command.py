@@ -1,6 +1,7 @@
 """The command `python -m pipeline.report board`: several studies and GPUs in one table.
 
-It reads the `cases.json` of reports, or studies from stores. Each keeps its own baselines, blocks and verdicts.
+The command reads the `cases.json` of reports, or studies from stores. Each study has its own baselines, blocks and
+verdicts.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ def main(argv: Sequence[str]) -> int:
         check_folder(options.out, options.experiment)
         studies = [*_read_reports(options.reports), *_read_stores(options)]
         if not studies:
-            raise ConfigError("the board has no studies; name folders of reports, or experiments with --experiment")
+            raise ConfigError("the board has no studies; pass folders of reports, or experiments with --experiment")
         _refuse_equal(studies)
         board = make_board(make_columns(studies))
         if not board.lines:
-            raise ConfigError("no study of the board has groups in a sharing mode; name other studies")
+            raise ConfigError("the studies of the board have serial groups only; choose studies with a sharing mode")
         contents = {BOARD: to_csv(page.table(board)), PAGE: page.render(board)}
         experiments = list(dict.fromkeys(column.measured.experiment for column in board.columns))
         says = {"simulated": any(column.measured.stamp for column in board.columns)}
@@ -57,7 +58,7 @@ def _read_reports(folders: Sequence[Path]) -> Iterator[tuple[str, DeviceSummary]
             text = (folder / CASES).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             has_report = (folder / MANIFEST).is_file()
-            instead = "write the report again with this version" if has_report else "name the folder of a report"
+            instead = "write the report again with this version" if has_report else "pass the folder of a report"
             why = getattr(error, "strerror", None) or error
             raise ConfigError(f"cannot read {folder / CASES}: {why}; {instead}") from error
         try:
@@ -72,7 +73,7 @@ def _read_stores(options: argparse.Namespace) -> Iterator[tuple[str, DeviceSumma
     different = {*(root.resolve() for root in options.root), *(uri.rstrip("/") for uri in options.uri)}
     is_twice = len(different) < len(options.root) + len(options.uri)
     if is_twice or len(set(options.experiment)) < len(options.experiment):
-        raise ConfigError("a study is named twice; name each experiment and store once")
+        raise ConfigError("an experiment or a store is named twice; name each experiment and each store once")
     for experiment in options.experiment:
         for store in find_stores(stores, experiment):
             yield from ((str(store), measured) for measured in _measured_in(store, experiment))
@@ -82,14 +83,14 @@ def _refuse_equal(studies: Sequence[tuple[str, DeviceSummary]]) -> None:
     for (source, study), (other, other_study) in itertools.combinations(studies, 2):
         if study == other_study:
             raise ConfigError(
-                f"{source} and {other} have the same figures of {study.experiment!r} on {study.device}; name only one"
+                f"{source} and {other} have the same figures for {study.experiment!r} on {study.device}; name only one"
             )
 
 
 def _measured_in(store: Path | str, experiment: str) -> Iterator[DeviceSummary]:
     studies = rows.read_apart(store, experiment)
     if not any(study.rows for study in studies):
-        raise ConfigError(f"experiment {experiment!r} of {store} has no group with a result; leave it out")
+        raise ConfigError(f"experiment {experiment!r} in {store} has no group with a result; choose another experiment")
     for study in studies:
         cells = make_cells(study)
         comparisons = verdicts.verdicts(cells)
@@ -97,7 +98,7 @@ def _measured_in(store: Path | str, experiment: str) -> Iterator[DeviceSummary]:
 
 
 def make_columns(studies: Sequence[tuple[str, DeviceSummary]]) -> list[Column]:
-    """Make the columns, each named by its device and, if that is not unique, by study, host or folder."""
+    """Make the columns; name each by its device and, if several have this device, by study, host or folder too."""
     all_names = [
         (study.device or "unknown device", study.experiment, study.host, Path(source).name or source)
         for source, study in studies
@@ -120,15 +121,17 @@ def _name(all_names: Sequence[tuple[str, ...]], place: int) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=entry_points.spell("report", COMMAND),
-        description="Several studies and GPUs in one table: the best sharing mode of each case, its gain and energy, "
-        "and whether the verdicts agree. Writes a page and board.csv.",
+        description="Write one table of several studies and GPUs: the best sharing mode of each case, its gain and "
+        "energy, and whether the verdicts agree. The command writes a page and board.csv.",
     )
     parser.add_argument("reports", nargs="*", type=Path, metavar="REPORT", help="folder of a report")
     parser.add_argument(
-        "--experiment", nargs="+", default=[], metavar="NAME", help="studies in stores, as tracking.experiment"
+        "--experiment", nargs="+", default=[], metavar="NAME", help="studies in stores, by their tracking.experiment"
     )
-    root = f"folder of a local store (default: {tracking_root.DEFAULT}); repeat it to add columns of another one"
+    root = f"folder of a local store (default: {tracking_root.DEFAULT}); repeat the option to add a store"
     parser.add_argument("--root", type=Path, action="append", default=[], help=root)
-    parser.add_argument("--uri", action="append", default=[], help="tracking server, like --root")
+    parser.add_argument(
+        "--uri", action="append", default=[], help="URI of a tracking server; repeat the option to add a server"
+    )
     parser.add_argument("--out", type=Path, default=DEFAULT_FOLDER, metavar="DIR", help=f"default: {DEFAULT_FOLDER}")
     return parser

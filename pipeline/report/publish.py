@@ -1,4 +1,4 @@
-"""The writing of a report (or board) to a folder, and its upload as artifacts of a run."""
+"""The files of a report or board in its folder, and their upload as artifacts of a run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from pipeline.report.read.study_records import Study
 
 PAGE, MANIFEST, CASES, BOARD = "index.html", "report.json", "cases.json", "board.csv"
 Experiment = str | list[str]
-"""The experiment of a report, or those of all studies of a board."""
+"""The experiment of a report, or the experiments of a board."""
 _PART = f".{MANIFEST}.part"
 _OURS = re.compile(r"(index\.html|cases\.json|board\.csv|figures/[\w.-]+\.(svg|pdf)|tables/[\w.-]+\.(csv|tex))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenReport:
-    """A report on disk: its folder and the paths of its files within it."""
+    """A report on disk: its folder, and the paths of its files relative to the folder."""
 
     folder: Path
     files: tuple[str, ...]
@@ -39,29 +39,31 @@ class WrittenReport:
 
 
 def default_folder(experiment: str) -> Path:
-    """Return `reports/NAME` with a name that is fit for a folder."""
+    """Return `reports/NAME`; in `NAME`, `_` replaces characters that do not suit a folder."""
     return Path("reports") / (re.sub(r"[^\w.-]", "_", experiment).lstrip(".")[:120] or "_")
 
 
 def check_folder(folder: Path, experiment: Experiment) -> None:
-    """Refuse a folder that holds anything but an earlier, possibly incomplete report of the same experiment.
+    """Refuse a folder with files other than those of an earlier, possibly incomplete report of the same experiment.
 
     Raises:
-        ConfigError: it does, or is a file.
+        ConfigError: the folder has other files, or is a file itself.
     """
     if folder.exists() and not folder.is_dir():
-        raise _make_refusal(folder, "it is a file; choose another folder with --out")
+        raise _make_refusal(folder, "this path is a file; choose a folder with --out")
     if (folder / MANIFEST).is_file():
         _list_earlier(folder, experiment)
     elif folder.is_dir() and {path.name for path in folder.iterdir()} - {_PART}:
-        raise _make_refusal(folder, "it has files that no report wrote; empty it, or choose another folder with --out")
+        raise _make_refusal(
+            folder, "the folder has files that no report wrote; move them away, or choose another folder with --out"
+        )
 
 
 def write(content: Content, folder: Path) -> WrittenReport:
-    """Write page, figures (SVG and PDF) and tables (CSV and LaTeX) of a report in place of an earlier one.
+    """Write page, figures (SVG and PDF) and tables (CSV and LaTeX) of a report; replace an earlier report.
 
     Raises:
-        ConfigError: the folder cannot be written, or holds something else.
+        ConfigError: the folder is not writable, or has files that no report wrote.
     """
     simulated = {"simulated": content.study.is_simulated}
     return replace(folder, content.study.experiment, simulated, dict(_files(content)))
@@ -70,12 +72,12 @@ def write(content: Content, folder: Path) -> WrittenReport:
 def replace(
     folder: Path, experiment: Experiment, says: Mapping[str, object], contents: Mapping[str, bytes]
 ) -> WrittenReport:
-    """Write files, by path, in place of those of an earlier report or board; `says` is added to the manifest.
+    """Write files, by path, and remove those of an earlier report or board; the manifest includes `says`.
 
-    The manifest names every file of a report at any time, so that the next report can replace an incomplete one.
+    The manifest lists each file before the file is written, so the next report can also replace an incomplete one.
 
     Raises:
-        ConfigError: the folder cannot be written, or holds something else.
+        ConfigError: the folder is not writable, or has files that no report wrote.
     """
     check_folder(folder, experiment)
     says = {"experiment": experiment, **says}
@@ -84,7 +86,7 @@ def replace(
         if foreign := [name for name in contents if name not in earlier and os.path.lexists(folder / name)]:
             names = f"{foreign[0]} and {len(foreign) - 1} more files" if len(foreign) > 1 else foreign[0]
             instead = "move your files away, or choose another folder with --out"
-            raise _make_refusal(folder, f"it has {names} that no report wrote; {instead}")
+            raise _make_refusal(folder, f"the folder has {names}, which no report wrote; {instead}")
         folder.mkdir(parents=True, exist_ok=True)
         _write_manifest(folder, says, [*contents, *(name for name in earlier if name not in contents)])
         for name in earlier:
@@ -103,7 +105,7 @@ def log(written: WrittenReport, root_or_uri: Path | str, study: Study) -> tuple[
     """Log a report as artifacts of a new run of its experiment; return the id and the link of the run.
 
     Raises:
-        TrackingError: the store cannot be written.
+        TrackingError: the store is not writable.
     """
     store = open_named(root_or_uri)
     tags: dict[str, str] = {Tag.ROLE: REPORT, Tag.SIMULATED: str(study.is_simulated).lower()}
@@ -112,12 +114,12 @@ def log(written: WrittenReport, root_or_uri: Path | str, study: Study) -> tuple[
         return run_id, make_run_link(None if store.root else store.uri, store.open_experiment(study.experiment), run_id)
     except TrackingError as error:
         raise TrackingError(
-            f"cannot log the report in {written.folder} to {root_or_uri}: {error}; try again, or add --no-log"
+            f"cannot log the report {written.folder} to {root_or_uri}: {error}; try again, or add --no-log"
         ) from error
 
 
 def _files(content: Content) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a report; the page is last, so that it never lacks a figure."""
+    """Yield the files of a report; the page is last, because it refers to the others."""
     for figure in content.figures:
         yield f"figures/{figure.name}.svg", figure.svg.encode("utf-8", "replace")
         yield f"figures/{figure.name}.pdf", figure.pdf
@@ -139,26 +141,25 @@ def _list_earlier(folder: Path, experiment: Experiment) -> list[str]:
     """Return the files of an earlier report, by its manifest; other names are ignored.
 
     Raises:
-        ConfigError: the manifest is damaged, or of another experiment.
+        ConfigError: the manifest is damaged, or belongs to another experiment.
     """
     path = folder / MANIFEST
     if not path.is_file():
         return []
-    seen = "no experiment, or no list of files"
+    seen = "no experiment or no list of files"
     try:
         match json.loads(path.read_text(encoding="utf-8")):
             case {"experiment": str() | list() as whose, "files": [*names]}:
                 # A board may replace a board of other studies.
                 if (isinstance(whose, str) or isinstance(experiment, str)) and whose != experiment:
                     held = f"the report of {whose!r}" if isinstance(whose, str) else "a board"
-                    raise _make_refusal(folder, f"it holds {held}; choose another folder with --out")
+                    raise _make_refusal(folder, f"the folder has {held}; choose another folder with --out")
                 return [name for name in names if isinstance(name, str) and _OURS.fullmatch(name)]
     except (OSError, ValueError, RecursionError) as error:
         seen = str(error)
     raise _make_refusal(
         folder,
-        f"{MANIFEST} does not list the files of a report ({seen}); "
-        "remove the folder if it holds nothing else, or choose another one with --out",
+        f"{MANIFEST} is damaged ({seen}); remove the folder if it has only a report, or choose another one with --out",
     )
 
 

@@ -1,4 +1,4 @@
-"""The summary of a study on the terminal, in the words of its report."""
+"""The summary of a study on the terminal, with the sentences of its report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ from pipeline.report.read.result_rows import make_study_of_results
 
 @dataclass(frozen=True, slots=True)
 class StudySummary:
-    """The findings of a study: keys of the fastest groups, notes on gains by group key, sentences on cases."""
+    """The findings of a study.
+
+    Attributes:
+        fastest: keys of the fastest groups.
+        notes: notes on gains, by the key of the group.
+        sentences: sentences on the cases, the frameworks and the other GPUs.
+    """
 
     fastest: frozenset[str] = frozenset()
     notes: Mapping[str, str] = field(default_factory=dict)
@@ -31,7 +37,7 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
     cells = make_cells(study)
     comparisons = verdicts(cells)
     best = {(winner.case, winner.degree): winner for winner in winners(cells, comparisons)}
-    # The table of groups has the reasons of the others.
+    # The table of groups prints why the other comparisons have no ratio.
     with_figure = [verdict for verdict in comparisons if verdict.degree > 1 and verdict.ratio is not None]
     by_case = group_by(with_figure, lambda verdict: (verdict.case, verdict.degree))
     sentences = [" ".join(_sentences(best.get(place), members)) for place, members in by_case.items()]
@@ -58,5 +64,5 @@ def _sentences(winner: Winner | None, comparisons: Sequence[Verdict]) -> list[st
     gain = [
         verdict.sentence for verdict in comparisons if (verdict.mode, verdict.against) == (together[0], SERIAL.label)
     ]
-    # Without a verdict against serial either, the sentence on the gain is enough.
+    # If there is no verdict against serial either, the sentence on the gain is enough.
     return gain if winner.mode is None and SERIAL.label in winner.tied else [winner.sentence, *gain]

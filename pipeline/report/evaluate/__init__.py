@@ -1,1 +1,1 @@
-"""From rows to figures, intervals and verdicts."""
+"""Figures, intervals and verdicts, computed from the rows of a study."""

@@ -31,22 +31,25 @@ from pipeline.report.read import labels
 from pipeline.report.read.study_records import Row, Study
 
 _SAME_SPEED = 1.1
-"""Two runs of the same job differ if the interval of their ratio lies beyond this factor, either way."""
+"""Two runs of the same job differ if the whole interval of their ratio is above this factor or below its inverse."""
 _BEYOND_NOISE = 1.5
-"""Margin of single runs: on a host that others use, the logarithm of the ratio of two eager runs scatters by 0.14."""
+"""With too few blocks for an interval, a speed-up is doubtful if above this factor times the number of jobs.
+
+The factor is that large because, on a host with other users, the log ratio of two eager runs scatters by 0.14.
+"""
 TIMES = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
-"""Less is faster."""
+"""Metrics whose lower value is the faster one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Case:
-    """The jobs that run: copies of one workload, or a mix.
+    """The jobs of a group, whatever its sharing mode: copies of one workload, or a mix.
 
     Attributes:
-        label: `resnet26_cifar10 bs128`, or `M+2S`; with the setting in brackets where a study has several.
-        workloads: labels of all jobs, sorted; of copies, that of one.
-        setting: the window, seed or device in which it differs from other cases of these jobs.
-        params: MLflow params of one job of each workload.
+        label: `resnet26_cifar10 bs128`, or `M+2S`; followed by the setting in brackets if a study has several.
+        workloads: sorted labels of the jobs of a mix; for copies, one label.
+        setting: the window, seed or device that distinguishes the case from other cases of these jobs.
+        params: MLflow params of the job of each label in `workloads`.
     """
 
     is_mix: bool
@@ -58,23 +61,23 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """All blocks of a case at a degree in a mode.
+    """All blocks of a case at a degree in a sharing mode.
 
     Attributes:
         mode: `sharing` and `detail` as one label.
-        profiles: of MIG instances, the largest first.
-        is_derived: serial copies that did not run: derived from the solo run.
-        values: by quantity and block; only of valid rows that ended `ok`.
-        wrong_values: the same of rows with wrong results, which are shown and never ranked.
+        profiles: profiles of the MIG instances, the largest first.
+        is_derived: whether the cell has serial copies that did not run; their figures come from the solo run.
+        values: figures by quantity and block, only of valid rows that ended `ok`.
+        wrong_values: figures of rows with wrong results, which are shown but not ranked.
         gpus: UUID of the GPU, by block.
-        co_runners: the co-runners of its jobs, in words.
-        multiprocessors: of the device, or of the GPU instance of its first job.
-        unit: the work unit that all its jobs have in common; empty if they have none.
-        num_given: jobs whose rate the user chose.
-        settings: of the measurement, without co-runners.
-        counted, sampled: metrics of work units and of listeners that `METRICS` does not have.
-        reason: why the first block that did not end `ok` failed.
-        invalid, row_notes: the different marks and notes of its rows.
+        co_runners: the co-runners of the jobs, in words.
+        multiprocessors: multiprocessors of the device, or of the GPU instance of the first job.
+        unit: the work unit that all jobs have in common; empty if the jobs have different units.
+        num_given: number of jobs whose rate the user chose.
+        settings: settings of the measurement, without co-runners.
+        counted, sampled: metrics of work units and of listeners that are not in `METRICS`.
+        reason: reason of the first block that did not end `ok`.
+        invalid, row_notes: the different marks and notes of the rows.
     """
 
     case: Case
@@ -111,30 +114,30 @@ class Cell:
 
     @property
     def num_saturated(self) -> int:
-        """Blocks in which a job did not sustain its given rate, so that it has no latency."""
+        """The number of blocks in which a job did not sustain its given rate and therefore has no latency."""
         sustained = self.values.get(service_figures.SUSTAINED_WORST, {}) if self.num_given else {}
         return sum(ratio < 1 for ratio in sustained.values())
 
     @property
     def is_compared(self) -> bool:
-        """True if it is ranked, and every block sustained its rate."""
+        """True if the cell is ranked, and the jobs sustained their rate in every block."""
         return self.is_ranked and not self.num_saturated
 
     @property
     def figures(self) -> Mapping[str, Estimate]:
-        """The estimates of a ranked cell; without latencies if a block did not sustain the rate."""
+        """The estimates of a ranked cell, without latencies if the jobs did not sustain their rate in a block."""
         if not self.is_ranked:
             return {}
         return {name: figure for name, figure in self.estimates.items() if self.is_compared or not is_latency(name)}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks beside its figures: the notes of its rows, and those on its speed-up."""
+        """The notes of the rows, and the notes on the speed-up."""
         return (*self.row_notes, *self.notes_on_gain)
 
     @property
     def notes_on_gain(self) -> tuple[str, ...]:
-        """Doubts about the baseline that the interval of the speed-up raises."""
+        """Notes on an implausible speed-up: the baseline may be slow, or the machine may have changed."""
         gain = self.estimates.get(SPEEDUP)
         if gain is None or self.is_derived:
             return ()
@@ -153,55 +156,56 @@ class Cell:
         if has_changed and self.degree == 1 and self.sharing == NAIVE:
             notes.append(
                 f"one naive job repeats the serial run, but ran {gain.median:.2f} times{in_words} as fast: "
-                "the machine changed in between"
+                "the machine changed between the two runs"
             )
         return tuple(notes)
 
     @property
     def is_wholly_invalid(self) -> bool:
-        """True if it ended `ok` and every block is invalid."""
+        """True if the finding is `ok` but no block is valid."""
         return self.finding is Result.OK and bool(self.invalid) and not self.values
 
     @property
     def marks(self) -> str:
-        """The first reason why blocks are invalid, and its notes; empty if there are none."""
+        """The first reason why blocks are invalid, and the notes; empty without both."""
         counts = f"{self.num_invalid} of {self.results.total()} blocks invalid"
         return "; ".join([*(f"{counts}: {reason}" for reason in self.invalid[:1]), *self.notes])
 
     @property
     def throughput(self) -> str:
-        """The metric of the throughput of all jobs; empty if they have no unit in common."""
+        """The name of the metric for the throughput of all jobs; empty if the jobs have different units."""
         return work_units.total_of(self.unit) if self.unit else ""
 
     @property
     def speed(self) -> tuple[str, ...]:
-        """The metrics by which it is compared with others of its case, the preferred one first.
+        """The metrics that compare the cell with others of its case, the preferred metric first.
 
-        Jobs at a given rate are compared by latency. The work of different jobs has no sum.
+        Jobs at a given rate are compared by latency. Mixes are not compared by throughput, because work of different
+        jobs cannot be added.
         """
         if self.num_given:
             return () if self.case.is_mix else (P99_LATENCY, MEAN_LATENCY)
         return (SPEEDUP, TOTAL_TIME) if self.case.is_mix else (SPEEDUP, self.throughput, TOTAL_TIME)
 
     def estimate(self, by_block: Mapping[int, float], scale: Scale = Scale.POSITIVE) -> Estimate:
-        """Estimate one or more figures by block, such as ratios of this cell to another one."""
+        """Estimate a quantity from its figures by block, such as ratios of this cell to another one."""
         values = list(by_block.values()) if scale is Scale.PEAK else select_independent(by_block, self.gpus)
         return estimate(values, scale)
 
     def estimate_inverse(self, name: str) -> Estimate | None:
-        """Return the estimate of one over a quantity; `None` if no block has it."""
+        """Return the estimate of the inverse of a quantity; `None` if no block has the quantity."""
         inverse = {block: 1 / value for block, value in self.values.get(name, {}).items() if value > 0}
         return self.estimate(inverse) if inverse else None
 
     @property
     def finding(self) -> Result:
-        """The result to show: wrong results and out of memory come before `ok`, other failures after it."""
+        """The result to show: wrong results, else out of memory, else `ok`, else another failure."""
         order = (Result.WRONG_RESULTS, Result.OOM, Result.OK, Result.SKIPPED, Result.TIMEOUT, Result.FAILED)
         return next((result for result in order if self.results[result]), Result.INTERRUPTED)
 
 
 def make_cells(study: Study) -> list[Cell]:
-    """Return the cells of a study by case, degree, and mode in the order serial, naive, MPS, MIG."""
+    """Return the cells of a study, ordered by case, degree and sharing mode (serial, naive, MPS, MIG)."""
     baselines, cases = quantities.collect_baselines(study.rows), label_cases(study)
     members: dict[tuple[Case, int, str, SharingMode], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
     for row in study.rows:
@@ -242,9 +246,10 @@ def _label(row: Row, jobs: Sequence[labels.JobLabel]) -> str:
 
 
 def label_cases(study: Study) -> dict[str, Case]:
-    """Map the run of each row to its case, labelled in the order of the jobs of the first of its groups by name.
+    """Map the run of each row to its case.
 
-    Labels are longer where different mixes would share one.
+    A label has the jobs in the order of the case's first group by name. The labels of different mixes are made longer
+    if they would be equal.
     """
     cases = {row.run_id: _make_case(row) for row in study.rows}
     first = {cases[row.run_id]: row for row in sorted(study.rows, key=lambda row: natural_key(row.name), reverse=True)}
@@ -264,7 +269,7 @@ def label_cases(study: Study) -> dict[str, Case]:
 def list_metrics(cells: Sequence[Cell]) -> dict[str, Metric]:
     """Return every quantity that cells can have, in the order of tables.
 
-    A unit whose figures equal those of another one (each request is one image) is left out.
+    A unit is left out if all its figures equal those of another unit (each request is one image).
     """
     known = _collect_metrics(cells)
     by_values: dict[tuple[tuple[float, ...], ...], str] = {}
@@ -288,7 +293,7 @@ def _collect_metrics(cells: Sequence[Cell]) -> dict[str, Metric]:
 
 
 def list_modes(cells: Sequence[Cell]) -> list[SharingMode]:
-    """Return the kinds of sharing of cells, in the order of legends."""
+    """Return the sharing modes of cells, in the order of legends."""
     return sorted({cell.sharing for cell in cells}, key=lambda mode: mode.order)
 
 
@@ -303,14 +308,14 @@ def group_places(cells: Sequence[Cell]) -> dict[tuple[Case, int], list[Cell]]:
 
 
 def ratios(cell: Cell, other: Cell, name: str) -> dict[int, float]:
-    """Divide a quantity of one cell by that of another, for each block that has both."""
+    """Divide a quantity of one cell by the same quantity of another, for each block that has both."""
     first, second = cell.values.get(name, {}), other.values.get(name, {})
     common = sorted(first.keys() & second.keys())
     return {block: first[block] / second[block] for block in common if first[block] > 0 and second[block] > 0}
 
 
 def speed_ratios(cell: Cell, other: Cell, names: Sequence[str]) -> tuple[dict[int, float], str]:
-    """Return the ratios of speed by block, and the name of the quantity: the one that both have in most blocks."""
+    """Return the ratios of speed by block, and the name of the quantity that both cells have in most blocks."""
     candidates = [(ratios(other, cell, name) if name in TIMES else ratios(cell, other, name), name) for name in names]
     return max(candidates, key=lambda candidate: len(candidate[0]), default=({}, ""))
 

@@ -1,4 +1,4 @@
-"""Doubts about the figures of a study: a slower host, groups bound by it, the marks of rows and of gains."""
+"""Doubts about the figures of a study: slower hosts, host-bound groups, and the marks of rows and speed-ups."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pipeline.report.read.study_records import Block, Row, Study
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _KIND = re.compile(r"\d+(\.\d+)?( times)?( \([\d.]+ to [\d.]+\))?")
-"""A figure in a note, with its interval: notes that differ in these alone are of one kind."""
+"""Pattern of a figure in a note, with its interval; notes that differ only in figures are of one kind."""
 _MOST_NAMES = 4
 SLOW_HOST = 1.25
-"""A block is flagged whose loop on the host took more than so many times the median of the blocks."""
+"""A block has a slower host if its loop on the host took more than this number times the median of the blocks."""
 
 
 def time_host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
-    """Return each block, the median of its host loops in ms, and whether it was much slower than the others."""
+    """Return each block, the median of its host loops in ms, and whether its host was slower (`SLOW_HOST`)."""
     by_place: dict[tuple[int, str], list[float]] = defaultdict(list)
     for row in study.rows:
         if HOST_LOOP in row.metrics:
@@ -39,10 +39,10 @@ def list_doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
     """Return a sentence for each doubt: slower hosts, mixed environments, marks of rows."""
     loops = time_host_loops(study)
     usual = statistics.median([loop_ms for _, loop_ms, _ in loops if loop_ms is not None] or [0.0])
-    several = len(study.devices) > 1  # each of which has a block of this number
+    several = len(study.devices) > 1  # several devices may have a block with this number
     sentences = [
         f"The host of block {block.number}{f' on {block.device}' if several else ''} was slower: "
-        f"its loop took {loop_ms:.2f} ms, {loop_ms / usual:.2f} times the median of the blocks."
+        f"the loop on the host took {loop_ms:.2f} ms, {loop_ms / usual:.2f} times the median of the blocks."
         for block, loop_ms, is_slow in loops
         if is_slow and loop_ms is not None
     ]
@@ -57,8 +57,8 @@ def _mixed_packages(study: Study) -> list[str]:
     if len(packages) < 2 or not any(row.facts.get("accepts_environment") for row in study.rows):
         return []
     return [
-        f"Rows of {len(packages)} environments are compared: the study was resumed with resume=accept_environment, "
-        "which ignores differences in packages."
+        f"The study compares rows of {len(packages)} environments, because it was resumed with "
+        "resume=accept_environment, which ignores differences in packages."
     ]
 
 
@@ -97,7 +97,7 @@ def _line(names: Sequence[str], texts: Sequence[str]) -> str:
 
 
 def describe_host_bound(cells: Sequence[Cell]) -> str:
-    """Name the groups of which at least half of the jobs were host-bound; empty if that is not known."""
+    """Name the groups in which at least half of the jobs were host-bound; empty if no group has this figure."""
     known = [cell for cell in cells if HOST_BOUND in cell.estimates and not cell.is_derived]
     bound: dict[str, list[str]] = defaultdict(list)
     for cell in known:
@@ -106,8 +106,8 @@ def describe_host_bound(cells: Sequence[Cell]) -> str:
     if not known:
         return ""
     means = (
-        f"a process of the job kept a core {BUSY_PROCESS_PCT:.0f} % busy while kernels ran for less than "
+        f"a process of the job kept a CPU core at least {BUSY_PROCESS_PCT:.0f} % busy while kernels ran for less than "
         f"{100 * IDLE_GRACT_RATIO:.0f} % of the time"
     )
     groups = join_words([f"{jobs} ({', '.join(modes)})" for jobs, modes in bound.items()] or ["no group"])
-    return f"Bound by the host ({means}): {groups}."
+    return f"Host-bound ({means}): {groups}."

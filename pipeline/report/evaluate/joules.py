@@ -1,4 +1,4 @@
-"""Energies in a unit that people read: `4.56 mJ` and not `0.00456 J`."""
+"""Energies in a unit that is easy to read: `4.56 mJ` instead of `0.00456 J`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pipeline.report.evaluate.statistics import Estimate
 JOULE = "J"
 _PREFIXES = ((1.0, ""), (1e-3, "m"), (1e-6, "u"))
 _LEAST = 0.1
-"""The highest figure is at least so much of the chosen unit, if a smaller unit exists."""
+"""The highest figure, in the chosen unit, is at least this number, unless no smaller unit exists."""
 
 
 def choose_prefix(figures: Iterable[float], unit: str = JOULE) -> tuple[float, str]:
-    """Return scale and prefix of the unit for some energies; other units have no prefix."""
+    """Return scale and prefix of the unit for energies; figures in other units have no prefix."""
     if unit != JOULE:
         return 1.0, ""
     highest = max(figures, default=1.0)

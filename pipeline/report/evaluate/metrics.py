@@ -1,4 +1,4 @@
-"""The quantities of the tables and figures: what they are called, their unit, and which direction is good."""
+"""The quantities of the tables and figures, with titles, units and scales."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from pipeline.report.read.study_records import Row
 
 
 class Scale(enum.Enum):
-    """The scatter of a quantity: by factors, by differences, as an amount, as a share, or as a peak."""
+    """The kind of a quantity, which decides its interval.
+
+    `POSITIVE` scatters by factors, `PLAIN` by differences; an `AMOUNT` is never negative, a `SHARE` is between 0 and
+    1, and a `PEAK` has its lowest and highest block instead of an interval.
+    """
 
     POSITIVE = "positive"
     PLAIN = "plain"
@@ -35,18 +39,23 @@ MEMORY, INSTANCE_MEMORY = "memory_peak_mib", "instance_memory_peak_mib"
 
 
 def is_latency(name: str) -> bool:
-    """Return whether a quantity of a group is a latency, or a ratio of them."""
+    """Return whether a quantity of a group is a latency, or a ratio of latencies."""
     return name.startswith("latency_")
 
 
 def name_instance_metric(activity: str) -> str:
-    """Return the name of the mean of an activity over the GPU instances of a group."""
+    """Return the name of the mean activity of the GPU instances of a group."""
     return f"instance_{activity}"
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One quantity: its name in the results; its title and unit (empty: a ratio) for readers."""
+    """One quantity.
+
+    Attributes:
+        name: name in the results.
+        title, unit: words for readers; the unit of a ratio is empty.
+    """
 
     name: str
     title: str
@@ -54,7 +63,7 @@ class Metric:
     scale: Scale = Scale.POSITIVE
 
     def heading(self, prefix: str = "") -> str:
-        """Return the title with the unit, if it has one, and a prefix of that."""
+        """Return the title, followed by the prefix and the unit in parentheses unless the metric is a ratio."""
         return f"{self.title} ({prefix}{self.unit})" if self.unit else self.title
 
 
@@ -109,7 +118,7 @@ _ALL = (
     Metric("overlap_ratio", "overlap", scale=Scale.SHARE),
 )
 METRICS = {metric.name: metric for metric in _ALL}
-"""By name, in the order of tables; metrics of work units and listeners come on top (`Cell.counted`, `sampled`)."""
+"""Metrics by name, in the order of tables; `Cell.counted` and `sampled` add those of work units and listeners."""
 
 _SPEED = ("epoch_time_s", "epoch_time_derived_s", TOTAL_TIME, SPEEDUP, BEST_SOLO)
 ACTIVITY = tuple(_ACTIVITY)
@@ -122,7 +131,7 @@ HOST = (
     *(HOST_LOOP, "process_cpu_mean_pct", "run_queue_delay_pct", "involuntary_switches_per_s", "cpu_clock_mean_mhz"),
     HOST_BOUND,
 )
-"""The speed of the host, and the share of it that the jobs had."""
+"""Metrics of the host's speed, and of the host's CPU time that the jobs used or waited for."""
 
 GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("speed", "Speed", _SPEED),
@@ -135,7 +144,7 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 
 def find_work_metrics(row: Row) -> dict[str, Metric]:
-    """Return the figures of a row that count its work, in each unit that all its jobs have, by name."""
+    """Return the metrics of a row that count work, by name, for each unit that all its jobs have."""
     return {
         name: metric for unit in work_units.find_units(row.metrics) for name, metric in make_work_metrics(unit).items()
     }
@@ -143,7 +152,7 @@ def find_work_metrics(row: Row) -> dict[str, Metric]:
 
 @functools.cache
 def make_work_metrics(unit: str) -> Mapping[str, Metric]:
-    """Return the figures that count work in a unit, by name, in the order of tables."""
+    """Return the metrics that count work in a unit, by name, in the order of tables."""
     one = work_units.format_singular(unit)
     metrics = (
         Metric(work_units.total_of(unit), "throughput of all jobs", work_units.per_second(unit)),
@@ -154,7 +163,7 @@ def make_work_metrics(unit: str) -> Mapping[str, Metric]:
 
 
 def find_sampled_metrics(row: Row) -> Mapping[str, Metric]:
-    """Return the figures of a row that come from its listeners and that `METRICS` does not know, by name."""
+    """Return the metrics of a row that come from listeners and are not in `METRICS`, by name."""
     return _sampled(row.facts.get("figures", ""))
 
 
@@ -169,7 +178,7 @@ def _sampled(titled: str) -> Mapping[str, Metric]:
 
 
 def find_table(metric: Metric) -> str:
-    """Return the name of the table in `GROUPS` for a figure of a listener or of counted work."""
+    """Return the name of the table in `GROUPS` that shows a metric of a listener or of counted work."""
     if work_units.find_units([metric.name]):
         return "speed"
     return "utilisation" if metric.scale is Scale.SHARE or metric.unit == "MiB" else "energy"

@@ -1,4 +1,4 @@
-"""Services and other jobs on one device: the throughput that each workload keeps, the latency that it pays."""
+"""Mixes of services and other jobs on one device: throughput and latency of each workload, relative to alone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pipeline.report.evaluate.wording import join_words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """A workload of a mix against itself alone; of several jobs, the worst.
+    """The figures of a workload in a mix, relative to the workload alone; for several jobs, those of the worst job.
 
     Attributes:
-        throughput_ratio: `None` for a service at a given rate.
-        mean, p99: ratios of latencies; `None` without (enough) requests, or if a block did not sustain the rate.
+        throughput_ratio: ratio of the throughputs; `None` for a service at a given rate.
+        mean, p99: ratios of the latencies; `None` with too few requests, or if a block did not sustain the rate.
     """
 
     cell: Cell
@@ -30,7 +30,7 @@ class Shared:
 
 
 def compare_services(cells: Sequence[Cell]) -> Iterator[Shared]:
-    """Yield each workload of each mix of services and other jobs that has figures."""
+    """Yield the workloads of every ranked mix of services and other jobs."""
     for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked):
         names = list(dict.fromkeys(params.get("workload", "") for params in cell.case.params))
         served = [name for name in names if name_workload_metric(MEAN_SLOWDOWN, name) in cell.values]
@@ -50,18 +50,19 @@ def describe_mix(shares: Sequence[Shared]) -> str:
     parts = []
     for share in shares:
         if share.throughput_ratio is not None:
-            parts.append(f"{share.workload} keeps {times_in_words(share.throughput_ratio)} its throughput")
+            ratio = times_in_words(share.throughput_ratio)
+            parts.append(f"the throughput of {share.workload} is {ratio} its throughput alone")
         for estimate, title in ((share.p99, "p99"), (share.mean, "mean")):
             if estimate is not None:
-                parts.append(f"the {title} latency of {share.workload} is {times_in_words(estimate)} that alone")
+                parts.append(f"the {title} latency of {share.workload} is {times_in_words(estimate)} its latency alone")
                 break
     cell = shares[0].cell
     simulated = " (simulated)" if cell.is_simulated else ""
-    return f"{cell.mode} runs {cell.case.label}: {join_words(parts)}.{simulated}"
+    return f"{cell.case.label}, {cell.mode}: {join_words(parts)}.{simulated}"
 
 
 def describe_shares(cells: Sequence[Cell]) -> list[str]:
-    """Return clauses on throughput, energy and latency, each with the lowest and highest of all mixes and modes."""
+    """Return clauses on throughput, energy and latency, each with the lowest and highest ratio of all mixes."""
     shares = list(compare_services(cells))
     throughputs = [(share.throughput_ratio, share.cell) for share in shares if share.throughput_ratio is not None]
     mixes = {id(share.cell): share.cell for share in shares}.values()
@@ -69,15 +70,15 @@ def describe_shares(cells: Sequence[Cell]) -> list[str]:
     p99 = [(share.p99, share.cell) for share in shares if share.p99 is not None]
     mean = [(share.mean, share.cell) for share in shares if share.mean is not None]
     clauses = [
-        (throughputs, "jobs beside services keep {} of their throughput"),
-        (energies, "services and jobs together take {} of the energy that they take alone"),
-        (p99 or mean, f"the {'p99' if p99 else 'mean'} latency of services is {{}} times that alone"),
+        (throughputs, "jobs that run with services keep {} of their throughput"),
+        (energies, "services and jobs together use {} of the energy that they use alone"),
+        (p99 or mean, f"the {'p99' if p99 else 'mean'} latency of services is {{}} times their latency alone"),
     ]
     return [form.format(" to ".join(_ends(estimates))) for estimates, form in clauses if estimates]
 
 
 def _ends(estimates: Sequence[tuple[Estimate, Cell]]) -> list[str]:
-    """Return the lowest and highest with interval, mix and mode: `0.90 (0.85 to 0.94; S+I, naive)`."""
+    """Return the lowest and highest estimate with interval, mix and mode: `0.90 (0.85 to 0.94; S+I, naive)`."""
     lowest, *higher = sorted(estimates, key=lambda pair: pair[0].median)
     texts = []
     for estimate, cell in (lowest, *higher[-1:]):

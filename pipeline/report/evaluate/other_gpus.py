@@ -1,4 +1,4 @@
-"""The cost of work on other GPUs of the host: groups beside it against the same groups without, since one boot."""
+"""The effect of work on other GPUs of the host: speed of groups with and without such work, since the same boot."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pipeline.report.read.study_records import JobRow, Row, Study
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompanyShare:
-    """The share of its speed that a group keeps while other GPUs work.
+    """The speed of a group while other GPUs of the host work, relative to its speed without such work.
 
     Attributes:
-        beside: number of other GPUs at work.
-        share: its speed then over its speed alone, in the blocks that have both.
+        beside: number of other GPUs that work.
+        share: ratio of the two speeds, over the blocks that have both.
     """
 
     case: Case
@@ -43,12 +43,12 @@ class CompanyShare:
 
     @property
     def share_in_words(self) -> str:
-        """`0.971 (0.923 to 1.026)`."""
+        """The share with its interval: `0.971 (0.923 to 1.026)`."""
         return f"{self.share.median:.3f}{interval_in_words(self.share, '.3f')}"
 
 
 def summarize_shares(groups: Iterable[CompanyShare]) -> list[str]:
-    """Return a sentence for each number of working GPUs: the lowest and highest share of speed that groups keep."""
+    """Return, for each number of working GPUs, a sentence on the groups that keep the least and most of their speed."""
     by_number = group_by(groups, lambda group: group.beside)
     return [_summarize_groups(groups) for _, groups in sorted(by_number.items())]
 
@@ -57,7 +57,7 @@ def _summarize_groups(groups: Sequence[CompanyShare]) -> str:
     lowest, *higher = sorted(groups, key=lambda group: group.share.median)
     sentence = f"While {_name_others(lowest.beside)}, {_name_group(lowest)} keeps {lowest.share_in_words} of its speed"
     if higher:
-        sentence += f" (the lowest of {len(groups)} groups), {_name_group(higher[-1])} {higher[-1].share_in_words}"
+        sentence += f" (the lowest of {len(groups)} groups) and {_name_group(higher[-1])} {higher[-1].share_in_words}"
         sentence += " (the highest)"
     return f"{sentence}; {_count_differing(groups)}.{_mark_simulated(lowest)}"
 
@@ -84,7 +84,7 @@ def _mark_simulated(group: CompanyShare) -> str:
 
 
 def compare_company(study: Study) -> Iterator[CompanyShare]:
-    """Yield each group that ran with and without work on other GPUs."""
+    """Yield the comparison of each group that ran both with and without work on other GPUs."""
     cases = label_cases(study)
     alone: dict[tuple[object, ...], dict[int, Row]] = defaultdict(dict)
     company: dict[tuple[object, ...], dict[int, Row]] = defaultdict(dict)
@@ -114,9 +114,12 @@ def _identity(row: Row) -> tuple[object, ...]:
 
 
 def _share(row: Row, alone: Row | None) -> float | None:
-    """Divide the speed of a group by that alone; `None` if it is not known, or the machine state is another one.
+    """Divide the speed of a group by its speed without work on other GPUs.
 
     Fixed work is compared by its time. Jobs at a given rate are not compared.
+
+    Returns:
+        The ratio; `None` if a speed is unknown or the machine states differ.
     """
     if alone is None or not row.machine_state.is_same(alone.machine_state):
         return None

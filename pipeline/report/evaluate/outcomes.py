@@ -1,6 +1,6 @@
-"""The outcome of each case of a study on each kind of device, as records that a file can hold.
+"""The outcome of each case of a study on each kind of device, as records in a file.
 
-A report publishes them as `cases.json`, so that a board needs neither the store nor the words of a page.
+A report writes the records to `cases.json`, from which a board is made without the store.
 """
 
 from __future__ import annotations
@@ -38,13 +38,18 @@ _FACTS = {
     "cpu_model": "CPU model",
     "cpus": "CPUs",
 }
-"""Facts that a reader of several machines looks for first: the words by the name of the tag or param."""
+"""The facts that distinguish machines: the words for each, by the name of its tag or param."""
 _COLUMN_SETTINGS = ("device", hosts.SETTING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Equal jobs of a case: their workload, letter in a mix, number and params."""
+    """Equal jobs of a case.
+
+    Attributes:
+        size: letter of the jobs in a mix.
+        number: number of these jobs.
+    """
 
     workload: str
     size: str
@@ -57,14 +62,14 @@ class Outcome:
     """The outcome of a case at a degree on one kind of device.
 
     Attributes:
-        label: of the case in its own study.
+        label: label of the case in its own study.
         settings: window, seed, ...
-        kinds: sharing mode by label, of those with a figure.
-        tied: as of a `Winner`; empty without any figure.
-        measure: title and unit of `figure`: the speed-up over serial where it is known.
-        figure, num_blocks, energy: of the first of `tied`.
+        kinds: the sharing mode of each mode with a figure, by the label of the mode.
+        tied: the modes of `Winner.tied`; empty without any figure.
+        measure: title and unit of `figure`, which is the speed-up over serial if known.
+        figure, num_blocks, energy: figures of the first mode in `tied`.
         is_enough: whether blocks and GPUs were enough for any verdict.
-        endings: why other modes have no figure.
+        endings: why the other modes have no figure.
     """
 
     label: str
@@ -88,8 +93,8 @@ class DeviceSummary:
     """The outcomes of one study on one kind of device.
 
     Attributes:
-        host: the kind of host, where the study has several.
-        stamp: `simulated`; empty for figures of a real GPU.
+        host: the kind of host; empty unless the study has several kinds.
+        stamp: `simulated`; empty for a real GPU.
         facts: driver, torch, CPU, ...
     """
 
@@ -114,7 +119,7 @@ def summarize_devices(
     best = {(winner.case, winner.degree): winner for winner in winners}
     outcomes: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for place, place_cells in group_places(cells).items():
-        # Serial copies alone are no group of the study.
+        # A place with serial copies only is no group of the study.
         if place in rows and any(cell.mode != SERIAL.label for cell in place_cells):
             first = min(rows[place], key=lambda row: row.is_sequential)
             outcome = _outcome(first, place_cells, best.get(place), judged.get(place, []), titles)
@@ -158,7 +163,7 @@ def _outcome(
         degree=row.degree,
         programs=_programs(row.jobs),
         settings={key: value for key, value in row.settings if value and key not in _COLUMN_SETTINGS},
-        # Of a mix in a steady window, serial is the unit of all the others and no cell.
+        # A mix in a steady window has no serial cell, although its speed-ups are relative to serial.
         kinds=kinds | {mode: mode for mode in ([SERIAL.label] if winner is not None and serial is None else [])},
         tied=tied,
         measure=titles[name].heading() if name else "",
@@ -216,7 +221,7 @@ def _facts(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def to_json(studies: Sequence[DeviceSummary]) -> str:
-    """Return the records as text; equal records give equal text."""
+    """Return the records as JSON; equal records give equal text."""
     return json.dumps({"format": FORMAT, "measured": [dataclasses.asdict(study) for study in studies]}, indent=1) + "\n"
 
 
@@ -224,19 +229,19 @@ def from_json(text: str) -> list[DeviceSummary]:
     """Return the records that `to_json` wrote.
 
     Raises:
-        ConfigError: the text is damaged, or of another version.
+        ConfigError: the text is damaged, or has another format.
     """
     try:
         raw = json.loads(text)
         if raw["format"] != FORMAT:
-            raise ConfigError(f"it has format {raw['format']!r} instead of {FORMAT}")
+            raise ConfigError(f"the file has format {raw['format']!r} instead of {FORMAT}")
         studies = decode(list[DeviceSummary], raw["measured"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"it is damaged ({error})") from error
+        raise ConfigError(f"the file is damaged ({error})") from error
     for outcome in itertools.chain.from_iterable(study.outcomes for study in studies):
         has_figure, unknown = outcome.figure is not None, set(outcome.tied) - outcome.kinds.keys()
         if not outcome.programs or bool(outcome.tied) != has_figure or unknown:
-            raise ConfigError(f"it is damaged (case {outcome.label!r} lacks the jobs or modes of its figure)")
+            raise ConfigError(f"the file is damaged (case {outcome.label!r} lacks the jobs or modes of its figure)")
     return studies

@@ -1,7 +1,7 @@
 """The comparison of a study with the findings of publications.
 
-Cells are compared that were measured at the settings of the finding: workload, batch, precision, recipe, data, step
-mode, MIG profile (`Publication.differences`). Another GPU or window is only noted.
+A finding is compared with the cells that were measured at its settings: workload, batch, precision, recipe, data, step
+mode, MIG profile (`Publication.differences`). A different GPU or window does not exclude a cell, but is noted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SAY_NOTHING = (Result.SKIPPED, Result.WRONG_RESULTS)
 
 
 class Agreement(enum.StrEnum):
-    """The relation of our figure to the published range."""
+    """The relation of a measured figure to the published range."""
 
     AGREES = "agrees"
     DIFFERS = "differs"
@@ -48,9 +48,9 @@ class FindingCheck:
     """A finding compared with one cell.
 
     Attributes:
-        case_label, degree, mode: of the cell; without a cell, those of the finding.
-        figure: of the cell; `None` if it ran out of memory or was not measured.
-        difference: how far it lies outside the range, why it is undecided, or which settings differ.
+        case_label, degree, mode: case, degree and mode of the cell; without a cell, those of the finding.
+        figure: figure of the cell; `None` if the cell ran out of memory or was not measured.
+        difference: distance of the figure from the range, reason for no decision, or settings that differ.
         note: other differences from the publication: the GPU, the length of the work, the images.
     """
 
@@ -72,8 +72,8 @@ Check: TypeAlias = Callable[["_Question", Sequence[Cell]], Iterable[FindingCheck
 def compare(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[FindingCheck]:
     """Check the findings of each publication that has a workload of the study.
 
-    Without cells at the settings of a finding, those are used whose settings differ least. A finding without any cell
-    has one check without a figure.
+    If no cell has the settings of a finding, the cells with the fewest different settings are used. A finding without
+    any cell gets one check without a figure.
     """
     checks: list[FindingCheck] = []
     ran = {params.get("workload", ""): params for cell in cells for params in cell.case.params}
@@ -131,7 +131,7 @@ def _is_about(publication: Publication, finding: Finding, cell: Cell) -> bool:
         return False
     if cell.sharing == MIG:
         return finding.profile is None or finding.profile in [profile.split(".")[0] for profile in cell.profiles]
-    return not cell.detail  # no finding is about MPS with limits
+    return not cell.detail  # no finding concerns MPS with limits
 
 
 def _quantity(question: _Question, cell: Cell) -> FindingCheck | None:
@@ -143,7 +143,7 @@ def _name(question: _Question, cell: Cell) -> str:
 
 
 def _check_along(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
-    """Divide the figure at the highest value of a parameter by that at the lowest, for each mode and degree."""
+    """Divide the figure at the highest value of a parameter by the figure at its lowest, for each mode and degree."""
     param = question.finding.along
     swept = sweeps.profiles(cells, 2) if param == PROFILE else sweeps.numbers(cells, 2, only=param)
     for sweep in swept:
@@ -181,7 +181,7 @@ def _check_against(question: _Question, cells: Sequence[Cell]) -> Iterator[Findi
     for cell in cells:
         references = _find_others(question, cell, cell.degree, question.finding.against)
         if not references:
-            yield _check_range(question, cell, {})  # it may be out of memory
+            yield _check_range(question, cell, {})  # the cell may have run out of memory
         for other in references:
             check = _check_range(question, cell, ratios(cell, other, _name(question, cell) or SPEEDUP))
             if check is not None and other.sharing == MIG:
@@ -190,8 +190,8 @@ def _check_against(question: _Question, cells: Sequence[Cell]) -> Iterator[Findi
 
 
 def _memory_growth(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
-    """Use the highest degree of each case and mode."""
-    highest = {(cell.case, cell.sharing): cell for cell in cells if cell.values}  # ordered by degree
+    """Compare the memory per job at the highest degree of each case and mode with the memory of one job alone."""
+    highest = {(cell.case, cell.sharing): cell for cell in cells if cell.values}  # cells are ordered by degree
     for cell in highest.values():
         growth = [ratios(cell, alone, MEMORY) for alone in _find_others(question, cell, 1, SERIAL.name)]
         by_job = {block: ratio / cell.degree for by_block in growth for block, ratio in by_block.items()}
@@ -205,7 +205,7 @@ def _out_of_memory(question: _Question, cell: Cell) -> FindingCheck | None:
         return _check(question, cell, None, Result.OOM.value, Agreement.AGREES)
     if not cell.values:
         return None
-    return _check(question, cell, None, Result.OK.value, Agreement.DIFFERS, "it fits here")
+    return _check(question, cell, None, Result.OK.value, Agreement.DIFFERS, "the jobs fit into memory")
 
 
 def _check_range(
@@ -215,7 +215,7 @@ def _check_range(
         return None
     if cell.results[Result.OOM]:
         if question.finding.degree is None:
-            return None  # the finding is about degrees that fit into memory
+            return None  # the finding covers only degrees that fit into memory
         return _check(question, cell, None, Result.OOM.value, Agreement.DIFFERS, finding_in_words(cell))
     if not by_block:
         return None
@@ -225,7 +225,7 @@ def _check_range(
 
 
 def _find_others(question: _Question, cell: Cell, degree: int, mode: str) -> list[Cell]:
-    """Return the cells of the same case at a degree in a mode: one, but of MIG each layout."""
+    """Return the cells of the same case at a degree in a mode: one cell, or one for each MIG layout."""
     place = (cell.case, degree, mode)
     return [
         other for other in question.cells if (other.case, other.degree, other.sharing.name) == place and other.is_ranked
@@ -246,11 +246,14 @@ def _compare_with_range(finding: Finding, estimate: Estimate) -> tuple[Agreement
         return Agreement.AGREES, ""
     if estimate.high < low or high < estimate.low:
         return Agreement.DIFFERS, away.removesuffix(", ")
-    return Agreement.UNDECIDED, f"{away}but the interval reaches into the range" if away else "the interval is wider"
+    return (
+        Agreement.UNDECIDED,
+        f"{away}but the interval reaches into the range" if away else "the interval is wider than the range",
+    )
 
 
 def _is_fastest(question: _Question, members: Sequence[Cell]) -> FindingCheck | None:
-    """Check that every other mode is slower than an expected one; `None` unless every mode was measured."""
+    """Check that each unexpected mode is slower than an expected mode; `None` unless every mode was measured."""
     if {cell.sharing.name for cell in members} != set(question.finding.among):
         return None
     place = members[0].case, members[0].degree
@@ -312,7 +315,7 @@ def _note(question: _Question, cell: Cell) -> str:
     if cell.window.is_steady and publication.epochs:
         differs.append(f"steady window instead of {publication.epochs} epochs")
     if any(params.get("source") == "synthetic_files" for params in cell.case.params):
-        differs.append("files of made-up images")
+        differs.append("synthetic image files")
     differs += question.finding.slips
     return "; ".join(differs)
 
@@ -337,4 +340,4 @@ CHECKS: dict[str, Check] = {
     "slowdown": _check_cells(_slowdown),
     "fastest": _check_places(_is_fastest),
 }
-"""By the kind of a finding; `None` for cells that it is not about."""
+"""Checks by the kind of a finding; a check is `None` for a cell that the finding does not concern."""

@@ -1,4 +1,4 @@
-"""Published findings that a study is compared with: one file in `publications/` for each publication."""
+"""Published findings with which a study is compared: one file in `publications/` for each publication."""
 
 from __future__ import annotations
 
@@ -14,43 +14,44 @@ from pipeline.report.read import labels
 
 FOLDER = Path(__file__).parent / "publications"
 WHOLE_GPU = "full"
-"""A GPU that is not divided, beside the profiles of one that is."""
+"""Name of the whole GPU in findings, next to names of MIG profiles."""
 
 _NEAR_ITS_ROWS = 1.03
-"""The factor by which another measurement may differ from the rows of a table and still agree with them."""
+"""The factor by which a measurement may lie outside the rows of a published table and still agree with them."""
 
 Settings = Mapping[str, tuple[str, ...]]
-"""By param of a job's run: the values with which something was measured."""
+"""The values that each param of a job's run may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Finding:
-    """One statement about a number.
+    """One published statement, as a range of a figure.
 
     Attributes:
-        text: the statement; where it has words instead of numbers, also how they are read.
-        where: `figure 3`.
-        kind: `quantity` of a cell; speed, or a quantity, `against` another mode; a quantity `along` a swept parameter,
-            at its highest value over that at its lowest; of two `profiles`, the larger over the smaller;
-            `memory_growth`, memory over that of as many jobs alone; `out_of_memory`; `slowdown` of one workload in a
-            mix; `fastest` mode.
+        text: the statement; if it has words instead of numbers, also the range that they are read as.
+        where: place in the publication: `figure 3`.
+        kind: the figure. `quantity`: a quantity of a cell. `against`: speed, or a quantity, relative to another mode.
+            `along`: a quantity at the highest value of a swept parameter, divided by the quantity at the lowest value.
+            `profiles`: the larger of two profiles over the smaller. `memory_growth`: memory, divided by the memory of
+            the same number of jobs alone. `out_of_memory`: no figure. `slowdown`: the slowdown of one workload in
+            a mix. `fastest`: the fastest mode.
         modes: names of sharing modes in the configuration.
-        workloads: names; empty for all of the publication.
-        mixes: labels (`M+2S`), instead of workloads.
-        quantity: its name in `pipeline.report.evaluate.metrics`, or `throughput` in the unit of the workload.
-        against: the other mode.
-        along: a param of the workload, or `mig_profile`.
+        workloads: names of workloads; empty for all workloads of the publication.
+        mixes: labels of mixes (`M+2S`), instead of workloads.
+        quantity: name in `pipeline.report.evaluate.metrics`, or `throughput` in the unit of the workload.
+        against: the other mode, for `against`.
+        along: a param of the workload, or `mig_profile`, for `along`.
         larger, smaller: slices of the `profiles`, or `full` for the whole GPU.
-        rows: of `profiles`: name, figure of the larger, figure of the smaller.
-        is_time: the rows are times, not rates.
-        slips: errors in the publication's own table.
-        left_out: names of rows that a slip makes unusable.
-        of: the workload of a `slowdown`.
-        among: the modes of which one is the `fastest`.
-        degree: `None` for any above 1.
-        profile: of MIG instances, by slices; `None` for any.
-        low, high: range; `None` is open. Of `profiles` it follows from the rows.
-        gpu, settings: where they are not those of the publication and the workload.
+        rows: published rows, for `profiles`: name, figure of the larger, figure of the smaller.
+        is_time: whether the rows are times instead of rates.
+        slips: errors in the publication's table.
+        left_out: names of rows that are unusable because of such an error.
+        of: the workload, for `slowdown`.
+        among: all modes that are compared, for `fastest`.
+        degree: number of jobs; `None` for any number above 1.
+        profile: slices of the MIG instances; `None` for any.
+        low, high: ends of the range; `None` for no limit. The range of `profiles` is computed from the rows.
+        gpu, settings: GPU and settings, if different from those of the publication and the workload.
     """
 
     text: str
@@ -79,7 +80,7 @@ class Finding:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Speed of the larger over that of the smaller (kind `profiles`), for each row that can be used."""
+        """The speed of the larger profile over that of the smaller, for each usable row (kind `profiles`)."""
         used = [row for row in self.rows if row[0] not in self.left_out]
         return tuple(smaller / larger if self.is_time else larger / smaller for _, larger, smaller in used)
 
@@ -89,7 +90,7 @@ class Finding:
 
     @property
     def range_in_words(self) -> str:
-        """`1.05 to 1.12`, `up to 1.8`, `out of memory`."""
+        """The range as text: `1.05 to 1.12`, `up to 1.8`, `out of memory`."""
         if self.kind == "fastest":
             return "fastest: " + " or ".join(self.mode_labels)
         if self.kind == "out_of_memory":
@@ -104,10 +105,10 @@ class Program:
     """A workload of a publication.
 
     Attributes:
-        name: of the workload of this project that does the same.
-        nearest: of a similar workload, which counts as measured at other settings.
-        size: its letter in the labels of mixes.
-        in_mixes: further settings, in mixes only.
+        name: name of the equivalent workload in this project.
+        nearest: name of a similar workload, whose cells count as measured at other settings.
+        size: letter in the labels of mixes.
+        in_mixes: additional settings in mixes.
     """
 
     name: str
@@ -119,12 +120,12 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Publication:
-    """A publication, and how it measured.
+    """A publication, with its findings and the settings of its measurements.
 
     Attributes:
-        table, title, about: name, title and introduction of its table in the report.
+        table, title, about: name, title and introduction of the publication's table in the report.
         gpu: part of the name of the GPU.
-        epochs: of each job; 0 if the length of the work does not matter.
+        epochs: number of epochs of each job; 0 if the length of the work does not matter.
         profiles: slices of a MIG instance, by number of copies (`"7"`) or size in a mix (`S`).
     """
 
@@ -147,7 +148,7 @@ class Publication:
         """Describe how the settings of a job differ from those of a finding: `batch 128 instead of 32`."""
         program = self.program(params)
         if program is None:
-            return [f"{params.get('workload')}, which was not measured"]
+            return [f"workload {params.get('workload')}, which is not in the publication"]
         settings = {"workload": (program.name,), **self.settings, **program.settings}
         settings |= {**(program.in_mixes if is_mix else {}), **finding.settings}
         return [
@@ -159,7 +160,10 @@ class Publication:
     def profile_differences(
         self, finding: Finding, params: Sequence[Mapping[str, str]], profiles: Sequence[str], degree: int
     ) -> list[str]:
-        """Describe how the MIG instances of jobs differ, the largest first; `params` of copies are those of one."""
+        """Describe how the MIG instances of jobs, the largest first, differ from those of a finding.
+
+        For copies, `params` has one element.
+        """
         if finding.profile is not None or finding.kind in ("profiles", "along"):
             return []
         sizes = [program.size or "" for job in params if (program := self.program(job)) is not None]
@@ -188,7 +192,7 @@ def _describe_setting(key: str, value: str | None) -> str:
 
 @lru_cache(maxsize=1)
 def publications() -> tuple[Publication, ...]:
-    """Return every publication, by the name of its file."""
+    """Return all publications, ordered by file name."""
     import yaml
 
     paths = sorted(FOLDER.glob("*.yaml"))

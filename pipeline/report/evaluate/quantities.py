@@ -1,6 +1,6 @@
 """The quantities of one row, computed with the serial baselines of the same GPU and block.
 
-They are recomputed from the jobs' figures, so they also hold for a half-run or resumed study.
+The quantities are recomputed from the jobs' figures, so they are also correct for an incomplete or resumed study.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RECORDED = (
     *("overlap_ratio", *map(service_figures.name_worst, service_figures.LATENCIES), service_figures.GOODPUT_TOTAL),
     *(service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST, *HOST),
 )
-"""Metrics of a run that are taken as they are, beside those of work units and listeners."""
+"""Metrics of a run that are used unchanged, in addition to those of work units and listeners."""
 
 ENERGY, ENERGY_ABOVE_IDLE = "energy_j", "energy_above_idle_j"
 """Energy of the whole GPU in the window, with and without its idle power."""
@@ -55,7 +55,7 @@ class BlockBaselines(Baselines[Row, JobRow]):
     """The jobs that ran alone in one block, in one machine state and with the same settings.
 
     Attributes:
-        by_program: jobs with a step mode, by all else that they compute.
+        by_program: jobs with a step mode, by their program without the step mode.
         by_job: rows by workload digest.
     """
 
@@ -67,7 +67,7 @@ class BlockBaselines(Baselines[Row, JobRow]):
         return self.by_program.get(labels.identify_program(job.params), [])
 
     def solo(self, row: Row, job: JobRow) -> JobRow | None:
-        """Return a job of a row alone, or the mean of several such runs."""
+        """Return the run alone of a row's job; if there are several, with the means of their metrics."""
         runs = self.find_runs_alone(job.digest, _digests(row))
         return dataclasses.replace(runs[0], metrics=average_figures([run.metrics for run in runs])) if runs else None
 
@@ -91,7 +91,10 @@ def collect_baselines(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
 
 
 def baseline_key(row: Row) -> BaselineKey:
-    """Return the block and settings that a row shares with its baseline; `read.selection` ensures one machine state."""
+    """Return the block and settings, which a row and its baseline have in common.
+
+    Their machine state is the same too, because `read.selection` chooses one for each block.
+    """
     return (row.block, settings_without_co_runners(row))
 
 
@@ -108,7 +111,7 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
         if name in row.metrics
     }
     if row.window.is_steady:
-        row_figures.pop("makespan_s", None)  # the length of the window, not of the work
+        row_figures.pop("makespan_s", None)  # the makespan of a steady window is its length
     energy_j = row.metrics.get(ENERGY)
     if energy_j and ENERGY_ABOVE_IDLE in row.metrics:
         share = row.metrics[ENERGY_ABOVE_IDLE] / energy_j
@@ -119,7 +122,7 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     alone = [baselines.solo(row, job) for job in row.jobs]
     figures = _normalise(row, alone, baselines.total_time_s(row))
     step_modes = [{solo.params[labels.STEP_MODE] for solo in baselines.find_step_modes(job)} for job in row.jobs]
-    if figures and max(map(len, step_modes)) > 1:  # a single step mode is not known to be the best
+    if figures and max(map(len, step_modes)) > 1:  # with a single step mode, the best one is unknown
         best = _normalise(row, [_find_best_solo(row, baselines, job) for job in row.jobs], None)
         figures |= {BEST_SOLO: best[SPEEDUP]} if SPEEDUP in best else {}
     return row_figures | figures | _slowdowns(row, alone)
@@ -136,10 +139,11 @@ def energy_alone(label: str) -> str:
 
 
 def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
-    """Return the energy over that of the same work alone; of a mix also the modelled part of each workload.
+    """Return the energy over that of the same work alone; for a mix, also the modelled energy of each workload.
 
-    In a steady window, work and energy are those of a second. The model scales the energy above idle of each job by
-    one factor, that of the whole mix: `E / sum(w_i e_i)` times its own `e_i`, for `w_i` work.
+    In a steady window, work and energy are per second. The model assumes that sharing changes the energy above idle of
+    every job by the same factor `E / sum(w_i e_i)`: `E` is the energy of the mix, `w_i` the work of a job relative to
+    alone, `e_i` its energy alone. The modelled energy for a work unit is the energy alone, times this factor.
     """
     if row.is_sequential or row.co_runners:
         return {}
@@ -185,7 +189,8 @@ def _compare_energy(
 
 
 def _combine_instances(row: Row) -> dict[str, float]:
-    instances = {job.place["gi_id"]: job.metrics for job in row.jobs if "gi_id" in job.place}  # some share one
+    # Jobs may share an instance.
+    instances = {job.place["gi_id"]: job.metrics for job in row.jobs if "gi_id" in job.place}
     figures = {}
     for name in (*ACTIVITY, INSTANCE_MEMORY):
         values = [metrics[name] for metrics in instances.values() if name in metrics]

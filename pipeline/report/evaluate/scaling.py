@@ -15,20 +15,21 @@ from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.read import labels
 
 _FURTHER = (("7g", "3g"), ("4g", "2g"))
-"""Profiles that are compared although another one may lie between them."""
+"""Pairs of profiles that are compared even if a profile of a size in between was measured."""
 
 _NEARLY_WHOLE = 1.2
-"""A profile counts as nearly the whole GPU if the GPU has less than so many times its multiprocessors."""
+"""A profile is nearly the whole GPU if the GPU has less than this number times the profile's multiprocessors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One job on a larger part of the GPU against the same job on a smaller one.
+    """The comparison of one job on a larger MIG profile (or the whole GPU) with the same job on a smaller profile.
 
     Attributes:
         larger, smaller: MIG profiles, or `WHOLE_GPU`.
-        ratio: of the throughputs.
+        ratio: ratio of the throughputs.
         ideal: ratio of the multiprocessors.
+        published: published ratio, with the GPU in parentheses; empty if there is none.
     """
 
     case: Case
@@ -40,21 +41,21 @@ class Step:
 
     @property
     def loss_pct(self) -> float | None:
-        """The loss of a job on a profile that has nearly all of the GPU; `None` of any other step."""
+        """The slowdown, in per cent, on a profile that is nearly the whole GPU; `None` for any other step."""
         is_cost = self.larger == WHOLE_GPU and self.ideal is not None and self.ideal < _NEARLY_WHOLE
         return 100 * (1 - 1 / self.ratio.median) if is_cost else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoRunnerEffect:
-    """The share of their throughput that jobs keep beside co-runners."""
+    """The throughput of jobs next to co-runners, relative to the same jobs without co-runners."""
 
     cell: Cell
     throughput_ratio: Estimate
 
 
 def steps(cells: Sequence[Cell]) -> Iterator[Step]:
-    """Yield the whole GPU against the largest profile, each profile against the next, 7g against 3g, 4g against 2g."""
+    """Yield the whole GPU over the largest profile, each profile over the next smaller, 7g over 3g, and 4g over 2g."""
     places: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
         is_one = cell.degree == 1 and not cell.case.is_mix and not cell.co_runners
@@ -85,7 +86,10 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
 
 
 def compare_co_runners(cells: Sequence[Cell]) -> Iterator[CoRunnerEffect]:
-    """Yield each cell with co-runners that was also measured without; no jobs at a given rate, no steady mixes."""
+    """Yield the effect of co-runners on each cell that was also measured without co-runners.
+
+    Jobs at a given rate and steady mixes are left out.
+    """
     ranked = [
         cell
         for cell in cells
@@ -99,14 +103,14 @@ def compare_co_runners(cells: Sequence[Cell]) -> Iterator[CoRunnerEffect]:
 
 
 def find_place(cell: Cell) -> str | None:
-    """Return the MIG profile of a job, `WHOLE_GPU` of a job alone on the GPU, and `None` of any other one."""
+    """Return the MIG profile of a job, `WHOLE_GPU` for a job alone on the GPU, and `None` for any other job."""
     if cell.sharing == SERIAL:
         return WHOLE_GPU
     return cell.profiles[0] if cell.sharing == MIG and cell.profiles else None
 
 
 def cut_to_slices(place: str) -> str:
-    """Return `3g` of `3g.20gb`."""
+    """Return the slices of a profile: `3g` for `3g.20gb`."""
     return place.partition(".")[0]
 
 

@@ -1,7 +1,8 @@
 """Estimates and tests. A repeat is a complete block with its own baseline, so comparisons are paired within blocks.
 
 Intervals are t intervals: with the three to ten blocks of a study, a bootstrap of the mean covers far less than 95 %.
-Blocks of one GPU resemble each other, so over several GPUs each GPU is one value (`normalise.select_independent`).
+Blocks of one GPU resemble each other, so each GPU counts as one value if there are several
+(`normalisation.select_independent`).
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 MARGIN = 0.02
-"""Smaller differences do not matter in practice."""
+"""The smallest relative difference that matters in practice."""
 MARGIN_IN_WORDS = f"{100 * MARGIN:g} %"
 
 MIN_BLOCKS = 5
-"""Fewer blocks give no verdict."""
+"""The least number of blocks for a verdict."""
 
 MIN_GPUS = 3
-"""With several GPUs, fewer give no verdict."""
+"""The least number of GPUs for a verdict, if blocks ran on several."""
 
 MIN_FOR_INTERVAL = 3
-"""A t interval of two blocks is nine standard deviations wide on each side."""
+"""The least number of values for an interval; with two, it would extend nine standard deviations to each side."""
 
 MOST_BLOCKS = 1000
 _POWER = 0.8
@@ -43,7 +44,8 @@ _POWER = 0.8
 class Estimate:
     """The median of `n` independent values, and a 95 % t interval; `low` and `high` are `None` for too few values.
 
-    The interval is that of the mean, widened to hold the median. Of a peak, it is the lowest and highest value.
+    The interval is the interval of the mean, widened to include the median. For a peak, `low` and `high` are the lowest
+    and highest value.
     """
 
     median: float
@@ -58,9 +60,9 @@ class Test:
 
     Attributes:
         ratio: the median of the ratios, and their interval.
-        p_different: of "the ratio is 1", two-sided.
-        p_equal: of "the ratio is outside the margin around 1" (two one-sided tests).
-        mean, deviation: of the log ratios; the deviation is `None` for a single block.
+        p_different: p value of the hypothesis "the ratio is 1", two-sided.
+        p_equal: p value of the hypothesis "the ratio is outside the margin around 1" (two one-sided tests).
+        mean, deviation: mean and standard deviation of the log ratios; the deviation of a single block is `None`.
     """
 
     ratio: Estimate
@@ -71,22 +73,22 @@ class Test:
 
 
 def times_in_words(ratio: Estimate) -> str:
-    """Return `1.84 times (1.79 to 1.90)`; without the interval where there is none."""
+    """Return `1.84 times (1.79 to 1.90)`, or `1.84 times` without an interval."""
     return f"{ratio.median:.2f} times{interval_in_words(ratio, '.2f')}"
 
 
 def interval_in_words(estimate: Estimate, form: str) -> str:
-    """Return ` (1.79 to 1.90)`; empty where there is no interval, or every block has the same figure by definition."""
+    """Return ` (1.79 to 1.90)`; empty without an interval, or if low and high are equal."""
     if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
         return ""
     return f" ({estimate.low:{form}} to {estimate.high:{form}})"
 
 
 def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate:
-    """Return the median of independent figures; the interval is of their logarithms if they scatter by factors.
+    """Return the median and interval of independent figures; the interval uses logarithms for `Scale.POSITIVE`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there are no figures.
     """
     if not values:
         raise ValueError("an estimate needs at least one figure")
@@ -117,27 +119,29 @@ def compare_pairs(ratios: Sequence[float]) -> Test:
 
 
 def p_values(mean: ArrayLike, error: ArrayLike, degrees: int) -> tuple[Floats, Floats]:
-    """Return the p values of "the ratio is 1" (two-sided) and of "it is outside the margin" (two one-sided tests).
+    """Return the p values of the hypotheses "the ratio is 1" and "the ratio is outside the margin".
 
-    The mean log ratios, their standard errors and the p values have one shape.
+    The first test is two-sided, the second consists of two one-sided tests. The mean log ratios, their standard errors
+    and the p values have the same shape.
     """
     import numpy as np
 
     distance = np.abs(mean)
-    equal = _p_above(math.log1p(MARGIN) - distance, error, degrees)  # the larger of the two one-sided ones
+    equal = _p_above(math.log1p(MARGIN) - distance, error, degrees)  # the larger of the two one-sided p values
     return np.minimum(1.0, 2 * _p_above(distance, error, degrees)), equal
 
 
 def correct_p_values(different: ArrayLike, equal: ArrayLike) -> tuple[Floats, Floats]:
-    """Adjust the p values of a table so that one wrong claim of either kind is less likely than the level.
+    """Adjust the p values of a table so that the probability of any wrong claim is below the level.
 
-    All are one family: 2m hypotheses of m comparisons. Holm multiplies the i-th smallest p value (from 0) by the number
-    of hypotheses that may still be true, 2m - i. But of one comparison at most one can be true, that there is no
-    difference or that there is one of at least the margin, so it is never more than m (Shaffer, 1986, "Modified
-    sequentially rejective multiple test procedures", JASA 81:826, the static form).
+    The 2m hypotheses of m comparisons are one family. Holm multiplies the i-th smallest p value (from 0) by the number
+    of hypotheses that may still be true, 2m - i. The two hypotheses of one comparison, "no difference" and "a
+    difference of at least the margin", exclude each other, so at most m hypotheses are true and the factor is at most m
+    (Shaffer, 1986, "Modified sequentially rejective multiple test procedures", JASA 81:826, the static form).
 
-    The p values are of "no difference" and of "a difference of at least the margin". Shape: [..., comparisons]; each
-    row is a table.
+    Args:
+        different: p values of "no difference". Shape: [..., comparisons]; each row is a table.
+        equal: p values of "a difference of at least the margin", in the same shape.
     """
     import numpy as np
 
@@ -152,17 +156,17 @@ def correct_p_values(different: ArrayLike, equal: ArrayLike) -> tuple[Floats, Fl
 
 
 def blocks_needed(test: Test, num_tests: int) -> int | None:
-    """Estimate how many blocks would give a verdict with the same scatter; `None` if unknown or too many.
+    """Estimate the number of blocks for a verdict, if their scatter stays the same; `None` if unknown or too large.
 
-    With that number, the claim that now looks right (different or equal) passes the strictest step of the correction
-    over `num_tests` claims four times out of five.
+    With this number of blocks, the claim that is now more likely (different or equal) passes the strictest step of the
+    correction for `num_tests` claims with a probability of 80 %.
     """
     if test.deviation is None:
         return None
     margin, distance = math.log1p(MARGIN), abs(test.mean)
     level = (1 - CONFIDENCE) / num_tests
     if distance > margin:
-        level /= 2  # two-sided
+        level /= 2  # the test for a difference is two-sided
     else:
         distance = margin - distance
     for n in range(MIN_BLOCKS, MOST_BLOCKS + 1):
@@ -177,14 +181,14 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Compute the standard deviation of a sample, 20 times as fast as the standard library."""
+    """Compute the standard deviation of a sample; this is 20 times as fast as the standard library."""
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
 def _p_above(distance: ArrayLike, error: ArrayLike, degrees: int) -> Floats:
     import numpy as np
-    from scipy.special import stdtr  # light: scipy.stats takes a second to import
+    from scipy.special import stdtr  # importing scipy.stats instead takes a second
 
     is_exact = np.equal(error, 0)
     p: Floats = stdtr(degrees, -np.divide(distance, np.where(is_exact, 1.0, error)))

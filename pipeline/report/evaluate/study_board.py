@@ -1,7 +1,7 @@
 """A board: the cases of several studies and GPUs in one table, and whether their verdicts agree.
 
-A row is one case of equal programs. No figure combines columns. An entry measured at other settings than the first of
-its row names them.
+A row is one case with equal programs. No figure combines columns. An entry lists the settings in which it differs from
+the first entry of its row.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Agreement(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A study on one kind of device, and its number on the board, from 1."""
+    """A study on one kind of device, and the number of its column, from 1."""
 
     number: int
     name: str
@@ -50,7 +50,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An outcome; `differs` names the settings in which it differs from the first of its row."""
+    """An outcome; `differs` lists the settings in which it differs from the first outcome of its row."""
 
     outcome: Outcome
     differs: str = ""
@@ -62,7 +62,7 @@ class Line:
 
     Attributes:
         consists: the workloads of a mix.
-        agreement, why: of the entries of real GPUs; of simulated ones if there are no others.
+        agreement, why: agreement of the entries, with its reason; only of real GPUs if there are any.
     """
 
     label: str
@@ -75,7 +75,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """Columns and lines; `common` are the settings of all of them, in words."""
+    """A table of several studies; `common` lists the settings that are equal in all entries, in words."""
 
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
@@ -84,11 +84,11 @@ class Board:
 
 _Identity = tuple[object, ...]
 _Place = tuple[int, Outcome]
-"""Number of a column, and an outcome of it."""
+"""The number of a column, and one of its outcomes."""
 
 
 def make_board(columns: Sequence[Column]) -> Board:
-    """Make the board of some columns, in their order."""
+    """Make a board with the columns in the given order."""
     places = [(number, outcome) for number, column in enumerate(columns) for outcome in column.measured.outcomes]
     programs = [program.params for _, outcome in places for program in outcome.programs]
     words = labels.collect_words(programs)
@@ -123,7 +123,7 @@ def make_board(columns: Sequence[Column]) -> Board:
 
 
 def _rows(places: Sequence[_Place], facts: Mapping[int, Mapping[str, str]]) -> list[tuple[list[_Place], list[str]]]:
-    """Return the outcomes of each row, and the facts that its study varies, which tell it from similar rows."""
+    """Return the outcomes of each row, and the facts that distinguish the row from others of the same study."""
     separated = []
     for same in group_by(places, lambda place: _identity(place[1])).values():
         by_column = group_by(same, lambda place: place[0])
@@ -138,14 +138,14 @@ def _rows(places: Sequence[_Place], facts: Mapping[int, Mapping[str, str]]) -> l
         for number, outcome in same:
             identity: _Identity = tuple(facts[id(outcome)].get(key) for key in apart)
             twins = [other for _, other in by_column[number] if facts[id(other)] == facts[id(outcome)]]
-            # The same jobs in another order, for example, differ in the label only.
+            # Some outcomes differ only in the label, for example if the order of the jobs differs.
             rows[(*identity, outcome.label) if len(twins) > 1 else identity].append((number, outcome))
         separated += [(row, apart) for row in rows.values()]
     return separated
 
 
 def _identity(outcome: Outcome) -> _Identity:
-    """Return what outcomes of one row share: the jobs by all that their label says, their number and co-runners."""
+    """Return the identity of a row: the labelled params and the number of its jobs, co-runners and other GPUs."""
     programs = [
         (program.workload, program.params.get("batch_size", ""), tuple(_select_params(program).items()), program.number)
         for program in outcome.programs
@@ -154,7 +154,7 @@ def _identity(outcome: Outcome) -> _Identity:
 
 
 def _facts(outcome: Outcome) -> dict[str, str]:
-    """Return the settings of the measurement, and the params of programs that are in no label."""
+    """Return the settings of the measurement, and the params of programs that labels do not show."""
     facts = {key: value for key, value in outcome.settings.items() if key not in _ROW_SETTINGS}
     for program in outcome.programs:
         prefix = f"{program.workload} " if len(outcome.programs) > 1 else ""

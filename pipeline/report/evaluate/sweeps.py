@@ -13,11 +13,11 @@ from pipeline.report.evaluate.cells import Case, Cell, list_cases
 from pipeline.report.read import labels
 
 FEWEST = 3
-"""Values that make a line; two are left to the tables."""
+"""The least number of values for a line in a figure; tables show sweeps over two values."""
 
 Items = tuple[tuple[str, str], ...]
 Program = tuple[str, Mapping[str, str]]
-"""A workload's name and its own params."""
+"""The name of a workload and the params of its program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +26,9 @@ class Sweep:
 
     Attributes:
         axis: name of the parameter.
-        what: name of the jobs, without it.
-        ticks, cells: by place on the axis, in order.
-        is_numeric: whether the places are values.
+        what: name of the jobs, without the parameter.
+        ticks, cells: labels and cells by place on the axis, in order.
+        is_numeric: whether the places are the values of the parameter.
     """
 
     axis: str
@@ -39,7 +39,7 @@ class Sweep:
 
 
 def numbers(cells: Sequence[Cell], fewest: int, only: str | None = None) -> Iterator[Sweep]:
-    """Yield a sweep for each numeric param (or `only` one) with at least `fewest` values where nothing else differs."""
+    """Yield a sweep for each numeric param (or only for `only`) with `fewest` values or more and all else equal."""
     programs = {
         case: tuple((params.get("workload", ""), spell_flags(list_program_params(params))) for params in case.params)
         for case in list_cases(cells)
@@ -76,7 +76,7 @@ def _numbers(jobs: Sequence[Program]) -> Iterator[tuple[str, str, float]]:
 
 
 def parse_number(text: str) -> float | None:
-    """Return a param as a finite number; `None` if it is none."""
+    """Return a param as a number; `None` unless it is a finite number."""
     try:
         value = float(text)
     except ValueError:
@@ -103,7 +103,7 @@ def _name_jobs(name: str, jobs: Sequence[Program]) -> str:
 
 
 def profiles(cells: Sequence[Cell], fewest: int) -> Iterator[Sweep]:
-    """Yield a sweep over MIG profiles for each case with as many jobs on at least `fewest` of them."""
+    """Yield a sweep over MIG profiles for each case that ran with the same degree on `fewest` profiles or more."""
     by_case: dict[Case, dict[str, list[Cell]]] = defaultdict(lambda: defaultdict(list))
     for cell in cells:
         if len(set(cell.profiles)) == 1:

@@ -1,7 +1,7 @@
-"""The comparison of sharing modes: which one is better, and by how much.
+"""The comparison of sharing modes, with verdicts and the fastest mode of each case.
 
-A verdict needs five blocks, or three GPUs where blocks ran on several, a ratio beyond the margin, and a p value
-that survives the correction over the whole table, that of equality within the margin included (`correct_p_values`).
+A verdict needs five blocks (three GPUs if blocks ran on several), a ratio beyond the margin, and a p value below the
+level after the correction for all claims of the table, including those of equality (`correct_p_values`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 LEVEL = 1 - statistics.CONFIDENCE
 REFERENCES = (SERIAL, NAIVE, MPS)
-"""Modes that every later mode is compared with."""
+"""Modes with which every later mode is compared."""
 
 
 class Decision(enum.StrEnum):
@@ -56,16 +56,15 @@ class Decision(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """A mode against another one, in one case at one degree.
+    """The comparison of a mode with another mode, in one case at one degree.
 
     Attributes:
-        metric: the speed-up over serial if it is known, else throughput or total time; of services at a given rate,
-            latency.
-        ratio: speed of the mode over that of the other; above 1 is faster. `None` if the mode is not ranked.
-        p: of equality if the decision is "equal", else of a difference.
-        p_adjusted: after correction for all claims of the table; `None` with too few blocks or GPUs.
-        num_blocks, num_gpus: with figures of both.
-        blocks_needed: estimate for a verdict; `None` if there is one, or it is unknown.
+        metric: the speed-up over serial if known, else throughput or total time; for services at a given rate, latency.
+        ratio: speed of the mode over the speed of the other; above 1 is faster. `None` if the mode is not ranked.
+        p: p value of the test for equality if the decision is "equal", else of the test for a difference.
+        p_adjusted: `p` after correction for all claims of the table; `None` with too few blocks or GPUs.
+        num_blocks, num_gpus: number of blocks and GPUs with figures of both modes.
+        blocks_needed: estimated number of blocks for a verdict; `None` if decided or unknown.
     """
 
     case: Case
@@ -88,12 +87,12 @@ class Winner:
     """The fastest mode of a case at a degree.
 
     Attributes:
-        mode: `None` if no single mode is shown to be the fastest.
-        tied: the mode with the best median, and those without a verdict against it.
-        speedup: of the first of `tied` over serial.
-        over_best_solo: the same over one job at a time in its best step mode, if several were measured.
+        mode: the fastest mode; `None` if the verdicts do not show that one mode is faster than all others.
+        tied: the mode with the best median, and the modes without a verdict against it.
+        speedup: speed-up of the first mode in `tied` over serial.
+        over_best_solo: speed-up of this mode over one job at a time in the best step mode, if several were measured.
         is_enough: whether blocks and GPUs were enough for any verdict.
-        marks: doubts to show beside `speedup`: ` (MPS: NOTE)`.
+        marks: doubts to show after `speedup`: ` (MPS: NOTE)`.
     """
 
     case: Case
@@ -111,10 +110,10 @@ class Winner:
 class _Pair(NamedTuple):
     cell: Cell
     against: str
-    other: Cell | None = None  # `None` also if serial is no cell of its own
+    other: Cell | None = None  # also `None` if the serial baseline is not a cell
     metric: str = ""
     ratios: Mapping[int, float] = MappingProxyType({})
-    test: Test | None = None  # unless the cell is not ranked
+    test: Test | None = None  # `None` if the cell is not ranked
 
     @property
     def num_gpus(self) -> int:
@@ -136,7 +135,7 @@ def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
     places = group_places(cells)
     pairs = [pair for cell in cells for pair in _pairs(cell, places[cell.case, cell.degree])]
     tested = [pair.test for pair in pairs if pair.test is not None and pair.is_enough]
-    judged = _judge_tests(tested) if tested else {}  # short studies need no numpy
+    judged = _judge_tests(tested) if tested else {}  # import numpy only if there are tests
     num_tests = sum(pair.test is not None for pair in pairs)
     undecided = _Judgement(Decision.NO_VERDICT)
     return [_verdict(pair, judged.get(id(pair.test), undecided), num_tests) for pair in pairs]
@@ -152,7 +151,7 @@ def _judge_tests(tested: Sequence[Test]) -> dict[int, _Judgement]:
 
 
 def decide(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[Decision]:
-    """Decide comparisons of enough blocks by their medians and adjusted p values (`correct_p_values`)."""
+    """Decide comparisons with enough blocks by their medians and adjusted p values (`correct_p_values`)."""
     import numpy as np
 
     ratio, is_different = np.asarray(ratio), np.less(different, LEVEL)
@@ -175,9 +174,10 @@ def find_slower_pairs(comparisons: Iterable[Verdict]) -> set[tuple[str, str]]:
 def rank_modes(
     by_mode: Mapping[str, float], is_slower: Collection[tuple[str, str]]
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Return the modes without a verdict against the first of them, and the slower ones; the lowest figure first.
+    """Return the tied modes and the modes slower than the first tied one, each with the lowest figure first.
 
-    The first is one that no other was shown to beat, even if another median is lower: verdicts use common blocks only.
+    The tied modes are the first mode and all modes without a verdict against it. No verdict shows the first mode to be
+    slower than another, even if another median is lower, because verdicts use common blocks only.
     """
     order = sorted(by_mode, key=by_mode.__getitem__)
     beaten = {slower for slower, faster in is_slower if faster in by_mode}
@@ -187,7 +187,7 @@ def rank_modes(
 
 
 def winners(cells: Sequence[Cell], comparisons: Sequence[Verdict]) -> list[Winner]:
-    """Return the fastest mode of each case and degree at which several ran, serial among them."""
+    """Return the fastest mode of each case and degree at which several modes ran, including serial."""
     fastest = []
     judged = group_by(comparisons, lambda verdict: (verdict.case, verdict.degree))
     for place, members in group_places(cells).items():
@@ -216,7 +216,7 @@ def _pairs(cell: Cell, members: Sequence[Cell]) -> list[_Pair]:
         if not comes_after or (other is not None and not other.is_compared):
             continue
         if reference == SERIAL and SPEEDUP in cell.values:
-            # Steady mixes have a baseline that is no cell.
+            # The baseline of a steady mix is not a cell.
             ratios, metric = cell.values[SPEEDUP], SPEEDUP
         elif other is not None:
             ratios, metric = speed_ratios(cell, other, cell.speed)
@@ -269,7 +269,7 @@ def _sentence(verdict: Verdict, cell: Cell) -> str:
     if against == SERIAL.label and verdict.degree == 1:
         against = "the serial baseline"
     if verdict.metric in (MEAN_LATENCY, P99_LATENCY):
-        against = "one alone" if verdict.against == SERIAL.label else against
+        against = "one job alone" if verdict.against == SERIAL.label else against
         against += f" by the {METRICS[verdict.metric].title}"
     blocks = format_count(verdict.num_blocks, "block") + describe_gpus(verdict.num_gpus)
     details = [interval_in_words(verdict.ratio, ".2f").strip(" ()"), blocks]
@@ -284,15 +284,15 @@ def _name_jobs(case: Case, degree: int) -> str:
 
 def _describe_need(verdict: Verdict) -> str:
     if verdict.num_gpus > 1:
-        few = f"it needs {MIN_GPUS}" if verdict.num_gpus < MIN_GPUS else "it needs more of them or less scatter"
-        return f"no verdict: each GPU counts once, and {few}"
+        needed = f"{MIN_GPUS} GPUs" if verdict.num_gpus < MIN_GPUS else "more GPUs (or less scatter)"
+        return f"no verdict: each GPU counts once, and {needed} are needed"
     if verdict.blocks_needed is not None:
-        return f"no verdict: it needs about {verdict.blocks_needed} blocks"
+        return f"no verdict: about {verdict.blocks_needed} blocks are needed"
     if verdict.num_blocks < statistics.MIN_FOR_INTERVAL:
         return f"no interval below {statistics.MIN_FOR_INTERVAL} blocks, no verdict below {MIN_BLOCKS}"
     if verdict.num_blocks < MIN_BLOCKS:
         return f"no verdict below {MIN_BLOCKS} blocks"
-    return f"no verdict: it needs more than {statistics.MOST_BLOCKS} blocks"
+    return f"no verdict: more than {statistics.MOST_BLOCKS} blocks are needed"
 
 
 def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Sequence[Verdict]) -> Winner:
@@ -311,12 +311,12 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Seq
         sentence = f"{jobs}: no verdict between {join_words(tied)}"
         if slower:
             ahead = "all" if is_slower >= set(itertools.product(slower, tied)) else best
-            sentence += f"; {ahead} ahead of {join_words(slower)}"
+            sentence += f"; {ahead} faster than {join_words(slower)}"
         sentence += "."
     over_best_solo = next((cell.estimates.get(BEST_SOLO) for cell in cells if cell.mode == best), None)
     if over_best_solo is not None:
-        sentence += f" Against the best step mode, one at a time: {times_in_words(over_best_solo)}."
-    # A mode without a valid block may be the fastest after all.
+        sentence += f" Compared with one job at a time in the best step mode: {times_in_words(over_best_solo)}."
+    # The marks of a mode without a valid block are shown too, because this mode may be the fastest.
     marks = marks_in_words([cell for cell in cells if cell.mode in (best, SERIAL.label) or cell.is_wholly_invalid])
     sentence += marks + (" (simulated)" if any(cell.is_simulated for cell in cells) else "")
     return Winner(

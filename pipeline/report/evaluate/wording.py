@@ -1,4 +1,4 @@
-"""Pieces of the sentences of a report."""
+"""Phrases for the sentences of a report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from pipeline.report.evaluate.cells import Case, Cell
 
 
 class Words(NamedTuple):
-    """The words for an outcome: as a label, of one group in a sentence, of several (empty: not counted)."""
+    """The words for an outcome.
+
+    Attributes:
+        label: words for tables and figures.
+        singular: words for one group in a sentence.
+        plural: words for several groups in a sentence; empty if the sentence does not count them.
+    """
 
     label: str
     singular: str
@@ -26,7 +32,7 @@ ENDINGS = {
     Result.TIMEOUT: Words("timeout", "ran out of time", "ran out of time"),
     Result.INTERRUPTED: Words("interrupted", "interrupted", ""),
 }
-"""By result, in the order of the answer."""
+"""Words for each result, in the order of sentences."""
 INVALID = "invalid"
 
 
@@ -38,7 +44,7 @@ def jobs_in_words(case: Case, degree: int) -> str:
 
 
 def describe_gpus(number: int) -> str:
-    """Return ` on these 3 GPUs`; empty for one."""
+    """Return ` on these 3 GPUs`; empty for one GPU."""
     return f" on these {number} GPUs" if number > 1 else ""
 
 
@@ -55,7 +61,7 @@ def finding_in_words(cell: Cell) -> str:
 
 
 def absence_in_words(cell: Cell) -> str:
-    """Return why a cell has no figure, for figures and grids: `oom`, `invalid`; empty if it may have one."""
+    """Return a label for a cell without figures: `oom`, `invalid`; empty if the cell may have figures."""
     if cell.is_wholly_invalid:
         return INVALID
     return ENDINGS[cell.finding].label if cell.finding in ENDINGS else ""

@@ -1,4 +1,4 @@
-"""Bars in groups, coloured by sharing mode, with intervals; a labelled box stands for a missing figure."""
+"""Bars in groups, coloured by sharing mode, with intervals; a labelled box replaces a missing figure."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BARS_CAPTION = (
-    "Bars: median over the blocks. Error bars (from three blocks on): 95 % t interval; for memory, the lowest and "
-    "highest block. A hatched box is a group without a figure, labelled with the reason."
+    "Bars: median over the blocks. Error bars (with three blocks or more): 95 % t interval; for memory, the lowest and "
+    "highest block. A hatched box is a group without a figure; its label is the reason."
 )
 NOT_MEASURED, NOT_SUSTAINED = "not measured", "rate not sustained"
 _GROUP_WIDTH = 0.84
@@ -44,11 +44,11 @@ _IN_BOX: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One bar, or two beside each other (GRACT and SMACT).
+    """One bar, or two adjacent bars (GRACT and SMACT).
 
     Attributes:
-        detail: text below it: the MIG profile, the MPS percentage.
-        finding: why there are no estimates; else empty.
+        detail: text below the bar: the MIG profile, the MPS percentage.
+        finding: why there are no estimates; empty if there are any.
     """
 
     sharing: SharingMode
@@ -58,17 +58,17 @@ class Bar:
 
 
 Groups = Sequence[tuple[str, Sequence[Bar]]]
-"""Groups of bars, each with its label."""
+"""The label and the bars of each group."""
 
 
 def make_figure_bar(cell: Cell, name: str) -> Bar:
-    """Return the bar of one figure of a cell, or of the reason why it has none."""
+    """Return the bar of one figure of a cell; if the figure is missing, the bar has the reason."""
     withheld = cell.num_saturated and is_latency(name)
     return make_bar(cell, cell.figures.get(name), missing=NOT_SUSTAINED if withheld else NOT_MEASURED)
 
 
 def make_bar(cell: Cell, *estimates: Estimate | None, missing: str = NOT_MEASURED) -> Bar:
-    """Return the bar of the estimates of a cell, or of its outcome if it has none to show."""
+    """Return the bar of some estimates of a cell; if all are missing, the bar has the outcome of the cell."""
     known = tuple(estimates) if cell.is_ranked else tuple(None for _ in estimates)
     finding = "" if any(known) else absence_in_words(cell) or missing
     star = "*" if cell.marks else ""
@@ -87,12 +87,12 @@ def group_by_case(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tup
 
 
 def num_bars(groups: Groups) -> int:
-    """Count the bars for which a panel needs room."""
+    """Return the number of bars for which a panel needs space."""
     return max(3, len(groups)) * max(3, *(len(bars) for _, bars in groups), 0)
 
 
 def grouped_bars(axes: Axes, groups: Groups) -> None:
-    """Draw bars in groups: all bars of one width, a group for each label under the axis."""
+    """Draw bars in groups, one group for each label under the axis; all bars have the same width."""
     most = max((len(bars) for _, bars in groups), default=1)
     width = _GROUP_WIDTH / max(most, 3)
     details: dict[float, str] = {}
@@ -103,7 +103,7 @@ def grouped_bars(axes: Axes, groups: Groups) -> None:
             _one_bar(axes, bar, x_start + number * width, width)
             is_plain = num_by_mode[bar.sharing] > 1 and not bar.detail.rstrip("*")
             details[x_start + (number + 0.47) * width] = f"{bar.sharing.label if is_plain else ''}{bar.detail}"
-    beside = 0.55 + max(0, 3 - len(groups)) / 2  # one group is narrower than the panel
+    beside = 0.55 + max(0, 3 - len(groups)) / 2  # a single group does not fill the panel
     axes.set_xlim(-beside, len(groups) - 1 + beside)
     _label_axis(axes, [label for label, _ in groups], details)
     axes.grid(axis="y")
@@ -143,7 +143,7 @@ def _box(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
     from matplotlib.patches import Rectangle
 
     edge, ink = (FAINT, FAINT) if bar.finding == NOT_MEASURED else (WARNING, INK)
-    by_panel: dict[str, Any] = {"transform": axes.get_xaxis_transform()}  # y by the panel, x by data
+    by_panel: dict[str, Any] = {"transform": axes.get_xaxis_transform()}  # y in panel units, x in data units
     dashed: dict[str, Any] = {"facecolor": "none", "edgecolor": edge, "hatch": "....", "linewidth": 0.8}
     axes.add_patch(Rectangle((x_start, 0), width * 0.94, _BOX_HEIGHT, linestyle="--", **dashed, **by_panel))
     axes.text(x_start + width * 0.47, 0.03, bar.finding, fontsize=7, color=ink, **_IN_BOX, **by_panel)
@@ -152,7 +152,7 @@ def _box(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
 
 
 def make_legend(modes: Sequence[SharingMode], *, second: tuple[str, str] | None = None) -> list[Any]:
-    """Return the handles of a legend: one for each mode, and two for full and hatched bars."""
+    """Return the handles of a legend: one for each mode and, with `second`, two for solid and hatched bars."""
     from matplotlib.patches import Patch
 
     handles = [Patch(facecolor=m.colour, edgecolor=FAINT, linewidth=0.6, label=clean_text(m.label)) for m in modes]

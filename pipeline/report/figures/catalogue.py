@@ -12,7 +12,7 @@ from pipeline.report.read.group_series import GroupSeries
 from pipeline.report.read.study_records import Study
 
 FIGURES = (gain, mixes, copies, parameters, energy, over_time)
-"""The first figure opens the page."""
+"""The modules of the figures; the first figure is at the top of the page."""
 
 
 def draw_figures(study: Study, cells: Sequence[Cell], timeline: GroupSeries | None) -> list[Drawn]:

@@ -1,4 +1,4 @@
-"""A figure of each workload by number of equal jobs: time, activity and memory."""
+"""Figures of each workload by number of equal jobs: time, activity and memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield one for each workload that ran in several modes; numeric sweeps have figures of their own."""
+    """Yield a sketch for each workload that ran in several modes, unless `parameters` draws it as a numeric sweep."""
     copies = [cell for cell in cells if not cell.case.is_mix]
     swept = {cell.case for sweep in sweeps.numbers(copies, FEWEST) for cell in chain(*sweep.cells.values())}
     for case in (case for case in list_cases(copies) if case not in swept):
@@ -50,7 +50,7 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 
 def _speed_metric(cells: Sequence[Cell]) -> Metric:
     latency = [MEAN_LATENCY] if cells[0].num_given else []
-    # A steady window lasts as long as the user chose.
+    # In a steady window, the total time is the length that the user chose.
     times = [] if cells[0].window.is_steady else [TOTAL_TIME]
     names = [*latency, "epoch_time_s", _DERIVED, *times, cells[0].throughput, TOTAL_TIME]
     chosen = next((name for name in names if any(name in cell.estimates for cell in cells)), TOTAL_TIME)
@@ -59,7 +59,7 @@ def _speed_metric(cells: Sequence[Cell]) -> Metric:
 
 def _caption(cells: Sequence[Cell]) -> str:
     metric = _speed_metric(cells)
-    derived = "Time per epoch: work of an epoch over the measured throughput of a job. "
+    derived = "Time per epoch: work of an epoch, divided by the measured throughput of a job. "
     activity = "GRACT: share of time with a kernel resident. SMACT: share of multiprocessors with work. "
     shown = [metric.title.partition(",")[0]]
     shown += ["activity"] * _has(cells, *_ACTIVITY) + ["memory of the whole GPU"] * _has(cells, MEMORY)

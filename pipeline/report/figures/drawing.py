@@ -1,7 +1,7 @@
-"""The style of all figures, and their drawing as SVG and PDF.
+"""The style of all figures, and functions that draw them as SVG and PDF.
 
-Sharing modes have the colours of `pipeline.base.domain.sharing_modes`. A figure uses no colours but those of `THEME`,
-which the page replaces on dark screens.
+Sharing modes have the colours of `pipeline.base.domain.sharing_modes`. Figures use only the colours of `THEME`, which
+the page replaces on dark screens.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STAMP = "simulated, says nothing about a real GPU"
+STAMP = "simulated, no measurement of a real GPU"
 
 INK, FAINT, PAPER, WARNING = "#1b1b1c", "#8f8f92", "#fefefe", "#a8231c"
 SERIES_COLOURS = (("#1b1b1d", "#e8e8ea"), ("#2a8a86", "#4fc4be"), ("#7050b0", "#a98fe0"), ("#8a5a2b", "#c99a66"))
 """Colours of quantities over time, on light and on dark pages."""
 COLOURS = (*((mode.colour, mode.dark_colour) for mode in MODES.values()), *SPARE_COLOURS, *SERIES_COLOURS)
-"""On light and on dark pages."""
+"""All colours of data, on light and on dark pages."""
 
 THEME = {INK: "ink", FAINT: "faint", PAPER: "paper", WARNING: "warning"} | {
     light: f"colour-{number}" for number, (light, _) in enumerate(COLOURS)
@@ -49,18 +49,18 @@ _STYLE: dict[str, Any] = {
     "font.size": 9,
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
-    "text.parse_math": False,  # a run may be named "$x"
+    "text.parse_math": False,  # the name of a run may contain "$"
     "axes.titlesize": 9,
     "axes.titlelocation": "left",
     "axes.axisbelow": True,
     "grid.linewidth": 0.4,
     "grid.alpha": 0.5,
     "hatch.linewidth": 0.5,
-    "svg.fonttype": "none",  # text stays text: it can be read aloud, searched, and takes the page's colours
+    "svg.fonttype": "none",  # keep text as text, for screen readers, searches and the page's colours
     "pdf.fonttype": 42,
 }
 WIDEST = 9.6
-"""Fits a printed page with readable text. Unit: inches."""
+"""Width at which the text of a figure is readable on a printed page. Unit: inches."""
 _PER_ROW = 3
 _NO_GLYPH = r"Glyph \d+ .* missing from"
 _NO_DATES = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}
@@ -71,9 +71,9 @@ class Sketch:
     """A figure that can be drawn.
 
     Attributes:
-        name: of its files, before characters are replaced.
-        section: its heading on the page.
-        paint: makes the figure in the current style.
+        name: name of the figure's files, before characters are replaced.
+        section: heading of the figure's section on the page.
+        paint: function that makes the figure in the current style.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Sketch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A sketch as SVG and PDF; `parts` are its title, panels and legend if panels stand beside each other."""
+    """A sketch as SVG and PDF; `parts` are its title, panels and legend, if a row has several panels."""
 
     name: str
     sketch: Sketch
@@ -106,7 +106,7 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
         engine = figure.get_layout_engine()
         if engine is not None:
             engine.execute(figure)
-            figure.set_layout_engine(None)  # done: each format would repeat it
+            figure.set_layout_engine(None)  # otherwise each format would repeat the layout
         parts = split_figure(figure, title)
         written = {kind: io.BytesIO() for kind in _NO_DATES}
         for kind, target in written.items():
@@ -123,7 +123,7 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
 
 @contextmanager
 def _warn_once_of_boxes() -> Iterator[None]:
-    """Replace Matplotlib's warning for each missing letter by one for all figures."""
+    """Replace Matplotlib's warnings about missing letters by one warning for all figures."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", _NO_GLYPH, UserWarning)
         yield
@@ -136,20 +136,24 @@ def _warn_once_of_boxes() -> Iterator[None]:
 
 @functools.cache
 def _say_boxes() -> None:
-    logger.warning("some letters are not in DejaVu Sans and are boxes in the PDFs; the page and the SVGs show them")
+    logger.warning("DejaVu Sans lacks some letters, which are boxes in the PDFs; use the page or the SVGs instead")
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Make an empty figure that keeps its texts apart. Unit: inches."""
+    """Make an empty figure with a layout without overlapping texts. Unit: inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def make_panels(number: int, height: float, *, most_bars: int = 0, columns: int = 0) -> tuple[Figure, list[Axes]]:
-    """Make a figure with a grid of panels, fewer in a row if they have more bars; `columns` sets two or three.
+    """Make a figure with a grid of panels.
 
-    Unit of the height: inches for each row.
+    Args:
+        number: number of panels.
+        height: height of a row. Unit: inches.
+        most_bars: bars in the widest panel; more bars mean fewer panels in a row.
+        columns: panels in a row, 2 or 3; other values are ignored.
     """
     most = columns if columns in range(2, _PER_ROW + 1) else min(_PER_ROW, int(WIDEST / (0.6 + 0.13 * most_bars)))
     columns = max(1, min(number, most))
@@ -164,12 +168,12 @@ def make_panels(number: int, height: float, *, most_bars: int = 0, columns: int 
 def count_characters(axes: Axes) -> int:
     """Count the characters of axis labels that fit into the width of a panel."""
     figure, place = axes.get_figure(root=True), axes.get_subplotspec()
-    assert figure is not None and place is not None  # `make_panels` made it
+    assert figure is not None and place is not None  # axes of `make_panels` have both
     return int(72 * 0.85 * figure.get_figwidth() / place.get_gridspec().ncols / 5.5)
 
 
 def set_title(axes: Axes, text: str) -> None:
-    """Write the title of a panel above it, in as many lines as it takes."""
+    """Write the title of a panel above the panel, wrapped to its width."""
     axes.set_title(wrap_lines(text, count_characters(axes)), fontsize=8)
 
 
@@ -195,12 +199,12 @@ def clean_text(text: str, longest: int = 80) -> str:
 
 
 def wrap_lines(text: str, width: int, most: int = 3) -> str:
-    """Wrap text into a few lines; the last one ends in dots if text is cut off."""
+    """Wrap text into at most `most` lines; dots at the end show that text was cut off."""
     return "\n".join(textwrap.wrap(clean_text(text, 200), width, max_lines=most, placeholder=" ..."))
 
 
 def say_missing(axes: Axes, text: str) -> None:
-    """Write into an empty panel why it is empty."""
+    """Write into an empty panel the reason why it is empty."""
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=FAINT, wrap=True)
     axes.tick_params(bottom=False, left=False, labelbottom=False, labelleft=False)  # panels may share their ticks
     for spine in axes.spines.values():

@@ -1,4 +1,4 @@
-"""Energy per sample, request, ... of each workload and of the mixes."""
+"""Figures of the energy per work unit (sample, request, ...) of each workload and of the mixes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield one of the workloads and one of the mixes, if energy was measured."""
+    """Yield, for each work unit, a sketch of the workloads and one of the mixes, if energy was measured."""
     for unit in dict.fromkeys(cell.unit for cell in cells if cell.unit):
         yield from _sketch_unit(unit, [cell for cell in cells if cell.unit == unit])
 
@@ -39,7 +39,7 @@ def _sketch_unit(unit: str, cells: Sequence[Cell]) -> Iterator[Sketch]:
     ran = [cell for cell in cells if cell.case in known and not cell.is_derived]
     copies, mixes = ([cell for cell in ran if cell.case.is_mix is is_mix] for is_mix in (False, True))
     work, per_one = work_units.format_unit(unit), f"energy per {work_units.format_singular(unit)}"
-    caption = f"Energy of the whole GPU over the {work} of all jobs, idle power included. {BARS_CAPTION}"
+    caption = f"Energy of the whole GPU, including idle power, divided by the {work} of all jobs. {BARS_CAPTION}"
     for members, name, title in ((copies, per_one, per_one), (mixes, f"{per_one} mixes", f"{per_one} of the mixes")):
         if members:
             paint = partial(_paint, members, unit)

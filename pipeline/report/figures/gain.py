@@ -1,4 +1,4 @@
-"""The chart of throughput gain against the number of jobs."""
+"""A figure of the throughput gain against the number of jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield one of the workloads of which several copies ran, without a given rate."""
+    """Yield a sketch of the workloads that ran in several copies, without a given rate."""
     copies = [cell for cell in cells if not cell.case.is_mix and not cell.num_given]
     if _cases(copies):
         yield Sketch(
@@ -53,7 +53,7 @@ def _caption(cells: Sequence[Cell]) -> str:
     dotted = "Dotted: one job at a time in another step mode. " if has_others else ""
     caption = (
         "Speed of all jobs over serial in the same block: medians and 95 % t intervals. Dashed: ideal, the number of "
-        f"jobs. {dotted}Of several MIG layouts or MPS limits, the fastest is drawn."
+        f"jobs. {dotted}If there are several MIG layouts or MPS limits, the line shows the fastest."
     )
     return f"{caption} Without a figure: {', '.join(missing)}." if missing else caption
 
@@ -68,7 +68,7 @@ def _paint(cells: Sequence[Cell]) -> Figure:
     by_workload = group_by(_cases(cells), lambda case: case.params[0].get("workload", ""))
     cases = [case for alike in by_workload.values() for case in alike]
     variants = {len(alike) for alike in by_workload.values()}
-    # Variants of one workload share a row if all workloads have as many.
+    # Variants of one workload share a row if all workloads have the same number of variants.
     figure, panels = make_panels(len(cases), 2.7, columns=max(variants) if len(variants) == 1 else 0)
     handles: dict[str, Any] = {}
     tops: dict[Case, float] = {}
@@ -127,7 +127,7 @@ def _line(axes: Axes, mode: SharingMode, cells: Sequence[Cell]) -> list[float]:
 
 
 def _describe_missing(cells: Sequence[Cell]) -> list[str]:
-    """Return a line for each degree with modes without a figure: `7: naive oom, MPS % wrong results`."""
+    """Return, for each degree, a line with the modes without a figure: `7: naive oom, MPS % wrong results`."""
     by_degree: dict[int, list[str]] = defaultdict(list)
     for mode in list_modes(cells):
         for degree in {cell.degree for cell in cells if cell.sharing == mode}:
@@ -138,7 +138,7 @@ def _describe_missing(cells: Sequence[Cell]) -> list[str]:
 
 
 def _compare_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Estimate]]:
-    """Divide the speed of the workload alone in each other step mode by that in this one."""
+    """Divide the speed of the workload alone in each other step mode by its speed in the step mode of the case."""
     alone = [cell for cell in cells if cell.degree == 1 and cell.sharing == SERIAL]
     serial = next((cell for cell in alone if cell.case == case), None)
     if serial is None:

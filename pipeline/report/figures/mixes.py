@@ -1,4 +1,4 @@
-"""Mixes: their time against serial, and training beside inference."""
+"""Figures of mixes: time relative to serial, and training and inference together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield one of all mixes without a given rate, and one of all mixes of services and other jobs."""
+    """Yield a sketch of the mixes without a given rate, and one of the mixes of services and other jobs."""
     mixes = [cell for cell in cells if cell.case.is_mix]
     if timed := [cell for cell in mixes if not cell.num_given]:
         yield Sketch(
@@ -42,11 +42,11 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
     if latency is not None:
         yield Sketch(
             name="beside-inference",
-            title="Training beside inference",
+            title="Training and inference together",
             caption=(
-                "From top to bottom, over the same job alone: throughput of the job that is slowed down most; latency "
-                "of the service that is slowed down most; energy, if measured, over that of the same work, each job "
-                f"alone. {BARS_CAPTION}"
+                "From top to bottom: throughput of the job that is slowed down most, relative to the job alone; "
+                "latency of the service that is slowed down most, relative to the service alone; energy, if measured, "
+                f"relative to the same work with each job alone. {BARS_CAPTION}"
             ),
             section="Mixes",
             paint=partial(_paint_shares, served, latency),
@@ -55,8 +55,8 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 
 def _caption(cells: Sequence[Cell]) -> str:
     if all(cell.window is WindowKind.WORK for cell in cells):
-        return "Total time of the mix over its serial total time, in the same block; below 1 is a gain."
-    return "Time for the same work over its serial time (the inverse of the speed-up); below 1 is a gain."
+        return "Total time of the mix, divided by its serial total time in the same block; below 1 is a gain."
+    return "Time for the same work, divided by its serial time (the inverse of the speed-up); below 1 is a gain."
 
 
 def _paint_times(cells: Sequence[Cell]) -> Figure:

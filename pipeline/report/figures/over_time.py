@@ -1,4 +1,4 @@
-"""Utilisation, memory and job spans of one group over time."""
+"""A figure of the utilisation, memory and job spans of one group over time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_DASHES = ("-", "--", ":", "-.")  # told apart in grey print as well
+_DASHES = ("-", "--", ":", "-.")  # distinguishable in grey print
 _LINES = [(light, dashes) for dashes in _DASHES for light, _ in SERIES_COLOURS]
 
 
 def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield one of the chosen group, if it has samples."""
+    """Yield a sketch of the chosen group, if it has samples."""
     if group is not None:
         is_divided = any(line.instance for line in (*group.activity, *group.memory_mib))
         instances = "GPU instances: profile (id). " if is_divided else ""
@@ -28,7 +28,7 @@ def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
             name="over-time",
             title=f"{_name_sampled(group)} over time: {clean_text(group.name)}",
             caption=f"Group {clean_text(group.name)}, block {group.block}. The bars at the bottom show when each job "
-            f"worked. {instances}Series as sampled"
+            f"worked. {instances}The series are as sampled"
             + (f", thinned to {group.thinned_to} points." if group.thinned_to else "."),
             section="One group over time",
             paint=partial(_paint, group),
@@ -37,7 +37,7 @@ def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
 
 def _paint(group: GroupSeries) -> Figure:
     spans_height = 0.5 + 0.2 * max(1, len(group.spans))
-    # The lines of instances are too many for one panel.
+    # One panel is too small for the lines of all instances.
     is_divided = any(line.instance for line in group.activity)
     shares = [[line for line in group.activity if line.label == label] for label in _labels(group.activity)]
     panels = [("activity (share)", group.activity)] if group.activity else []
@@ -68,7 +68,7 @@ def _name_sampled(group: GroupSeries) -> str:
 
 
 def _view(group: GroupSeries) -> tuple[float, float]:
-    """Return the range of the time axis, without most of the start and end of the jobs."""
+    """Return the range of the time axis: the work of the jobs, with little of their start and end."""
     last = max((span.end_s for span in group.spans), default=math.inf)
     around = max(1.0, 0.1 * last)
     return -around, last + around
@@ -84,7 +84,7 @@ def _series(axes: Axes, lines: tuple[Line, ...], unit: str, what: str, view: tup
     for number, line in enumerate(shown):
         color, dashes = _LINES[number % len(_LINES)]
         label = line.label if not is_divided else line.instance or "whole GPU"
-        is_alone = sum(begin <= t_s <= end for t_s in line.t_s) == 1  # a line needs two
+        is_alone = sum(begin <= t_s <= end for t_s in line.t_s) == 1  # a line needs two points
         style: dict[str, Any] = {"color": color, "linestyle": dashes, "marker": "o" if is_alone else ""}
         axes.plot(line.t_s, line.values, label=label, linewidth=1.1, markersize=3, **style)
     axes.set_ylabel(unit)

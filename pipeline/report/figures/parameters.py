@@ -1,6 +1,7 @@
 """Figures against one swept parameter: batch size, sequence length, arrival rate, a script's flag, MIG profile, ...
 
-Cases that differ in one numeric param are drawn against it; the same jobs on different MIG profiles against those.
+One kind of figure has a numeric param on its axis, if cases differ only in this param. The other kind has the MIG
+profiles on which the same jobs ran.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ if TYPE_CHECKING:
 
 _MOST_TICKS = 10
 _DOUBLING, _WIDE = 1.5, 8
-"""The axis is logarithmic if each value is so many times the one before, or the last so many times the first."""
+"""An axis is logarithmic if each value is at least 1.5 times the previous value, or the last 8 times the first."""
 
 _STYLES = ("-", "--", "-.", ":")
 _MARKERS = ("x", "P", "*", "d", "h", "p", "8")
-"""Styles and markers of further lines of a mode, by degree; by profile or limit if a mode has several of one degree."""
+"""Styles and markers of further lines of a mode: one for each degree, or for each profile or limit of one degree."""
 
 _MEDIAN_LATENCY, _P95_LATENCY = (
     service_figures.name_worst("latency_p50_ms"),
@@ -63,7 +64,7 @@ _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield one for each parameter that was varied while all others stayed."""
+    """Yield a sketch for each parameter that was varied while all others were constant."""
     ran = [cell for cell in cells if not cell.is_derived]
     for swept in (*sweeps.numbers(ran, FEWEST), *sweeps.profiles(ran, FEWEST)):
         if panels := _panels(swept):
@@ -81,11 +82,11 @@ def _caption(panels: Sequence[Metric]) -> str:
     names = {metric.name for metric in panels}
     if MEAN_LATENCY in names:
         caption += (
-            " Latency: of the slowest job; line: mean; band: from the median to the p99, or to the p95 with too few "
-            "requests for a p99; dotted: the objective."
+            " Latencies are those of the slowest job. Line: mean. Band: median to p99, or to p95 if there are too few "
+            "requests for a p99. Dotted: the objective."
         )
     if names & {*_ACTIVITY, MEMORY} or any("energy" in name for name in names):
-        caption += " Activity, memory and energy: of the whole GPU, unless a title says instance."
+        caption += " Activity, memory and energy are those of the whole GPU, unless the title mentions an instance."
     return caption
 
 
@@ -155,7 +156,10 @@ def _paint(swept: Sweep, metrics: Sequence[Metric]) -> Figure:
 
 
 def _split_panels(metric: Metric, degrees: Sequence[int]) -> Iterator[tuple[Metric, str, Sequence[int]]]:
-    """Yield quantity, title and degrees of each panel; each degree of latencies has one, as bands hide each other."""
+    """Yield quantity, title and degrees of each panel.
+
+    Latencies have a panel for each degree, because their bands would hide each other.
+    """
     together = [degree for degree in degrees if degree > 1]
     if metric.name != MEAN_LATENCY or len(together) < 2:
         yield metric, metric.title, degrees
@@ -225,7 +229,7 @@ def _axis(axes: Axes, swept: Sweep, degrees: Sequence[int], *, is_of_latency: bo
 
 
 def _hide_touching(places: Sequence[float], labels: Sequence[str], axes: Axes) -> list[str]:
-    """Blank the labels of ticks that would touch one before them, or the last one."""
+    """Remove the labels of ticks that would touch an earlier label or the last one."""
     per_character = (places[-1] - places[0]) / max(1, 0.9 * count_characters(axes))
 
     def touch(one: int, other: int) -> bool:

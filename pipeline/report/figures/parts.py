@@ -1,4 +1,4 @@
-"""Figures in parts, so that a page can put their panels beside or below each other."""
+"""Figures in parts; a page places their panels in rows, or below each other on a narrow screen."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Bbox
 
 _PAD = 3.0
-"""Around a part: fonts of browsers differ. Unit: points."""
+"""Padding around a part, because browsers have different fonts. Unit: points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A title, a panel or a legend in an SVG: the id of its group, its row, and its box. Unit: points."""
+    """A title, a panel or a legend in an SVG.
+
+    Attributes:
+        name: id of the SVG group.
+        row: number of the part's row in the figure.
+        x, y, width, height: box of the part. Unit: points.
+    """
 
     name: str
     row: int
@@ -30,7 +36,7 @@ class Part:
 
 
 def split_figure(figure: Figure, title: Sequence[Artist]) -> tuple[Part, ...]:
-    """Give ids to the parts of a figure that is laid out; none if no panels stand beside each other."""
+    """Set ids for the parts of a figure after its layout; return the parts, none if each row has a single panel."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     rows: dict[int, list[Axes]] = defaultdict(list)

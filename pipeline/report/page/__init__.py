@@ -1,1 +1,1 @@
-"""Tables, words and the page that a report is."""
+"""The page of a report, with its tables and sentences."""

@@ -1,4 +1,4 @@
-"""The methods and the provenance of a study, as in the appendix of a paper."""
+"""The methods and the provenance of a study, for the end of the page."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from pipeline.report.read.study_records import Study
 
 
 def list_methods() -> list[tuple[str, str]]:
-    """Return how the runs were evaluated, as headings and texts."""
+    """Return headings and texts on the evaluation of the runs."""
     return [
         (
             "Baseline",
             "Every speed is compared with the serial baseline of the same block: the same jobs, one at a time, on the "
             "same GPU since the same boot, with the same driver, power limit, ECC mode and clock settings. The "
-            "baseline of n copies is one solo run, times n. Mixes with fixed work have a serial run of their own.",
+            "baseline of n copies is n times one solo run. Mixes with fixed work have a separate serial run.",
         ),
         (
             "Windows",
-            "Steady window: jobs run until they are stopped; throughput is measured while all run past their "
-            "warm-up; speed-up is the sum of each job's throughput over its throughput alone. Work window: every job "
-            "does a number of epochs; speed-up is serial total time over total time.",
+            "Steady window: jobs run until they are stopped. Throughput is measured while all jobs run after their "
+            "warm-up. The speed-up is the sum, over all jobs, of throughput divided by throughput alone. Work window: "
+            "every job does a fixed number of epochs. The speed-up is serial total time divided by total time.",
         ),
         (
             "Repeats",
             "A block is one repeat: every group of the study once, in random order, with its own baselines. Figures "
-            f"are medians over the blocks. From {MIN_FOR_INTERVAL} blocks on they have 95 % t intervals: of the "
-            "logarithm if a quantity scatters by factors; for peaks, the lowest and highest block.",
+            f"are medians over the blocks. With {MIN_FOR_INTERVAL} blocks or more they have 95 % t intervals, which "
+            "use logarithms if a quantity scatters by factors. Peaks have their lowest and highest block instead.",
         ),
         (
             "Verdicts",
             "Modes are compared by the paired log-ratio of their speeds in the same block. A verdict needs at least "
             f"{MIN_BLOCKS} blocks, a median ratio beyond {MARGIN_IN_WORDS}, and a p value of the paired t test below "
-            "0.05 after correction for all claims of the table (Holm, sharpened after Shaffer). Equality within "
-            f"{MARGIN_IN_WORDS} is tested by two one-sided tests, in the same correction. Otherwise there is no "
-            "verdict. Intervals are not corrected, so one may exclude 1 without a verdict.",
+            "0.05 after correction for all claims of the table (Holm, with Shaffer's improvement). Equality within "
+            f"{MARGIN_IN_WORDS} is tested by two one-sided tests, whose p values are in the same correction. Otherwise "
+            "there is no verdict. Intervals are not corrected, so an interval may exclude 1 without a verdict.",
         ),
         (
             "What is not ranked",
-            "Groups that ran out of memory, were skipped, failed or computed wrong results are shown as such. A "
-            "quantity that was not measured is missing, never zero.",
+            "Groups that ran out of memory, were skipped, failed or computed wrong results are shown with this outcome "
+            "instead of a rank. A quantity that was not measured is missing, not zero.",
         ),
         (
             "Utilisation",
-            "GRACT: share of time with a kernel resident. SMACT: share of multiprocessors that held a warp. Power, "
+            "GRACT: share of time with a resident kernel. SMACT: share of multiprocessors with a resident warp. Power, "
             "energy and clocks are those of the whole GPU, also under MIG.",
         ),
     ]
 
 
 def list_provenance(study: Study) -> list[tuple[str, tuple[str, ...]]]:
-    """Return names and values of all facts about machines, software and settings."""
+    """Return the names and values of all facts on machines, software and settings."""
     rows = study.rows
     settings = {"; ".join(f"{name}: {value}" for name, value in row.settings if value) for row in rows}
     results = Counter(row.result.value for row in rows)

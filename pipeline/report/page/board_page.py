@@ -1,4 +1,4 @@
-"""A board as a page, as a table for machines, and as lines for a terminal."""
+"""A board as an HTML page, as a CSV table, and as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pipeline.report.page.page import environment, strip_forbidden
 from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
 
 TEMPLATE = "board.html.jinja"
-TITLE = "Which sharing mode wins where"
+TITLE = "The best sharing mode of each case"
 NOTE = (
     "Best: the fastest mode of a case; without a verdict, all candidates, the best median first. Gain: speed of all "
-    "jobs over serial, median over the blocks and 95 % t interval; another quantity has its unit. Energy: of the whole "
-    "GPU per work unit, and the same for one job at a time. Verdicts: same, the columns agree on the best sharing "
-    "mode; open, a column has no verdict; differ, they contradict each other. Each column has the verdicts of its own "
-    "study; no figure combines columns."
+    "jobs relative to serial, median over the blocks and 95 % t interval; a figure with a unit is another quantity. "
+    "Energy: energy of the whole GPU per work unit, and the same for one job at a time. Verdicts: same, if the columns "
+    "agree on the best sharing mode; open, if a column has no verdict; differ, if the columns contradict each other. "
+    "The verdicts of a column are those of its study; no figure combines columns."
 )
 
 
 def render(board: Board) -> str:
-    """Render the HTML of the page, which loads nothing and runs no script."""
+    """Render the HTML of the page, which loads no other files and runs no scripts."""
     text = (
         environment()
         .get_template(TEMPLATE)
@@ -52,7 +52,7 @@ def render(board: Board) -> str:
 
 
 def describe_agreement(board: Board) -> str:
-    """Return a sentence on how far the columns agree."""
+    """Return a sentence on the agreement of the columns."""
     compared: Counter[Agreement] = Counter(
         line.agreement for line in board.lines if line.agreement is not Agreement.ALONE
     )
@@ -79,7 +79,7 @@ def _describe_column_winners(place: int, board: Board) -> str:
         return f"{which}: no case with several jobs has modes to compare."
     parts = [f"{mode} is best in {wins[mode]}" for mode in sorted(wins, key=lambda mode: (-wins[mode], mode))]
     undecided = len(together) - wins.total()
-    parts += [f"no verdict in {undecided}"] if undecided else []
+    parts += [f"there is no verdict in {undecided}"] if undecided else []
     return f"{which}: of {format_count(len(together), 'case')} with several jobs, {join_words(parts)}."
 
 
@@ -103,7 +103,7 @@ def format_lines(board: Board) -> str:
 
 
 def _brief(entry: Entry | None) -> str:
-    """Return `MPS 6.80 (6.44 to 7.29)`; with `*` if its settings differ."""
+    """Return `MPS 6.80 (6.44 to 7.29)`; a `*` means that the settings differ."""
     if entry is None:
         return MISSING
     outcome = entry.outcome
@@ -112,7 +112,7 @@ def _brief(entry: Entry | None) -> str:
 
 
 def table(board: Board) -> Table:
-    """Return the board for machines: one row for each case and column, numbers in full."""
+    """Return the board as a table with one row for each case and column, and with numbers in full."""
     rows: list[Values] = []
     for line in board.lines:
         line_values = (line.label, line.degree, line.consists or None, line.agreement.value, line.why or None)
@@ -154,7 +154,7 @@ def _cell(entry: Entry) -> dict[str, Any]:
     blocks = format_count(outcome.num_blocks, "block") if outcome.tied else ""
     notes = list(outcome.endings)
     if len(outcome.kinds) == 1:
-        notes.insert(0, "only mode with a figure")
+        notes.insert(0, "the only mode with a figure")
     if len(outcome.tied) > 1:
         notes.insert(0, "no verdict" if outcome.is_enough else "too few blocks or GPUs for a verdict")
     return {
@@ -169,7 +169,7 @@ def _cell(entry: Entry) -> dict[str, Any]:
 
 
 def _gain(outcome: Outcome) -> str:
-    """Return `6.80 (6.44 to 7.29)`, with its unit if it is no ratio."""
+    """Return `6.80 (6.44 to 7.29)`, followed by the unit unless the figure is a ratio."""
     _, unit = _measure(outcome)
     return MISSING if outcome.figure is None else f"{format_estimate(outcome.figure)} {unit}".rstrip()
 
@@ -180,7 +180,7 @@ def _measure(outcome: Outcome) -> tuple[str, str]:
 
 
 def _energy(outcome: Outcome) -> tuple[str, str]:
-    """Return `4.56 mJ/sample`, and `14.8 one at a time` beside it."""
+    """Return `4.56 mJ/sample` and, for comparison, `14.8 one at a time`."""
     if outcome.energy is None:
         return MISSING, ""
     median, serial = outcome.energy.median, outcome.energy_of_serial
@@ -191,13 +191,13 @@ def _energy(outcome: Outcome) -> tuple[str, str]:
 
 
 def _short(value: float) -> str:
-    """Round to three digits; from 1000 on, which would have an exponent, to a whole number."""
+    """Round to three digits; numbers of 1000 or more, which would get an exponent, to a whole number."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
 def _describe_column(column: Column) -> list[str]:
     study = column.measured
     gpus, blocks = format_count(study.num_gpus, "GPU"), format_count(study.num_blocks, "block")
-    stamp = f"{study.stamp}, says nothing about a real GPU" if study.stamp else ""
+    stamp = f"{study.stamp}, no measurement of a real GPU" if study.stamp else ""
     about = filter(None, (stamp, f"experiment {study.experiment}", f"{gpus}, {blocks}", study.host))
     return [*about, *(f"{name} {value}" for name, value in study.facts.items()), f"from {column.source}"]

@@ -1,4 +1,4 @@
-"""The devices that frameworks see, and whether they compute correctly on them."""
+"""The devices that frameworks detect, and whether their results on these devices are correct."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _TITLES = {
 }
 _NOT_INSTALLED, _NO = "not installed", "no"
 _NOTE = (
-    "Each framework computes a known product on every device that it sees, together with the other jobs of its group. "
-    "In part: correct, but on fewer devices than it was given. CUDA gives a process one MIG device up to the R525 "
-    "drivers, several from R570 on."
+    "Each framework computes a known product on every device that it sees, while the other jobs of its group do the "
+    "same. In part: the products are correct, but the framework sees fewer devices than its job has. With drivers up "
+    "to R525, a CUDA process can use one MIG device; with R570 and later, several."
 )
 
 
 class Answer(NamedTuple):
-    """The answer of one or more jobs; `num_devices` were given to each."""
+    """The answer of one or more jobs; each job has `num_devices` devices."""
 
     framework: str
     version: str | None
@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 
 
 def framework_table(study: Study) -> Table:
-    """Return a table of every answer and the number of jobs that gave it, in the order of frameworks."""
+    """Return a table of every answer with its number of jobs, in the order of frameworks."""
     counts = count_answers(study)
     columns = ("framework", "version", "where", "jobs", "devices given", "sees", "works", "why")
     rows = tuple((*answer[:3], number, *answer[3:]) for answer, number in counts.items())
@@ -53,7 +53,7 @@ def framework_table(study: Study) -> Table:
 
 
 def format_frameworks(study: Study) -> list[str]:
-    """Return the table for a terminal; without the reasons of skips, which the table of groups has."""
+    """Return the lines of the table for a terminal, without the reasons of skipped groups, which `run.py` prints."""
     counts = count_answers(study)
     if not counts:
         return []
@@ -70,7 +70,7 @@ def format_frameworks(study: Study) -> list[str]:
 
 
 def count_answers(study: Study) -> Counter[Answer]:
-    """Count the jobs that gave each answer."""
+    """Count the jobs with each answer."""
     probes = [
         (row, job)
         for row in study.rows
@@ -85,7 +85,7 @@ def count_answers(study: Study) -> Counter[Answer]:
 
 
 def _is_known(row: Row, job: JobRow) -> bool:
-    # A resumed study does not read the answers of earlier groups again.
+    # A resumed study has no answers of groups that it did not run again.
     return row.result is not Result.OK or "job.works" in job.params
 
 
@@ -94,7 +94,7 @@ def _answer(row: Row, job: JobRow) -> Answer:
     if row.result is Result.SKIPPED:
         return Answer(name, None, None, None, None, _NOT_INSTALLED, row.reason)
     version, seen, works, why = (job.params.get(f"job.{key}") for key in ("framework_version", "seen", "works", "why"))
-    why = why or (None if works else row.reason)  # it never answered: it ended before
+    why = why or (None if works else row.reason)  # without an answer, the reason is the end of the group
     num_devices = len(job.place.get("device", "").split(",")) if "device" in job.place else None
     return Answer(name, version, _where(job), num_devices, seen, works or _NO, why)
 

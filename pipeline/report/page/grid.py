@@ -23,12 +23,18 @@ from pipeline.report.page.table_format import round_value
 from pipeline.report.read.study_records import Study
 
 BEST, OPEN = "best", "open"
-"""States of entries: the fastest mode, and a mode without a verdict against the best median."""
+"""States of entries: the fastest mode, and a mode without a verdict against the mode with the best median."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A figure, `6.80 (6.44-7.29)`, or why there is none, `oom`; and the detail of its mode."""
+    """An entry of a grid.
+
+    Attributes:
+        text: the figure, `6.80 (6.44-7.29)`, or why there is none, `oom`.
+        detail: detail of the sharing mode.
+        state: `BEST`, `OPEN` or empty.
+    """
 
     text: str
     detail: str = ""
@@ -41,7 +47,7 @@ class Line:
 
     Attributes:
         consists: the workloads of a mix.
-        measure: title of its figures, if it is not that of the grid.
+        measure: title of the figures, if different from the title of the grid.
     """
 
     case: str
@@ -62,7 +68,7 @@ class Grid:
 
     @property
     def has_measures(self) -> bool:
-        """True if a line has a measure of its own."""
+        """True if a line has a measure."""
         return any(line.measure for line in self.lines)
 
     @property
@@ -73,7 +79,7 @@ class Grid:
 
 
 def grids(study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner]) -> list[Grid]:
-    """Return the grids that have a line: speed in each mode, and services beside other jobs."""
+    """Return the grids that have lines: speed in each mode, and mixes of services and other jobs."""
     consists = _describe_mixes(study)
     both = (_speed(cells, verdicts, winners, consists), _compare_mixes(cells, consists))
     return [grid for grid in both if grid.lines]
@@ -94,7 +100,7 @@ def _speed(
     for (case, degree), members in places.items():
         winner, name = best.get((case, degree)), _measure(members)
         if not name and any(cell.is_ranked for cell in members):
-            continue  # different jobs, some at a given rate: their work has no sum
+            continue  # work of different jobs cannot be added, and some jobs have a given rate
         entries = [[_entry(cell, name, winner) for cell in members if cell.sharing == mode] for mode in modes]
         if winner is not None and SERIAL in modes and not entries[modes.index(SERIAL)]:
             entries[modes.index(SERIAL)] = [Entry(text="1", state=_state(SERIAL.label, winner))]
@@ -146,12 +152,13 @@ def _figure(estimate: Estimate, *, is_ratio: bool = True) -> str:
 def _note(verdicts: Sequence[Verdict]) -> str:
     number = sum(verdict.ratio is not None for verdict in verdicts)
     corrected = (
-        f"Verdicts (from {MIN_BLOCKS} blocks on) are corrected for {format_count(number, 'comparison')}; an interval "
-        "may exclude 1 without a verdict."
+        f"Verdicts (with {MIN_BLOCKS} blocks or more) are corrected for {format_count(number, 'comparison')}, so an "
+        "interval may exclude 1 without a verdict."
     )
     return (
-        "Speed of all jobs over the same jobs one at a time. Bold: faster than every other mode of its row. Grey: no "
-        f"verdict against the highest median of its row. Intervals (from {MIN_FOR_INTERVAL} blocks on) are 95 %. "
+        "Speed of all jobs, relative to the same jobs one at a time. Bold: faster than every other mode of the row. "
+        "Grey: no verdict against the highest median of the row. Intervals (with "
+        f"{MIN_FOR_INTERVAL} blocks or more) are 95 %. "
         + (corrected if number else "No two modes have figures of the same block, so there is no verdict.")
     )
 
@@ -171,10 +178,10 @@ def _compare_mixes(cells: Sequence[Cell], consists: Mapping[Case, str]) -> Grid:
         for measure, entries in _list_measures(members)
     ]
     note = (
-        "Each job against itself alone, in the same block: medians and 95 % t intervals; 1 is no change. Energy: of "
-        "the whole GPU, over that of the same work, each job alone."
+        "Figures of each job, relative to the job alone in the same block: medians and 95 % t intervals; 1 means no "
+        "change. Energy: energy of the whole GPU, relative to the same work with each job alone."
     )
-    return Grid(title="Services beside other jobs, against alone", modes=modes, lines=tuple(lines), note=note)
+    return Grid(title="Services and other jobs together, relative to alone", modes=modes, lines=tuple(lines), note=note)
 
 
 def _list_measures(members: Sequence[Shared]) -> Iterator[tuple[str, list[tuple[SharingMode, Entry]]]]:

@@ -1,4 +1,4 @@
-"""The answer of a study in a few sentences, what ran, and what is missing."""
+"""The answer of a study in a few sentences, with sentences on the setup and on missing groups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_NAMED = 2
 
 
 def write_answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> list[str]:
-    """Return the answer of the report: the cost of other GPUs, the gain of sharing, and its certainty."""
+    """Return the answer of the report: the effect of other GPUs, the gain of sharing, and its certainty."""
     if not study.rows:
         return ["There is no result yet."]
     return [*other_gpus.summarize_shares(other_gpus.compare_company(study)), *_describe_sharing(study, cells, winners)]
@@ -60,7 +60,9 @@ def _describe_services(cells: Sequence[Cell]) -> str:
         if known:
             ends = [known[0], known[-1]] if len(known) > 1 else known
             parts = [f"{times_in_words(c.estimates[name])} ({jobs_in_words(c.case, c.degree)}, {c.mode})" for c in ends]
-            return f"the {title} latency of services that run together is {' to '.join(parts)} that of one alone"
+            return (
+                f"the {title} latency of services that run together is {' to '.join(parts)} that of one service alone"
+            )
     return ""
 
 
@@ -77,22 +79,22 @@ def _describe_mig(cells: Sequence[Cell]) -> str:
     if in_order:
         worst = in_order[0]
         parts.append(
-            f"beside co-runners on other instances it keeps at least {times_in_words(worst.throughput_ratio)} its "
+            f"with co-runners on other instances, a job keeps at least {times_in_words(worst.throughput_ratio)} its "
             f"throughput ({worst.cell.case.label}, {worst.cell.mode})"
         )
     return "; ".join(parts)
 
 
 def describe_setup(study: Study) -> list[str]:
-    """Return sentences on what all programs share, on the GPUs if there are several, and on differing hosts."""
+    """Return sentences on the common settings of all programs, on several GPUs, and on differing hosts."""
     programs = [list_program_params(job.params) for row in study.rows for job in row.jobs]
     common = [next(iter(values)) for values in labels.collect_words(programs).values() if len(values) == 1]
     whose = "All jobs" if all(map(labels.has_label_params, programs)) else "All jobs except your own scripts"
-    sentences = [f"This is a part of experiment {study.experiment}: {study.choice}."] if study.choice else []
+    sentences = [f"This report covers a part of experiment {study.experiment}: {study.choice}."] if study.choice else []
     sentences += [f"{whose}: {', '.join(common)}."] if common else []
     blocks: dict[str, list[int]] = defaultdict(list)
     for block in study.blocks:
-        uuid = block.gpu_uuid[: len("GPU-d55853c3")]  # as `nvidia-smi -L` begins
+        uuid = block.gpu_uuid[: len("GPU-d55853c3")]  # the beginning of the UUID as `nvidia-smi -L` prints it
         blocks[f"{block.device} {uuid}".strip()].append(block.number)
     if len(blocks) > 1:
         parts = [f"{_numbers(numbers)} on {gpu}" for gpu, numbers in blocks.items()]
@@ -102,13 +104,13 @@ def describe_setup(study: Study) -> list[str]:
     sentences += study.environments
     for device, differing in hosts.differences(study.rows).items():
         are_apart = any(dict(row.settings).get(hosts.SETTING) for row in study.rows if row.device == device)
-        treatment = "are not pooled (--pool hosts does)" if are_apart else "are pooled"
+        treatment = "are not pooled (--pool hosts pools them)" if are_apart else "are pooled"
         sentences.append(f"The hosts of {device} differ in {join_words(differing)}; their blocks {treatment}.")
     return sentences
 
 
 def count_unranked(cells: Sequence[Cell]) -> str:
-    """Count the combinations of jobs and mode without a figure, by outcome; empty for none."""
+    """Return a sentence that counts the combinations of jobs and mode without a figure, by outcome."""
     counts = Counter(cell.finding for cell in cells if not cell.is_derived and not cell.is_ranked)
     endings = {result: words.plural for result, words in ENDINGS.items() if counts[result] and words.plural}
     parts = [f"{counts[result]} {words}" for result, words in endings.items()]
@@ -145,7 +147,7 @@ def describe_left_out(study: Study) -> list[str]:
 
 
 def _devices(study: Study) -> str:
-    """Return `one NVIDIA H100 80GB HBM3`, `3 NVIDIA ...`, a simulated one as such."""
+    """Return `one NVIDIA H100 80GB HBM3`, `3 NVIDIA ...`, `one simulated NVIDIA ...`."""
     gpus = Counter(device for device, _ in {(row.device, row.gpu_uuid) for row in study.rows})
     simulated = "simulated " if study.is_simulated else ""
     named = [f"{'one' if n == 1 else n} {simulated}{device or 'unknown device'}" for device, n in sorted(gpus.items())]
@@ -159,7 +161,7 @@ def _describe_highest_gain(study: Study, together: Sequence[Winner]) -> str:
         return f"sharing gains nothing: at most {times_in_words(best.speedup)} the serial speed, with {jobs}"
     gain = f"{jobs} reach {times_in_words(best.speedup)} the serial speed"
     if best.over_best_solo is not None:
-        gain += f", and {times_in_words(best.over_best_solo)} that of one job at a time in its best step mode"
+        gain += f", and {times_in_words(best.over_best_solo)} the speed of one job at a time in the best step mode"
     return f"{gain}{best.marks}"
 
 
@@ -191,7 +193,7 @@ def _count_winners(cells: Sequence[Cell], together: Sequence[Winner]) -> list[st
         return [f"{_capitalise(first)} is fastest in {_cases(len(together), 'all')}."]
     parts = [f"{first} is fastest in {wins[first]} of {_cases(len(together))}"]
     parts += [f"{mode} in {wins[mode]}" for mode in runners_up]
-    no_verdict = f"; no verdict in {undecided}" if undecided else ""
+    no_verdict = f"; there is no verdict in {undecided}" if undecided else ""
     return [f"{_capitalise(join_words(parts))}{no_verdict}."]
 
 
@@ -209,25 +211,25 @@ def _describe_certainty(study: Study, together: Sequence[Winner]) -> str:
     gpus = max(winner.num_gpus for winner in together)
     if num_open == len(together):
         if 1 < gpus < MIN_GPUS:
-            return f"Each of the {gpus} GPUs counts once; a verdict needs {MIN_GPUS}"
-        return f"{blocks}; a verdict needs {MIN_BLOCKS}"
+            return f"Each of the {gpus} GPUs counts once; a verdict needs {MIN_GPUS} GPUs"
+        return f"{blocks}; a verdict needs {MIN_BLOCKS} blocks"
     sure = f"{blocks}; intervals are 95 %, verdicts are corrected for all comparisons"
     sure += ", and each GPU counts once" if gpus > 1 else ""
     return f"{sure}; {format_count(num_open, 'case')} with too few blocks or GPUs for a verdict" if num_open else sure
 
 
 def _describe_winner(study: Study, winner: Winner) -> str:
-    """Return `3 resnet26_cifar10 under MPS`; of tied modes, the one with the best median."""
+    """Return `3 resnet26_cifar10 under MPS`; if modes are tied, name the mode with the best median."""
     first, *rivals = winner.tied
     jobs = f"{jobs_in_words(winner.case, winner.degree)}{sizes_in_words(study, [winner.case])} under {first}"
-    # Too few blocks for any verdict is a sentence of its own.
+    # `_describe_certainty` reports too few blocks for any verdict.
     return f"{jobs} (no verdict against {join_words(rivals)})" if rivals and winner.is_enough else jobs
 
 
 def sizes_in_words(study: Study, cases: Collection[Case]) -> str:
-    """Return the workloads of the letters of some mixes: ` (L: resnet152_imagenet, S: resnet26_cifar10)`.
+    """Return the workload of each letter in some mixes: ` (L: resnet152_imagenet, S: resnet26_cifar10)`.
 
-    A letter of several workloads is left out: the table of mixes has them.
+    A letter with several workloads is left out, because the table of mixes lists them.
     """
     case_of = label_cases(study)
     meant: dict[str, set[str]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file without scripts or other files."""
+"""The page of a report: one HTML file that contains no scripts and needs no other files."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 TEMPLATE = "page.html.jinja"
 _PX = 1.45
-"""Pixels per point of a figure that fills the column."""
+"""Pixels per point of a figure with the width of the column."""
 _COLOR = re.compile("|".join(THEME))
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-"""Characters that HTML must not have, and that UTF-8 cannot hold."""
+"""Characters that are not allowed in HTML or not encodable in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """Everything that a report shows; figures are in the order of sections."""
+    """The content of a report; figures are in the order of sections."""
 
     study: Study
     cells: Sequence[Cell]
@@ -117,7 +117,7 @@ def environment() -> jinja2.Environment:
 
 
 def strip_forbidden(text: str) -> str:
-    """Replace each character that a page must not have by a blank."""
+    """Replace each character that is not allowed on a page by a blank."""
     return _FORBIDDEN.sub(" ", text)
 
 
@@ -129,32 +129,32 @@ def format_p(p: float | None) -> str:
 
 
 def slug(text: str) -> str:
-    """Make text fit for an `id` or a class."""
+    """Convert text to a valid `id` or class."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
 
 
 def group_by_case(table: Table) -> list[tuple[str | None, list[Values]]]:
-    """Group the rows of a table by case; under `None` where the table is not of cases."""
+    """Group the rows of a table by case; a table without cases is one group with the key `None`."""
     if table.columns[0] != "case":
         return [(None, list(table.rows))]
     return [(str(case), list(rows)) for case, rows in itertools.groupby(table.rows, key=lambda row: row[0])]
 
 
 def inline_figure(figure: Drawn) -> str:
-    """Return the SVG for a page: without header, with unique ids, with the colours of the page's theme.
+    """Return a figure as SVG for a page: without header, with unique ids, with the colours of the page's theme.
 
-    Panels become SVGs of their own, which the page can put beside or below each other.
+    Panels become separate SVGs, which the page places in rows, or below each other on a narrow screen.
     """
-    root = ElementTree.fromstring(figure.svg)  # noqa: S314  matplotlib wrote it
+    root = ElementTree.fromstring(figure.svg)  # noqa: S314  written by matplotlib
     prefix = slug(figure.name)
     for parent in list(root.iter()):
         for child in [child for child in parent if _plain(child.tag) in ("metadata", "style")]:
             parent.remove(child)
     for element in root.iter():
-        element.tag = _plain(element.tag)  # HTML knows what is in an <svg> without namespaces
+        element.tag = _plain(element.tag)  # the elements of an <svg> need no namespaces in HTML
         element.attrib = {_plain(key): _for_page(_plain(key), value, prefix) for key, value in element.items()}
     del root.attrib["width"], root.attrib["height"]
-    for layer in root.findall("g"):  # the page has a ground of its own, and shows at its edges that there is more
+    for layer in root.findall("g"):  # remove the background, which would cover the page's scroll shadows
         for ground in [child for child in layer if child.get("id") == f"{prefix}-patch_1"]:
             layer.remove(ground)
     says = {"role": "img", "aria-labelledby": f"{prefix}-title"}
@@ -162,7 +162,7 @@ def inline_figure(figure: Drawn) -> str:
         root.attrib |= says
         return ElementTree.tostring(root, encoding="unicode")
     panels = ElementTree.Element("div", {"class": "panels", **says})
-    shared = ElementTree.SubElement(panels, "svg", {"class": "shared"})  # what the parts refer to
+    shared = ElementTree.SubElement(panels, "svg", {"class": "shared"})  # definitions that the parts refer to
     shared.extend(root.findall("defs"))
     groups = {group.get("id", ""): group for group in root.iter("g")}
     for _, parts in itertools.groupby(figure.parts, key=lambda part: part.row):

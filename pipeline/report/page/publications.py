@@ -1,4 +1,4 @@
-"""The tables of publications on the page: differences that concern all rows stand once, above the table."""
+"""The tables of publications on the page. A sentence above each table lists the differences that many rows share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AGREEMENT, _DIFFERENCE, _MIND = "agreement", "by how much", "mind"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingsTable:
-    """Findings of a publication, and a sentence on the differences that concern all of them."""
+    """Findings of a publication, and a sentence on the differences that many of them share."""
 
     table: Table
     differs: str
@@ -25,7 +25,13 @@ class FindingsTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """The findings of a publication that were measured at its settings, at others, and the number not measured."""
+    """The findings of a publication.
+
+    Attributes:
+        same: findings that were measured at the settings of the publication.
+        other: findings that were measured at other settings.
+        num_absent: number of findings that were not measured.
+    """
 
     name: str
     about: str
@@ -35,7 +41,7 @@ class Publication:
 
 
 def split_by_agreement(table: Table) -> Publication:
-    """Return the findings of a publication by how they can be compared."""
+    """Split the findings of a publication: measured at its settings, at other settings, or not measured."""
     agreement = table.columns.index(_AGREEMENT)
     rows = group_by(table.rows, lambda row: str(row[agreement]))
     absent, other = rows.pop(Agreement.NOT_MEASURED.value, []), rows.pop(Agreement.OTHER_SETTINGS.value, [])
@@ -51,7 +57,7 @@ def split_by_agreement(table: Table) -> Publication:
 
 
 def _merge_settings(table: Table, rows: Sequence[Values]) -> FindingsTable:
-    """Move differences of settings that concern whole cases from the rows to the sentence above them."""
+    """Move the differences in settings that all rows of a case share from the rows to the sentence above them."""
     case, difference = table.columns.index("case"), table.columns.index(_DIFFERENCE)
     settings: dict[Values, set[str]] = {row: set(_split(row[difference])) for row in rows}
     cases = group_by(rows, lambda row: row[case])

@@ -1,4 +1,4 @@
-"""Tables of services: the highest rate within the objective, and training beside inference."""
+"""Tables of services: the highest rate that meets the objective, and training and inference together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.report.evaluate.wording import join_words
 from pipeline.report.page.table_format import Table, Values, format_estimate
 
 _MOST_SAID = 2
-"""Workloads whose rates are part of the answer of a report."""
+"""The answer of a report includes rates if at most this number of workloads has some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +26,12 @@ class RateLimit:
 
     Attributes:
         what: name of the workload.
-        highest: of one job, in requests/s; no lower rate misses the objective. `None` if no rate meets it.
-        latency: at that rate, in the percentile of the objective.
+        highest: highest rate of one job below which no rate misses the objective; `None` if no rate meets the
+            objective. Unit: requests/s.
+        latency: latency at this rate, at the percentile of the objective.
         missed: the lowest rate that misses the objective.
-        is_known: true if a rate meets the objective, or the lowest one misses it; percentiles need enough requests.
+        is_known: whether a rate meets the objective, or the lowest rate misses it; false if all windows have too few
+            requests for the percentile.
     """
 
     what: str
@@ -50,7 +52,7 @@ class RateLimit:
 
 
 def find_rate_limits(cells: Sequence[Cell]) -> list[RateLimit]:
-    """Find the limit of every mode and number of equal services that have an objective."""
+    """Find the highest rate for every mode and number of equal services with an objective."""
     alone = [cell for cell in cells if not (cell.is_derived or cell.case.is_mix)]
     borne: list[RateLimit] = []
     for swept in sweeps.numbers(alone, 1, only=service_figures.RATE):
@@ -84,7 +86,7 @@ def _find_limit(what: str, by_rate: Mapping[float, Cell]) -> RateLimit:
 
 
 def objective_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the highest rate of each mode within the objective."""
+    """Return a table of the highest rate of each mode that meets the objective."""
     rows: list[Values] = []
     for one in find_rate_limits(cells):
         latency = None if one.latency is None else format_estimate(one.latency)
@@ -96,17 +98,17 @@ def objective_table(cells: Sequence[Cell]) -> Table:
         "lowest rate that misses it",
     )
     note = (
-        "A rate meets the objective if, in most blocks and for every job, it was sustained with the percentile within "
-        "the objective, and no lower rate misses it. A p99 needs 1,000 requests in the window."
+        "A rate meets the objective if, in most blocks, every job sustained the rate and its latency at the percentile "
+        "was within the objective, and if no lower rate misses the objective. A p99 needs 1,000 requests in the window."
     )
     columns = ("case", "jobs", "mode", "objective", *rate_heads)
     return Table("objective", "The highest rate that meets the objective", columns, tuple(rows), note)
 
 
 def describe_limits(cells: Sequence[Cell]) -> str:
-    """Return a clause on the requests/s within the objective, in each mode with the best number of jobs.
+    """Return a clause on the highest rate that meets the objective in each mode, with the best number of jobs.
 
-    Empty without an objective, with fewer than two rates, or for more than two workloads.
+    The clause is empty without an objective, with fewer than two rates, or for more than two workloads.
     """
     by_workload: dict[tuple[str, str], dict[SharingMode, list[RateLimit]]] = defaultdict(lambda: defaultdict(list))
     for one in find_rate_limits(cells):
@@ -151,12 +153,15 @@ def _meets_objective(cell: Cell) -> bool | None:
 
 
 def beside_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the throughput and latency of each workload of a mix, against alone."""
+    """Return a table of the throughput and latency of each workload of a mix, relative to alone."""
     rows: list[Values] = []
     for share in mixed_services.compare_services(cells):
         estimates = (share.throughput_ratio, share.mean, share.p99)
         figures = [None if estimate is None else format_estimate(estimate) for estimate in estimates]
         rows.append((share.cell.case.label, share.cell.mode, share.workload, *figures))
     columns = ("mix", "mode", "workload", "throughput kept", "mean latency, times alone", "p99 latency, times alone")
-    note = "Of several jobs of a workload, the worst. Services at a given rate have no throughput to compare."
-    return Table("beside", "Training beside inference, against alone", columns, tuple(rows), note)
+    note = (
+        "If a mix has several jobs of a workload, the figures are those of the worst job. Services at a given rate "
+        "have no throughput to compare."
+    )
+    return Table("beside", "Training and inference together, relative to alone", columns, tuple(rows), note)

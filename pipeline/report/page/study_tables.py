@@ -38,24 +38,25 @@ from pipeline.report.page.service_tables import beside_table, objective_table
 from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
 from pipeline.report.read.study_records import Row, Study
 
-SIMULATED_NOTE = "Simulated GPU: jobs ran on the CPU, figures say nothing about a real GPU."
+SIMULATED_NOTE = "Simulated GPU: the jobs ran on the CPU, so the figures are no measurements of a real GPU."
 _INTERVALS = (
-    "Median over the blocks. Low and high (from three blocks on): 95 % t interval; for peaks (memory, temperature), "
-    "the lowest and highest block. With several GPUs, each counts once, by the median of its blocks."
+    "Median over the blocks. Low and high (with three blocks or more): 95 % t interval; for peaks (memory, "
+    "temperature), the lowest and highest block. If there are several GPUs, each counts once, with the median of its "
+    "blocks."
 )
 COMPARISONS = "verdicts"
 _VERDICT_NOTE = (
-    "Ratio: speed over that of the other mode in the same block; median and 95 % t interval of its logarithm. A "
-    f"verdict needs five blocks, a ratio beyond {MARGIN_IN_WORDS} and p below 0.05 after correction for all claims of "
-    "this table (Holm, sharpened after Shaffer). p: of equality (two one-sided tests) if the verdict is equal, else of "
-    "a difference. With several GPUs, each counts once, and a verdict needs three."
+    "Ratio: speed of the mode over the speed of the other mode in the same block; median and 95 % t interval of the "
+    f"logarithm. A verdict needs five blocks, a ratio beyond {MARGIN_IN_WORDS} and p below 0.05 after correction for "
+    "all claims of this table (Holm, with Shaffer's improvement). p: p value of equality (two one-sided tests) if the "
+    "verdict is equal, else of a difference. If there are several GPUs, each counts once, and a verdict needs three."
 )
-_CELL_NOTE = f"{_INTERVALS} Serial copies: the solo run, times their number. Wrong results have no figures."
+_CELL_NOTE = f"{_INTERVALS} Figures of serial copies are computed from the solo run. Wrong results have no figures."
 
 _MIX_NOTE = (
-    "A GPU meters the energy of all its jobs. Measured: energy of the mix over that of the same work, each job alone "
-    "on the GPU, idle power included. Model: energy of each workload in the mix; above idle, all of them change by the "
-    "same factor."
+    "A GPU measures only the energy of all its jobs together. Measured: energy of the mix, including idle power, "
+    "divided by the energy of the same work with each job alone on the GPU. Model: energy of each workload in the mix, "
+    "assuming that the energy above idle of all workloads changes by the same factor."
 )
 _Place = tuple[Case, int, str, str]  # case, degree, mode and profile
 
@@ -99,7 +100,7 @@ def instance_table(study: Study) -> Table:
     gpus: dict[_Place, dict[int, str]] = defaultdict(dict)
     for row in (row for row in study.rows if row.is_valid):
         by_profile: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-        for job in row.jobs:  # jobs that share an instance have the same figures of it
+        for job in row.jobs:  # jobs that share an instance have the same figures
             for name in (*ACTIVITY, INSTANCE_MEMORY):
                 if "gi_id" in job.place and PROFILE in job.place and name in job.metrics:
                     profile, _ = mig_names.split(job.place[PROFILE])
@@ -117,8 +118,8 @@ def instance_table(study: Study) -> Table:
         rows.append((place[0].label, *place[1:], *texts))
     titles = ["peak memory of an instance (MiB)" if name == INSTANCE_MEMORY else METRICS[name].title for name in names]
     note = (
-        "Mean over the instances of a profile (memory: the highest), then the median over the blocks. Shares are those "
-        "of the instance."
+        "Mean over the instances of a profile (for memory: the maximum), then the median over the blocks. Shares are "
+        "relative to the instance."
     )
     columns = ("case", "jobs", "mode", "profile", *titles)
     return Table("instances", "GPU instances by profile", columns, tuple(rows), note)
@@ -165,35 +166,38 @@ def scaling_table(cells: Sequence[Cell]) -> Table:
         figures = (format_estimate(step.ratio), step.ideal, ideal_pct, step.loss_pct, step.published or None)
         rows.append((step.case.label, larger, step.smaller, *figures))
     note = (
-        "Throughput of one job on the larger over that on the smaller, median over the blocks. Ideal: ratio of the "
-        "multiprocessors (memory bandwidth follows memory slices instead). Loss: of a job on the profile of all "
-        "slices, against the whole GPU. Published: on the GPU in parentheses."
+        "Throughput of one job on the larger profile, divided by its throughput on the smaller; median over the "
+        "blocks. Ideal: ratio of the multiprocessors (memory bandwidth depends on memory slices instead). Loss: on the "
+        "profile with all slices, relative to the whole GPU. Published: for the GPU in parentheses."
     )
     columns = ("case", "larger", "smaller", "times as fast", "ideal", "of the ideal (%)", "loss (%)", "published")
     return Table("scaling", "Cost and scaling of MIG", columns, tuple(rows), note)
 
 
 def co_runner_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the throughput that jobs keep beside co-runners."""
+    """Return a table of the throughput of jobs with co-runners, relative to without."""
     rows: list[Values] = []
     for effect in scaling.compare_co_runners(cells):
         cell = effect.cell
         case = cell.case.label.removesuffix(f" [{CO_RUNNERS} {cell.co_runners}]")
         rows.append((case, cell.degree, cell.mode, cell.co_runners, format_estimate(effect.throughput_ratio)))
     rows.sort(key=lambda row: natural_key(str(row[0])))
-    note = "Throughput beside co-runners over that of the same jobs in the same mode without them, by block."
+    note = (
+        "Throughput with co-runners, divided by the throughput of the same jobs in the same mode and block without "
+        "co-runners."
+    )
     columns = ("case", "jobs", "mode", "co-runners", "throughput kept")
-    return Table("co-runners", "Throughput beside co-runners", columns, tuple(rows), note)
+    return Table("co-runners", "Throughput with co-runners", columns, tuple(rows), note)
 
 
 def other_gpus_table(study: Study) -> Table:
-    """Return a table of the speed that groups keep while other GPUs of the host work."""
+    """Return a table of the speed of groups while other GPUs of the host work, relative to without."""
     rows: list[Values] = []
     for group in other_gpus.compare_company(study):
         ran = (group.case.label, group.degree, group.mode, group.beside)
         rows.append((*ran, *list_ends(group.share), group.num_blocks, group.sentence))
     heads = ("case", "jobs", "mode", "other GPUs", "speed in company", "low", "high", "blocks", "in words")
-    note = f"{_INTERVALS} Ratios are within a block and machine state; 1 is as fast as alone."
+    note = f"{_INTERVALS} Ratios are computed within a block and machine state; 1 means that other GPUs have no effect."
     return Table("other-gpus", "Speed while other GPUs of the host work", heads, tuple(rows), note)
 
 
@@ -221,7 +225,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
 
 
 def comparison_table(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Table:
-    """Return every comparison in brief, as the page has it."""
+    """Return a table of every comparison in brief, for the page."""
     marked = {(cell.case, cell.degree, cell.mode) for cell in cells if cell.marks}
     rows: list[Values] = []
     for verdict in verdicts:
@@ -248,27 +252,27 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
     rows: list[Values] = []
     for cell in cells:
         if cell.is_derived and (cell.num_given or cell.window.is_steady):
-            continue  # these serial copies have the figures of one job
+            continue  # such serial copies have the same figures as one job
         figures = [
             format_estimate(scale_estimate(cell.estimates[name], scales[name][0])) if name in cell.estimates else None
             for name in names
         ]
-        if any(figures) or not cell.values:  # a training has no latency
+        if any(figures) or not cell.values:  # for example, a training has no figures in the table of latencies
             *ran, result = _describe_run(cell)
             rows.append((*ran, f"{result}*" if cell.marks else result, *figures))
     heads = ("case", "jobs", "mode", "result", *(known[name].heading(scales[name][1]) for name in names))
-    doubted = " *: doubtful, see the page of the report." if any(cell.marks for cell in cells) else ""
+    doubted = " *: doubtful; the page of the report has the reason." if any(cell.marks for cell in cells) else ""
     return Table(name, title, heads, tuple(rows) if names else (), _CELL_NOTE + doubted)
 
 
 def host_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the speed of the host, with a note on the cells that it bound."""
+    """Return a table of the speed of the host, with a note on the host-bound cells."""
     table = group_table(cells, "host", "The host", HOST)
     return dataclasses.replace(table, note=f"{doubts.describe_host_bound(cells)} {table.note}".strip())
 
 
 def result_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of every cell with all quantities in full, for machines."""
+    """Return a table of every cell with all quantities in full."""
     known = list_metrics(cells)
     names = [name for name in known if any(name in cell.estimates for cell in cells)]
     titles = [known[name].heading() for name in names]
@@ -283,7 +287,7 @@ def result_table(cells: Sequence[Cell]) -> Table:
 
 
 def ending_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the cells that did not end `ok` in every block, and why."""
+    """Return a table of the cells that did not end `ok` in every block, with reasons."""
     rows: list[Values] = []
     for cell in cells:
         if set(cell.results) == {Result.OK} or cell.is_derived:
@@ -296,7 +300,7 @@ def ending_table(cells: Sequence[Cell]) -> Table:
 
 
 def drift_table(study: Study) -> Table:
-    """Return a table of how the baselines changed from block to block."""
+    """Return a table of the change of the baselines from block to block."""
     cases = label_cases(study)
     by_label: dict[tuple[str, str, str], dict[int, float]] = {}
     has_several = len({block.gpu_uuid for block in study.blocks}) > 1
@@ -305,7 +309,7 @@ def drift_table(study: Study) -> Table:
             unit, value = baseline
             case = cases[row.run_id]
             label = case.label if row.degree == 1 else jobs_in_words(case, row.degree)
-            gpu = row.gpu_uuid if has_several else ""  # a difference between GPUs is no drift
+            gpu = row.gpu_uuid if has_several else ""  # a difference between GPUs does not count as drift
             by_label.setdefault((label, gpu, unit), {})[row.block] = value
     rows: list[Values] = []
     for (name, gpu, unit), by_block in sorted(by_label.items()):
@@ -318,7 +322,7 @@ def drift_table(study: Study) -> Table:
             rows.append((label, unit, *blocks, change, spread, min(values), max(values)))
     heads = ("baseline", "unit", "blocks", "first block", "last block")
     figures = ("last against first (%)", "standard deviation (%)", "lowest", "highest")
-    note = "Speed-ups use the baseline of the same block, so drift does not affect them."
+    note = "Drift does not affect speed-ups, because they use the baseline of the same block."
     return Table("drift", "Drift of the serial baselines between blocks", (*heads, *figures), tuple(rows), note)
 
 
@@ -345,12 +349,12 @@ def block_table(study: Study) -> Table:
         rows.append(
             (*where, block.boot_id[:8], block.num_groups, block.num_missing, loop_ms, "slower" if is_slow else None)
         )
-    note = f"Slower: the loop took more than {doubts.SLOW_HOST:g} times the median of all blocks."
+    note = f"Slower: the loop on the host took more than {doubts.SLOW_HOST:g} times the median of all blocks."
     return Table("blocks", "Blocks", heads, tuple(rows), note)
 
 
 def publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
-    """Return a table for each publication that is compared with the study."""
+    """Return a table for each publication with which the study is compared."""
     columns = ("finding", "where", "case", "jobs", "mode", "paper")
     heads = (*columns, "ours", "low", "high", "agreement", "by how much", "mind")
     return [

@@ -1,4 +1,4 @@
-"""A table of text and numbers, as CSV for machines and as LaTeX for papers."""
+"""A table of text and numbers, which can be written as CSV or LaTeX."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Table:
     """A titled table.
 
     Attributes:
-        name: of its files, without a suffix.
+        name: name of the table's files, without a suffix.
         columns: headings, with units.
-        rows: one value for each column; `None` is missing.
-        about: introduction to a publication that the table compares with.
-        is_for_machines: only its files hold the whole table; the page has a shorter form.
+        rows: one value for each column; `None` is a missing value.
+        about: introduction to the publication with which the table compares.
+        is_for_machines: whether only the files contain the whole table; the page has a shorter form.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Table:
 
     @property
     def is_numeric(self) -> tuple[bool, ...]:
-        """True for each column of numbers, which is aligned to the right."""
+        """True for each column that contains only numbers; such a column is aligned to the right."""
         columns = [[row[i] for row in self.rows if row[i] is not None] for i in range(len(self.columns))]
         return tuple(bool(column) and all(isinstance(value, float | int) for value in column) for column in columns)
 
 
 def format_value(value: Value) -> str:
-    """Format a value for readers: four significant digits, `-` for a missing one."""
+    """Format a value for readers: numbers with four significant digits, a missing value as `-`."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return MISSING
     if isinstance(value, float):
@@ -76,8 +76,8 @@ def list_ends(estimate: Estimate | None) -> tuple[Value, Value, Value]:
 
 
 def round_value(value: float) -> str:
-    """Round to three significant digits, or to a whole number if that has more."""
-    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"  # what is rounded to 100 has no decimals
+    """Round to three significant digits, or to a whole number if the number is 100 or more."""
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"  # a number that is rounded to 100 has no decimals
 
 
 def to_csv(table: Table) -> str:
@@ -96,13 +96,13 @@ def to_csv(table: Table) -> str:
 
 
 def _escape_formula(value: object) -> object:
-    """Put an apostrophe before text that a spreadsheet would compute."""
+    """Put an apostrophe before text that a spreadsheet would take for a formula."""
     may_be_one = isinstance(value, str) and value.startswith(_FORMULA) and not _NO_FORMULA.fullmatch(value)
     return f"'{value}" if may_be_one else value
 
 
 def to_latex(table: Table) -> str:
-    """Return a `table` environment for `booktabs` and `graphicx`; a wide table shrinks to the width of the text."""
+    """Return a LaTeX `table` that needs `booktabs` and `graphicx`; a wide table is scaled to the width of the text."""
     alignment = "".join(_alignment(table, column) for column in range(len(table.columns)))
     shrunk = r"\resizebox{\linewidth}{!}{" if len(table.columns) > _WIDE else ""
     lines = [
@@ -131,9 +131,9 @@ def _alignment(table: Table, column: int) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape text so that LaTeX prints it as it stands."""
+    """Escape text for LaTeX, so that LaTeX prints it unchanged."""
     escaped = " ".join(text.split()).translate(_LATEX)
-    # Text that begins with a bracket would be an option of `\\`.
+    # LaTeX would read text that begins with a bracket as an option of `\\`.
     return "{[}" + escaped[1:] if escaped.startswith("[") else escaped
 
 

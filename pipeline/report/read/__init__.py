@@ -1,1 +1,1 @@
-"""The runs of a study as rows."""
+"""The runs of a study, read as rows."""

@@ -1,4 +1,4 @@
-"""The part of an experiment that a report shows: chosen by the user, and either real or simulated."""
+"""The rows of an experiment that a report shows: those that the user chose, either real or simulated."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The rows that a user chose; all of them if nothing is named.
+    """The studies and devices that a user chose; an empty choice includes all rows.
 
     Attributes:
         studies: values of the tag `collocation.study`.
-        devices: names or unique parts of them; `simulated NAME` for a simulated device.
+        devices: names of devices, or unique parts of names; `simulated NAME` for a simulated device.
     """
 
     studies: Sequence[str] = ()
@@ -55,17 +55,17 @@ class Choice:
         devices = Counter(row.device_in_words for row in chosen)
         names = tuple(_find(device, devices) for device in self.devices)
         if len({row.is_simulated for row in chosen if row.device_in_words in names}) > 1:
-            raise ConfigError(f"{self.words} mixes real and simulated devices; write a report of each")
+            raise ConfigError(f"{self.words} mixes real and simulated devices; write one report for each kind")
         return dataclasses.replace(self, devices=names)
 
     def includes(self, row: Row) -> bool:
-        """Return whether a row is of a study and a device of this choice, after `check`."""
+        """Return whether this choice, after `check`, includes the study and the device of a row."""
         is_of_study = not self.studies or row.start in self.studies
         return is_of_study and (not self.devices or row.device_in_words in self.devices)
 
 
 def separate_simulated(rows: Sequence[Row]) -> tuple[list[Row], Mapping[str, int]]:
-    """Return the rows of real devices, or all if none is; and the number of simulated ones left out, by reason."""
+    """Return the rows of real devices, or all rows if none is real; and the number of simulated rows left out."""
     real = [row for row in rows if not row.is_simulated]
     devices = Counter(row.device_in_words for row in rows if row.is_simulated) if real else Counter[str]()
     left_out = {f"{name}; {shlex.join([DEVICE, name])} shows them": number for name, number in devices.items()}
@@ -92,7 +92,7 @@ def _list(names: Iterable[str]) -> str:
 
 
 def _study(rows: Sequence[Row]) -> str:
-    """Describe a start: `ID (17 groups on NVIDIA A100, 2026-11-25 17:49)`."""
+    """Describe one start of a study: `ID (17 groups on NVIDIA A100, 2026-11-25 17:49)`."""
     begin = datetime.fromtimestamp(min(row.start_ms for row in rows) / 1000, UTC).strftime("%Y-%m-%d %H:%M")
     devices = " and ".join(dict.fromkeys(row.device_in_words for row in rows))
     return f"{rows[0].start} ({format_count(len(rows), 'group')} on {devices}, {begin})"

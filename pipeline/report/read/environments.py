@@ -1,4 +1,4 @@
-"""Names of environments: the package that tells each from the others, never a digest."""
+"""Names of environments, each after the package that distinguishes it from the others."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from pipeline.report.read.study_records import JobRow, Row
 logger = logging.getLogger(__name__)
 
 _FRAMEWORKS = ("torch", "jax", "tensorflow", "paddlepaddle", "cupy", "timm", "transformers", "numpy", "python")
-"""Packages that are preferred in names, in order."""
+"""Packages that names prefer, in this order."""
 
 
 def name_environments(rows: Sequence[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Return the rows with environments in words if there are several, and sentences on their differences."""
+    """Return the rows with names for their environments, and sentences on the differences between these.
+
+    If all jobs have one environment, the rows are unchanged.
+    """
     jobs: dict[str, tuple[Row, JobRow]] = {}
     for row in sorted(rows, key=lambda row: row.start_ms):
         for job in row.jobs:
@@ -47,7 +50,7 @@ def _with_names(row: Row, names: Mapping[str, str]) -> Row:
 
 
 def _names(locks: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Return a name for each environment, by its digest: `torch 2.4.0`, `without boto3`; else `environment 2`."""
+    """Return a name for each digest: `with torch==2.4.0`, `without boto3`; else `environment 2`."""
     packages = {digest: parse_lock(lock) for digest, lock in locks.items()}
     known = {name for installed in packages.values() for name in installed}
     in_order = [*(name for name in _FRAMEWORKS if name in known), *sorted(known)]
@@ -66,7 +69,7 @@ def _differences(locks: Mapping[str, Sequence[str]], names: Mapping[str, str]) -
     for digest in later:
         differs = compare_locks(locks[first], locks[digest]) if locks[first] and locks[digest] else ""
         packages = differs or "packages not recorded"
-        sentences.append(f"Environment {names[digest]!r} against {names[first]!r}: {packages}.")
+        sentences.append(f"Environment {names[digest]!r}, compared with {names[first]!r}: {packages}.")
     return sentences
 
 

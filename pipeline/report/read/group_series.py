@@ -1,4 +1,4 @@
-"""The sampled series of the one group that a report draws over time, read from its artifact."""
+"""The sampled series of the one group that a report shows over time, read from its artifact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.report.read.labels import label_mix
 from pipeline.report.read.study_records import Row, Study
 
 POINTS = 1500
-"""Points that are drawn of each series."""
+"""Number of points that a figure shows of each series."""
 
 _MIX, _S = "M+2S", 1e9
 _PREFERRED = (MPS, NAIVE, MIG)
@@ -30,10 +30,12 @@ _PREFERRED = (MPS, NAIVE, MIG)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One series of a quantity; `t_s` counts from the begin of the first job.
+    """One series of a quantity.
 
     Attributes:
-        instance: `2g.20gb (5)`; empty for the whole GPU.
+        label: title of the quantity.
+        instance: the GPU instance, `2g.20gb (5)`; empty for the whole GPU.
+        t_s: times of the values. Unit: seconds since the first job began.
     """
 
     label: str
@@ -44,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpan:
-    """The time in which a job worked. Unit: seconds since the first one began."""
+    """The time in which a job worked. Unit: seconds since the first job began."""
 
     label: str
     start_s: float
@@ -54,12 +56,12 @@ class JobSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSeries:
-    """The series of a group that are drawn over time.
+    """The series of a group that a report shows over time.
 
     Attributes:
-        activity: shares between 0 and 1.
-        memory_mib: of the GPU, or of each GPU instance.
-        thinned_to: points a series, if some had more; 0 otherwise.
+        activity: activity of the GPU or of each GPU instance, as shares between 0 and 1.
+        memory_mib: memory of the GPU or of each GPU instance.
+        thinned_to: number of points to which long series were thinned; 0 if none was.
     """
 
     name: str
@@ -72,9 +74,9 @@ class GroupSeries:
 
 
 def choose_group(study: Study, name_or_id: str | None = None) -> Row | None:
-    """Choose the group to draw: the named one, else the mix M+2S, else the one with the most jobs.
+    """Choose the group to show over time: the named group, else the mix M+2S, else the group with the most jobs.
 
-    Of several blocks, it is the first that ended `ok`.
+    If the group ran in several blocks, the first block in which it ended `ok` is chosen.
 
     Raises:
         ConfigError: the study has no such group.
@@ -101,7 +103,7 @@ def read_group(row: Row) -> GroupSeries | None:
     """Read the series of a group; `None` if it has no samples.
 
     Raises:
-        TrackingError: its artifact cannot be read.
+        TrackingError: the artifact of the group is not readable.
     """
     samples, known = _fetch(row)
     if not samples:
@@ -139,7 +141,7 @@ def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
             known = fields.read(path_of_fields)
             drawn = {field.name for _, field in known if field.chart is not None and field.chart.panel}
             samples = read_table(path, drawn)
-    except Exception as error:  # a damaged file may raise anything
+    except Exception as error:  # a damaged file may raise any exception
         raise TrackingError(f"cannot read the samples of run {row.run_id} in {row.store}: {error}") from error
     device_samples = {
         origin: series for origin, series in samples.items() if known.is_of_device(origin.source, origin.job)
@@ -150,7 +152,7 @@ def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
 def _lines(
     samples: Mapping[SeriesKey, Series], known: Fields, panel: Panel, begin: int, profiles: Mapping[str | None, str]
 ) -> tuple[tuple[Line, ...], bool]:
-    """Return a line for each quantity and instance, from the best source; and whether any was thinned."""
+    """Return a line for each quantity and instance, from the best source; and whether any line was thinned."""
     by_label: dict[str, dict[int | None, tuple[Field, Series]]] = defaultdict(dict)
     names = {origin.field for origin in samples}
     for source, field in known:

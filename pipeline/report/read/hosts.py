@@ -1,4 +1,4 @@
-"""Kinds of hosts: rows of one GPU model on different hosts are not pooled."""
+"""Kinds of hosts: a report does not pool rows of one GPU model from different kinds of hosts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pipeline.report.read.study_records import Row
 
 SETTING = "host"
-"""The setting of a row with its kind of host, if hosts differ."""
+"""Name of the setting that describes the kind of host of a row, if the hosts differ."""
 _KIND = {"cpu_model": "CPU", "cpus": "CPUs", "power_limit_w": "power limit (W)", "driver_version": "driver"}
 _UNKNOWN = "not recorded"
 
 
 def differences(rows: Sequence[Row]) -> Mapping[str, tuple[str, ...]]:
-    """Return the facts in which the hosts of each device differ, in words."""
+    """Return, for each device, the names of the facts in which its hosts differ."""
     by_device: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for row in rows:
         for fact in _KIND:
@@ -25,7 +25,7 @@ def differences(rows: Sequence[Row]) -> Mapping[str, tuple[str, ...]]:
 
 
 def separate_hosts(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with their kind of host among the settings, if the hosts of a device differ."""
+    """Add the kind of host to the settings of the rows, for each device whose hosts differ."""
     differing = differences(rows)
     facts = {words: fact for fact, words in _KIND.items()}
     labelled = []

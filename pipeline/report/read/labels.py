@@ -15,7 +15,7 @@ Program = tuple[str | tuple[str, str], ...]
 
 
 class JobLabel(NamedTuple):
-    """The label of a job in parts: of its workload, its letter in a mix, its `params_in_words`."""
+    """The label of a job in parts: the label of its workload, its letter in a mix, and its `params_in_words`."""
 
     workload: str
     size: str | None = None
@@ -35,7 +35,7 @@ _WORDS = {
         "synthetic_device": "data on the GPU",
     },
 }
-"""Params that labels show, in their order, with words for their values."""
+"""Params that labels show, in the order of the labels, with words for their values."""
 _UNSAID = (STEP_MODE, "eager")
 _SIZE_ORDER = ("L", "M", "S")
 _ASKED_PROFILES = {"profile", "profiles"}
@@ -43,13 +43,13 @@ _LIMIT, _CHUNKS = "active_thread_pct", "chunks"
 
 
 def identify_program(params: Mapping[str, str]) -> Program:
-    """Return the workload and params that decide what a job computes, without the step mode."""
+    """Return the workload and all params that affect the computation of a job, except the step mode."""
     settings = {key: value for key, value in list_program_params(params).items() if key != STEP_MODE}
     return (params.get("workload", ""), *sorted(settings.items()))
 
 
 def collect_words(programs: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
-    """Return every precision, step mode, recipe and data source of programs, in words."""
+    """Return, in words, every precision, step mode, recipe and data source of the programs."""
     values: dict[str, set[str]] = {key: set() for key in _WORDS}
     for params in programs:
         for key in _WORDS.keys() & params.keys():
@@ -58,7 +58,7 @@ def collect_words(programs: Iterable[Mapping[str, str]]) -> dict[str, set[str]]:
 
 
 def has_label_params(params: Mapping[str, str]) -> bool:
-    """Check that a program has params of labels; a user's own program has none."""
+    """Check that a program has params that labels show; a user's own program has none."""
     return not _WORDS.keys().isdisjoint(params)
 
 
@@ -84,7 +84,7 @@ def value_in_words(key: str, value: str) -> str:
 
 
 def distinguish_params(alike: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the words that distinguish params with one label; environments only if nothing else does."""
+    """Return words that distinguish params with equal labels; name environments only if nothing else differs."""
     keys = find_differing_keys(alike)
     for subset in ([key for key in keys if key != ENVIRONMENT], keys):
         words = [" ".join(_describe_param(key, params[key]) for key in subset if key in params) for params in alike]
@@ -112,13 +112,13 @@ def label_jobs(jobs: Sequence[JobLabel]) -> str:
 
 
 def sort_jobs(jobs: Iterable[JobLabel]) -> list[JobLabel]:
-    """Sort the jobs of a group: equal for groups of the same jobs."""
+    """Sort the jobs of a group; groups with the same jobs get the same order."""
     places = {size: place for place, size in enumerate(_SIZE_ORDER)}
     return sorted(jobs, key=lambda job: (places.get(job.size or "", len(places)), job.size or "", job.workload))
 
 
 def label_mix(jobs: Sequence[JobLabel]) -> str | None:
-    """Label the sizes of different jobs in a fixed order: `M+2S`; `None` unless each workload has a size of its own."""
+    """Label different jobs by size, in a fixed order: `M+2S`; `None` unless each workload has a different size."""
     return _sizes(sort_jobs(jobs))
 
 
@@ -132,7 +132,7 @@ def _sizes(jobs: Sequence[JobLabel]) -> str | None:
 def describe_mode(mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
     """Return the detail of a sharing mode: `25 %`, `2g.10gb`, `3g+2g+1g`, `2x3g.40gb`; empty without one.
 
-    Compute instances follow their GPU instance: `3g(2c+1c)+1g`. The places of jobs that never started are empty.
+    Compute instances follow their GPU instance: `3g(2c+1c)+1g`. The place of a job that did not start is empty.
     """
     words = []
     known = {_LIMIT, mode.label_option} | ({_CHUNKS} if mode.placement_fact == PARTITION else set())
@@ -150,7 +150,7 @@ def describe_mode(mode: SharingMode, options: Mapping[str, object], places: Sequ
 
 
 def _limit_in_words(mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]) -> str:
-    """Describe the limit of each job, as placed or else as requested: `25+50 %`, `56 SM`, `7 chunks`, `long`."""
+    """Describe the limit of each job: the actual limit, else the requested one (`25+50 %`, `56 SM`, `7 chunks`)."""
     for key, unit in ((PERCENTAGE, "%"), (PARTITION, "SM")):
         if limits := [place[key] for place in places if key in place]:
             return f"{'+'.join(limits[:1] if len(set(limits)) == 1 else limits)} {unit}"
@@ -164,7 +164,7 @@ def _limit_in_words(mode: SharingMode, options: Mapping[str, object], places: Se
 def find_profiles(
     mode: SharingMode, options: Mapping[str, object], places: Sequence[Mapping[str, str]]
 ) -> tuple[str, ...]:
-    """Return the profiles of the MIG devices, the largest first; if the jobs have no place, the requested ones."""
+    """Return the profiles of the MIG devices, the largest first; if no job has a place, the requested profiles."""
     if mode.placement_fact != PROFILE:
         return ()
     profiles = [profile for devices in _devices(places).values() for profile in devices.values()]
@@ -183,7 +183,7 @@ def _devices(places: Sequence[Mapping[str, str]]) -> dict[object, dict[object, s
 
 
 def _instances(places: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
-    """Return the profile of each GPU instance, the largest first, and its compute instances: `(2c+1c)`."""
+    """Return the profile and the compute instances (`(2c+1c)`) of each GPU instance, the largest first."""
     instances = []
     for devices in _devices(places).values():
         names = [mig_names.split(name) for name in sorted(devices.values(), key=rank_profile, reverse=True)]
@@ -193,7 +193,7 @@ def _instances(places: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
 
 
 def is_placed(mode: SharingMode, places: Sequence[Mapping[str, str]]) -> bool:
-    """Check that the places have all that `describe_mode` needs."""
+    """Check that every place has the fact that `describe_mode` needs."""
     return not mode.placement_fact or (bool(places) and all(mode.placement_fact in place for place in places))
 
 
@@ -203,19 +203,19 @@ def _slices_in_words(instances: Sequence[tuple[str, str]], *, counted: bool) -> 
         instance = "".join(instances[0])
         return f"{len(instances)}x{instance}" if counted else instance
     slices = [profile.split(".")[0] for profile in profiles]
-    # Profiles of as many slices (1g.10gb, 1g.20gb) need their full names.
+    # Profiles with equal numbers of slices (1g.10gb, 1g.20gb) need their full names.
     shown = slices if len(set(slices)) == len(set(profiles)) else profiles
     return "+".join(f"{profile}{parts}" for profile, (_, parts) in zip(shown, instances, strict=True))
 
 
 def rank_profile(profile: str) -> tuple[int, str]:
-    """Return a sort key of a MIG profile: its slices (two of `2c.3g.40gb`), then its name."""
+    """Return a sort key of a MIG profile: its number of slices (2 for `2c.3g.40gb`), then its name."""
     match = re.match(r"(\d+)[cg]", profile)
     return (int(match[1]) if match else 0, profile)
 
 
 def describe_value(value: object) -> str:
-    """Return a recorded value as text; several as `3g+1g`."""
+    """Return a recorded value as text, a list as `3g+1g`."""
     if isinstance(value, list):
         return "+".join(map(describe_value, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

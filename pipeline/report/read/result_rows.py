@@ -1,4 +1,4 @@
-"""The rows of a study that has just ended, before MLflow has them."""
+"""The rows of a study that has just ended, from memory instead of MLflow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.report.read.study_records import JobRow, Row, Study
 
 
 def make_study_of_results(experiment: str, rows: Iterable[GroupResult]) -> Study:
-    """Return the study that rows of groups make."""
+    """Make a study of the results of its groups."""
     return study_of(experiment, map(_row, rows))
 
 
@@ -28,7 +28,7 @@ def _row(ended: GroupResult) -> Row:
         name=group.name,
         scenario=group.scenario,
         sharing=mode_of(group.scenario),
-        options=json.loads(json.dumps(group.options)),  # as a store gives them back
+        options=json.loads(json.dumps(group.options)),  # as if read from a store
         settings=tuple(group.settings.items()),
         block=group.block,
         result=ended.result,

@@ -18,7 +18,7 @@ def label_rows(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with labels that distinguish them."""
     names = _workload_names([job for row in rows for job in row.jobs])
     modes = modes_of(row.scenario for row in rows)
-    # A group that failed before it had places gets the label of other blocks.
+    # A group that failed before its jobs had places gets its label from another block.
     placed: dict[str, Row] = {}
     for row in rows:
         if row.key not in placed or labels.is_placed(row.sharing, [job.place for job in row.jobs]):
@@ -42,7 +42,7 @@ def label_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _rename_rows(rows: Sequence[Row]) -> list[Row]:
-    """Name the rows as one plan with all of them would."""
+    """Name the rows as if they were the groups of one plan."""
     facts = [
         group_names.GroupFacts(
             scenario=row.scenario,
@@ -59,7 +59,7 @@ def _rename_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def _add_settings(rows: Sequence[Row]) -> list[Row]:
-    """Add the settings in which rows of the same jobs differ; the device to all if there are several."""
+    """Add the settings in which rows of the same jobs differ; if there are several devices, add each row's device."""
     alike = group_by(rows, _jobs)
     devices = _find_varying(rows) & {"device"}
     varied = {jobs: _find_varying(same) | devices for jobs, same in alike.items()}
@@ -71,7 +71,7 @@ def _add_settings(rows: Sequence[Row]) -> list[Row]:
 
 
 def _add_order(rows: Sequence[Row]) -> list[Row]:
-    """Add the order of the jobs to the settings of all modes, if a mode ran them in several orders."""
+    """Add the order of the jobs to the settings in every mode, if one mode ran the jobs in several orders."""
     orders: dict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)
     for row in rows:
         digests = tuple(job.digest for job in row.jobs)
@@ -86,7 +86,7 @@ def _add_order(rows: Sequence[Row]) -> list[Row]:
 
 
 def _add_differences(rows: Sequence[Row]) -> list[Row]:
-    """Extend the detail of different groups with one label."""
+    """Extend the details of different groups that have the same label."""
     alike: dict[tuple[object, ...], dict[str, Row]] = defaultdict(dict)
     for row in rows:
         alike[*_identify_jobs(row), row.mode].setdefault(row.key, row)
@@ -98,7 +98,7 @@ def _add_differences(rows: Sequence[Row]) -> list[Row]:
             [{k: labels.describe_value(v) for k, v in options.items()} for options in all_options]
         )
         for key, word in zip(keys, words, strict=True):
-            # Without distinguishing words: a few digits of the group's key.
+            # If no words distinguish the groups, a few digits of a hash do.
             unsaid = "" if words.count(word) == 1 else f"({hashlib.sha256(key.encode()).hexdigest()[:6]})"
             details[key] = " ".join(filter(None, (by_key[key].detail, word, unsaid)))
     return [dataclasses.replace(row, detail=details.get(row.key, row.detail)) for row in rows]
@@ -140,7 +140,10 @@ def _workload_names(jobs: Sequence[JobRow]) -> dict[str, labels.JobLabel]:
 def _distinguish_labels(
     label_of: Mapping[str, str], programs: Mapping[str, Mapping[str, str]], epochs: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Return the label of each digest, extended if programs share it; epochs belong to the window, not to the label."""
+    """Return the label of each digest, extended if several programs share a label.
+
+    Epochs are not added, because they belong to the window.
+    """
     labels_by_digest = {}
     for label, digests in group_by(sorted(label_of), label_of.__getitem__).items():
         words = labels.distinguish_params([programs[digest] for digest in digests])

@@ -1,4 +1,4 @@
-"""The runs of an experiment as comparable rows, one for each group."""
+"""The runs of an experiment, read as one comparable row for each group."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ FACTS = {
     "job_cudnn": "cuDNN",
     "job_cublas": "cuBLAS",
 }
-"""Facts of a study, and of its jobs' software (`job_`), in words, in the order of the page."""
+"""Words for the facts of a study and of its jobs' software (`job_`), in the order of the page."""
 
 
 def read(
     stores: Sequence[Path | str], experiment: str, *, pools_hosts: bool = True, choice: Choice | None = None
 ) -> Study:
-    """Read the study in an experiment: the newest finding of each group and block, in one machine state a block.
+    """Read the study in an experiment: the newest finding of each group and block, with one machine state per block.
 
-    Simulated rows beside real ones are left out, unless `choice` names them.
+    If an experiment has real and simulated rows, the simulated rows are left out unless `choice` names them.
 
     Raises:
-        ConfigError: two stores hold the same run, or `choice` names an unknown study or device.
-        TrackingError: there is no such store or experiment.
+        ConfigError: two stores have the same run, or `choice` names an unknown study or device.
+        TrackingError: a store or the experiment does not exist.
     """
     by_store = _read_rows(stores, experiment)
     rows = list(filter(None, itertools.chain(*by_store)))
@@ -87,10 +87,10 @@ def read(
 
 
 def read_apart(store: Path | str, experiment: str) -> list[Study]:
-    """Return the studies of an experiment in one store: that of real devices and that of simulated ones.
+    """Return the studies of an experiment in one store: one study of real devices, one of simulated devices.
 
     Raises:
-        TrackingError: there is no such store or experiment.
+        TrackingError: the store or the experiment does not exist.
     """
     (store_rows,) = _read_rows([store], experiment)
     rows = list(filter(None, store_rows))
@@ -104,7 +104,7 @@ def _read_rows(stores: Sequence[Path | str], experiment: str) -> list[list[Row |
     for row in filter(None, itertools.chain(*by_store)):
         if row.run_id in held:
             raise ConfigError(
-                f"{held[row.run_id]} and {row.store} both hold run {row.run_id} of experiment {experiment!r}; "
+                f"{held[row.run_id]} and {row.store} both have run {row.run_id} of experiment {experiment!r}; "
                 "name only one of them"
             )
         held[row.run_id] = row.store
@@ -121,21 +121,21 @@ def _read_store(store: Path | str, experiment: str) -> Iterator[Row | None]:
 
 
 def _identity(groups: Iterable[Any]) -> Tag:
-    """Choose the digest of programs: without packages if the user accepted other environments."""
+    """Choose the digest that identifies programs; it excludes packages if the user accepted other environments."""
     accepts = any(run.data.tags.get(Tag.ACCEPTS_ENVIRONMENT) == "true" for run in groups)
     return Tag.PROGRAM_DIGEST if accepts else Tag.WORKLOAD_DIGEST
 
 
 def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts: bool = True) -> Study:
-    """Make a study of the rows of each store; `None` stands for a run without a result.
+    """Make one study of the rows of all stores; `None` represents a run without a result.
 
-    The blocks of a store are numbered after those of the store before, except for shards of one plan. Blocks of
-    different hosts are repeats of each other only with `pools_hosts`.
+    Block numbers continue from one store to the next, except for shards of one plan. Blocks of different hosts are
+    repeats of each other only with `pools_hosts`.
     """
     rows: list[Row] = []
     num_without_result, num_blocks = 0, 0
     planned: list[int] = []
-    first_of_plan: dict[str, int] = {}  # number of blocks before those of a plan that ran as shards
+    first_of_plan: dict[str, int] = {}  # number of blocks that precede a plan that ran as shards
     for store_rows in map(list, rows_of_stores):
         known = set(first_of_plan)
         numbered = []
@@ -169,7 +169,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
 
 
 def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Tag) -> Row | None:
-    """Make a row of a run, without distinguishing labels; `None` if it has no result."""
+    """Make a row of a run, without distinguishing labels; return `None` if the run has no result."""
     tags, params = run.data.tags, run.data.params
     facts = read_facts(tags)
     if (commit := tags.get(Tag.GIT_COMMIT, "")) not in ("", facts.get("git_commit")):
@@ -188,8 +188,8 @@ def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Ta
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise TrackingError(
-            f"run {run.info.run_id} in {store} is of an earlier version, without settings and options; "
-            "name another experiment, or delete the run"
+            f"run {run.info.run_id} in {store} has no settings and options, because an earlier version recorded it; "
+            "choose another experiment, or delete the run"
         ) from error
     return Row(
         run_id=run.info.run_id,

@@ -1,4 +1,4 @@
-"""The choice of comparable rows: one plan for each part of a study, one machine state for each block."""
+"""The choice of comparable rows: one plan for each part of a study, and one machine state for each block."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ _UNKNOWN = "not recorded"
 
 
 def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[str, int]]:
-    """Choose the rows of the newest plan of each part, one for each group and block; count the others by reason."""
+    """Choose the rows of the newest plan of each part: one row for each group and block.
+
+    Returns:
+        The blocks with their rows, and the number of rows left out, by reason.
+    """
     left_out: Counter[str] = Counter()
     states = merge_same(row.machine_state for row in rows)
-    # In a plan with cases as shards, each case is like a study of its own.
+    # In a plan whose shards are cases, each case counts as a separate study.
     members: dict[tuple[int, str, int, str], list[Row]] = defaultdict(list)
     expected: dict[tuple[str, int, str], set[str]] = defaultdict(set)
-    # A profiler changes what it measures.
+    # A profiler changes the figures of the jobs that it observes.
     profilers = [row.facts["profiler"] for row in rows if row.facts.get("profiler")]
     left_out.update(f"ran under {profiler}, which changes the figures" for profiler in profilers)
     unprofiled = [row for row in rows if not row.facts.get("profiler")]
@@ -36,7 +40,7 @@ def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[
     for (block, device, number, case), part_rows in sorted(members.items()):
         expected_keys = expected[device, number, case]
         state, chosen = _choose_state(part_rows, states, expected_keys, left_out)
-        # Parts in one machine state share a block.
+        # Parts in the same machine state share a block.
         piece = blocks[block, device].setdefault(state, _Piece([], set()))
         piece.rows.extend(chosen)
         piece.expected.update(expected_keys)
@@ -52,7 +56,7 @@ class _Piece(NamedTuple):
 
 
 def _number_blocks(blocks: Mapping[tuple[int, str], Mapping[MachineState, _Piece]]) -> list[tuple[Block, list[Row]]]:
-    """Make blocks of the pieces: the first keeps its number, others get new ones."""
+    """Make a block of each piece; the first piece keeps its number, the others get new numbers."""
     pieces = [
         (place, number, device, state, piece)
         for (number, device), by_state in blocks.items()
@@ -75,7 +79,10 @@ def _number_blocks(blocks: Mapping[tuple[int, str], Mapping[MachineState, _Piece
 
 
 def parts(rows: Sequence[Row]) -> list[list[Row]]:
-    """Split rows into parts without a common plan or program (in one window): oldest part first, newest row last."""
+    """Split rows into parts that share no plan, and no program with equal settings.
+
+    The oldest part comes first; the newest row of a part comes last.
+    """
     groups: list[tuple[set[object], list[Row]]] = []
     for row in sorted(rows, key=lambda row: (row.start_ms, row.run_id)):
         its_own = {row.plan, *((_identity(job.params), row.settings) for job in row.jobs)}
@@ -87,9 +94,9 @@ def parts(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def keep_newest_plans(rows: Sequence[Row], left_out: Counter[str]) -> list[Row]:
-    """Keep the rows of the newest plan of each set of programs, with their baselines.
+    """Keep the rows of the newest plan of each set of programs, and their baselines.
 
-    Plans of one study for several GPU models count as one.
+    The plans of one study for several GPU models count as one plan.
     """
     newest_first = sorted(rows, key=lambda row: (row.start_ms, row.run_id), reverse=True)
     plans: dict[_Compared, str] = {}
@@ -118,7 +125,7 @@ _Compared = tuple[frozenset[object], str, str]
 
 
 def _comparison_key(row: Row) -> _Compared:
-    """Return programs, other GPUs and co-runners, for which the newest plan decides the settings."""
+    """Return programs, other GPUs and co-runners; among rows with equal keys, the newest plan decides the settings."""
     return frozenset(_identity(job.params) for job in row.jobs), row.beside, row.co_runners
 
 
@@ -127,7 +134,7 @@ def _identity(params: Mapping[str, str]) -> tuple[object, ...]:
 
 
 def _newest_programs(newest_first: Sequence[Row]) -> dict[tuple[object, ...], set[str]]:
-    """Return the digests in the newest plan (several if it compares environments), by workload and options."""
+    """Return the digests in the newest plan, by workload and options; several if the plan compares environments."""
     programs: dict[tuple[object, ...], set[str]] = {}
     plans: dict[tuple[object, ...], str] = {}
     for row in newest_first:
@@ -148,7 +155,7 @@ def _difference(row: Row, newest: set[_Settings]) -> str:
 def _choose_state(
     members: Sequence[Row], states: Mapping[MachineState, MachineState], expected: set[str], left_out: Counter[str]
 ) -> tuple[MachineState, list[Row]]:
-    """Choose the machine state of a block with a complete, else the largest set of rows; return its rows."""
+    """Choose the machine state of a block with a complete set of rows, else with the largest; return its rows."""
     by_state: dict[MachineState, dict[str, Row]] = defaultdict(dict)
     counting = skips.drop_superseded(members, lambda row: (row.key, row.result))
     if num_skipped := len(members) - len(counting):
@@ -161,7 +168,7 @@ def _choose_state(
         dropped = row
         if row.result.is_finding and not newer.result.is_finding:
             dropped, rows_by_key[row.key] = newer, row
-        # A group that was interrupted and run again is not worth a remark.
+        # Repeating an interrupted group needs no remark.
         if dropped.result is not Result.INTERRUPTED:
             left_out["run again: the newest result counts"] += 1
 

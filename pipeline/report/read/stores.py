@@ -1,4 +1,4 @@
-"""The options of commands that read results: stores and experiment."""
+"""The command line options that choose stores and an experiment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.record.store.store_access import open_named
 
 
 def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._MutuallyExclusiveGroup | None = None) -> None:
-    """Add `--experiment`, `--root` and `--uri`; with `among`, `--experiment` is one of several sources."""
+    """Add `--experiment` (to the group `among` of exclusive options, if there is one), `--root` and `--uri`."""
     default = tracking_root.EXPERIMENT if among is None else None
     about = f"tracking.experiment of the study (default: {default})" if default else "tracking.experiment of a study"
     (among or parser).add_argument("--experiment", default=default, metavar="NAME", help=about)
@@ -22,17 +22,18 @@ def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._Mutual
         type=Path,
         action="append",
         default=[],
-        help=f"folder of a local store (default: {tracking_root.DEFAULT}); repeat it to add the blocks of another one",
+        help=f"folder of a local store (default: {tracking_root.DEFAULT}); repeat the option to add a store",
     )
-    parser.add_argument("--uri", action="append", default=[], help="tracking server, like --root")
+    uri = "URI of a tracking server; repeat the option to add a server"
+    parser.add_argument("--uri", action="append", default=[], help=uri)
 
 
 def named_stores(arguments: argparse.Namespace) -> Sequence[Path | str]:
     """Return the named stores.
 
     Raises:
-        ConfigError: one of them lacks the experiment.
-        TrackingError: there is no such store.
+        ConfigError: a store does not have the experiment.
+        TrackingError: a store does not exist.
     """
     stores = [*arguments.root, *arguments.uri] or [tracking_root.DEFAULT]
     for store in stores:
@@ -44,14 +45,14 @@ def find_stores(stores: Sequence[Path | str], experiment: str) -> list[Path | st
     """Return the stores that have an experiment.
 
     Raises:
-        ConfigError: none of them has it.
-        TrackingError: there is no such store.
+        ConfigError: no store has the experiment.
+        TrackingError: a store does not exist.
     """
     names = {store: list_experiments(open_named(store)) for store in stores}
     if matches := [store for store in stores if experiment in names[store]]:
         return matches
     known = sorted({repr(name) for store_names in names.values() for name in store_names if name != "Default"})
     raise ConfigError(
-        f"{', '.join(map(str, stores))} has no experiment {experiment!r}; "
-        f"choose one with --experiment: {', '.join(known) or 'there is none'}"
+        f"no experiment {experiment!r} in {', '.join(map(str, stores))}; "
+        f"choose one with --experiment: {', '.join(known) or 'none exists yet'}"
     )

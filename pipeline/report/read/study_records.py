@@ -1,4 +1,4 @@
-"""The records of an experiment that a report reads. The jobs of a row are the measured ones, without co-runners."""
+"""The records of an experiment that a report reads. The jobs of a row are its measured jobs, without co-runners."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class JobRow:
     """One job of a group.
 
     Attributes:
-        run_id: empty before MLflow has the run.
-        label, digest: of its workload; equal labels are equal programs.
+        run_id: id of the job's run; empty before MLflow has the run.
+        label, digest: label and digest of the job's workload; equal labels mean equal programs.
         words: the part of the label in parentheses.
-        size: its letter in a mix.
-        place: `device`, `gi_id`, `mig_profile`, ...
-        start_ns, end_ns: of its work; monotonic clock.
+        size: letter of the job in a mix.
+        place: facts of the job's placement: `device`, `gi_id`, `mig_profile`, ...
+        start_ns, end_ns: start and end of the job's work, on the monotonic clock.
     """
 
     index: int
@@ -47,7 +47,7 @@ class JobRow:
 
     @property
     def is_rate_given(self) -> bool:
-        """True if the user chose its rate."""
+        """True if the user chose the rate of the job."""
         return work_units.GIVEN_RATE in self.params
 
 
@@ -56,14 +56,14 @@ class Row:
     """One group of a study, run once.
 
     Attributes:
-        key: the same for this group in every block.
+        key: identity of the group, equal in every block.
         sharing, detail: parts of `mode`.
-        profiles: of its MIG instances, the largest first.
-        options: of the scenario, as given or applied.
-        settings: window, seed, device, ...; rows are compared only if they are equal.
-        setting: the settings in which it differs from other rows of the same jobs, in words.
+        profiles: profiles of the group's MIG instances, the largest first.
+        options: options of the sharing mode, as requested or applied.
+        settings: window, seed, device, ...; only rows with equal settings are compared.
+        setting: the settings in which the row differs from other rows of the same jobs, in words.
         marks: why an `ok` row is invalid, and notes.
-        start_ms, end_ms: wall clock, since the epoch.
+        start_ms, end_ms: start and end by the wall clock, since the epoch.
         start: id of the start of the orchestrator (tag `collocation.study`).
         facts: provenance, from the tags of the run.
     """
@@ -98,22 +98,22 @@ class Row:
 
     @property
     def is_valid(self) -> bool:
-        """True if it ended well and its figures may be compared."""
+        """True if the row ended `ok` and no mark makes its figures invalid."""
         return self.result is Result.OK and not self.marks.invalid
 
     @property
     def machine_state(self) -> MachineState:
-        """The state of the machine in which it ran."""
+        """The state of the machine during the run."""
         return MachineState.from_facts({**self.facts, "gpu_uuid": self.gpu_uuid, "boot_id": self.boot_id})
 
     @property
     def mode(self) -> str:
-        """Label of its sharing mode: `naive`, `MPS 25 %`, `MIG 2g.10gb`."""
+        """The label of the sharing mode: `naive`, `MPS 25 %`, `MIG 2g.10gb`."""
         return f"{self.sharing.word} {self.detail}".strip()
 
     @property
     def window_s(self) -> float | None:
-        """The length of its window; `None` if unknown."""
+        """The length of the window; `None` if unknown."""
         if "window_s" in self.metrics:
             return self.metrics["window_s"]
         begin, end = self.facts.get("window_start_ns", ""), self.facts.get("window_end_ns", "")
@@ -121,18 +121,18 @@ class Row:
 
     @property
     def device_in_words(self) -> str:
-        """Its device; `simulated NAME` for a simulated one."""
+        """The name of the device; `simulated NAME` for a simulated device."""
         name = self.device or "unknown device"
         return f"simulated {name}" if self.is_simulated else name
 
     @property
     def plan(self) -> str:
-        """The identity of its plan, which the starts of a resumed study share."""
+        """The identity of the plan, which all starts of a resumed study share."""
         return self.facts.get("plan") or self.start
 
     @property
     def plan_of_any_gpu(self) -> str:
-        """The identity of its plan, shared by the same study on other GPU models."""
+        """The identity of the plan, which the same study on other GPU models shares."""
         return self.facts.get("plan_any_gpu") or self.plan
 
     @property
@@ -141,12 +141,12 @@ class Row:
 
     @property
     def co_runners(self) -> str:
-        """The co-runners of its jobs, in words; empty if there are none."""
+        """The co-runners of the jobs, in words; empty without co-runners."""
         return dict(self.settings).get(CO_RUNNERS, "")
 
     @property
     def multiprocessors(self) -> int | None:
-        """Multiprocessors of the first job's GPU instance or partition, else of the device; `None` if not known."""
+        """The multiprocessors of the first job's GPU instance or partition, else of the device; `None` if unknown."""
         if self.sharing.placement_fact in (PROFILE, PARTITION):
             key = PARTITION if self.sharing.placement_fact == PARTITION else "mig_multiprocessors"
             number = self.jobs[0].place.get(key, "") if self.jobs else ""
@@ -156,7 +156,7 @@ class Row:
 
     @property
     def beside(self) -> str:
-        """The number of other GPUs of the host that worked; empty if none did."""
+        """The number of other GPUs of the host that worked at the same time; empty if none did."""
         return dict(self.settings).get(OTHER_GPUS, "")
 
     @property
@@ -165,13 +165,13 @@ class Row:
 
     @property
     def unit(self) -> str:
-        """The work unit that all its jobs have in common; empty if they have none."""
+        """The work unit that all jobs have in common; empty if the jobs have different units."""
         job_units = {job.unit for job in self.jobs}
         return job_units.pop() if len(job_units) == 1 else ""
 
     @property
     def called(self) -> tuple[JobLabel, ...]:
-        """The label of each of its jobs."""
+        """The labels of the jobs."""
         return tuple(JobLabel(job.label, job.size, job.words) for job in self.jobs)
 
     @property
@@ -181,11 +181,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """One repeat on one kind of device, in one machine state.
+    """One repeat of a study on one kind of device, in one machine state.
 
     Attributes:
-        num_expected: groups that any block has.
-        num_missing: those of them without a finding in this block.
+        num_expected: number of different groups in all blocks.
+        num_missing: number of these groups without a finding in this block.
     """
 
     number: int
@@ -209,13 +209,13 @@ class Study:
     """The rows of the newest plan of each part of an experiment.
 
     Attributes:
-        rows: one for each group and block, by block and start.
+        rows: one row for each group and block, by block and start.
         left_out: number of runs that are not among the rows, by reason.
-        num_planned: groups in all blocks of the newest plans; `None` if unknown.
+        num_planned: number of groups in all blocks of the newest plans; `None` if unknown.
         not_shown: starts of the orchestrator without any of these rows, the newest first.
         choice: options of the report that chose these rows.
-        environments: how the packages of jobs differ, a sentence for each environment but the first.
-        facts: by name, every value that the rows have (versions, commands, commits).
+        environments: a sentence on the packages of each environment except the first, compared with the first.
+        facts: all values of each fact of the rows, by its name (versions, commands, commits).
     """
 
     experiment: str
@@ -238,5 +238,5 @@ class Study:
 
     @property
     def num_complete_blocks(self) -> int:
-        """Blocks in which every group of the study has a result."""
+        """The number of blocks in which every group of the study has a result."""
         return sum(block.num_missing == 0 for block in self.blocks)

@@ -141,7 +141,7 @@ def test_what_is_simulated_says_so_wherever_it_is_shown() -> None:
     made = board(rows(FASTER_MPS), rows(FASTER_MPS, device=A100, is_simulated=True))
     html, lines, table = page.render(made), page.format_lines(made), page.table(made)
     assert '<p class="stamp">Some figures are simulated' in html and f"[2] {A100} <span" in html
-    assert f"[2] {A100}: simulated, says nothing about a real GPU" in lines
+    assert f"[2] {A100}: simulated, no measurement of a real GPU" in lines
     assert table.note.startswith("Includes simulated figures.")
     assert [found[table.columns.index("stamp")] for found in table.rows] == [None, "simulated"]
     real = board(rows(FASTER_MPS))
@@ -230,17 +230,20 @@ def test_a_board_of_published_reports(reports: list[Path], tmp_path: Path, capsy
     ("arguments", "says"),
     [
         ([], "the board has no studies"),
-        (["nowhere"], "cannot read nowhere/cases.json: No such file or directory; name the folder of a report"),
+        (["nowhere"], "cannot read nowhere/cases.json: No such file or directory; pass the folder of a report"),
         (["old"], "write the report again with this version"),
-        (["damaged"], "it is damaged"),
+        (["damaged"], "the file is damaged"),
         (["h100", "h200", "h100"], "h100 and h100 have the same figures"),
-        (["h100", "h200", "copy"], "h100 and copy have the same figures of 'synthetic' on NVIDIA H100 80GB HBM3"),
-        (["h100", "--experiment", "a", "a"], "a study is named twice"),
-        (["--experiment", "a", "--root", "h100", "--root", "./h200/../h100"], "a study is named twice"),
+        (["h100", "h200", "copy"], "h100 and copy have the same figures for 'synthetic' on NVIDIA H100 80GB HBM3"),
+        (["h100", "--experiment", "a", "a"], "an experiment or a store is named twice"),
+        (
+            ["--experiment", "a", "--root", "h100", "--root", "./h200/../h100"],
+            "an experiment or a store is named twice",
+        ),
         (["h100", "--experiment", "a", "--root", "no_store"], "no_store"),
-        (["h100", "--out", "h100/cases.json"], "it is a file"),
+        (["h100", "--out", "h100/cases.json"], "this path is a file"),
         (["h100", "--out", "mine"], "files that no report wrote"),
-        (["h100", "h200", "--out", "./h200"], "it holds the report of 'h200'; choose another folder with --out"),
+        (["h100", "h200", "--out", "./h200"], "the folder has the report of 'h200'; choose another folder with --out"),
     ],
 )
 @pytest.mark.usefixtures("reports")

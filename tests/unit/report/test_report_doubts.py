@@ -32,7 +32,10 @@ def test_a_block_whose_host_was_much_slower_than_the_others_is_flagged() -> None
         (number, loop_ms, number == 4) for number, loop_ms in enumerate(LOOPS_MS, 1)
     ]
     (said,) = list_doubts(seen, ())
-    assert said == "The host of block 4 was slower: its loop took 2.70 ms, 1.29 times the median of the blocks."
+    assert (
+        said
+        == "The host of block 4 was slower: the loop on the host took 2.70 ms, 1.29 times the median of the blocks."
+    )
     assert [row[-2:] for row in block_table(seen).rows] == [(ms, "slower" if ms == 2.7 else None) for ms in LOOPS_MS]
 
 
@@ -137,7 +140,7 @@ def test_environments_that_a_resume_let_stand_beside_each_other_are_named() -> N
         return study(*(copies("naive", n, 1000.0, own=each, facts=facts) for n, each in enumerate(own, 1)))
 
     (said,) = list_doubts(resumed("old", "new", accepts_environment="true"), ())
-    assert said.startswith("Rows of 2 environments are compared: the study was resumed with resume=accept_")
+    assert said.startswith("The study compares rows of 2 environments, because it was resumed with resume=accept_")
     assert (
         list_doubts(resumed("same", "same", accepts_environment="true"), ())
         == list_doubts(resumed("old", "new"), ())

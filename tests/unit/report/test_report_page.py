@@ -107,7 +107,7 @@ def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(whole: Conte
     gain, least, mode, sure = write_answer(whole.study, whole.cells, whole.winners)
     assert re.fullmatch(
         r"On one NVIDIA H100 80GB HBM3, 3 resnet26_cifar10 bs128 under MPS reach 2\.\d\d times \(.*\) the serial "
-        r"speed, and \d\.\d\d times.* that of one job at a time in its best step mode\.",
+        r"speed, and \d\.\d\d times.* the speed of one job at a time in the best step mode\.",
         gain,
     )
     assert re.fullmatch(
@@ -115,7 +115,7 @@ def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(whole: Conte
     )
     # MPS was made 6 % faster than serial for 3 of the medium jobs: too little to be proved in five blocks.
     won = "MPS is fastest in 8 of the 10 cases with several jobs and naive in 1"
-    assert mode == f"{won}; no verdict in 1."
+    assert mode == f"{won}; there is no verdict in 1."
     assert sure == "5 complete blocks; intervals are 95 %, verdicts are corrected for all comparisons."
     assert "1 computed wrong results, 1 ran out of memory and 1 did not run" in count_unranked(whole.cells)
     assert describe_missing(whole.study) == []
@@ -147,7 +147,7 @@ def test_the_answer_counts_the_gpus_of_a_case_not_of_the_study() -> None:
     ]
     found = make_content(study(*rows))
     *_, won, sure = write_answer(found.study, found.cells, found.winners)
-    start = "Naive is fastest in 1 of the 2 cases with several jobs; no verdict in 1."
+    start = "Naive is fastest in 1 of the 2 cases with several jobs; there is no verdict in 1."
     assert won == start
     assert sure.endswith("for all comparisons; 1 case with too few blocks or GPUs for a verdict.")
 
@@ -329,8 +329,8 @@ def test_a_half_run_study_says_what_is_missing() -> None:
     text = render(make_content(found))
     assert '<div class="missing" id="missing">' in text and "lacks 1 of 3 groups" in text
     none = "There is no verdict on the fastest mode in the one case with several jobs."
-    assert f"{none} One complete block; a verdict needs 5." in text
-    assert "findings of the paper not measured here" in text
+    assert f"{none} One complete block; a verdict needs 5 blocks." in text
+    assert "findings of the paper were not measured here" in text
 
 
 def test_a_group_that_failed_is_missing_once() -> None:

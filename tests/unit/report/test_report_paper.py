@@ -57,7 +57,7 @@ def seven(slowdowns: Sequence[float], **changes: Any) -> list[Row]:
         ((1.70, 1.71, 1.69, 1.70, 1.72), Agreement.AGREES, ""),
         ((1.50, 1.51, 1.49, 1.50, 1.51), Agreement.DIFFERS, "6 % lower"),
         ((2.00, 2.01, 1.99, 2.00, 2.01), Agreement.DIFFERS, "11 % higher"),
-        ((1.61, 1.63, 1.61, 1.58, 1.60), Agreement.UNDECIDED, "the interval is wider"),
+        ((1.61, 1.63, 1.61, 1.58, 1.60), Agreement.UNDECIDED, "the interval is wider than the range"),
         ((1.58, 1.62, 1.59, 1.60, 1.57), Agreement.UNDECIDED, "1 % lower, but the interval reaches into the range"),
         ((1.70, 1.71), Agreement.UNDECIDED, "too few blocks for an interval"),
     ],
@@ -108,7 +108,7 @@ def test_a_finding_stands_beside_its_own_settings_alone_where_they_were_measured
     nearest = checks(seven([5.0] * 5, batch_size=128) + seven([3.0] * 5, batch_size=128, source="disk"), SEVEN)
     assert [check.difference for check in nearest] == ["batch 128 instead of 32"]
     (made,) = checks(seven(same, source="synthetic_files"), SEVEN)
-    assert made.agreement is Agreement.AGREES and made.note.endswith("; files of made-up images")
+    assert made.agreement is Agreement.AGREES and made.note.endswith("; synthetic image files")
 
 
 def test_mig_is_compared_on_the_instances_of_the_paper_only() -> None:
@@ -137,7 +137,7 @@ def test_a_mix_on_mig_is_compared_where_each_size_has_the_instance_of_the_paper(
             found += [row("serial", (job(0, own[size], 1000.0),), block) for size in own]
         return found
 
-    slow = "a large model with a small or a medium one is much slower on MIG"
+    slow = "a large model with a small or medium one is much slower on MIG"
     assert [each.agreement for each in checks(shared("3g.40gb"), slow)] == [Agreement.AGREES]
     assert [each.agreement for each in checks(shared("4g.40gb"), slow)] == [Agreement.AGREES]
     (found,) = checks(shared("2g.20gb"), slow)
@@ -192,7 +192,7 @@ def test_a_mode_of_no_finding_does_not_take_the_place_of_the_fastest() -> None:
 
 def test_what_a_mix_does_to_its_medium_model() -> None:
     rows = mix("MSS", {"naive": 0.95, "mps": 0.5})
-    found = {check.mode: check.agreement for check in checks(rows, "the same does not impact")}
+    found = {check.mode: check.agreement for check in checks(rows, "one or two small models do not slow down")}
     assert found == {"naive": Agreement.AGREES, "MPS": Agreement.DIFFERS}
     benefit = {
         check.mode: check.agreement for check in checks(rows, "a medium model with one or two small ones: naive")
@@ -232,7 +232,7 @@ def test_out_of_memory_and_what_was_never_measured() -> None:
     (found,) = checks(seven_large, "seven large models run out of memory")
     assert (found.agreement, found.figure_in_words) == (Agreement.AGREES, "oom")
     (fits,) = checks([copies("naive", 7, 10.0, block, own) for block in BLOCKS], "seven large models run out of memory")
-    assert (fits.agreement, fits.difference) == (Agreement.DIFFERS, "it fits here")
+    assert (fits.agreement, fits.difference) == (Agreement.DIFFERS, "the jobs fit into memory")
     (absent,) = checks(seven_large, SEVEN)
     assert (absent.agreement, absent.case_label) == (Agreement.NOT_MEASURED, "robroek_small")
 

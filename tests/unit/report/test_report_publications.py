@@ -10,7 +10,7 @@ OTHER = "measured at other settings"
 
 
 def table(*rows: Values) -> Table:
-    return Table("paper", "The paper's numbers and ours", HEADS, rows, about="A paper.")
+    return Table("paper", "The paper's figures and ours", HEADS, rows, about="A paper.")
 
 
 def finding(text: str, case: str, agreement: str, difference: str = "", mind: str = "H100 instead of A100") -> Values:

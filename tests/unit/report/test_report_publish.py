@@ -99,7 +99,7 @@ def test_a_manifest_that_says_nothing_is_one_error_and_nothing_is_touched(
     (tmp_path / publish.MANIFEST).write_bytes(says.encode("latin-1"))
     there = files_in(tmp_path)
     for attempt in (lambda: publish.check_folder(tmp_path, "synthetic"), lambda: publish.write(content, tmp_path)):
-        with pytest.raises(ConfigError, match=r"report\.json does not list the files of a report .* --out"):
+        with pytest.raises(ConfigError, match=r"report\.json is damaged .* --out"):
             attempt()
     assert files_in(tmp_path) == there
 
@@ -110,7 +110,7 @@ def test_a_report_of_another_study_and_a_board_are_not_replaced(
 ) -> None:
     publish.replace(tmp_path, experiment, {}, {publish.PAGE: b"theirs"})
     there = files_in(tmp_path)
-    with pytest.raises(ConfigError, match=f"it holds {held}; choose another folder with --out"):
+    with pytest.raises(ConfigError, match=f"the folder has {held}; choose another folder with --out"):
         publish.write(content, tmp_path)
     assert files_in(tmp_path) == there
 
@@ -126,7 +126,7 @@ def test_what_no_report_wrote_is_neither_removed_nor_written_over(content: Conte
     manifest["files"] += ["figures/../../outside.svg", "../outside.svg", 3, None, "notes.txt"]
     (tmp_path / publish.MANIFEST).write_text(json.dumps(manifest))
     there = files_in(tmp_path)
-    with pytest.raises(ConfigError, match=rf"it has figures/{mine.name} that no report wrote; move"):
+    with pytest.raises(ConfigError, match=rf"the folder has figures/{mine.name}, which no report wrote; move"):
         publish.write(content, tmp_path)
     assert files_in(tmp_path) == there
     mine.unlink()

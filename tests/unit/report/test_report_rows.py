@@ -148,7 +148,7 @@ def test_what_other_gpus_cost_is_said_in_a_sentence_with_the_least_and_the_most(
     assert sentence == f"While another GPU works, {jobs} keeps 0.900 of its speed; an interval needs 3 blocks."
     (sentence,) = said((0.9, 0.91, 0.92), (0.9, 1.0, 1.1), (0.8, 0.8, 0.81), beside="3")
     assert sentence.startswith("While 3 other GPUs work, ")
-    assert " keeps 0.800 (0.789 to 0.818) of its speed (the lowest of 3 groups), " in sentence
+    assert " keeps 0.800 (0.789 to 0.818) of its speed (the lowest of 3 groups) and " in sentence
     assert sentence.endswith("; 2 of 3 intervals exclude 1.")
     assert said() == []
 
@@ -234,7 +234,7 @@ def test_gpu_models_of_one_study_stand_beside_each_other_and_never_mix(pools_hos
     }
     assert "The blocks ran on 2 GPUs of 2 models, which are not pooled: " in str(describe_setup(found))
     said = write_answer(found, make_cells(found), winners(make_cells(found), judged))
-    assert said[-1] == "2 complete blocks of each GPU model; a verdict needs 5."
+    assert said[-1] == "2 complete blocks of each GPU model; a verdict needs 5 blocks."
     assert [row[:4] for row in block_table(found).rows[:2]] == [
         (1, f"host of {model}", model, "580.1") for model in (A100, GPU.name)
     ]

@@ -106,7 +106,7 @@ def test_the_answer_says_what_mig_and_co_runners_take():
     found = study(*rows)
     (said,) = write_answer(found, make_cells(found), [])
     assert "on 7g.40gb a job is 8.9 % slower (micro_fp32_cuda) than on the whole GPU" in said
-    assert "it keeps at least 0.90 times (0.90 to 0.90) its throughput" in said
+    assert "a job keeps at least 0.90 times (0.90 to 0.90) its throughput" in said
     twice = study(
         *rows,
         *(on("full", 16.8, b, "micro_copy") for b in range(1, 6)),

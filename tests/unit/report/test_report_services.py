@@ -117,7 +117,7 @@ def test_a_service_that_does_not_sustain_its_rate_in_every_block_is_not_compared
     assert found[0].ratio is None
     assert found[0].sentence == "4 x infer bs128, naive: did not sustain its rate in 3 of 8 blocks."
     (said,) = write_answer(study(*rows), cells, [])
-    assert "(4 infer bs128, MPS) that of one alone" in said and "naive" not in said
+    assert "(4 infer bs128, MPS) that of one service alone" in said and "naive" not in said
     (drawn,) = copies.sketches(cells, None)
     boxes = [text.get_text() for text in drawn.paint().axes[0].texts]
     assert boxes == ["rate not sustained"]
@@ -141,7 +141,8 @@ def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_
     ]
     naive, mps = (list(each) for _, each in itertools.groupby(compare_services(cells), key=lambda each: each.cell.mode))
     assert describe_mix(mps) == (
-        "MPS runs T+I: the p99 latency of infer is 2.00 times that alone and train keeps 0.80 times its throughput."
+        "T+I, MPS: the p99 latency of infer is 2.00 times its latency alone and the throughput of train is 0.80 times "
+        "its throughput alone."
     )
     assert [each.workload for each in naive] == ["infer", "train"]
     (sketch,) = mixes.sketches(cells, None)
@@ -166,13 +167,13 @@ def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_gri
     cells = make_cells(found)
     kept, energy, latency = write_answer(found, cells, [])
     assert kept == (
-        "On one NVIDIA H100 80GB HBM3, jobs beside services keep 0.70 (T+I, MPS equal shares) to 0.90 (T+I, "
+        "On one NVIDIA H100 80GB HBM3, jobs that run with services keep 0.70 (T+I, MPS equal shares) to 0.90 (T+I, "
         "naive) of their throughput (I: infer, T: train)."
     )
     assert re.fullmatch(
-        r"Services and jobs together take 0\.\d\d \(T\+I, MPS\) to 0\.\d\d \(T\+I, naive\) of the energy .*", energy
+        r"Services and jobs together use 0\.\d\d \(T\+I, MPS\) to 0\.\d\d \(T\+I, naive\) of the energy .*", energy
     )
-    assert latency == "The p99 latency of services is 2.00 (T+I, MPS) to 4.00 (T+I, naive) times that alone."
+    assert latency == "The p99 latency of services is 2.00 (T+I, MPS) to 4.00 (T+I, naive) times their latency alone."
     (grid,) = grids(found, cells, verdicts(cells), [])
     assert [mode.label for mode in grid.modes] == ["naive", "MPS", "MPS %"]
     texts = {line.measure: [[entry.text for entry in entries] for entries in line.entries] for line in grid.lines}

@@ -120,7 +120,9 @@ def test_a_half_run_study_is_read_as_far_as_it_went(root: Path) -> None:
 @pytest.mark.parametrize("planned", ["", "{}", "[]", "{"])
 def test_a_run_that_does_not_say_its_settings_is_one_error(root: Path, planned: str) -> None:
     insert(root, [group("serial", 1, 1, 100.0), group("naive", 2, 1, 70.0, planned=planned)])
-    with pytest.raises(TrackingError, match=r"run 0{23}10{8} in .* is of an earlier version"):
+    with pytest.raises(
+        TrackingError, match=r"run 0{23}10{8} in .* has no settings and options, because an earlier version"
+    ):
         rows.read([root], EXPERIMENT)
 
 

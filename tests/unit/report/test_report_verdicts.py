@@ -67,7 +67,7 @@ def test_what_was_wrong_or_out_of_memory_is_shown_and_never_ranked(whole) -> Non
 def test_each_case_has_its_winner(whole) -> None:
     by_case = {(w.case.label.split()[0], w.degree): w for w in whole[2]}
     assert by_case["resnet26_cifar10", 7].mode == "MPS"
-    assert "Against the best step mode, one at a time: 0.4" in by_case["resnet26_cifar10", 7].sentence
+    assert "Compared with one job at a time in the best step mode: 0.4" in by_case["resnet26_cifar10", 7].sentence
     # naive was made 5 % faster than serial: with noise of 1 % that may or may not be proved.
     assert by_case["resnet50_imagenet64", 7].tied[0] == "naive"
     assert by_case["M+2S", 3].mode == "MPS"
@@ -77,7 +77,7 @@ def test_each_case_has_its_winner(whole) -> None:
 def test_less_than_five_blocks_give_no_verdict_and_say_what_would() -> None:
     found = judged(collocation_study(num_blocks=4))
     assert {v.decision for v in found} == {Decision.NO_VERDICT, Decision.NOT_RANKED}
-    assert one(found, "MPS", "serial", "resnet26", 7).sentence.endswith("no verdict: it needs about 5 blocks).")
+    assert one(found, "MPS", "serial", "resnet26", 7).sentence.endswith("no verdict: about 5 blocks are needed).")
     (single,) = [
         v
         for v in judged(collocation_study(num_blocks=1))
@@ -128,7 +128,7 @@ def test_blocks_of_gpus_that_differ_do_not_make_a_verdict_together() -> None:
     (verdict,) = judged(on_gpus(differing))
     assert verdict.decision is Decision.NO_VERDICT and verdict.blocks_needed is None
     assert verdict.ratio is not None and verdict.ratio.low < 1 < verdict.ratio.high
-    assert verdict.sentence.endswith("each GPU counts once, and it needs more of them or less scatter).")
+    assert verdict.sentence.endswith("each GPU counts once, and more GPUs (or less scatter) are needed).")
     pooled = on_gpus({"GPU-a": tuple(itertools.chain(*differing.values()))})
     assert judged(pooled)[0].decision is Decision.BETTER
 
@@ -137,7 +137,9 @@ def test_two_gpus_have_no_interval_and_no_verdict() -> None:
     (verdict,) = judged(on_gpus({"GPU-a": (1.5, 1.5, 1.51, 1.5, 1.49), "GPU-b": (1.5, 1.51, 1.5, 1.5, 1.49)}))
     assert verdict.decision is Decision.NO_VERDICT
     assert verdict.ratio is not None and (verdict.ratio.low, verdict.ratio.high) == (None, None)
-    assert verdict.sentence.endswith("(10 blocks on these 2 GPUs; no verdict: each GPU counts once, and it needs 3).")
+    assert verdict.sentence.endswith(
+        "(10 blocks on these 2 GPUs; no verdict: each GPU counts once, and 3 GPUs are needed)."
+    )
 
 
 def test_a_wide_spread_gives_no_verdict() -> None:
@@ -147,7 +149,7 @@ def test_a_wide_spread_gives_no_verdict() -> None:
     (verdict,) = judged(rows)
     assert verdict.decision is Decision.NO_VERDICT
     assert verdict.blocks_needed is not None and verdict.blocks_needed > 10
-    assert f"it needs about {verdict.blocks_needed} blocks" in verdict.sentence
+    assert f"about {verdict.blocks_needed} blocks are needed" in verdict.sentence
 
 
 def test_without_a_baseline_modes_are_still_compared_with_each_other() -> None:
