@@ -82,7 +82,7 @@ def test_the_report_of_each_job_is_among_its_files(profiled, name, suffix):
     assert done.status == 0, done.err
     assert f"naive-2x-toy-{name}" in done.out
     assert f"profiler={name}: every figure includes the cost of the profiler" in done.err
-    assert ("say nothing about running together" in done.err) == (name == "ncu")
+    assert ("do not show the effect of sharing" in done.err) == (name == "ncu")
     ((group, jobs),) = done.groups
     assert group.data.tags["collocation.profiler"] == group.data.params["profiler"] == name
     assert len(jobs) == 2
