@@ -127,7 +127,7 @@ def test_a_profiler_that_fails_is_the_reason_of_the_row(profiled, manner, reason
 def test_a_profiler_without_a_report_is_said_in_the_row(profiled):
     done = profiled(*TOY, "baseline=never", *SHORT, "profiler=ncu", manner="no_report")
     assert done.status == 0
-    said = "ncu made no report of 0-toy, 1-toy"
+    said = "ncu wrote no report for 0-toy, 1-toy"
     assert said in done.err
     ((group, _),) = done.groups
     assert said in group.data.tags["collocation.no_report"]

@@ -11,7 +11,7 @@ def parse(text: str) -> Any:
     """Return the value of `KEY=text`.
 
     Raises:
-        ValueError: Hydra cannot parse it, or it is several values.
+        ValueError: Hydra cannot parse the text, or it has several values.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException

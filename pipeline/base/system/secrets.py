@@ -1,4 +1,4 @@
-"""Masking of secrets: every user text is masked here before it is recorded or printed.
+"""Masking of secrets: every text from a user is masked here before it is recorded or printed.
 
 Programs get their arguments and variables unchanged; records have `HIDDEN` in place of a secret.
 """
@@ -164,7 +164,7 @@ def _mask_line(text: str) -> str:
     masked_text = mask_text(text)
     try:
         words = shlex.split(masked_text)
-    except ValueError:  # the end of a value is unknown
+    except ValueError:  # a quote is not closed, so the end of a value is unknown
         return HIDDEN if masked_text != text else text
     masked = mask_words(words, has_headers=False)  # it may also be YAML
     return masked_text if masked == words else shlex.join(masked)
