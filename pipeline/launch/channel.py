@@ -28,7 +28,7 @@ _CHUNK_BYTES = 1 << 16  # most bytes that are read from one connection in one ro
 # A message of `workloads/client.py` has at most 100 bytes, and a job sends three.
 _MAX_LINE_BYTES = 4096
 _MAX_BYTES = 1 << 20
-_MAX_CONNECTIONS = 16  # at a time: of one job, or of all processes that belong to no job
+_MAX_CONNECTIONS = 16  # most simultaneous connections of one job, or of all processes outside the jobs
 _SHOWN_BYTES = 20
 _CREDENTIALS = struct.Struct("3i")  # PID, user and group. Source: struct ucred, unix(7)
 

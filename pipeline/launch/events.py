@@ -51,7 +51,7 @@ class OutputSizes:
 
 @dataclass(slots=True)
 class Events:
-    """Events that one job reported, without the impossible ones.
+    """Events that one job reported; impossible events are left out.
 
     Attributes:
         metrics: points of each metric, by name.
@@ -61,7 +61,7 @@ class Events:
         ended_ns: instant at which the end of such a child was seen; `None` if there is none.
         written: sizes of the output over time, if they were observed.
         requests: the requests that the job received, answered or not; `None` if it recorded none.
-        damages: complete lines that are no event or an impossible one.
+        damages: complete lines that are invalid or impossible events.
         lacks_epochs: whether epochs are among the lines that were left out.
     """
 

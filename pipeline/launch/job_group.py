@@ -205,7 +205,7 @@ class JobGroup:
                 if not state.has_ended:
                     state.notice(Result.TIMEOUT, f"did not end within {limit}")
 
-    def _notice_early(self, states: Sequence[JobState], reason: str = "ended before it was told to stop") -> None:
+    def _notice_early(self, states: Sequence[JobState], reason: str = "ended before the request to stop") -> None:
         for state in states:
             if state.has_left and not state.went_wrong:
                 state.notice(Result.FAILED, reason)

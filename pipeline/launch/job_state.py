@@ -1,4 +1,4 @@
-"""State of one job while it runs: how it was started, what it reported, how it ended."""
+"""State of one job while it runs: its start, its reports, its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warm start: a fork server for each environment, so that jobs need not import their libraries (docs/warm_start.md).
+"""Warm start: a fork server for each environment, which imports libraries once for all jobs (docs/warm_start.md).
 
 A server is started when the study begins, and imports in the background. It runs as long as the study and never uses a
 GPU. A job that cannot be forked is started as a new interpreter instead, which only takes longer.

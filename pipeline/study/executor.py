@@ -118,7 +118,7 @@ def run(group: Group, shared: StudyResources) -> GroupResult:
         execution = _Execution(group, record, shared)
         row: GroupResult | None = None
         interrupted: Interrupted | None = None
-        with interrupts.hold_interrupts():  # so that the row is recorded even after a signal
+        with interrupts.hold_interrupts():  # the row must be recorded even after a signal
             try:
                 with interrupts.allow():
                     execution.go()
@@ -188,7 +188,7 @@ class _Execution:
         return self.judge(interrupted=True)
 
     def judge(self, *, interrupted: bool = False) -> GroupResult:
-        """Return the row, and write its artifacts. Output of jobs that cannot be evaluated never ends the study."""
+        """Return the row, and write its artifacts. An error in the evaluation of job output does not end the study."""
         if (num_bytes := self._bytes_to_read()) > _LARGE_BYTES:
             words.say(f"{self.group.name}: reading {num_bytes / 1e9:.1f} GB of job output")
         try:

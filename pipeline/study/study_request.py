@@ -32,7 +32,7 @@ from pipeline.record.tracking_sender import Sender
 from pipeline.rehearsal import Rehearsal
 from pipeline.study.reproduce.reproduction import Reproduction, prepare_reproduction, refuse_sweep
 
-# Keys that apply to the whole study; a sweep cannot vary them.
+# Keys that apply to the complete study; a sweep cannot vary them.
 _STUDY_KEYS = (
     *("tracking", "listeners", "exporter", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
     *("wait", "wait_limit_s", "foreign_load", "shard", "shard_of", "plan_file", "only"),
@@ -72,7 +72,7 @@ class StudyRequest:
 
     @property
     def config(self) -> Config:
-        """First configuration; settings of the whole study are the same in all configurations."""
+        """First configuration; settings of the complete study are the same in all configurations."""
         return self.configs[0]
 
     @property
@@ -148,4 +148,4 @@ def _check_same(configs: Sequence[Config]) -> None:
     for key in _STUDY_KEYS:
         value_of = operator.attrgetter(key)
         if any(value_of(config) != value_of(configs[0]) for config in configs):
-            raise ConfigError(f"{key} applies to the whole study and cannot be swept; give it one value")
+            raise ConfigError(f"{key} applies to the whole study and cannot be swept; set it to one value")

@@ -80,7 +80,7 @@ class StudyRun:
         for owner, number in Counter(survey.elsewhere.values()).items():
             words.say(
                 f"note: host {owner} may still run {format_count(number, 'group')} in {self.root / layout.SPOOL}; "
-                f"if that host is gone, run: {spell_close_command(self.root)}"
+                f"if this host has failed, run: {spell_close_command(self.root)}"
             )
 
     def run(self, showing: ShowGroup) -> int:

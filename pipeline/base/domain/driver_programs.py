@@ -25,7 +25,7 @@ class Programs:
         admin: prefix of a command that changes settings; `None` if the prefix is read from the journal.
     """
 
-    purpose: str = "undoing what a study left"
+    purpose: str = "restoring the device after a study"
     simulated: Mapping[str, str] | None = None
     configured: Mapping[str, str | None] = field(default_factory=dict)
     admin: tuple[str, ...] | None = None
@@ -68,7 +68,7 @@ def find_device_programs(device: Device) -> Programs:
 
 
 def refuse_absent_admin(admin: Sequence[str], key: str, example: str) -> None:
-    """Raise `ConfigError` if the program that gives administrator rights does not exist."""
+    """Raise `ConfigError` if the program that grants administrator rights does not exist."""
     if admin and shutil.which(admin[0]) is None:
         raise ConfigError(f"{key}: program {admin[0]!r} was not found; correct it, for example {example}")
 

@@ -22,7 +22,7 @@ from pipeline.base.domain.work_units import GIVEN_RATE
 FLAG = "flags."
 """Prefix of the params that record the `workload.flags` of a script."""
 ARGUMENTS = "args"
-# Params that are not properties of the program: settings of the whole study, paths, reports of the job.
+# Params that are not properties of the program: settings of the complete study, paths, reports of the job.
 _NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root", GIVEN_RATE})
 _PREFIXES = ("job.", "placement.")
 ENVIRONMENT = "environment_digest"
@@ -55,7 +55,7 @@ class GroupFacts:
 
 
 def list_program_params(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the params of a job's run that determine what its program computes."""
+    """Return the params of a job's run that affect the computation of its program."""
     return {
         key: _WHOLE.sub(r"\1", value) if value.endswith(".0") and not key.startswith(FLAG) else value
         for key, value in params.items()
@@ -171,7 +171,7 @@ def _describe_programs(jobs: Sequence[JobFacts]) -> dict[tuple[str, str], list[s
 def _describe_jobs(jobs: Sequence[JobFacts]) -> dict[str, list[str]]:
     """Map digests to the options of jobs of one workload; if these are long, without the values shared by most jobs."""
     facts = {job.digest: spell_flags(list_program_params(job.params)) for job in jobs}
-    # The name of a size also stands for its flags.
+    # The name of a size already identifies its flags.
     flags = [f"--{key[len(FLAG) :]}" for job in jobs if not job.size for key in job.params if key.startswith(FLAG)]
     keys = [key for key in dict.fromkeys([*flags, *find_differing_keys(facts.values())]) if key != ENVIRONMENT]
     chosen = {digest: {key: params[key] for key in keys if key in params} for digest, params in facts.items()}

@@ -35,7 +35,7 @@ class ComparedJob(NamedTuple):
 
 
 def rate_name(window: WindowKind, unit: str) -> str:
-    """Name the figure that compares jobs: seconds for a fixed amount of work, else work per second."""
+    """Name the figure by which jobs are compared: seconds for a fixed amount of work, otherwise work per second."""
     return "makespan_s" if window is WindowKind.WORK else work_units.rate_of(unit)
 
 

@@ -29,7 +29,7 @@ def refuse_unknown(workload: str, arguments: Iterable[str]) -> None:
 
 
 def escape(argument: str) -> str:
-    """Escape the placeholders of an argument, so that `fill` returns the original text."""
+    """Escape the placeholders of an argument; `fill` then returns the original text."""
     return _BRACED.sub(r"{{\g<name>}}", argument)
 
 

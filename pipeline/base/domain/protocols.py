@@ -68,7 +68,7 @@ class Sink(Protocol):
 
 
 class Watch(Protocol):
-    """The device and job processes that a listener observes, as they start."""
+    """The device and the running job processes that a listener observes."""
 
     @property
     def device(self) -> Device:
@@ -79,7 +79,7 @@ class Watch(Protocol):
         """One slot per job."""
 
     def pids(self) -> Mapping[int, int]:
-        """Return the PIDs of its helper programs, so that their cost is counted."""
+        """Return the PID of each running job by its index."""
 
 
 class Live(Watch, Protocol):
@@ -106,7 +106,7 @@ class Listener(Protocol):
         """All quantities that the samples may contain."""
 
     def pids(self) -> Sequence[int]:
-        """Return the PIDs of its helper programs, so that their cost is counted."""
+        """Return the PIDs of the helper programs, whose CPU time is counted as overhead."""
 
     def observe(self, watch: Watch, sink: Sink) -> AbstractContextManager[None]:
         """Sample until the context ends.

@@ -32,7 +32,7 @@ class Result(enum.StrEnum):
 
     @property
     def is_finding(self) -> bool:
-        """True for an outcome that counts as measured, so that `resume` does not run the group again.
+        """True for an outcome that counts as measured; `resume` does not run the group again.
 
         A skipped group runs again as soon as the plan allows it.
         """
@@ -47,7 +47,7 @@ class Result(enum.StrEnum):
 
 
 class WindowKind(enum.StrEnum):
-    """The rule for when jobs end and which part of their time is measured.
+    """The rule that determines when jobs end and which portion of their time is measured.
 
     `steady`: jobs run until they are stopped. `work`: jobs exit on their own after their epochs. `logged`: jobs exit on
     their own, and are measured while all of them log rates.
@@ -246,7 +246,7 @@ class Slot:
 
     @classmethod
     def from_device(cls, device: Device) -> Slot:
-        """Return the slot of a whole GPU or MIG device."""
+        """Return the slot of an undivided GPU or a MIG device."""
         return cls(visible_devices=device.uuid, gpu_uuid=device.gpu_uuid, gi_id=device.gi_id, ci_id=device.ci_id)
 
     @property

@@ -24,7 +24,7 @@ class Summary(enum.StrEnum):
     MAX = "max"
     """The maximum of the samples within the measured windows."""
     PEAK = "peak"
-    """The maximum over the whole run of the group, because memory may peak while models are built or kernels tuned."""
+    """The maximum over the complete run of the group; memory may peak while models are built or kernels are tuned."""
     RATE = "rate"
     """The mean of samples each of which is a mean since the previous sample, within the measured windows."""
     GROWTH = "growth"
@@ -106,7 +106,7 @@ class Sample:
     Attributes:
         values: values by field name, in the field's unit.
         job: index of the job that the sample belongs to, or `None` for the device or the machine.
-        gi_id: GPU instance that was read, or `None` for the whole device.
+        gi_id: GPU instance that was read, or `None` for the complete device.
     """
 
     source: str

@@ -34,7 +34,7 @@ def number_of(unit: str) -> str:
 
 
 def energy_of(unit: str) -> str:
-    """Name the energy of the whole device per work unit."""
+    """Name the energy of the device per work unit."""
     return f"energy_per_{_drop_plural(unit)}_j"
 
 

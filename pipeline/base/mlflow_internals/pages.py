@@ -63,7 +63,7 @@ def _view(in_order: Sequence[str]) -> str:
             "hideEmptyCharts": True,
             "compareRunCharts": charts,
             "compareRunSections": [_section(_GROUPS, is_open=True), *(_section(name) for name in _OTHERS)],
-            "isAccordionReordered": True,  # else sections are in alphabetical order
+            "isAccordionReordered": True,  # by default, sections are in alphabetical order
         }
     )
 

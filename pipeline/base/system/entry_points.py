@@ -25,7 +25,7 @@ RUN = "run"
 PROGRAMS = {
     RUN: "measure jobs side by side",
     "report": "write a study's page, figures and tables",
-    "gpu": "show, divide, check and clean up GPUs",
+    "gpu": "show, partition, check and clean up GPUs",
     "planner": "plan services and training jobs on MIG instances",
     "tracking": "show how far a study is; send its spool, upgrade or move its store",
     "importer": "turn an experiment of radT or CARMA into one of this project",
@@ -33,7 +33,7 @@ PROGRAMS = {
     "schema": "print a JSON schema of experiment files, for editors",
 }
 """The programs by name, with descriptions."""
-_MODULES = {"schema": "pipeline.plan.json_schema"}  # others have the name of their module
+_MODULES = {"schema": "pipeline.plan.json_schema"}  # other programs have the name of their module
 
 
 def module_of(name: str) -> str:

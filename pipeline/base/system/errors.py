@@ -24,7 +24,7 @@ class InUseError(GpuBusyError):
     """The device is in use, and will be free later.
 
     Attributes:
-        holder: the device and its user, as text.
+        holder: description of the device and its user.
         is_over: function that returns whether the device is free.
     """
 

@@ -33,7 +33,7 @@ def build_object(spec: Spec, **arguments: object) -> Any:
     try:
         return factory(**arguments, **dict(spec.options))
     except TypeError as error:
-        raise ConfigError(f"_target_={spec.target} does not take these arguments: {error}") from error
+        raise ConfigError(f"_target_={spec.target} does not accept these arguments: {error}") from error
 
 
 def find(name: str, key: str) -> Any:
@@ -56,7 +56,7 @@ def find(name: str, key: str) -> Any:
 
 
 def freeze(value: object) -> object:
-    """Return the value with lists and dicts as tuples, so that records stay hashable."""
+    """Return the value with lists and dicts as tuples, which are hashable."""
     if isinstance(value, dict):
         return tuple((key, freeze(item)) for key, item in value.items())
     if isinstance(value, list):

@@ -73,7 +73,7 @@ def run(
             if source is not None and stdin is not None:
                 source.write(stdin.encode())
                 source.seek(0)
-            with interrupts.hold_interrupts():  # so that the new process is known when an interrupt is raised
+            with interrupts.hold_interrupts():  # the new process must be known when an interrupt is raised
                 process = subprocess.Popen(
                     list(argv),
                     stdin=subprocess.DEVNULL if source is None else source,

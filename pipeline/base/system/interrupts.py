@@ -141,7 +141,7 @@ def allow() -> Iterator[None]:
 
 
 def has_ended_work() -> bool:
-    """Return whether `Interrupted` was raised in this process, so that only a short cleanup may follow."""
+    """Return whether `Interrupted` was raised in this process; only a short cleanup may follow."""
     return _raised
 
 

@@ -17,7 +17,7 @@ from pipeline.base.system.secret_patterns import mask_places, replace_tokens
 
 
 class Style(enum.Enum):
-    """The kind of a text, which determines what may be a value.
+    """The kind of a text, which determines the form of values.
 
     In `CODE`, a value is a quoted literal. A `COMMENT`, or a text within code, is mostly prose: a value after a name
     must look like a secret.
@@ -28,7 +28,7 @@ class Style(enum.Enum):
     COMMENT = enum.auto()
 
 
-# Every name of a secret contains one of these. They are searched first, because most words are not names of secrets.
+# Every name of a secret contains one of these words. A text without them needs no further search.
 _NOUN = re.compile(r"secret|pass|pwd|pw\b|token|key|cred|auth|sig|pats?\b|sas\b|cookie|jwt|psk|bearer|kennwort|sess")
 _TO_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _MOST_OF_NAME = 128
@@ -215,7 +215,7 @@ class _Value:
         return self._secrecy is Secrecy.AMBIGUOUS and not is_assigned and not looks_secret(value)
 
     def _is_meant(self, value: str) -> bool:
-        """Return whether prose gives a value to the name, rather than mentions it: `password: required`."""
+        """Return whether prose assigns a value to the name instead of mentioning the name: `password: required`."""
         if looks_secret(value) or (re.search(r"\d", value) and re.search(r"[A-Za-z]", value)):
             return True
         if self._secrecy is Secrecy.AMBIGUOUS or value.isupper():

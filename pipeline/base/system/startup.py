@@ -39,7 +39,9 @@ def begin() -> None:
     try:
         os.getcwd()  # noqa: PTH109  pathlib is not imported yet
     except OSError as error:
-        sys.stderr.write(f"error: the working directory cannot be used: {error.strerror}; change to another one\n")
+        sys.stderr.write(
+            f"error: the working directory cannot be used: {error.strerror}; change to another directory\n"
+        )
         sys.exit(2)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 DEFAULT = Path("mlruns")
 EXPERIMENT = "collocation"
 """Default of `tracking.experiment`."""
-_IGNORE = "# Written by gpu-collocation when it made this folder; remove it to commit what is here.\n*\n"
+_IGNORE = "# Written by gpu-collocation when it created this folder; delete this file to commit the folder.\n*\n"
 
 
 def make(root: Path) -> None:

@@ -23,7 +23,7 @@ OF_LAUNCHERS = (
     "plan_file",
     "dry_run",
 )
-"""Keys, including keys below them, that a launcher sets for its workers. They do not affect what a study measures."""
+"""Keys, including keys below them, that a launcher sets for its workers. They do not affect results."""
 
 OF_THE_STUDY = frozenset({"baseline", "degree", "dry_run", "mix", "co_runners", "repeats", "scenario"})
 """Keys of the project that are unlikely to be keys of a user's program."""

@@ -1,6 +1,6 @@
 """Pausing of DCGM's own profiling while a profiler needs the performance counters of the GPU.
 
-Before Hopper, DCGM and every profiler lock the same counters of the whole machine (NVIDIA/DCGM#56). From Hopper on,
+Before Hopper, DCGM and every profiler lock the same counters for the complete machine (NVIDIA/DCGM#56). From Hopper on,
 DCGM reads its figures through GPM, another unit of the GPU, so both work at the same time (NVIDIA/DCGM#62).
 """
 
@@ -62,7 +62,7 @@ def pause(group: Group, profiler: str) -> Iterator[None]:
         yield
 
 
-@undoes("dcgm_profiling", "let DCGM profile again")
+@undoes("dcgm_profiling", "resume DCGM's profiling")
 def resume(programs: Programs) -> None:
     """Resume DCGM's profiling. Safe to repeat, and no error if the host engine has ended, which also ends the pause."""
     _run(_make_command(programs, "--resume"))

@@ -85,7 +85,7 @@ def _compare_plans(original: Original, group: Group) -> Iterable[str]:
         then = stored_names.rename(before.get(facts, {}), stored_names.SETTINGS)
         for key in sorted(then.keys() | now.keys()):
             if then.get(key) != now.get(key):
-                yield f"{key}: {then.get(key) or 'not given'}, now {now.get(key) or 'not given'}"
+                yield f"{key}: {then.get(key) or 'not set'}, now {now.get(key) or 'not set'}"
 
 
 def _compare_options(original: Original, group: Group) -> Iterable[str]:
@@ -94,7 +94,7 @@ def _compare_options(original: Original, group: Group) -> Iterable[str]:
         old, new = then.params, dict(now.params)
         for key in sorted(old.keys() | new.keys()):
             if old.get(key) != new.get(key):
-                lines[f"{key} of {now.name}: {old.get(key, 'not given')}, now {new.get(key, 'not given')}"] = None
+                lines[f"{key} of {now.name}: {old.get(key, 'not set')}, now {new.get(key, 'not set')}"] = None
     return lines
 
 

@@ -1,4 +1,4 @@
-"""The recorded configuration of a run, converted so that it can be planned again."""
+"""The recorded configuration of a run, converted to the configuration of a study."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_config(group: Original) -> tuple[DictConfig, list[str]]:
     """
     text = group.files.get(CONFIG)
     if text is None:
-        raise ConfigError(f"run {group.run_id} cannot be reproduced: it has no artifact {CONFIG}")
+        raise ConfigError(f"run {group.run_id} cannot be reproduced: it has no artifact {CONFIG}; choose another run")
     try:
         values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
     except (OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
@@ -99,7 +99,7 @@ def _list_targets(group: str, node: type[Any]) -> set[str]:
 
 
 def _explain_damage(group: Original, why: str) -> str:
-    return f"run {group.run_id} cannot be reproduced: its artifact {CONFIG} is damaged: {why}"
+    return f"run {group.run_id} cannot be reproduced: its artifact {CONFIG} is damaged ({why}); choose another run"
 
 
 def _explain_version(group: Original, why: str) -> str:

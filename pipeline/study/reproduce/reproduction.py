@@ -109,9 +109,8 @@ def prepare_reproduction(composed: DictConfig, config: Config, sender: Sender, s
     run_id = config.reproduce
     assert run_id is not None
     keys = _list_typed_keys()
-    _refuse_others(
-        run_id, keys, ("workload", "sizes", "mix", "env")
-    )  # keys below these are checked once the original is read
+    # Keys below these are checked once the original is read.
+    _refuse_others(run_id, keys, ("workload", "sizes", "mix", "env"))
     store = config.tracking.uri or str(expand_path("tracking.root", config.tracking.root).resolve())
     original = sender.recall(run_id, store)
     config_again, unrecorded = recorded_config.read_config(original)

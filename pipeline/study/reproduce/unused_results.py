@@ -32,7 +32,7 @@ def explain(
         return []
     lines = [
         f"resume: {format_count(len(results), 'result')} of another plan in experiment {plan.experiment!r} not used; "
-        "keep studies apart with tracking.experiment=NAME"
+        "to separate studies, set tracking.experiment=NAME"
     ]
     newest = {(group.name, group.block): group for group in reversed(results)}
     compared: set[str] = set()
