@@ -1,1 +1,1 @@
-"""From a job to a process that is ready, released with the others, and ended."""
+"""Starting the jobs of a group, releasing them together and ending them."""

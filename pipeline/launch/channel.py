@@ -1,10 +1,10 @@
-"""The parent's half of the job protocol: one listening socket a group, one connection a job.
+"""The orchestrator's half of the job protocol: one listening socket per group, one connection per job.
 
-Everything is driven by one selector in the main thread, which blocks until something happens: no polling, no
-thread a job. `workloads/client.py` is the other half.
+One selector in the main thread blocks until an event arrives; there is no polling and no thread per job.
+`workloads/client.py` is the other half.
 
-A job may write whatever it likes. So a bounded amount is read of each connection in each round, and a connection that
-breaks the protocol is closed and its job named.
+A job may write arbitrary data. In each round, a limited number of bytes is therefore read from each connection. A
+connection that breaks the protocol is closed, and its job is reported.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pathlib import Path
 from pipeline.base.system import host_info
 
 PROTOCOL = 1
-_LONGEST_S = 86_400.0  # of one wait: epoll takes at most 2^31 ms
-_CHUNK_BYTES = 1 << 16  # of a connection in one round
+_LONGEST_S = 86_400.0  # longest timeout of one wait: epoll accepts at most 2^31 ms
+_CHUNK_BYTES = 1 << 16  # most bytes that are read from one connection in one round
 # A message of `workloads/client.py` has at most 100 bytes, and a job sends three.
 _MAX_LINE_BYTES = 4096
 _MAX_BYTES = 1 << 20
-_MAX_CONNECTIONS = 16  # of one job at a time, or of processes that are of no job
+_MAX_CONNECTIONS = 16  # most simultaneous connections of one job, or of all processes outside the jobs
 _SHOWN_BYTES = 20
 _CREDENTIALS = struct.Struct("3i")  # PID, user and group. Source: struct ucred, unix(7)
 
@@ -41,10 +41,10 @@ class Connection:
     """The control connection of one process.
 
     Attributes:
-        owner: index of the job that the process belongs to, where that can be told.
-        index: of the job that it speaks for; known after its `hello`.
-        is_closed: whether nothing more will come.
-        fault: how it broke the protocol, in words.
+        owner: index of the job that the process belongs to; `None` if unknown.
+        index: index of the job that the process speaks for; `None` before its `hello`.
+        is_closed: whether the process closed the connection.
+        fault: description of how the process broke the protocol; `None` if it did not.
     """
 
     def __init__(self, sock: socket.socket, owner: int | None = None) -> None:
@@ -56,7 +56,7 @@ class Connection:
         self._num_bytes = 0
 
     def receive(self) -> list[Message] | None:
-        """Read a bounded amount; return the messages that are complete, or `None` if there was nothing to read."""
+        """Read a limited number of bytes; return the complete messages, or `None` if there was nothing to read."""
         try:
             data = self.socket.recv(_CHUNK_BYTES)
         except BlockingIOError:
@@ -80,19 +80,20 @@ class Connection:
         return messages
 
     def send(self, **message: object) -> None:
-        """Send one message; a job that is gone is noticed by its exit, not here."""
+        """Send one message. A failed send is ignored, because the exit of a job is detected separately."""
         with contextlib.suppress(OSError):
             self.socket.sendall((json.dumps(message) + "\n").encode())
 
 
 class Channel:
-    """Socket, selector and the process descriptors of one group.
+    """Socket, selector and process descriptors of one group.
 
     Args:
-        path: of the socket; at most 107 bytes.
+        path: path of the socket; at most 107 bytes.
         on_message: called with the job's index and each message.
-        on_exit: called with the job's index once its process has ended, after its last message.
-        on_fault: called with the job's index and how it broke the protocol, in words. Nothing is read of it any more.
+        on_exit: called with the job's index after its process has ended and its last message was handled.
+        on_fault: called with the job's index and a description of how it broke the protocol. The job's connections are
+            closed by then.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Channel:
         self._listener.listen(128)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._connections: dict[int, Connection] = {}  # of the jobs that have said hello, by index
+        self._connections: dict[int, Connection] = {}  # connections of the jobs that have sent hello, by index
         self._jobs: dict[int, int] = {}  # indices of the jobs, by the PID of their leading process
         self._refused: set[int] = set()  # jobs that broke the protocol
         self._refused_strangers = 0
@@ -124,7 +125,7 @@ class Channel:
             self._connections[index].send(**message)
 
     def pump(self, until: Callable[[], bool], deadline_ns: int) -> bool:
-        """Handle what happens until the condition holds (true) or the deadline passes (false)."""
+        """Handle events until the condition holds (returns true) or the deadline passes (returns false)."""
         while not until():
             timeout_s = (deadline_ns - time.monotonic_ns()) / 1e9
             if timeout_s <= 0:
@@ -152,7 +153,7 @@ class Channel:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # whoever called has gone
+        except (BlockingIOError, ConnectionAbortedError):  # the client has closed the connection
             return
         sock.setblocking(False)
         connection = Connection(sock, self._find_owner(sock))
@@ -164,7 +165,7 @@ class Channel:
             self._refuse(connection)
 
     def _read(self, connection: Connection) -> bool:
-        """Handle what has arrived; return whether there may be more."""
+        """Handle the messages that have arrived; return whether there may be more."""
         if connection.socket.fileno() == -1:
             return False  # closed while an earlier event of the same round was handled
         messages = connection.receive()
@@ -185,16 +186,19 @@ class Channel:
         if message.get("type") != "hello":
             return None if connection.index is not None else "sent a message over its control socket before its hello"
         if type(index) is not int or index not in self._jobs.values():
-            return f"said hello over its control socket as job {repr(index)[:_SHOWN_BYTES]}, which does not exist"
+            return f"sent a hello over its control socket as job {repr(index)[:_SHOWN_BYTES]}, which does not exist"
         speaker = connection.owner if connection.index is None else connection.index
         if speaker not in (None, index):
-            return f"said hello over its control socket as job {index}"
+            return f"sent a hello over its control socket as job {index}"
         connection.index = index
         self._connections[index] = connection
         return None
 
     def _refuse(self, connection: Connection) -> None:
-        """Close a connection that broke the protocol, and name its job: that of the process before what it says."""
+        """Close a connection that broke the protocol, and report its job.
+
+        The job that owns the process is reported rather than the job that the process claims to be.
+        """
         index = connection.index if connection.owner is None else connection.owner
         self._drop(connection)
         if index is None:
@@ -215,11 +219,11 @@ class Channel:
             del self._connections[connection.index]
 
     def _handle_exit(self, key: selectors.SelectorKey) -> None:
-        """Handle the end of a process, whose last messages may still lie in its socket."""
+        """Handle the end of a process, and first the last messages in its socket."""
         for connection in self._list_connections():
             if connection.index in (None, key.data):
                 while self._read(connection):
-                    """A job that ended sends no more, and of what it left running a bounded amount is read."""
+                    """The loop ends: the job sends no more, and each connection has a limit of bytes."""
         self._selector.unregister(key.fileobj)
         os.close(key.fd)
         self._on_exit(int(key.data))
@@ -228,7 +232,10 @@ class Channel:
         return [key.data for key in self._selector.get_map().values() if isinstance(key.data, Connection)]
 
     def _find_owner(self, sock: socket.socket) -> int | None:
-        """Return the index of the job that opened a connection; `None` if that has left both session and parents."""
+        """Return the index of the job whose process opened a connection.
+
+        The result is `None` if the process has neither the session nor a parent process of a job.
+        """
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, _, _ = _CREDENTIALS.unpack(credentials)
         while pid > 1:

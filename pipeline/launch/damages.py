@@ -1,4 +1,4 @@
-"""Lines or records of a job that are impossible and were left out: how many, and why, in words."""
+"""Counts and reasons of the impossible lines or records of a job, which were left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_NAMED = 3
 
 
 class ImpossibleLineError(ValueError):
-    """Error of a line that is impossible; its text is one of a few."""
+    """Error of an impossible line; its text is one of a fixed set of reasons."""
 
 
 @dataclass(slots=True)
@@ -19,9 +19,9 @@ class Damages:
     """Lines or records that were left out of a file.
 
     Attributes:
-        what: `line`, or whatever else the file has many of.
-        reasons: what was wrong, in words, each with the number of lines.
-        first: number of the first of them, from 1.
+        what: the unit of the file, such as `line` or `request`.
+        reasons: the reasons for leaving lines out, each with its number of lines.
+        first: number of the first line that was left out, from 1; 0 if unknown.
     """
 
     what: str = "line"

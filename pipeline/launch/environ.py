@@ -8,13 +8,13 @@ from pathlib import Path
 
 from pipeline.base.system import entry_points, startup
 
-# What a job must not inherit: it would change how the GPU is shared, or where its own MLflow calls go.
+# A job must not inherit these variables: they would change how the GPU is shared or where the job's MLflow calls write.
 _DROPPED_PREFIXES = ("CUDA_MPS_", "MLFLOW_")
 _DROPPED = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", entry_points.VARIABLE})
 
 
 def inherit_environ(of_interpreter: Iterable[tuple[str, str]] = ()) -> dict[str, str]:
-    """Return the variables of every job: ours without those that steer GPUs or MLflow, and its interpreter's."""
+    """Return the orchestrator's variables, without those that control GPUs or MLflow, and those of an interpreter."""
     variables = os.environ | startup.job_variables | dict(of_interpreter)
     passed_on = {
         key: value for key, value in variables.items() if not key.startswith(_DROPPED_PREFIXES) and key not in _DROPPED
@@ -23,7 +23,7 @@ def inherit_environ(of_interpreter: Iterable[tuple[str, str]] = ()) -> dict[str,
 
 
 def share_cpus(position: int, num_jobs: int) -> list[int]:
-    """Choose the CPUs of one of several jobs: an equal share, at least one; threads of one core stay together."""
+    """Choose the CPUs of one of several jobs: an equal share, at least one, without splitting cores if possible."""
     cpus = sorted(os.sched_getaffinity(0), key=_find_core)
     if num_jobs > len(cpus):
         return [cpus[position % len(cpus)]]
@@ -31,7 +31,7 @@ def share_cpus(position: int, num_jobs: int) -> list[int]:
 
 
 def _find_core(cpu: int) -> tuple[int, int, int]:
-    """Package and core of a CPU; on many machines CPU i and CPU i + n/2 are two threads of one core."""
+    """Return package, core and CPU; on many machines CPU i and CPU i + n/2 are two threads of one core."""
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
         package, core = (int((topology / name).read_text()) for name in ("physical_package_id", "core_id"))

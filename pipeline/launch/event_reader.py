@@ -1,8 +1,8 @@
-"""Reader of the events of a job that has ended, without those that are impossible.
+"""Reader of the events of a job that has ended; impossible events are left out.
 
-A job may write whatever it likes, and a file may be damaged or have two writers. What the orchestrator knows itself
-bounds every instant: when the process was started, when the job was released, and when it said that it is done or was
-gone.
+A job may write arbitrary data, and a file may be damaged or have two writers. Every reported instant must therefore
+lie within the instants that the orchestrator measured: the start of the process, the release of the job, and its `bye`
+or exit.
 """
 
 from __future__ import annotations
@@ -29,33 +29,35 @@ _MOST_EPOCHS, _MOST_METRICS, _MOST_PARAMS, _MOST_TEXTS = 100_000, 1000, 1000, 10
 _MOST_PHASES = _MOST_PROCESSES = 10_000
 _MOST_SIZES = 1 << 22
 
-# As `workloads/client.py` writes it, or `json.dumps`: nearly all lines of a file.
+# A step in the format of `workloads/client.py` or `json.dumps`; nearly all lines of a file are such steps.
 _STEP_LINE = re.compile(
     rb'\{"event": ?"step", ?"t_ns": ?(\d{1,18}), ?"samples": ?(\d{1,15}(?:\.\d{1,18})?), ?'
     rb'"total": ?(\d{1,15}(?:\.\d{1,18})?), ?"epoch": ?(null|\d{1,18})\}\n'
 )
-# Many of them, the numbers of which are whole; without these characters, they are nothing but numbers and commas.
+# Consecutive steps with integers only. Without the characters of `_BETWEEN_NUMBERS`, only numbers and commas remain.
 _STEP_LINES = re.compile(
     rb'(?:\{"event": ?"step", ?"t_ns": ?\d{1,18}, ?"samples": ?\d{1,15}, ?"total": ?\d{1,15}, ?'
     rb'"epoch": ?(?:null|\d{1,18})\}\n)*+'
 )
 _BETWEEN_NUMBERS = b'{}":_ \nabcdefghijklmnopqrstuvwxyz'
 _LARGE_BYTES, _MANY_BYTES = 1 << 20, 1 << 14
-"""In a file of this size, so many bytes of steps are read at once, by numpy: a tenth of the time."""
+"""In files of at least the first size, runs of steps of at least the second size are parsed with numpy, ten times as
+fast."""
 
 _LOOPS = ("host_loop_before_ms", "host_loop_after_ms")
 _SLACK_S, _SLACK_SHARE = 0.01, 0.01
-"""By so much an epoch may be longer than there was time for it: a job may measure it by another clock."""
+"""Tolerance by which an epoch may be longer than the time available, because a job may use another clock."""
 
 _LATE_S, _LATE_SHARE = 0.5, 0.1
-"""By so much longer than the time since the one before: a job may report that one late."""
+"""Tolerance by which an epoch may be longer than the time since the report of the previous epoch, which may have been
+late."""
 
 _NO_EVENT = "not an event"
 _OUTSIDE = "an instant outside the life of the job"
 
 
 def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Events:
-    """Return the events of a job that has ended; a job that wrote none has an empty record."""
+    """Return the events of a job that has ended; the record is empty if the job wrote none."""
     events = Events()
     reader = _Reader(events, path, lifetime)
     try:
@@ -64,7 +66,7 @@ def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Events:
         events.errors.append({"type": "RequestFileError", "message": str(error)})
     try:
         if (size := regular_files.measure_size(path)) > MOST_BYTES:
-            sizes = f"{size / 2**30:.3g} GiB, and at most {MOST_BYTES / 2**30:g} GiB are read"
+            sizes = f"{size / 2**30:.3g} GiB, which exceeds the limit of {MOST_BYTES / 2**30:g} GiB"
             message = f"{path.name} has {sizes}; report larger steps"
             events.errors.append({"type": "EventFileError", "message": message})
         else:
@@ -79,12 +81,12 @@ def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Events:
 class _Reader:
     def __init__(self, events: Events, path: Path, lifetime: Lifetime) -> None:
         self._events, self._lifetime = events, lifetime
-        self._number = 0  # of the line
+        self._number = 0  # number of the current line
         self._is_large = False
         self._no_many_until = 0
         self._chain: StepChain | None = None
         self._since_step_ns: int | None = None
-        self._epoch_end_ns = 0  # the earliest at which the last epoch can have ended
+        self._epoch_end_ns = 0  # the earliest possible end of the last epoch
         self._output_bytes = (_find_size(path.with_name(layout.STDOUT)), _find_size(path.with_name(layout.STDERR)))
         self._kinds: dict[str, Callable[[dict[str, Any]], None]] = {
             "step": self._read_step,
@@ -115,7 +117,7 @@ class _Reader:
             self._events.steps = self._chain.finish(self._since_step_ns)
 
     def _add_many(self, block: bytes, begin: int) -> int:
-        """Add the steps from here on if they are many, and as they should be; returns where they end."""
+        """Add a long run of consistent steps that begins here, if there is one; return the position after it."""
         if begin < self._no_many_until or len(block) - begin < _MANY_BYTES or not self._is_large or self._chain is None:
             return begin
         match = _STEP_LINES.match(block, begin)
@@ -146,7 +148,7 @@ class _Reader:
         except ImpossibleLineError as error:
             self._damage(str(error))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-            if line.endswith(b"\n") or len(line) >= _BLOCK_BYTES:  # a job that is killed leaves a torn last line
+            if line.endswith(b"\n") or len(line) >= _BLOCK_BYTES:  # a killed job may leave an incomplete last line
                 self._damage(_NO_EVENT)
 
     def _damage(self, reason: str) -> None:
@@ -206,12 +208,12 @@ class _Reader:
         if events.started_ns is None or t_ns < events.started_ns:
             raise ImpossibleLineError("an epoch before the start of the work")
         if events.epochs and (epoch.number <= events.epochs[-1].number or t_ns < events.epochs[-1].t_ns):
-            raise ImpossibleLineError("an epoch that was reported before, or out of order")
+            raise ImpossibleLineError("an epoch that was already reported, or out of order")
         since_s = (t_ns - (events.epochs[-1].t_ns if events.epochs else events.started_ns)) / 1e9
         left_s = (t_ns - self._epoch_end_ns) / 1e9
         is_longer = epoch.whole_s > (1 + _LATE_SHARE) * since_s + _LATE_S and since_s > _LATE_SHARE * epoch.whole_s
         if is_longer or epoch.whole_s > (1 + _SLACK_SHARE) * left_s + _SLACK_S:
-            raise ImpossibleLineError("an epoch longer than the time since the one before")
+            raise ImpossibleLineError("an epoch longer than the time since the previous one")
         if len(events.epochs) == _MOST_EPOCHS:
             raise ImpossibleLineError(f"more than {_MOST_EPOCHS} epochs")
         events.epochs.append(epoch)
@@ -231,13 +233,13 @@ class _Reader:
                 raise ImpossibleLineError(f"more than {_MOST_METRICS} metrics")
             series = self._events.metrics[name] = PointSeries()
         elif series.newest == (step, t_ns, value):
-            raise ImpossibleLineError("a metric that was reported before")
+            raise ImpossibleLineError("a metric that was already reported")
         series.append(step, t_ns, value)
 
     def _read_param(self, event: dict[str, Any]) -> None:
         params = {str(name): str(value) for name, value in event["params"].items()}
         known = self._events.params
-        # A figure is made of such a one (`units.list_second_units`).
+        # Such a param is the basis of a figure (`work_units.list_second_units`).
         if any("_per_" in name and known.get(name, value) != value for name, value in params.items()):
             raise ImpossibleLineError("a param that changed its value")
         if len(known | params) > _MOST_PARAMS:
@@ -252,7 +254,7 @@ class _Reader:
     def _read_phase(self, event: dict[str, Any]) -> None:
         phases, name, t_ns = self._events.phases, str(event["name"]), self._read_instant(event)
         if phases and t_ns < phases[-1][1]:
-            raise ImpossibleLineError("a phase before the one before")
+            raise ImpossibleLineError("a phase earlier than the previous one")
         if len(phases) == _MOST_PHASES:
             raise ImpossibleLineError(f"more than {_MOST_PHASES} phases")
         phases.append((name, t_ns))
@@ -270,7 +272,7 @@ class _Reader:
     def _read_process_end(self, event: dict[str, Any]) -> None:
         t_ns = self._read_instant(event)
         if self._events.ended_ns is not None or t_ns < (self._events.started_ns or 0):
-            raise ImpossibleLineError("an end before the start, or a second one")
+            raise ImpossibleLineError("an end before the start, or a second end")
         self._events.ended_ns = t_ns
 
     def _read_written(self, event: dict[str, Any]) -> None:
@@ -288,7 +290,7 @@ class _Reader:
 
 
 def _parse_number(value: Any) -> float:
-    """Return a number, finite or not: a job says with NaN that its loss is none."""
+    """Return a number, which need not be finite: a job reports NaN if its loss is not a number."""
     if type(value) not in (int, float):
         raise TypeError(value)
     return float(value)

@@ -1,7 +1,7 @@
-"""Events of a job: `events.jsonl`, one JSON object a line, appended by `workloads/client.py`.
+"""Events of a job: `events.jsonl`, one JSON object per line, appended by `workloads/client.py`.
 
-The requests that it answered stand beside it, in a file of their own. Both are read in bounded memory, and a line that
-cannot be true is left out and counted (`event_reader`).
+The requests that the job answered are in a separate file of the same folder. Both files are read in bounded memory;
+impossible lines are left out and counted (`event_reader`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIRST_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One whole epoch: seconds of training, and its figures (`validation_s` among them if it was validated)."""
+    """One complete epoch: seconds of training, and its metrics, including `validation_s` if there was a validation."""
 
     number: int
     t_ns: int
@@ -44,7 +44,7 @@ class Epoch:
 
 @dataclass(slots=True)
 class OutputSizes:
-    """Bytes of output and of error output at instants, in their order."""
+    """Sizes of the output and the error output in bytes, in the order of their instants."""
 
     t_ns: array[int] = field(default_factory=lambda: array("q"))
     stdout: array[int] = field(default_factory=lambda: array("q"))
@@ -53,18 +53,18 @@ class OutputSizes:
 
 @dataclass(slots=True)
 class Events:
-    """Events that one job reported, without the impossible ones.
+    """Events that one job reported; impossible events are left out.
 
     Attributes:
-        metrics: name to points.
-        phases: what the job did, and since when.
-        wrong: results that the job found to be wrong, in words; the first ones of `num_wrong`.
-        processes: those that did the work, if they were children of the job's own.
-        ended_ns: when such a child was seen to have ended; `None` if there is none.
-        written: how its output grew, if that was watched.
-        requests: those that it answered, or was asked; `None` if it recorded none.
-        damages: whole lines that are no event, or one that cannot be.
-        lacks_epochs: whether some of these were epochs.
+        metrics: points of each metric, by name.
+        phases: name and start of each phase of the job.
+        wrong: descriptions of the first of the `num_wrong` results that the job found to be wrong.
+        processes: PIDs of the processes that did the work, if they were children of the job's own process.
+        ended_ns: instant at which the end of such a child was seen; `None` if there is none.
+        written: sizes of the output over time, if they were observed.
+        requests: the requests that the job received, answered or not; `None` if it recorded none.
+        damages: complete lines that are invalid or impossible events.
+        lacks_epochs: whether epochs are among the lines that were left out.
     """
 
     started_ns: int | None = None
@@ -97,7 +97,7 @@ class JobProgress:
 def read_progress(path: Path) -> JobProgress:
     """Read the newest phase and step of a job, or its number of requests, from a few kilobytes."""
     lines = read_last_lines(path)
-    # Whatever scrolled out of the tail was steps.
+    # Lines before the tail are assumed to be steps.
     phase, epoch, total, t_ns = "train" if lines else "start", None, None, None
     for line in lines:
         try:
@@ -122,12 +122,12 @@ def count_steps(path: Path) -> int:
 
 
 def read_last_lines(path: Path, num_bytes: int = 4096) -> list[bytes]:
-    """Read the lines in the last bytes of a file, of which the first may be cut; none if it cannot be read."""
+    """Read the lines in the last bytes of a file; the first line may be cut. None if the file cannot be read."""
     return _read_end(path, num_bytes).splitlines()
 
 
 def read_shown_lines(path: Path, num_bytes: int = 4096) -> Sequence[str]:
-    """Return the last lines of an output as a terminal shows them: of a progress bar, its last state; no blank ones."""
+    """Return the last lines of an output as on a terminal: without blank lines, a progress bar in its last state."""
     lines = _read_end(path, num_bytes).decode(errors="replace").split("\n")
     states = ([state for state in line.split("\r") if state.strip()] for line in lines)
     return [shown[-1].rstrip() for shown in states if shown]
@@ -141,21 +141,21 @@ def _read_end(path: Path, num_bytes: int) -> bytes:
 
 
 def parse_whole(value: Any) -> int:
-    """Return a whole number, of a size that a database takes; TypeError if it is none."""
+    """Return an integer that fits into a column of a database; TypeError if the value is none."""
     if type(value) is not int or abs(value) >= 2**63:
         raise TypeError(value)
     return value
 
 
 def parse_count(value: Any) -> int:
-    """Return a whole number that is not negative; TypeError or ValueError if it is none."""
+    """Return a non-negative integer; TypeError or ValueError if the value is none."""
     if parse_whole(value) < 0:
         raise ValueError(value)
     return int(value)
 
 
 def parse_amount(value: Any) -> float:
-    """Return a finite number that is not negative; TypeError or ValueError if it is none."""
+    """Return a finite non-negative number; TypeError or ValueError if the value is none."""
     if type(value) is float:
         if not 0 <= value < math.inf:
             raise ValueError(value)

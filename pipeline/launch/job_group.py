@@ -1,7 +1,7 @@
 """The processes of one group: spawned together, released together, ended together.
 
-A job is a process group and a session of its own, so that signals reach what it forked as well. Nothing here decides
-what an ending means: `JobState` keeps the facts, `pipeline/observe/endings.py` judges them.
+Each job has its own process group and session, so signals also reach its child processes. `JobState` records how a job
+ended; `pipeline/observe/endings.py` derives its result.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from pipeline.launch.environ import inherit_environ, share_cpus
 from pipeline.launch.job_state import JobState, ProcessStart
 from pipeline.launch.warm_start import Starter
 
-# From "everybody is ready" to the common start: long enough that the slowest process is asleep waiting for it.
+# Delay from "all jobs are ready" to the common start: long enough for the slowest process to receive the message.
 _START_DELAY_NS = 50_000_000
 _TERM_GRACE_S = 5.0
-_LOOK_S = 0.05  # between two looks at what co-runners have done
+_LOOK_S = 0.05  # interval at which the progress of co-runners is checked
 _UNKNOWN_STATUS = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStart:
-    """One job to start; `profiler` is the program that the starter puts before its command, if there is one."""
+    """One job to start; `profiler` is the name of the profiler that the starter puts before its command, if any."""
 
     job: Job
     slot: Slot
@@ -49,9 +49,9 @@ class GroupFiles:
     """The folders of a group, and the mark of its processes.
 
     Attributes:
-        folder: of the group; job `i` gets `jobs/<i>` below it.
-        scratch: short-lived folder with a short path, for the control socket.
-        mark: what every process of the group carries in its environment (`pipeline/clean/processes.py`).
+        folder: folder of the group; job `i` has the subfolder `jobs/<i>`.
+        scratch: temporary folder with a short path, for the control socket.
+        mark: value of the variable that marks every process of the group (`pipeline/clean/processes.py`).
     """
 
     folder: Path
@@ -60,10 +60,12 @@ class GroupFiles:
 
 
 class JobGroup:
-    """A context in which jobs run at the same time; leaving it ends every process, whatever happened.
+    """A context in which jobs run at the same time; leaving it always ends every process.
 
-    They are told the block of their group. With `pin_cpus`, each gets an equal share of the CPUs. With `go_on`, jobs go
-    on when another one fails.
+    Args:
+        block: number of the block, which is passed to the jobs.
+        pin_cpus: whether each job is bound to an equal share of the CPUs.
+        go_on: whether jobs continue when another job fails.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class JobGroup:
         self._by_index = {state.job.index: state for state in self.states}
 
     def __enter__(self) -> JobGroup:
-        """Start all jobs, or none: those already started are ended if one cannot be."""
+        """Start all jobs; if one cannot be started, end the others and raise."""
         self._channel = Channel(self._socket, self._handle_message, self._note_exit, self._note_fault)
         try:
             for position, (state, start) in enumerate(zip(self.states, self._starts, strict=True)):
@@ -96,14 +98,14 @@ class JobGroup:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End every process group: TERM, then KILL after a grace period; also what ended jobs left behind."""
+        """End every process group, and processes left by ended jobs: SIGTERM, then SIGKILL after a grace period."""
         try:
             for signum, limit_s in ((signal.SIGTERM, _TERM_GRACE_S), (signal.SIGKILL, processes.KILL_LIMIT_S)):
                 if self._are_all_gone():
                     break
                 self._signal(signum)
                 deadline_ns = _compute_deadline(limit_s)
-                # A stray child wakes nobody up when it ends, so this looks now and then.
+                # The end of an orphaned child process raises no event, so its presence is checked repeatedly.
                 while not self._are_all_gone() and time.monotonic_ns() < deadline_ns:
                     self._channel.pump(self._have_all_ended, min(deadline_ns, _compute_deadline(0.05)))
                     if self._have_all_ended():
@@ -115,11 +117,11 @@ class JobGroup:
             self._channel.close()
 
     def pids(self) -> Mapping[int, int]:
-        """Return the PID of each living job by its index; below a profiler, of the process that it profiles."""
+        """Return the PID of each running job by its index; under a profiler, the PID of the profiled process."""
         return {s.job.index: s.working_pid for s in self.states if s.working_pid is not None and not s.has_ended}
 
     def wait_ready(self) -> bool:
-        """Wait until every job stands at the barrier; returns whether they do. If not, their states say why."""
+        """Wait until every job is at the barrier; return whether all are. If not, their states contain the reasons."""
         in_time = self._channel.pump(
             lambda: self.went_wrong or self._has_any_left() or all(state.said.is_ready for state in self.states),
             _compute_deadline(self._limits.ready_s),
@@ -134,12 +136,12 @@ class JobGroup:
         return not self.went_wrong
 
     def measure(self, window: Window) -> None:
-        """Release the jobs at one instant, wait through the window, and wait for their end.
+        """Release the jobs at one instant, wait for the window to pass, and wait for the jobs to end.
 
-        Co-runners begin before the others are released, and are told to stop when these have ended.
+        Co-runners are released before the measured jobs, and are stopped after the measured jobs have ended.
 
-        Returns when all jobs have ended, or as soon as one has gone wrong and the others are not to go on: then leaving
-        the context ends them.
+        Returns when all jobs have ended, or, without `go_on`, as soon as one has failed; leaving the context then ends
+        the others.
         """
         co_runners = [state for state in self.states if state.job.is_co_runner]
         measured = [state for state in self.states if not state.job.is_co_runner]
@@ -238,7 +240,7 @@ class JobGroup:
                 if not state.has_ended:
                     state.notice(Result.TIMEOUT, f"did not end within {limit}")
 
-    def _notice_early(self, states: Sequence[JobState], reason: str = "ended before it was told to stop") -> None:
+    def _notice_early(self, states: Sequence[JobState], reason: str = "ended before the request to stop") -> None:
         for state in states:
             if state.has_left and not state.went_wrong:
                 state.notice(Result.FAILED, reason)
@@ -256,28 +258,28 @@ class JobGroup:
         for state in self.states:
             if state.pid is not None and not state.ended.is_lost:
                 state.ended.was_signalled |= not state.has_ended
-                if signum == signal.SIGKILL:  # also what left both our session and the mark, as long as it has a parent
+                if signum == signal.SIGKILL:  # includes descendants that have left the session and have no mark
                     processes.kill_descendants(state.pid)
-                # The leader is not reaped before the end, so its number cannot belong to anybody else; only where the
-                # fork server died, the system may have reaped it just now.
+                # The leader is reaped last, so its PID cannot belong to another process. If the fork server has died,
+                # however, the system may have reaped the leader already.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(state.pid, signum)
         processes.send_signal(self._files.mark, signum)
 
     def _start(self, state: JobState, start: JobStart, position: int) -> None:
         job, slot, starter = start.job, start.slot, start.starter
-        state.folder.mkdir(parents=True, exist_ok=True)  # the record of the group may have begun it
+        state.folder.mkdir(parents=True, exist_ok=True)  # the spool may have created the folder
         output = state.folder / layout.OUTPUT
         output.mkdir(exist_ok=True)
         argv = self._make_argv(job, output)
-        shown_argv = secrets.mask_words(argv)  # for people: the file is among the artifacts
+        shown_argv = secrets.mask_words(argv)  # masked, because the file becomes an artifact
         spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": shown_argv}
         spec["block"] = self._block
         spec["watches_output"] = job.workload.rate.pattern is not None
         (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
         cpus = share_cpus(position, len(self.states)) if self._pin_cpus else []
         environ = self._make_environ(state, slot, starter.interpreter) | dict(slot.environ) | dict(job.workload.environ)
-        if job.workload.module_path:  # it needs `workloads` as well, which may lie elsewhere
+        if job.workload.module_path:  # the module also needs `workloads`, which may be in another folder
             path = [*job.workload.module_path, environ.get("PYTHONPATH"), str(PROJECT_DIR)]
             environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))
         folder = output if job.workload.is_in_own_folder else None
@@ -300,8 +302,8 @@ class JobGroup:
         return self._files.scratch / "control"
 
     def _make_environ(self, state: JobState, slot: Slot, interpreter: Interpreter) -> dict[str, str]:
-        # A job's own MLflow calls go to files of its own: several jobs that write to one database while they are
-        # measured would wait for each other. They reach the job's run when the window is over.
+        # A job's own MLflow calls write to a separate file store, because several jobs that write to one database
+        # during the measurement would wait for each other. After the window they are copied into the job's run.
         return inherit_environ(interpreter.environ) | {
             "MLFLOW_TRACKING_URI": (state.folder / layout.SCRIPT_STORE).as_uri(),
             "MLFLOW_ALLOW_FILE_STORE": "true",
@@ -322,7 +324,7 @@ class JobGroup:
             state.notice(Result.FAILED, f"uses version {spoken} of the job protocol, not {PROTOCOL}")
         elif kind == "hello":
             pid = message.get("pid")
-            # Anything could come over the socket; what we observe, and look for on the GPU, must be the group's.
+            # A job may send any PID, but only a process of the group may be observed and looked for on the GPU.
             if state.profiler is not None and type(pid) is int and pid in processes.list_marked(self._files.mark):
                 state.said.pid = pid
         elif kind == "ready":

@@ -1,4 +1,4 @@
-"""State of one job while it runs: how it was started, what it reported, how it ended."""
+"""State of one job while it runs: its start, its reports, its end."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from pipeline.launch.spawn import Process
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Result and reason of something that ended, in words without secrets; no words if it ended well."""
+    """Result of a job or group and its reason, without secrets; the reason is empty after success."""
 
     result: Result
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Mask the reason, which may hold what a program wrote."""
+        """Mask secrets in the reason, which may contain output of a program."""
         object.__setattr__(self, "reason", secrets.mask_text(self.reason))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStart:
-    """Process of a job, just after `at_ns`; no `cpus` if it is bound to none.
+    """Process of a job and the conditions of its start.
 
     Attributes:
-        oom_kills: as `cgroup.count_oom_kills` counted them then.
+        at_ns: instant just before the start.
+        cpus: CPUs that the process is bound to; empty if it is not bound.
+        oom_kills: count of `cgroup.count_oom_kills` at the start.
     """
 
     process: Process
@@ -45,9 +47,9 @@ class ProtocolReport:
     """Messages of the job over the job protocol.
 
     Attributes:
-        pid: the process that speaks, if that is not the leading one.
-        bye: how its work ended, in its own word; `None` before that.
-        bye_ns: when it said so.
+        pid: PID of the process that sends the messages, if it is not the leading process.
+        bye: status that the job reported at the end of its work; `None` before.
+        bye_ns: instant of this report.
     """
 
     pid: int | None = None
@@ -62,13 +64,13 @@ class JobEnd:
     """End of a job as the orchestrator saw it.
 
     Attributes:
-        told_ns: when it was told to stop, if it was.
-        was_signalled: that we ended it by a signal.
-        noticed: what the orchestrator saw go wrong with it: a missed deadline, an end too early.
-        status: its exit status, or minus the signal that ended it; `None` while it runs.
-        is_lost: that nobody knows how it ended, so that its number may be somebody else's by now.
-        at_ns: when its process was gone.
-        oom_kills: as `cgroup.count_oom_kills` counted them then.
+        told_ns: instant of the request to stop, if there was one.
+        was_signalled: whether the orchestrator ended the job by a signal.
+        noticed: first fault that the orchestrator observed, such as a missed deadline or an early end.
+        status: exit status, or minus the signal that ended the process; `None` while it runs.
+        is_lost: whether the exit status is unknown. The PID may then belong to another process.
+        at_ns: instant at which the end of the process was seen.
+        oom_kills: count of `cgroup.count_oom_kills` at the end.
     """
 
     told_ns: int | None = None
@@ -82,12 +84,12 @@ class JobEnd:
 
 @dataclass(slots=True, kw_only=True)
 class JobState:
-    """One job of a group that runs.
+    """One job of a running group.
 
     Attributes:
-        folder: its files; absolute.
-        profiler: what its leading process is, if not the job itself; a job under one is never started warm.
-        released_ns: when it was to begin, if it was released from the barrier.
+        folder: absolute path of the job's folder.
+        profiler: profiler that is the job's leading process, if any; such a job is never started warm.
+        released_ns: instant at which the job is to begin, if it was released from the barrier.
     """
 
     job: Job
@@ -104,7 +106,7 @@ class JobState:
 
     @property
     def lifetime(self) -> Lifetime:
-        """Lifetime of the job: its end is measured after it, the others before what they are of."""
+        """Lifetime of the job: begin and release are measured before the event, the end after it."""
         ends = [t_ns for t_ns in (self.said.bye_ns, self.ended.at_ns) if t_ns is not None]
         return Lifetime(
             begin_ns=0 if self.started is None else self.started.at_ns,
@@ -114,12 +116,12 @@ class JobState:
 
     @property
     def working_pid(self) -> int | None:
-        """PID of the process that does the work: below a profiler, the one that speaks the job protocol."""
+        """PID of the process that does the work: under a profiler, the process that uses the job protocol."""
         return self.pid if self.said.pid is None else self.said.pid
 
     @property
     def num_oom_kills(self) -> int:
-        """Number of processes that the kernel killed for lack of memory while it ran, in the whole group."""
+        """Number of processes of all jobs that the kernel killed for lack of memory while this job ran."""
         before = None if self.started is None else self.started.oom_kills
         return 0 if before is None or self.ended.oom_kills is None else self.ended.oom_kills - before
 
@@ -129,12 +131,12 @@ class JobState:
 
     @property
     def has_left(self) -> bool:
-        """True once its work is over: the process is gone, or its profiler still writes its report."""
+        """True once the work is over: the process has ended, or its profiler is writing the report."""
         return self.has_ended or (self.profiler is not None and self.said.bye is not None)
 
     @property
     def ended_well(self) -> bool:
-        """True if it finished its work: it said so, left with status 0, and nobody saw a fault."""
+        """True if the job reported `ok`, exited with status 0, and no fault was noticed."""
         return self.ended.noticed is None and self.ended.status == 0 and self.said.bye == "ok"
 
     @property
@@ -151,5 +153,5 @@ class JobState:
         return num_bytes
 
     def notice(self, result: Result, reason: str) -> None:
-        """Keep what the orchestrator sees go wrong; of several things, the first one."""
+        """Record a fault that the orchestrator observed; only the first fault is kept."""
         self.ended.noticed = self.ended.noticed or Ending(result, reason)

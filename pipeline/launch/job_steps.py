@@ -1,8 +1,8 @@
-"""The steps of a job, from lines of which any may be wrong: those that can be true together.
+"""The largest consistent sequence of the steps of a job, any line of which may be wrong.
 
-A line says when a step was complete, how much work it was, and how much that makes in all. So one line tells of the
-next: one that was written twice, late or by a second process counts work again; from a wrong total the next one does
-not go on.
+A line reports when a step was complete, its work, and the total work so far. Consecutive lines can therefore be
+compared: a line that was written twice, late, or by a second process counts work again, and a wrong total does not
+match the next line.
 """
 
 from __future__ import annotations
@@ -17,30 +17,34 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_STEPS = 1 << 24
-"""Kept of a job, 24 bytes each. Beyond it two steps become one, again and again."""
+"""Most entries of a job, 24 bytes each. Whenever there are more, pairs of entries are merged."""
 
 NO_EPOCH = -(2**63)
 _MANY = 50_000
-"""Beyond so many values numpy is worth its import, which takes as long as they do without it."""
+"""Number of values above which numpy is used; importing numpy takes as long as processing so many without it."""
 
 _TOLERANCE = 1e-9
 _OUTLIER, _FEW = 1000.0, 2
-"""Among more than a few steps, none does so many times the work of the median and is as many times as fast."""
+"""Factor and number of steps: among more than `_FEW` steps, a step with more than `_OUTLIER` times the median work and
+the median rate is impossible."""
 
 _JITTER_NS = 100_000_000
-"""Between taking an instant and writing it, on a busy machine."""
+"""Longest delay between reading the clock and writing the line, on a busy machine."""
 
-_REPEATED = "a step counts work that was counted before"
-_JUMP = "a total does not continue the one before"
-_EARLIER = "a step is earlier than the one before"
+_REPEATED = "a step counts work that was already counted"
+_JUMP = "a total does not continue the previous one"
+_EARLIER = "a step is earlier than the previous one"
 _LATER = "a step is later than an event written after it"
 _TOO_LARGE = "a step has more work than possible"
 
 
 class Step(NamedTuple):
-    """A step as a line tells of it; `samples` is `None` if the line does not say, `epoch` `NO_EPOCH`.
+    """A step as reported by a line.
 
-    `line` is its number in the file, from 1.
+    Attributes:
+        samples: work of the step; `None` if the line lacks it.
+        epoch: number of the epoch; `NO_EPOCH` if the line lacks it.
+        line: number of the line in the file, from 1.
     """
 
     t_ns: int
@@ -52,13 +56,16 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Steps:
-    """Completed steps in the order of their completion: when, work done since the start, and epoch, if counted.
+    """Completed steps in the order of their completion.
 
-    Work need not come in whole numbers. Instants grow strictly: steps that were reported at one instant are one.
+    The instants increase strictly: steps that were reported at the same instant are one entry.
 
     Attributes:
-        per_entry: how many steps an entry stands for: 1, unless there were more than `MOST_STEPS`.
-        after_gap: numbers of those before which some were left out, so that nobody knows how long they took.
+        t_ns: instants of completion.
+        total: work since the start, not necessarily an integer.
+        epoch: number of the epoch; `NO_EPOCH` if the job does not count epochs.
+        per_entry: number of steps per entry: 1, unless there were more than `MOST_STEPS`.
+        after_gap: numbers of the entries before which steps were left out; their durations are unknown.
     """
 
     t_ns: array[int] = field(default_factory=lambda: array("q"))
@@ -74,9 +81,9 @@ class Steps:
         return self.epoch[number] != self.epoch[number - 1]
 
     def sorted_times_ms(self, first: int = 1, until: int | None = None) -> Sequence[float]:
-        """Return how long the steps took from number `first` (at least 1) to before `until`, in ms, the shortest first.
+        """Return the durations of the steps from number `first` (at least 1) to before `until`, in ms, sorted.
 
-        The first step of an epoch waits for validation or for the loader to begin again: that is no step time.
+        The first step of an epoch is excluded, because its duration includes validation or the restart of the loader.
         """
         until = len(self) if until is None else until
         if len(self) < _MANY:
@@ -94,14 +101,14 @@ class Steps:
 
 
 class StepChain:
-    """Takes the steps of a file in its order, and keeps those that follow from each other.
+    """Filter that receives the steps of a file in order and keeps a consistent sequence.
 
-    The last one is held until the next is there. One that does not go on from it becomes its rival, and the next step
-    decides by going on from one of the two.
+    The last step is held back until the next step arrives. A step that does not continue the held step becomes its
+    rival; the next step decides between the two by continuing one of them.
 
     Args:
-        start_ns: when the work began; no step is before it.
-        damage: called with what is wrong, in words, and the number of the line, for each that is left out.
+        start_ns: start of the work; no step can be earlier.
+        damage: called with the reason and the line number of each step that is left out.
     """
 
     def __init__(self, start_ns: int, damage: Callable[[str, int], None]) -> None:
@@ -109,16 +116,16 @@ class StepChain:
         self._damage = damage
         self.start_ns = start_ns
         self._base = self._held = Step(start_ns, 0.0, 0.0, NO_EPOCH, 0)
-        self._is_after_gap = False  # the step that is held
+        self._is_after_gap = False  # whether steps are missing before the held step
         self._rival: Step | None = None
         self._why = ""
-        self._offset = 0.0  # of the totals of the file, which may begin at what an earlier run did
-        self._lost = self._lost_before_rival = self._lost_before_held = 0  # lines left out, that may have been steps
+        self._offset = 0.0  # subtracted from the file's totals, which may include the work of an earlier run
+        self._lost = self._lost_before_rival = self._lost_before_held = 0  # omitted lines that may have been steps
         self._largest, self._smallest = 0.0, float("inf")
         self._in_last_entry = 1
 
     def note_lost(self) -> None:
-        """Take note of a line that was left out, which may have been a step."""
+        """Count a line that was left out and may have been a step."""
         self._lost += 1
 
     def add(self, step: Step) -> None:
@@ -147,9 +154,9 @@ class StepChain:
         total: NDArray[np.int64],
         epoch: NDArray[np.int64],
     ) -> bool:
-        """Add the steps of many lines, from this one on, if each goes on from the one before; returns whether it does.
+        """Add the steps of consecutive lines if each continues the previous step; return whether they were added.
 
-        The columns are `[steps]` each.
+        The columns have the shape `[steps]`; `line` is the number of the first line.
         """
         import numpy as np
 
@@ -172,11 +179,11 @@ class StepChain:
         return True
 
     def last_ns(self, epoch: int) -> int | None:
-        """Return when the last step so far was complete, if it is of this epoch."""
+        """Return the instant of the last step so far; `None` if it belongs to another epoch."""
         return self._held.t_ns if self._held.epoch == epoch else None
 
     def finish(self, later_ns: int | None) -> Steps:
-        """Return the steps; `later_ns` is the last instant that was written after them, `None` if nothing was."""
+        """Return the steps; `later_ns` is the instant of the last event after them, `None` if there is none."""
         self._drop_rival()
         if later_ns is not None and self._held.t_ns > later_ns + _JITTER_NS:
             self._damage(_LATER, self._held.line)
@@ -209,7 +216,7 @@ class StepChain:
             self._lost += 1
 
     def _prefer_rival(self, rival: Step) -> None:
-        """Keep the rival, as the next step goes on from it: after the step that is held, or instead of that."""
+        """Keep the rival, because the next step continues it: after the held step, or in its place."""
         is_after = rival.t_ns >= self._held.t_ns and _compute_gap(self._held, rival) >= 0
         if is_after:
             self._commit(self._held)
@@ -221,7 +228,7 @@ class StepChain:
         if gap and not self._is_explained(gap, rival, num_lost):
             if len(self._steps) or num_lost:
                 self._damage(_JUMP, rival.line)
-            self._offset += gap  # else the totals include what an earlier run of the job did
+            self._offset += gap  # without lost lines, the totals include the work of an earlier run of the job
         self._is_after_gap = True
         self._commit(rival)
 
@@ -251,7 +258,7 @@ class StepChain:
 
         steps, per_entry, count = self._steps, self._steps.per_entry, len(t_ns)
         num_lacking = min(per_entry - self._in_last_entry, count) if len(steps) else 0
-        if num_lacking:  # in the last entry
+        if num_lacking:  # the last entry is incomplete
             at = num_lacking - 1
             steps.t_ns[-1], steps.total[-1], steps.epoch[-1] = int(t_ns[at]), float(total[at]), int(epoch[at])
         ends = np.minimum(np.arange(num_lacking + per_entry - 1, count + per_entry - 1, per_entry), count - 1)
@@ -265,7 +272,7 @@ class StepChain:
     def _halve_if_many(self) -> None:
         steps = self._steps
         while len(steps) > MOST_STEPS:
-            begin = (len(steps) - 1) % 2  # the last one stays
+            begin = (len(steps) - 1) % 2  # the last entry is kept
             steps.t_ns, steps.total, steps.epoch = (
                 steps.t_ns[begin::2],
                 steps.total[begin::2],
@@ -276,7 +283,7 @@ class StepChain:
             self._in_last_entry = steps.per_entry
 
     def _drop_impossible(self) -> None:
-        """Leave out steps that are consistent, and did far more than all others."""
+        """Leave out steps that are consistent but have impossibly more work than all others."""
         steps = self._steps
         if len(steps) <= _FEW or self._largest <= _OUTLIER * self._smallest:
             return
@@ -298,9 +305,9 @@ class StepChain:
 
 
 def _compute_gap(before: Step, step: Step) -> float:
-    """Return the work that is missing between two steps, 0 if none: below 0 where the second counts some of it again.
+    """Return the work that is missing between two steps; negative if the second step counts work again.
 
-    A line that does not say how much work its step was leaves none out.
+    No work counts as missing before a step whose line does not report the step's work.
     """
     if step.samples is None:
         return min(0.0, step.total - before.total)

@@ -1,4 +1,4 @@
-"""Lifetime of a job as the orchestrator saw it, which bounds every instant that the job reports."""
+"""Lifetime of a job as measured by the orchestrator; every instant that the job reports must lie within it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetime:
-    """Instants of CLOCK_MONOTONIC in ns; without a bound where the orchestrator saw nothing.
+    """Instants of CLOCK_MONOTONIC in ns; the defaults impose no bound.
 
     Attributes:
-        begin_ns: just before its process was started.
-        released_ns: before this it was held at the barrier.
-        end_ns: when it had said that it is done, or was gone.
+        begin_ns: instant just before the start of the job's process.
+        released_ns: instant at which the job was released from the barrier.
+        end_ns: instant by which the job had sent its `bye` or had exited.
     """
 
     begin_ns: int = 0
@@ -21,4 +21,4 @@ class Lifetime:
 
 
 WHOLE_TIME = Lifetime()
-"""The life of a job of which nothing was seen."""
+"""Lifetime without bounds, for a job that was not observed."""

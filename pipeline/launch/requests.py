@@ -19,14 +19,14 @@ RECORD = (
     *((name, "<i8") for name in ("intended_ns", "sent_ns", "begun_ns", "first_token_ns", "done_ns")),
     *((name, "<i4") for name in ("tokens", "batch")),
 )
-"""The fields of a record, in their order. An instant is 0 that never came: a request was not begun, or not answered, or
-its answer has no tokens."""
+"""The fields of a record, in order. An instant is 0 if it never came: the request was not begun or not answered, or its
+answer has no tokens."""
 
 RECORD_BYTES = sum(int(kind[-1]) for _, kind in RECORD)
 
 
 MOST_REQUESTS = 1 << 24
-"""Limit for one job; no more are read, because a part of them would not show their rate."""
+"""Limit for one job; a file with more is not read, because a portion of the requests would not show their rate."""
 
 _AT_ONCE = 1 << 18
 _IMPOSSIBLE = "impossible instants or counts"
@@ -36,11 +36,11 @@ class Requests:
     """Requests in the order of their intended instants.
 
     Args:
-        columns: the fields of all of them.
-        chosen: numbers of those that these are; `None` for all.
+        columns: the fields of all requests.
+        chosen: indices of the selected requests; `None` for all.
 
     Attributes:
-        damages: whole records that cannot be, such as an answer before its request: they are left out.
+        damages: complete but impossible records, such as an answer before its request, which are left out.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Requests:
         return column if self._chosen is None else column[self._chosen]
 
     def where(self, chosen: NDArray[np.bool_]) -> Requests:
-        """Return the chosen requests; their fields are copied only when they are asked for."""
+        """Return the selected requests; their fields are copied only on access."""
         import numpy as np
 
         numbers = np.flatnonzero(chosen)
@@ -81,16 +81,16 @@ class Requests:
 
 
 def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Requests | None:
-    """Return all requests of a job; `None` of a job that recorded none, or whose file cannot be read.
+    """Return all requests of a job; `None` if the job recorded none or the file cannot be read.
 
     Raises:
-        ValueError: there are more than `MOST_REQUESTS`.
+        ValueError: the file has more than `MOST_REQUESTS` requests.
     """
     try:
-        num_records = regular_files.measure_size(path) // RECORD_BYTES  # a job that is killed leaves a torn last record
+        num_records = regular_files.measure_size(path) // RECORD_BYTES  # a killed job may leave an incomplete record
         if num_records > MOST_REQUESTS:
             raise ValueError(
-                f"{path.name} has {num_records} requests, and at most {MOST_REQUESTS} are read; choose a shorter window"
+                f"{path.name} has {num_records} requests; the limit is {MOST_REQUESTS}; choose a shorter window"
             )
         return _read(path, num_records, lifetime) if num_records else None
     except OSError:
@@ -128,9 +128,9 @@ def count_written(path: Path) -> int:
 
 
 def _find_possible(records: NDArray[np.void], lifetime: Lifetime) -> NDArray[np.bool_]:
-    """Return whether the instants follow each other while the job lived, and the counts are counts.
+    """Return whether the instants are in order and within the job's lifetime, and the counts are valid.
 
-    When an answer was begun, and when it began to come, is not known of every server.
+    Some servers do not report when they begin an answer or when its first token is available.
     """
     import numpy as np
 

@@ -1,6 +1,6 @@
-"""Processes of jobs: started from nothing, or forked from a server (`launch/warm_start.py`).
+"""Processes of jobs: started as new interpreters, or forked from a server (`launch/warm_start.py`).
 
-Either way its number stays its own until `reap`, so that it can be signalled without hitting anybody else.
+In both cases the PID is not reused before `reap`, so a signal cannot reach another process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Process:
     """A job's leading process.
 
     Attributes:
-        pid: its number, which is also that of its session and process group.
-        status: waits for its end; gives its exit status, or minus the signal that ended it. Raises `LaunchError` if
-            nobody knows.
-        reap: gives its number back. It must have ended.
+        pid: PID of the process, and ID of its session and process group.
+        status: waits for the end of the process; returns its exit status, or minus the signal that ended it. Raises
+            `LaunchError` if the status is unknown.
+        reap: releases the PID of the process, which must have ended.
     """
 
     pid: int
@@ -35,7 +35,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Spawner:
-    """Starter of one interpreter a job, below another program if words are put before its command."""
+    """Starter of a new interpreter for each job; `prefix` is the command of a program that runs it, if any."""
 
     interpreter: Interpreter
     prefix: tuple[str, ...] = ()
@@ -49,12 +49,13 @@ class Spawner:
         cpus: Sequence[int],
         folder: Path | None = None,
     ) -> Process:
-        """Start a program in a session of its own, with this whole environment.
+        """Start a program in a new session, with `environ` as its complete environment.
 
-        It gets these CPUs or, without, all of them, and starts in this folder or, without, where we are.
+        The process is bound to `cpus`, unless they are empty. Its working directory is `folder`, by default the current
+        one.
 
         Raises:
-            LaunchError: it could not be started.
+            LaunchError: the program could not be started.
         """
         command = [*self.prefix, str(self.interpreter.python), *argv]
         with stdout.open("wb") as out, stderr.open("wb") as err:
@@ -77,7 +78,7 @@ class Spawner:
 
 
 def _wait_status(pid: int) -> int:
-    # WNOWAIT leaves the process a zombie: until everything is cleaned up, its number must stay its own.
+    # WNOWAIT leaves the process a zombie, because its PID must not be reused before everything is cleaned up.
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert ended is not None
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

@@ -1,7 +1,7 @@
-"""Warm start: a fork server for each environment, so that jobs need not import their libraries (docs/warm_start.md).
+"""Warm start: a fork server for each environment, which imports libraries once for all jobs (docs/warm_start.md).
 
-A server is started when the study begins and imports while other things happen. It lives as long as the study, without
-a GPU. Whatever keeps a job from being forked lets it start from nothing instead; that costs time, and nothing else.
+A server is started when the study begins, and imports in the background. It runs as long as the study and never uses a
+GPU. A job that cannot be forked is started as a new interpreter instead, which only takes longer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _SERVER = PROJECT_DIR / "workloads" / "fork_server.py"
 _IMPORT_LIMIT_S = 300.0
 _ANSWER_LIMIT_S = 60.0
-# A mark is as long as this, so that a forked job can write its own over it.
+# Placeholder with the length of a mark, which a forked job overwrites with its own mark.
 _NO_MARK = "0" * 32
 
 
@@ -51,7 +51,7 @@ class WarmStart:
                 server.close()
 
     def begin(self, workload: Workload, interpreter: Interpreter) -> None:
-        """Start the server that jobs of this workload will be forked from, if they can be; does not wait for it."""
+        """Start the server for jobs of this workload, if they can be forked; do not wait for its imports."""
         key = self._find_key(workload, interpreter)
         if key is None or key in self._servers:
             return
@@ -62,14 +62,14 @@ class WarmStart:
             log.warning("jobs of %s start cold: %s", workload.name, error)
 
     def starter(self, workload: Workload, interpreter: Interpreter) -> Starter:
-        """Return what starts a job of this workload, once the server has imported what it needs."""
+        """Wait for the imports of the server of this workload; return the starter of its jobs."""
         self.begin(workload, interpreter)
         key = self._find_key(workload, interpreter)
         server = None if key is None else self._await_ready(key)
         return server or Spawner(interpreter)
 
     def await_imports(self) -> None:
-        """Wait until no server imports: that would take CPU time from the jobs that are measured."""
+        """Wait until no server imports, because imports would take CPU time from the measured jobs."""
         for key in self._servers:
             self._await_ready(key)
 
@@ -85,9 +85,9 @@ class WarmStart:
         return server
 
     def _find_key(self, workload: Workload, interpreter: Interpreter) -> tuple[Interpreter, str] | None:
-        """Return the server of the workload's jobs and its module; `None` if they are not forked.
+        """Return interpreter and module of the server for the workload's jobs; `None` if they are not forked.
 
-        A library may look at a variable when it is imported, so a workload with variables of its own is not forked.
+        A workload that sets environment variables is not forked, because libraries may read variables on import.
         """
         if workload.preload is None or not self._enabled or workload.environ:
             return None
@@ -95,7 +95,7 @@ class WarmStart:
 
 
 class ForkServer:
-    """The server process, which has imported a module, and our end of its socket."""
+    """The server process, which has imported a module, and the orchestrator's end of its socket."""
 
     def __init__(self, interpreter: Interpreter, module: str) -> None:
         self.interpreter = interpreter
@@ -103,10 +103,10 @@ class ForkServer:
         self._lost: str | None = None
         self._control, server_end = socket.socketpair()
         with server_end:
-            # As a job's environment, but that nothing may start threads or look for a GPU while it imports.
+            # The environment of a job, with variables that keep imports from starting threads or using a GPU.
             environ = inherit_environ(interpreter.environ) | {
                 processes.MARK_VARIABLE: _NO_MARK,
-                # of pyarrow, which pandas imports; read when it is loaded
+                # read by pyarrow on import; pandas imports pyarrow
                 "JE_ARROW_MALLOC_CONF": "background_thread:false",
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             }
@@ -131,10 +131,10 @@ class ForkServer:
         return self._process.pid
 
     def wait_ready(self) -> None:
-        """Wait until it has imported its module.
+        """Wait until the server has imported its module.
 
         Raises:
-            LaunchError: it cannot fork, or is gone.
+            LaunchError: the server cannot fork, or has ended.
         """
         if self._lost is not None:
             raise LaunchError(self._lost)
@@ -157,7 +157,7 @@ class ForkServer:
         folder: Path | None = None,
     ) -> Process:
         assert len(environ[processes.MARK_VARIABLE]) == len(_NO_MARK)
-        assert not cpus, "libraries count the CPUs when they are imported"
+        assert not cpus, "jobs with pinned CPUs are not forked: libraries count the CPUs when they are imported"
         answer = self._ask(
             argv=list(argv),
             environ=dict(environ),
@@ -171,7 +171,7 @@ class ForkServer:
         return Process(pid, status=partial(self._status, pid), reap=partial(self._reap, pid))
 
     def close(self) -> None:
-        """End the server, and every job that is left of it."""
+        """End the server and the remaining jobs that were forked from it."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._answers.close()
@@ -179,24 +179,24 @@ class ForkServer:
         if self._is_ready:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 wait_for_end(self._process, _ANSWER_LIMIT_S)
-        self._process.kill()  # one that still imports has nothing to clean up
+        self._process.kill()  # a server that is still importing has nothing to clean up
         self._process.wait()
 
     def _status(self, pid: int) -> int:
         return int(self._ask(status=pid)["status"])
 
     def _reap(self, pid: int) -> None:
-        with contextlib.suppress(LaunchError):  # without a server, the system did
+        with contextlib.suppress(LaunchError):  # if the server has ended, the system reaps the process
             self._ask(reap=pid)
 
     def _ask(self, **request: object) -> dict[str, Any]:
-        # A signal between question and answer would leave an answer that nobody asked for.
+        # An interrupt between request and answer would leave an unread answer in the socket.
         with interrupts.hold_interrupts():
             try:
                 self._control.settimeout(_ANSWER_LIMIT_S)
                 self._control.sendall((json.dumps(request) + "\n").encode())
             except OSError as error:
-                raise self._note_loss(f"the fork server does not listen: {error}") from error
+                raise self._note_loss(f"the fork server accepts no requests: {error}") from error
             return self._receive(_ANSWER_LIMIT_S)
 
     def _receive(self, limit_s: float) -> dict[str, Any]:
@@ -211,10 +211,10 @@ class ForkServer:
         return answer
 
     def _note_loss(self, what: str) -> LaunchError:
-        """Note that no further message of this server answers a question."""
+        """Record that the server can no longer be used, and return the error."""
         self._lost = what
         return LaunchError(what)
 
 
 Starter = Spawner | ForkServer
-"""Either way in which a job's process comes to life."""
+"""Both starters of a job's process."""

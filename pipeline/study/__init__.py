@@ -1,1 +1,1 @@
-"""One study, from composed configurations to an exit status: the only package that knows every stage."""
+"""One study, from composed configurations to an exit status; the only package that imports every stage."""

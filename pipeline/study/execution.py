@@ -1,4 +1,4 @@
-"""From composed configurations to an exit status."""
+"""Execution of a study: reads the composed configurations, runs the study, returns an exit status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pipeline.study.study_request import StudyRequest, read_request
 from pipeline.study.study_run import StudyRun
 
 Engine = Callable[[StudyRequest, UndoStack], int]
-"""Runs a study that was read; the exit status."""
+"""Function that runs a study request and returns the exit status."""
 
 
 def execute(
@@ -34,11 +34,11 @@ def execute(
     """Plan and run a study from its composed configurations, in this process unless there is an `engine`.
 
     Returns:
-        0 when every group ended in a result; 1 when some failed, timed out or were left for later by `time_limit_s`;
-        2 when nothing could be started.
+        0 if every group has a result; 1 if some groups failed, timed out or were not started because of
+        `time_limit_s`; 2 if nothing could be started.
 
     Raises:
-        Interrupted: after the user's signal, once everything is cleaned up and recorded.
+        Interrupted: the user sent a signal; everything is cleaned up and recorded by then.
     """
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     study_cache.clear()
@@ -69,9 +69,10 @@ def run_here(request: StudyRequest, stack: UndoStack) -> int:
 
 
 def _begin(request: StudyRequest, stack: UndoStack) -> StudyRun:
-    """Return the study, planned, with its environments and its devices, which are its own until the stack is left.
+    """Return the study with its plan, its environments and its devices, which it holds until the stack is left.
 
-    Whoever has to wait for a device lets go of the others, and then plans anew: the machine may be another one.
+    If a device is in use, the study releases the other devices, waits, and plans again, because the state of the
+    machine may have changed.
     """
     config = request.config
     patience = WaitBudget(is_wanted=config.wait, limit_s=config.wait_limit_s, time_limit_s=config.time_limit_s)

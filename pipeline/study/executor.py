@@ -1,6 +1,6 @@
-"""Runs the groups of a plan one after another. One `UndoStack` a group owns what must be undone.
+"""Runs the groups of a plan one after another. Each group has an `UndoStack` with its cleanup steps.
 
-A group that goes wrong is a row, and the study goes on; only the user's own signal ends it early.
+A failed group becomes a row with its reason, and the study continues; only a signal from the user ends it early.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _OUR_PROGRAMS = PROJECT_DIR / "workloads"
 BASELINE_TURNS = 2
 """Slices a round of a serial baseline, on which the comparisons of all other groups of its block rest."""
 _SMALL_BYTES, _LARGE_BYTES = 1 << 25, 1 << 28
-"""Output of jobs up to the first is read within about a second; above the second, a message is printed."""
+"""Job output up to the first size is read within about a second; above the second size, a message is printed."""
 
 log = logging.getLogger(__name__)
 
@@ -66,13 +66,13 @@ class StudyResources:
     """Resources that the groups of a study share.
 
     Attributes:
-        interpreters: by the environment that was asked for.
-        sender, warm_start: rest while a window is open.
-        view: called with what is being watched, for the time that a group runs.
-        idle_w: lowest power read before jobs started, by device; groups add what they read.
+        interpreters: interpreters by requested environment.
+        sender, warm_start: services that are idle during a window.
+        view: function that returns a context that shows a group while the group runs.
+        idle_w: lowest power read before jobs started, by device; each group adds its reading.
         outputs: device and inode of each file to which the orchestrator writes its messages.
-        own_files: files and folders, but for the store, that change beside the jobs and are none of theirs.
-        warned: warnings that were printed and hold for every group.
+        own_files: files and folders that the orchestrator, not a job, changes during a group; without the store.
+        warned: warnings that were printed and apply to every group.
     """
 
     interpreters: Mapping[Spec, Interpreter]
@@ -87,7 +87,7 @@ class StudyResources:
     warned: set[str] = field(default_factory=set)
 
     def warn_once(self, text: str) -> None:
-        """Print a warning that holds for all groups of a study once; the tags of each group have it."""
+        """Print a warning that applies to all groups of a study only once; every group has it among its tags."""
         if text not in self.warned:
             self.warned.add(text)
             log.warning("%s", text)
@@ -97,7 +97,7 @@ class StudyResources:
 def warm_start(
     groups: Iterable[Group], interpreters: Mapping[Spec, Interpreter], *, is_enabled: bool
 ) -> Iterator[WarmStart]:
-    """Start the processes that jobs of these groups are forked from; they end with the body."""
+    """Start the fork servers for jobs of these groups; they end with the context."""
     with WarmStart(enabled=is_enabled) as servers:
         to_fork = [
             group for group in groups if group.skip_reason is None and group.profiler.is_none and not group.pin_cpus
@@ -114,7 +114,7 @@ def run(launch: Sequence[Group], shared: StudyResources) -> Iterator[GroupResult
     has a row of its own, and the next one is launched.
 
     Raises:
-        Interrupted: the user asked to end; the row says so.
+        Interrupted: the user sent a signal; the row is recorded as interrupted.
     """
     for number, group in enumerate(launch):
         row, execution = _run(group, launch[number:], shared)
@@ -144,11 +144,11 @@ def _run(group: Group, launch: Sequence[Group], shared: StudyResources) -> tuple
         execution = _Execution(group, record, shared, launch)
         row: GroupResult | None = None
         interrupted: Interrupted | None = None
-        with interrupts.hold_interrupts():  # keep what was measured
+        with interrupts.hold_interrupts():  # the row must be recorded even after a signal
             try:
                 with interrupts.allow():
                     execution.go()
-                    row = execution.judge()  # which takes long if the jobs wrote much
+                    row = execution.judge()  # takes long if the jobs wrote much output
             except Interrupted as error:
                 interrupted = error
             row = row or execution.judge_interrupted()
@@ -163,18 +163,18 @@ def _refresh_device(group: Group, shared: StudyResources) -> Group:
         return group
     try:
         device = nvml.refresh_state(group.device)
-    except (ConfigError, NvmlError):  # the group meets the same, and its row says so
+    except (ConfigError, NvmlError):  # the group fails with the same error, which its row reports
         return group
     if change := MachineState.read(device).changes(MachineState.read(group.device)):
         shared.warn_once(
-            f"{device.name} has changed since the study began ({change}): rows before and after are not compared; "
-            "repeat the command with resume=true to run unfinished blocks again"
+            f"the state of {device.name} has changed since the study began ({change}), so rows before and after the "
+            "change are not compared; repeat the command with resume=true to run unfinished blocks again"
         )
     return dataclasses.replace(group, device=device)
 
 
 class _Execution:
-    """One group on its way through the stack; keeps what was seen, however it ends."""
+    """Execution of one group; keeps all observations even if the group fails."""
 
     def __init__(self, group: Group, record: SpoolRun, shared: StudyResources, launch: Sequence[Group]) -> None:
         self.group, self.record, self.shared, self.launch = group, record, shared, launch
@@ -187,13 +187,13 @@ class _Execution:
         self.places: list[dict[str, str]] = []
         self.tags: dict[str, str] = {}
         self.helpers: list[Listener] = []
-        self.helper_cpu_s: dict[int, float] = {}  # by PID, as it was seen last: a program may have ended
+        self.helper_cpu_s: dict[int, float] = {}  # last reading by PID, because a program may have ended since
         self.tool_cpu_s = self.tool_wall_s = 0.0
         self.phases = Phases()
         self.clock = ClockWatch()
 
     def go(self) -> None:
-        """Take the device, observe, run the jobs. Every failure but the user's signal is kept, not raised."""
+        """Prepare the device, start listeners, run the jobs. Failures are kept; only the user's signal is raised."""
         try:
             with self.clock, UndoStack() as stack:
                 try:
@@ -203,7 +203,7 @@ class _Execution:
         except CollocationError as error:
             self.reason = "; ".join([str(error), *getattr(error, "__notes__", [])])
             log.debug("%s: %s", self.group.name, self.reason, exc_info=True)
-        except Exception as error:  # noqa: BLE001  the one boundary behind which a study goes on
+        except Exception as error:  # noqa: BLE001  the study continues after any failure of a group
             self.reason = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             self._keep_traceback(error, "failed in the orchestrator")
         finally:
@@ -211,13 +211,13 @@ class _Execution:
             self.phases.finish()
 
     def judge_interrupted(self) -> GroupResult:
-        """Return the row of a group that the user ended: with figures if that takes no time, else without."""
+        """Return the row of a group that the user ended; with figures only if they can be computed quickly."""
         if self._bytes_to_read() > _SMALL_BYTES:
             return endings.make_row_without_figures(self.group, None, self._states())
         return self.judge(interrupted=True)
 
     def judge(self, *, interrupted: bool = False) -> GroupResult:
-        """Return the row, and write its artifacts. What jobs wrote may be anything: it never ends the study."""
+        """Return the row, and write its artifacts. An error in the evaluation of job output does not end the study."""
         if (num_bytes := self._bytes_to_read()) > _LARGE_BYTES:
             words.say(f"{self.group.name}: reading {num_bytes / 1e9:.1f} GB of job output")
         try:
@@ -226,8 +226,8 @@ class _Execution:
             self._warn_of_shared_files(row)
             self._warn_of_other_programs(row)
             trace.write(self.record, row, self.record.sink.samples, self.fields)
-        except Exception as error:  # noqa: BLE001  likewise
-            self._keep_traceback(error, "its figures could not be computed")
+        except Exception as error:  # noqa: BLE001  the study continues after any failure of a group
+            self._keep_traceback(error, "the figures could not be computed")
             return endings.make_row_without_figures(self.group, None if interrupted else error, self._states())
         return row
 
@@ -256,13 +256,13 @@ class _Execution:
             self.record.add_artifact(layout.ORCHESTRATOR_ERROR, "".join(traceback.format_exception(error)))
 
     def _undo_again(self) -> None:
-        """Undo what the group could not undo: what failed once may work now, and the next group needs it."""
+        """Repeat the undo steps that failed: they may succeed now, and the next group needs a restored device."""
         device = self.group.device
         if device.is_gpu:
             with interrupts.hold_interrupts():
                 try:
                     replay(Journal(self.group.gpu.lock_dir, device.uuid, driver_programs.find_device_programs(device)))
-                except Exception as error:  # noqa: BLE001  the row of the group is known, and the study goes on
+                except Exception as error:  # noqa: BLE001  the study continues after any failure of a group
                     log.warning("%s was not restored: %s", device.name, error)
 
     def _observation(self, interrupted: bool) -> Observation:
@@ -301,7 +301,7 @@ class _Execution:
             own_files = {*locks, self.shared.spool.root, *self.shared.own_files}
             clock, outputs = self.clock.record, self.shared.outputs
             changed = changed_files.find_changes(folder, min(began), clock, without=own_files, inodes=outputs)
-        except OSError as error:  # a job may have removed it
+        except OSError as error:  # a job may have removed the folder
             self.shared.warn_once(f"could not search for files that several jobs wrote: {error}")
             return None
         if not changed.is_whole:
@@ -319,9 +319,10 @@ class _Execution:
             self.shared.warn_once(f"{shared}; {remedy}")
 
     def _idle_w(self) -> float | None:
-        """Return the lowest power that was read before the jobs of any group of this study started.
+        """Return the lowest of the readings of power that the groups of this study took before their jobs started.
 
-        A GPU keeps high clocks for seconds after its last process, so a reading between two groups is too high.
+        A reading between two groups may be too high, because a GPU keeps high clocks for seconds after its last
+        process.
         """
         idle_w, uuid = self.shared.idle_w, self.group.device.uuid
         read_w = sample_figures.read_first_power_w(self.record.sink.samples, self.fields)
@@ -397,14 +398,14 @@ class _Execution:
         interleaving.measure()
 
     def _start(self, job: Job, slot: Slot, profiler: Profiler) -> JobStart:
-        if self.group.device.is_simulated:  # CUDA must neither look for the device nor find a real one
+        if self.group.device.is_simulated:  # hides all real GPUs from CUDA
             slot = dataclasses.replace(slot, visible_devices="")
         interpreter = self.shared.interpreters[job.workload.env]
         if self.group.profiler.is_none:
-            # Libraries choose their number of threads when they are imported, by the CPUs that they see there.
+            # Libraries derive their number of threads from the CPUs that are available when they are imported.
             warm = None if self.group.pin_cpus else self.shared.warm_start.starter(job.workload, interpreter)
             return JobStart(job=job, slot=slot, starter=warm or Spawner(interpreter), profiler=None)
-        # A profiler must see its program start.
+        # A profiler must start the program itself.
         spawn = Spawner(interpreter, profiler.prefix(self.record.folder / layout.job_path(job.index)))
         return JobStart(job=job, slot=slot, starter=spawn, profiler=profiler.name)
 
@@ -413,7 +414,7 @@ class _Execution:
         without = [state.job.name for state in profiled if profiler.report(state.folder) is None]
         if without:
             message = (
-                f"{profiler.name} made no report of {', '.join(without)}; see stdout.log and stderr.log of the job"
+                f"{profiler.name} wrote no report for {', '.join(without)}; see stdout.log and stderr.log of the job"
             )
             before = self.tags.get(Tag.NO_REPORT)
             self.tags[Tag.NO_REPORT] = f"{before}; {message}" if before else message

@@ -1,4 +1,4 @@
-"""The plan of a study for this machine, after undoing what killed orchestrators left on it."""
+"""The plan of a study for this machine, made after the machine was restored from killed orchestrators."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from pipeline.study.study_request import StudyRequest
 
 
 def make_plan(request: StudyRequest) -> tuple[Inventory, Plan]:
-    """Return what the machine has, and the plan for it.
+    """Return the inventory of the machine, and the plan for it.
 
-    But for a dry run, environments are built and other workers of the study have agreed to the plan.
+    Except in a dry run, this builds the environments and checks that other workers of the study have the same plan.
     """
     inventory = _take_stock(request)
     plan = request.plan(inventory)
@@ -36,14 +36,14 @@ def make_plan(request: StudyRequest) -> tuple[Inventory, Plan]:
         inventory = inventory.with_environments()
         plan = request.plan(inventory)
     if request.config.plan_file is not None:
-        tracking_root.make(request.root)  # below which a launcher has it
+        tracking_root.make(request.root)  # a launcher's plan file is below this folder
         agree(expand_path("plan_file", request.config.plan_file).absolute(), plan, inventory)
     return inventory, plan
 
 
 def _take_stock(request: StudyRequest) -> Inventory:
     find = request.simulated.find_device if request.simulated else find_device
-    # A dry run on a simulated GPU is the plan for another machine, which may have the data.
+    # A dry run on a simulated GPU plans for another machine, which may have the data.
     needs_data = not (request.config.dry_run and request.simulated)
     inventory = take_inventory(request.configs, find, needs_data=needs_data)
     if not request.config.dry_run and _undo_leftovers(request.configs, inventory, request.root):
@@ -52,8 +52,8 @@ def _take_stock(request: StudyRequest) -> Inventory:
 
 
 def find_device(gpu: GpuConfig) -> Device:
-    """Find the real device that a configuration asks for."""
-    assert gpu.kind is not GpuKind.simulated, "NVML would answer with a real GPU"
+    """Find the real device that a configuration requests."""
+    assert gpu.kind is not GpuKind.simulated, "NVML would return a real GPU"
     if gpu.kind is GpuKind.cpu:
         return cpu_device()
     name = None if gpu.device == AUTO_DEVICE else gpu.device
@@ -61,34 +61,34 @@ def find_device(gpu: GpuConfig) -> Device:
 
 
 def _undo_leftovers(configs: Sequence[Config], inventory: Inventory, root: Path) -> bool:
-    """Undo what killed orchestrators left on the devices before a plan is made for them; returns whether there was any.
+    """Undo the changes that killed orchestrators left on the devices; return whether there were any.
 
-    A MIG mode that is still on would otherwise be a reason to refuse whatever needs the whole GPU.
+    This precedes the plan, because groups that need the undivided GPU would be refused while MIG mode is still on.
     """
     folder = Path(configs[0].gpu.lock_dir)
     devices = dict.fromkeys(inventory.device_of(config.gpu) for config in configs if not _is_temporary(config.gpu))
     dirty = [device for device in devices if device.is_gpu and Journal(folder, device.uuid).read_steps()]
     for device in dirty:
         with lease.hold(device, folder):
-            end_leftovers(root)  # jobs that are still there hold what is to be undone
+            end_leftovers(root)  # running jobs would prevent the undo steps
             undo_steps(device, configs[0].gpu)
     return bool(dirty)
 
 
 def end_leftovers(root: Path) -> Survey:
-    """End what killed orchestrators of this user left running, of whatever study; gives what this one's spool holds."""
+    """End all processes that killed orchestrators of this user left; return a survey of this study's spool."""
     survey = group_folder.survey(root / layout.SPOOL)
     leftovers.clear_all_abandoned()
     return survey
 
 
 def undo_steps(device: Device, gpu: GpuConfig) -> None:
-    """Undo the steps that a killed orchestrator noted in the journal of a device, and say so."""
+    """Undo the steps that a killed orchestrator recorded in the journal of a device, and print their number."""
     journal = Journal(Path(gpu.lock_dir), device.uuid, driver_programs.find_device_programs(device))
     if _is_temporary(gpu):
         journal.forget_device_steps()  # the simulated machine ended with its study
     if undone := replay(journal):
-        words.say(f"undid {format_count(len(undone), 'step')} that a killed orchestrator had left on {device.name}")
+        words.say(f"undid {format_count(len(undone), 'step')} of a killed orchestrator on {device.name}")
 
 
 def _is_temporary(gpu: GpuConfig) -> bool:

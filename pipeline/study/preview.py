@@ -1,4 +1,4 @@
-"""The plan of a dry run: printed, with an estimate of how long it takes."""
+"""Printing of the plan of a dry run, with an estimate of its duration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.study.study_request import StudyRequest
 
 
 def preview(*planned: tuple[StudyRequest, Inventory, Plan]) -> int:
-    """Print each plan, or with `resume` what is left of it, and how long it will take; as JSON, a list of several."""
+    """Print each plan, or with `resume` its remaining groups, with an estimate of its duration."""
     plans = [_format(*parts) for parts in planned]
     if planned[0][0].config.dry_run == setting_checks.JSON:
         sys.stdout.write(f"{json.dumps(plans if len(plans) > 1 else plans[0], indent=2)}\n")

@@ -1,4 +1,4 @@
-"""The results of a study that the store has: what is left to run, and what others ran of it."""
+"""Stored results of a study: finished and remaining groups, and the groups that other workers ran."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pipeline.study.study_request import StudyRequest
 
 
 def open_store(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tuple[Group, ...], list[GroupResult]]:
-    """Open the store, made if need be; the groups of a plan that are to run, and the rows of the others."""
+    """Open the store, which is created if missing; return the groups to run and the rows of the finished groups."""
     assert request.sender is not None
     tracking = request.config.tracking
     request.sender.open(plan.experiment, request.root, tracking.uri, tracking.series_points)
@@ -29,7 +29,7 @@ def open_store(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple
 
 
 def divide(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tuple[Group, ...], list[GroupResult]]:
-    """Return the groups to run and the rows of the others; say how many, and why other results do not count."""
+    """Return the groups to run and the rows of the finished groups; print their number, and why results are unused."""
     sender, store = request.sender, request.config.tracking.uri or str(request.root)
     assert sender is not None
     finished = sender.find_finished(plan.experiment, store if request.config.dry_run else None)
@@ -37,8 +37,8 @@ def divide(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tup
     words.say(f"resume: {len(known)} of {len(plan.groups)} groups are finished")
     for line in resume.describe_restarts(groups, finished, gpus=request.gpus):
         words.say(line)
-    if not request.invocation.has_launcher_here:  # else the launcher on this host has said it
-        # Results of the same study on other GPU models, or beside other GPUs, belong to it if it asks for them.
+    if not request.invocation.has_launcher_here:  # a launcher on this host would have printed these lines
+        # Results of the same study on other GPU models or other GPUs belong to it if it requests several models.
         on_other_models = plan.any_gpu_digest if request.config.gpu.models > 1 else ""
         results = [
             group_run
@@ -57,7 +57,7 @@ def divide(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tup
 def _take_over(
     request: StudyRequest, plan: Plan, known: Sequence[GroupResult], finished: Sequence[FinishedGroup]
 ) -> None:
-    """Mark results of other plans as those of this plan too, whose own runs would not show them."""
+    """Tag results of other plans that this plan uses as results of this plan, too."""
     assert request.sender is not None
     of_others = {
         group.spool_id: group.run_id for group in finished if group.spool_id and plan.digest not in group.plans
@@ -69,7 +69,7 @@ def _take_over(
 
 
 def list_plan_facts(request: StudyRequest, plan: Plan) -> dict[str, str]:
-    """Return what each run says of the plan that it is of."""
+    """Return the facts about the plan that each of its runs records."""
     return {
         "plan": plan.digest,
         "plan_groups": str(plan.num_planned),
@@ -87,7 +87,7 @@ def _find_remaining(
 
 
 def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
-    """Show what the store has of the plans of a study that others ran; whether each of their groups has a finding."""
+    """Print the stored results of plans that workers ran; return whether each group of the plans has a finding."""
     assert request.sender is not None
     experiment = plans[0].experiment
     try:

@@ -1,4 +1,4 @@
-"""A study request: what a user asked for, read and checked."""
+"""The study request: the configurations of a user, read and checked."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from pipeline.record.tracking_sender import Sender
 from pipeline.rehearsal import Rehearsal
 from pipeline.study.reproduce.reproduction import Reproduction, prepare_reproduction, refuse_sweep
 
-# Keys that belong to the study as a whole, so that a sweep cannot vary them.
+# Keys that apply to the complete study; a sweep cannot vary them.
 _STUDY_KEYS = (
     *("tracking", "listeners", "exporter", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
     *("wait", "wait_limit_s", "foreign_load", "shard", "shard_of", "plan_file", "only"),
@@ -42,19 +42,19 @@ _STUDY_KEYS = (
 
 @dataclass(slots=True, kw_only=True)
 class StudyRequest:
-    """A study request: the configurations of a user, read and checked; nothing of it outlives its study.
+    """A study request: the configurations of a user, read and checked; it is discarded after its study.
 
     Attributes:
-        invocation: how this process was started.
-        sender: the tracking process; `None` for a dry run that needs no store.
-        simulated: the machine to rehearse on, if it is not a real one.
-        exporter: what shows the study while it runs.
-        reproduction: the group to run again, if it is only that.
-        differences: the printed differences of that group from the original.
-        gpus: those on which a launcher runs shards; none where the study runs on that of its plan.
-        planned: digests of the groups of all plans, where a launcher measures a study as several.
-        begin_ms: time of the request, since the epoch.
-        has_started: whether a group has begun; the exit status is then that of groups, before that of the request.
+        invocation: command line and launcher of this process.
+        sender: handle of the tracking process; `None` for a dry run that needs no store.
+        simulated: the simulated machine of a rehearsal; `None` on a real machine.
+        exporter: component that shows the running study to other programs.
+        reproduction: the recorded group to run again, if the study is a reproduction.
+        differences: the printed differences of the reproduction from the original.
+        gpus: GPUs on which a launcher runs shards; empty if the study runs on the device of its plan.
+        planned: digests of the groups of all plans, if a launcher runs the study as several plans.
+        begin_ms: time of the request in ms since the epoch.
+        has_started: whether a group has begun; errors before the first group have another exit status.
     """
 
     configs: Sequence[Config]
@@ -72,7 +72,7 @@ class StudyRequest:
 
     @property
     def config(self) -> Config:
-        """The first of them: settings of the whole study are alike in all."""
+        """First configuration; settings of the complete study are the same in all configurations."""
         return self.configs[0]
 
     @property
@@ -80,11 +80,11 @@ class StudyRequest:
         return expand_path("tracking.root", self.config.tracking.root).resolve()
 
     def plan(self, inventory: Inventory) -> Plan:
-        """Make and check the plan; of a reproduction its one group, with the differences from the original."""
+        """Make and check the plan; for a reproduction, reduce it to one group and print its differences."""
         if self.reproduction is None:
             full_plan = planning.build_plan(self.configs, inventory, is_sweep=self.is_sweep)
             return shards.select_shard(feasibility.check_plan(full_plan), self.config.shard)
-        # As in a sweep: the original may be a baseline that was added to it.
+        # `is_sweep` adds baselines, because the original may be a baseline that was added to a sweep.
         full_plan = planning.build_plan(self.configs, inventory, is_sweep=True)
         plan = feasibility.check_plan(self.reproduction.only_its_group(full_plan))
         facts = provenance.collect(inventory.interpreters, self.invocation)
@@ -102,10 +102,10 @@ def read_request(
     *,
     is_sweep: bool,
 ) -> StudyRequest:
-    """Read and check the configurations of a study, one a combination; `stack` ends the processes that this starts.
+    """Read and check the configurations of a study, one per combination; `stack` ends the processes started here.
 
     Raises:
-        ConfigError: no study can be made of them.
+        ConfigError: the configurations are invalid.
     """
     invocation = invocations.get_current()
     configs = config_reader.read(composed)
@@ -120,7 +120,7 @@ def read_request(
     sender = reproduction = None
     resumes, reproduces = first.resume != Resume.NO, first.reproduce is not None
     if not first.dry_run or resumes or reproduces or _has_store(first):
-        # MLflow takes seconds to import, so its process starts first; it touches nothing until it is told to.
+        # The tracking process is started first, because it imports MLflow for seconds. It opens no store by itself.
         sender = stack.enter_context(take_sender())
         if first.reproduce is not None:
             reproduction = prepare_reproduction(composed[0], first, sender, stack)
@@ -148,4 +148,4 @@ def _check_same(configs: Sequence[Config]) -> None:
     for key in _STUDY_KEYS:
         value_of = operator.attrgetter(key)
         if any(value_of(config) != value_of(configs[0]) for config in configs):
-            raise ConfigError(f"{key} applies to the whole study and cannot be swept; give it one value")
+            raise ConfigError(f"{key} applies to the whole study and cannot be swept; set it to one value")

@@ -1,4 +1,4 @@
-"""A plan on its way through the machine."""
+"""One run of a study: holds the devices, runs the groups, sends the results and prints a summary."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from pipeline.study import executor, plans, stored_results, summary
 from pipeline.study.study_request import StudyRequest
 
 _BUSY_SHARE = 0.25
-"""Share of the CPUs above which a warning of other programs is printed before the study."""
+"""Share of the CPUs in use by other programs above which a warning is printed before the study."""
 _AFTER_SIGNAL_S, _AFTER_SIGNAL_WHILE_SENDING_S = 20.0, 5.0
-"""Time to send the rest after a signal; a scheduler kills half a minute after its first one."""
+"""Time to send the remaining results after a signal; a scheduler sends SIGKILL half a minute after its first signal."""
 
 _SIGNAL_EARLY_S = 90.0
 
 
 class StudyRun:
-    """A plan on its way through the machine."""
+    """One run of a study on the devices of its plan."""
 
     def __init__(self, request: StudyRequest, inventory: Inventory, plan: Plan, *, waited_s: float) -> None:
         assert request.sender is not None
@@ -55,22 +55,22 @@ class StudyRun:
         self.comparison = Comparison()
         self.rows: list[GroupResult] = []
         self.cpu_use = host_info.read_cpu_use()
-        self.ended_by: Interrupted | None = None  # the signal that ended the sending
-        self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier starts could not send
+        self.ended_by: Interrupted | None = None  # signal that arrived while results were being sent
+        self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier studies could not send
 
     def take_devices(self, stack: UndoStack) -> None:
-        """Hold the devices, and clear what killed orchestrators left.
+        """Hold the devices, and undo changes and end processes of killed orchestrators.
 
         Raises:
-            InUseError: another user or study has one of them.
+            InUseError: another user or study holds one of the devices.
         """
         gpu = self.config.gpu
         for device in self.plan.devices:
             stack.enter_context(lease.hold(device, Path(gpu.lock_dir)))
-        # Leftovers of killed orchestrators are no strangers.
+        # Processes of killed orchestrators are ended first; they would count as processes of other users below.
         survey = plans.end_leftovers(self.root)
         self.unsent = survey.ready
-        if self.config.shard is None:  # else other workers may well be at work there
+        if self.config.shard is None:  # a worker expects other workers on other hosts
             self._say_what_other_hosts_left(survey)
         for device in self.plan.devices:
             plans.undo_steps(device, gpu)
@@ -80,7 +80,7 @@ class StudyRun:
         for owner, number in Counter(survey.elsewhere.values()).items():
             words.say(
                 f"note: host {owner} may still run {format_count(number, 'group')} in {self.root / layout.SPOOL}; "
-                f"if that host is gone, run: {spell_close_command(self.root)}"
+                f"if this host has failed, run: {spell_close_command(self.root)}"
             )
 
     def run(self, showing: ShowGroup) -> int:
@@ -93,7 +93,7 @@ class StudyRun:
         tracking, interpreters = self.config.tracking, self.inventory.interpreters
         self.sender.open(self.plan.experiment, self.root, tracking.uri, tracking.series_points)
         if tracking.uri is not None or not local_store.is_ready(self.root, self.plan.experiment):
-            self._wait_for_store()  # else the jobs are started while MLflow is imported
+            self._wait_for_store()  # an existing local store is opened while the first jobs start
         self._send_what_others_left()
         groups, known = self.plan.groups, list[GroupResult]()
         if self.config.resume != Resume.NO:
@@ -108,7 +108,7 @@ class StudyRun:
             self._take_in(known)
             self._run(groups, view, showing)
         except Interrupted as interrupted:
-            if self.request.invocation.slurm_task:  # the user did not send the signal
+            if self.request.invocation.slurm_task:  # Slurm, not the user, sent the signal
                 words.say(f"{interrupted}{self._describe_limit(time.monotonic() - begin_s)}")
             raise
         finally:
@@ -126,14 +126,14 @@ class StudyRun:
         if used > _BUSY_SHARE * num_cpus:
             keep = "" if self.config.foreign_load is ForeignLoad.note else ", or keep the rows with foreign_load=note"
             words.say(
-                f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host_info.describe_load()}); rows of "
-                f"jobs that wait for CPUs will be marked; measure on a quiet machine{keep}"
+                f"warning: other programs use {used:.1f} of {num_cpus} CPUs ({host_info.describe_load()}), so rows of "
+                f"jobs that wait for CPUs will be marked; measure on an idle machine{keep}"
             )
 
     def _describe_limit(self, elapsed_s: float) -> str:
         limit_s = self.config.time_limit_s
         is_near = limit_s is not None and limit_s - elapsed_s - self.waited_s < _SIGNAL_EARLY_S
-        return f", near the end of its time (time_limit_s={limit_s:g})" if is_near else ""
+        return f", near the end of time_limit_s={limit_s:g}" if is_near else ""
 
     def _facts(self) -> dict[str, str]:
         facts = provenance.collect(self.inventory.interpreters, self.request.invocation)
@@ -157,9 +157,10 @@ class StudyRun:
         return files
 
     def _wait_for_store(self) -> None:
-        """Wait until the store is open. A worker of a launcher, which found it open, may find its server away.
+        """Wait until the store is open. A worker continues without its server, because its launcher opened the store.
 
-        Of a shard, what earlier attempts left running is closed: their host may have died, which no lock here tells.
+        Runs that earlier attempts of the same shard left open are closed, because the host of an attempt may have
+        died, which no lock on this host can show.
         """
         try:
             self.sender.wait_for_store()
@@ -201,7 +202,7 @@ class StudyRun:
             begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
             for launch in launches.split_by_launch(groups):
                 if limit_s is not None and time.monotonic() - begin_s > limit_s:
-                    words.say(f"time_limit_s={limit_s:g} is over")
+                    words.say(f"time_limit_s={limit_s:g} is over; the remaining groups are not started")
                     break
                 self.request.has_started = True
                 rows = executor.run(launch, shared)
@@ -222,7 +223,7 @@ class StudyRun:
                 and changed.result is known.result
                 and changed.metrics.items() <= known.metrics.items()
             ):
-                continue  # of a resumed study: the store has it
+                continue  # the store already has these figures, as in a resumed study
             self.spool.amend(changed)
             if changed.result is not Result.OK:
                 words.say(f"{changed.group.name}: {changed.result}: {changed.reason}")
@@ -231,7 +232,7 @@ class StudyRun:
         try:
             if self.rows:
                 latest = [self.comparison.get_latest(row) for row in self.rows]
-                summary.show(self.plan.experiment, latest, self.request.reproduction)  # while the last of them are sent
+                summary.show(self.plan.experiment, latest, self.request.reproduction)  # rows are still being sent
         finally:
             self._send_what_is_left()
         if self.rows:
@@ -246,13 +247,13 @@ class StudyRun:
         self._say_how_to_resume()
 
     def _send_what_is_left(self) -> None:
-        """Send the rest; after a signal only for a short time, and the spool keeps what was not sent."""
+        """Send the remaining groups; after a signal only for a short time. Unsent groups stay in the spool."""
         until_s = time.monotonic() + _AFTER_SIGNAL_S if interrupts.has_ended_work() else None
         try:
             with interrupts.allow():
                 self.sender.rest(until_s)
                 for folder in list(self.sender.unsent):
-                    self.sender.send(folder)  # the server may be back
+                    self.sender.send(folder)  # the server may be available again
                 self.sender.rest(until_s)
                 for file in self.spool.list_unsent_amendments():
                     self.sender.amend(file)
@@ -270,8 +271,8 @@ class StudyRun:
             figures = f"figures of {words.format_count(late, 'group')}"
             what = words.format_count(unsent, "group") + (f" and {figures}" if late else "") if unsent else figures
             words.say(
-                f"warning: {what} could not be sent and wait in {self.root / layout.SPOOL}; the next start sends them, "
-                f"or: {command}"
+                f"warning: {what} could not be sent and wait in {self.root / layout.SPOOL}; the next study sends them; "
+                f"to send them now, run: {command}"
             )
         return unsent == len(of_others) and not late
 
@@ -289,7 +290,7 @@ class StudyRun:
             parts += [f"{num_failed} failed"] * bool(num_failed)
             all_groups = format_count(len(self.plan.groups), "group")
             invocation = self.request.invocation
-            # Else its launcher says how.
+            # A launcher prints its own command.
             how = "" if invocation.has_launcher else f"; to run them: {invocation.masked_resume_command}"
             words.say(f"{all_groups}: {', '.join(parts)}{how}")
 

@@ -1,4 +1,4 @@
-"""The end of a study: its table, the report's sentences, and links to all of it."""
+"""The final output of a study: its table, sentences of the report, and links."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _MOST_LINKS = 3
 
 
 def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproduction | None = None) -> None:
-    """Print the table of some rows of a study, and what the report says of them; of a reproduction both runs."""
-    # What makes a report, of which a help text has no need.
+    """Print a table of rows of a study and the report's sentences about them; for a reproduction, compare both runs."""
+    # Imported late, because the modules of the report take long to import.
     from pipeline.report.terminal_summary import StudySummary, summarize_study
 
     specs = dict.fromkeys(spec for row in rows for spec in row.group.listeners)
     fields = Fields(factory.build_object(spec.build, interval_ms=spec.interval_ms).table for spec in specs)
-    # A reproduction is one group without its block.
+    # A reproduction has one group of a block, which allows no comparison.
     closing_remarks = summarize_study(experiment, rows) if reproduction is None else StudySummary()
     table = format_table(rows, fields, closing_remarks.fastest, closing_remarks.notes)
     sys.stdout.writelines(f"{line}\n" for line in (table, *closing_remarks.sentences))
@@ -38,7 +38,7 @@ def show(experiment: str, rows: Sequence[GroupResult], reproduction: Reproductio
 def show_where(
     experiment: str, tracking: TrackingConfig, sender: Sender, root: Path, failed: Mapping[str, str] | None = None
 ) -> None:
-    """Print the commands that write the report and open MLflow's page, and links to `failed` groups, by their runs."""
+    """Print the commands that write the report and open MLflow's page, and links to the runs of `failed` groups."""
     where = [f"--uri={mask_text(tracking.uri)}" if tracking.uri else f"--root={tracking.root}"]
     where = [] if where == [f"--root={TrackingConfig().root}"] else where
     command = entry_points.spell("report", f"--experiment={experiment}", *where)
@@ -49,7 +49,7 @@ def show_where(
 def _list_links(sender: Sender, root: Path, failed: Mapping[str, str]) -> list[str]:
     try:
         store = sender.wait_for_store()
-    except TrackingError as error:  # it was in order when the study began; the groups wait in the spool
+    except TrackingError as error:  # the server was lost during the study; the groups wait in the spool
         return [f"error: {error}"]
     experiment_id = store["experiment_id"]
     if store["kind"] == "local":

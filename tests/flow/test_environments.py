@@ -215,7 +215,7 @@ def test_a_kind_of_environment_is_a_class_and_a_yaml_and_can_be_reproduced(run, 
     found = [*jobs(), *jobs("collocation-reproductions")]
     assert [files["stdout.log"] for _, files in found] == ["deep,red\n"] * 2
     status, _, err = run(*script, "env=painted", "+env.size=3")
-    assert status == 2 and "_target_=painted.PaintedEnv does not take these arguments" in err
+    assert status == 2 and "_target_=painted.PaintedEnv does not accept these arguments" in err
     status, _, err = run(*script, "env=painted", "workload.env_file=painted.py")
     assert status == 2 and "has no effect with this env" in err
 

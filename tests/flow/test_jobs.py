@@ -162,7 +162,7 @@ def test_co_runners_run_from_before_to_after_what_is_measured_and_are_no_part_of
 
 def test_a_co_runner_that_ends_before_those_that_are_measured_makes_the_group_fail(run):
     row = run("well", "ends_early", num_co_runners=1, seconds=5)
-    assert (row.result, row.jobs[1].reason) == (Result.FAILED, "ended before it was told to stop")
+    assert (row.result, row.jobs[1].reason) == (Result.FAILED, "ended before the request to stop")
 
 
 def test_what_jobs_do_in_turn_never_overlaps(run):
@@ -192,7 +192,7 @@ def test_a_work_window_ends_when_the_jobs_do(run):
         ("out_of_memory", Result.OOM, "Tried to allocate 2.00 GiB"),
         ("silent_exit", Result.FAILED, "without reporting the end"),
         ("no_steps", Result.FAILED, "no step was completed"),
-        ("ends_early", Result.FAILED, "before it was told to stop"),
+        ("ends_early", Result.FAILED, "before the request to stop"),
         ("dies_after_bye", Result.FAILED, "signal 11"),
     ],
 )

@@ -239,7 +239,7 @@ def test_after_a_kill_under_mig_the_next_study_may_need_the_whole_gpu(a100: Kept
     status, text = a100.run("scenario=naive", "degree=1")
     assert status == 0, text
     assert not processes.list_marked(mark)
-    assert "undid 3 steps that a killed orchestrator had left on NVIDIA A100-SXM4-40GB" in text
+    assert "undid 3 steps of a killed orchestrator on NVIDIA A100-SXM4-40GB" in text
     assert a100.gpu == before
 
 

@@ -82,7 +82,7 @@ def test_the_report_of_each_job_is_among_its_files(profiled, name, suffix):
     assert done.status == 0, done.err
     assert f"naive-2x-toy-{name}" in done.out
     assert f"profiler={name}: every figure includes the cost of the profiler" in done.err
-    assert ("say nothing about running together" in done.err) == (name == "ncu")
+    assert ("do not show the effect of sharing" in done.err) == (name == "ncu")
     ((group, jobs),) = done.groups
     assert group.data.tags["collocation.profiler"] == group.data.params["profiler"] == name
     assert len(jobs) == 2
@@ -127,7 +127,7 @@ def test_a_profiler_that_fails_is_the_reason_of_the_row(profiled, manner, reason
 def test_a_profiler_without_a_report_is_said_in_the_row(profiled):
     done = profiled(*TOY, "baseline=never", *SHORT, "profiler=ncu", manner="no_report")
     assert done.status == 0
-    said = "ncu made no report of 0-toy, 1-toy"
+    said = "ncu wrote no report for 0-toy, 1-toy"
     assert said in done.err
     ((group, _),) = done.groups
     assert said in group.data.tags["collocation.no_report"]

@@ -68,7 +68,7 @@ def test_a_script_that_was_kept_without_its_secrets_is_not_run(run, client, tmp_
     script.write_text(kept.read_text())
     status, _, err = run(again)
     assert status == 2 and err.count("\n") == 1
-    assert f"{script} has <hidden> in place of its secrets" in err
+    assert f"{script} contains <hidden> in place of its secrets" in err
     script.write_text(f"{code}# changed\n")
     status, _, err = run(again, "dry_run=true")
     assert status == 0 and "the original is artifact script-train.py, without its secrets" in err

@@ -525,7 +525,7 @@ def test_what_a_killed_study_left_on_a_kept_machine_is_undone_by_the_next(run, t
     assert len(instances()) == 2
     status, _, err = run(*study, "scenario=mig")
     assert status == 0, err
-    assert "undid 3 steps that a killed orchestrator had left on NVIDIA A100-SXM4-40GB" in err
+    assert "undid 3 steps of a killed orchestrator on NVIDIA A100-SXM4-40GB" in err
     (gpu,) = StateFile(kept).read().gpus
     assert (gpu.instances, gpu.mig_current) == ((), False)
 

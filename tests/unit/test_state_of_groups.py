@@ -42,7 +42,9 @@ def test_a_change_between_two_groups_is_recorded_and_said(library: NvmlLibrary) 
     library.change(settings=Settings(power_limit_w=500))
     details, (said,) = begun(planned)
     assert details == dict(device.details) | {"power_limit_w": "500"}
-    assert said.startswith(f"{device.name} has changed since the study began (power limit 500 W, was 700 W): ")
+    assert said.startswith(
+        f"the state of {device.name} has changed since the study began (power limit 500 W, was 700 W), "
+    )
 
 
 def test_a_gpu_that_does_not_answer_and_a_group_that_is_skipped_stay_as_planned(library: NvmlLibrary) -> None:

@@ -1,1 +1,1 @@
-"""Records and names of the domain: jobs, groups, sharing modes, MIG profiles, tags; without actions or probes."""
+"""Records and names of the domain: jobs, groups, sharing modes, MIG profiles, tags. Only data, no actions."""

@@ -15,7 +15,7 @@ Jobs = tuple[str, ...]
 
 @dataclass(slots=True)
 class Baselines(Generic[R, J]):
-    """Serial groups of one block, GPU and combination of settings, by their jobs."""
+    """Serial groups of one block, one GPU and one combination of settings, by their jobs."""
 
     _own: dict[str, list[J]] = field(default_factory=lambda: defaultdict(list))
     _mixes: dict[Jobs, tuple[R, Sequence[J]]] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Baselines(Generic[R, J]):
             self._mixes[digests] = (group, jobs)
 
     def find_runs_alone(self, digest: str, together: Jobs) -> list[J]:
-        """Find a job's runs alone, else its turns in the serial group of the same mix, else those in any mix."""
+        """Find a job's runs alone; without any, its runs in the serial group of the same mix, else of any mix."""
         if digest in self._own:
             return self._own[digest]
         same = self._same(together)

@@ -19,13 +19,13 @@ class Programs:
     """The programs that change and restore the settings of one device.
 
     Attributes:
-        purpose: what they are needed for, as used in errors.
-        simulated: programs of a simulated device, by name; it must never use others. `None` for a real device.
+        purpose: purpose of the programs, for errors.
+        simulated: programs of a simulated device, by name, which are the only ones allowed; `None` for a real device.
         configured: paths from the configuration, by name; other programs are found on PATH.
-        admin: prefix of a command that changes settings; `None` if only a journal has it.
+        admin: prefix of a command that changes settings; `None` if the prefix is read from the journal.
     """
 
-    purpose: str = "undoing what a study left"
+    purpose: str = "restoring the device after a study"
     simulated: Mapping[str, str] | None = None
     configured: Mapping[str, str | None] = field(default_factory=dict)
     admin: tuple[str, ...] | None = None
@@ -37,13 +37,13 @@ class Programs:
         )
 
     def find(self, name: str) -> str:
-        """Return the absolute path of a program, as sudo has another PATH; `SharingError` if it is not executable."""
+        """Return the path of a program, absolute because sudo has another PATH; `SharingError` if not executable."""
         program = self.path(name)
         if program is None:
             package = f" ({_PACKAGES[name]})" if name in _PACKAGES else ""
             raise SharingError(
                 f"{self.purpose} needs {name}, which is not on PATH; install the driver{package}, or set "
-                f"scenario.program=/path/to/{name} if the scenario has that key"
+                f"scenario.program=/path/to/{name} if the scenario has this key"
             )
         path = Path(program).absolute()
         if not path.is_file() or not os.access(path, os.X_OK):
@@ -68,9 +68,9 @@ def find_device_programs(device: Device) -> Programs:
 
 
 def refuse_absent_admin(admin: Sequence[str], key: str, example: str) -> None:
-    """Raise `ConfigError` if the program that gives administrator rights does not exist."""
+    """Raise `ConfigError` if the program that grants administrator rights does not exist."""
     if admin and shutil.which(admin[0]) is None:
-        raise ConfigError(f"{key}: program {admin[0]!r} was not found; write its words as in {example}")
+        raise ConfigError(f"{key}: program {admin[0]!r} was not found; correct it, for example {example}")
 
 
 def _list_simulated(device: Device) -> Mapping[str, str] | None:

@@ -1,9 +1,9 @@
 """Names of the groups of a study: in its plan, on the terminal, in MLflow and in a report.
 
-A name is the sharing mode and the jobs, then the options that distinguish the group from others of the study:
-`naive-2x-tiny-batch_size=16`. Given options of the mode and flags of a script are always included. If options of jobs
-make a name too long, the values shared by most programs of that name are omitted. Names are for people: no digest
-depends on one, so a study remains the same when values are added to it.
+A name has the sharing mode and the jobs, then the options that distinguish the group from others of the study:
+`naive-2x-tiny-batch_size=16`. Options of the mode that the user set and flags of a script are always included. If
+options of jobs make a name too long, the values shared by most programs of that name are omitted. No digest depends on
+a name, so digests stay the same when a study gets further values that change the names.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from pipeline.base.domain.work_units import GIVEN_RATE
 FLAG = "flags."
 """Prefix of the params that record the `workload.flags` of a script."""
 ARGUMENTS = "args"
-# Not properties of the program: settings of the whole study, paths, what the job reported about itself.
+# Params that are not properties of the program: settings of the complete study, paths, reports of the job.
 _NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root", GIVEN_RATE})
 _PREFIXES = ("job.", "placement.")
 ENVIRONMENT = "environment_digest"
-"""The param that distinguishes environments. It is not part of names, as digits mean nothing to a reader."""
+"""The param that distinguishes environments. Names omit it, because a digest means nothing to a reader."""
 _PROFILER = "profiler"
 _WHOLE = re.compile(r"^(-?\d+)\.0$")
-"""A needless decimal of our own numbers, as in a rate of 50.0; script flags are shown as given."""
+"""A needless decimal of the project's numbers, such as a rate of 50.0; flags of a script are not changed."""
 _MANY = 70  # maximum characters of options
 _LONGEST = 120  # maximum characters of a name: a database allows 250, a folder 255
 
@@ -55,7 +55,7 @@ class GroupFacts:
 
 
 def list_program_params(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the params of a job's run that determine what its program computes."""
+    """Return the params of a job's run that affect the computation of its program."""
     return {
         key: _WHOLE.sub(r"\1", value) if value.endswith(".0") and not key.startswith(FLAG) else value
         for key, value in params.items()
@@ -72,7 +72,7 @@ def spell_flags(params: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parse_flags(args: str) -> dict[str, str]:
-    """Parse flags with values: all words up to the next flag count as values, since only the program knows better."""
+    """Parse flags with values: all words up to the next flag count as its values, because the syntax is unknown."""
     flags: dict[str, list[str]] = defaultdict(list)
     key = ARGUMENTS
     try:
@@ -153,7 +153,7 @@ def _list_programs(group: GroupFacts) -> frozenset[str]:
 
 
 def _describe_programs(jobs: Sequence[JobFacts]) -> dict[tuple[str, str], list[str]]:
-    """Map name and digest of each program to its flags and the options that distinguish it from others of that name."""
+    """Map name and digest of each program to its flags and its options that distinguish programs of that name."""
     alike: dict[str, dict[str, JobFacts]] = defaultdict(dict)
     for job in jobs:
         alike[_name_job(job)].setdefault(job.digest, job)
@@ -169,9 +169,9 @@ def _describe_programs(jobs: Sequence[JobFacts]) -> dict[tuple[str, str], list[s
 
 
 def _describe_jobs(jobs: Sequence[JobFacts]) -> dict[str, list[str]]:
-    """Map digests to the options of jobs of one workload; if there are many, without the values shared by most."""
+    """Map digests to the options of jobs of one workload; if these are long, without the values shared by most jobs."""
     facts = {job.digest: spell_flags(list_program_params(job.params)) for job in jobs}
-    # The name of a size also stands for its flags.
+    # The name of a size already identifies its flags.
     flags = [f"--{key[len(FLAG) :]}" for job in jobs if not job.size for key in job.params if key.startswith(FLAG)]
     keys = [key for key in dict.fromkeys([*flags, *find_differing_keys(facts.values())]) if key != ENVIRONMENT]
     chosen = {digest: {key: params[key] for key in keys if key in params} for digest, params in facts.items()}

@@ -3,7 +3,7 @@
 docs/architecture.md lists the locations. The owner of a group's folder holds an flock on `lock` while it writes: if the
 lock is free, the group is finished or its owner died. `record.json` is always complete, because it is replaced, never
 edited; the last line of `samples.jsonl` may be truncated. The process that sends a group writes `mlflow.json` and holds
-`send.lock`. `.init.lock` is held while the store is created or migrated, and contains the MLflow version that did so.
+`send.lock`. `.init.lock` is held while the store is created or migrated, and contains the version of MLflow used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEFT_OUT = "left_out"
 """Job files that did not become artifacts: too many, too large, unreadable, or refused by the store."""
 
 SHARED_PREFIX = "collocation-"
-"""Prefix of our files in folders that are shared with others: `gpu.lock_dir` and /tmp."""
+"""Prefix of the project's files in shared folders: `gpu.lock_dir` and /tmp."""
 
 # Files in the folder of a group.
 LOCK = "lock"
@@ -33,9 +33,9 @@ JOBS = "jobs"
 RUN_IDS = "mlflow.json"
 SEND_LOCK = "send.lock"
 SENT_PREFIX = ".sent-"
-"""Prefix of an accepted folder that is being removed; remains of a killed sender are deleted later."""
+"""Prefix of a sent folder that is being removed; folders left by a killed sender are deleted later."""
 
-# Files in the folder of a job. `workloads/client.py`, which imports nothing of ours, repeats the first three.
+# Files in the folder of a job. `workloads/client.py`, which cannot import this module, repeats the first three.
 JOB_FILE = "job.json"
 EVENTS = "events.jsonl"
 REQUESTS = "requests.bin"
@@ -66,10 +66,10 @@ SCRIPT_METRICS = "script_metrics"
 
 
 def job_path(index: int) -> str:
-    """Return the folder of a job, relative to that of its group."""
+    """Return the folder of a job, relative to the folder of its group."""
     return f"{JOBS}/{index}"
 
 
 def make_stamp() -> str:
-    """Return a name part that is unique to this start, even within a second."""
+    """Return a part of a name that is unique to this start, even among starts within one second."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"

@@ -1,6 +1,6 @@
-"""The state of a machine that determines how fast its GPU is: only rows of equal state are compared.
+"""The state of a machine that determines the speed of its GPU; only rows with equal states are compared.
 
-This is the single rule for the live table, MLflow, `resume`, the shard overview and the report.
+The live table, MLflow, `resume`, the shard overview and the report use this definition.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ FACTS = {
     "graphics_clock_setting_mhz": ("graphics clock setting", " MHz"),
     "memory_clock_setting_mhz": ("memory clock setting", " MHz"),
 }
-"""For each tag, the name of its fact in texts, and its unit."""
+"""Name in texts and unit of each fact, by tag."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MachineState:
-    """The known facts of a state, in the order of `FACTS`: what a driver does not report is missing."""
+    """The known facts of a state, in the order of `FACTS`; facts that the driver does not report are missing."""
 
     facts: tuple[tuple[str, str], ...]
 
@@ -67,9 +67,9 @@ class MachineState:
 
 
 def merge_same(states: Iterable[MachineState]) -> dict[MachineState, MachineState]:
-    """Map each state to the merged state that combines the facts of all equal ones.
+    """Map each state to a merged state that combines the facts of all equal states.
 
-    States with more facts come first, so that a state with few facts joins one of them, whatever the order of rows.
+    The result does not depend on the order of the states, because states with more facts are processed first.
     """
     merged: list[MachineState] = []
     place: dict[MachineState, int] = {}

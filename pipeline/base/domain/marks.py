@@ -1,4 +1,4 @@
-"""The marks of a row: why it is invalid, and notes on its figures."""
+"""The marks of a row: the reason why it is invalid, and notes on its figures."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Marks(NamedTuple):
     """The marks of one row, as text; empty if there are none.
 
     Attributes:
-        invalid: why its figures are not comparable, as when a job stalled: the row is never a leader, a baseline or
-            part of a verdict.
-        note: what a reader must know about its figures, such as a power cap: it is shown but excludes nothing, because
-            excluding by outcome biases the rest.
+        invalid: reason why the figures are not comparable, such as a stalled job. An invalid row is never shown as
+            fastest, used as a baseline or included in a verdict.
+        note: information that a reader needs to interpret the figures, such as a power cap. A note excludes no row,
+            because exclusion by outcome would bias the remaining rows.
     """
 
     invalid: str = ""
@@ -25,7 +25,7 @@ class Marks(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Both marks as one text that shows where the note begins."""
+        """Both marks as one text."""
         return f"invalid: {self.invalid}" + (f"; note: {self.note}" if self.note else "") if self.invalid else self.note
 
 

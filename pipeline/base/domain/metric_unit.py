@@ -23,8 +23,8 @@ class MetricUnit:
 
     Attributes:
         scale: units per second, or seconds, per unit of the number.
-        is_time: whether it is the time per work unit.
-        work: the work unit of that time, in plural; empty if unspecified.
+        is_time: whether the number is the time per work unit.
+        work: the work unit of this time, in plural; empty if unspecified.
     """
 
     scale: float = 1.0
@@ -39,7 +39,7 @@ class MetricUnit:
         return 1 / scaled if scaled else float("inf")
 
     def counts(self, unit: str) -> bool:
-        """Return whether it expresses a rate of this work unit."""
+        """Return whether the number expresses a rate of this work unit."""
         return not self.work or unit == self.work or {unit, self.work} <= _TURNS
 
 

@@ -1,4 +1,4 @@
-"""The names of MIG devices: `3g.40gb` is a whole GPU instance, `1c.3g.40gb` has one compute slice of it."""
+"""The names of MIG devices: `3g.40gb` has all compute slices of its GPU instance, `1c.3g.40gb` has one of them."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def split(name: str) -> tuple[str, int | None]:
 
 
 def format_division(profile: str, parts: list[str]) -> str:
-    """Format a GPU instance with its compute instances: `3g.40gb(1c+2c)`; if undivided, the profile itself."""
+    """Format a GPU instance with its compute instances: `3g.40gb(1c+2c)`; the profile alone if not partitioned."""
     return f"{profile}({'+'.join(parts)})" if parts else profile

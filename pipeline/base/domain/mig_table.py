@@ -1,7 +1,7 @@
 """MIG profiles of each GPU model: the table `mig_profiles.json` as typed records.
 
-Values missing in the public sources are `None`. Only `capacity_mib`, the memory of a simulated GPU or instance, is then
-estimated: from the nominal size, in proportion to the memory slices of an instance.
+Values missing in the public sources are `None`, except `capacity_mib`, the memory of a simulated GPU or instance. It is
+estimated from the nominal size, in proportion to the memory slices of an instance.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class CiProfile:
     """A compute instance profile of a GPU instance.
 
     Attributes:
-        id: the id used by nvidia-smi; equal to NVML's enumeration.
-        name_prefix: prefix of the GPU instance's name, such as `1c.`; empty for the full width.
+        id: the id used by nvidia-smi, which equals NVML's enumeration.
+        name_prefix: prefix of the GPU instance's name, such as `1c.`; empty for all compute slices.
         max_instances: maximum number in one GPU instance.
     """
 
@@ -41,11 +41,11 @@ class GiProfile:
     Attributes:
         id: the id used by nvidia-smi, called profile id by NVML.
         enum: the argument of NVML's profile queries.
-        memory_slices: width on the placement axis.
-        max_instances: how many fit on an empty GPU.
-        starts: where an instance may begin on the placement axis, ascending.
+        memory_slices: number of memory slices that an instance occupies.
+        max_instances: maximum number of instances on an empty GPU.
+        starts: the possible placement ids of an instance, ascending.
         attributes: `me`, `me.all`, `no-me`, `gfx`.
-        ci_profiles: its compute instance profiles; the last one has the full width.
+        ci_profiles: the compute instance profiles; the last one has all compute slices.
     """
 
     id: int
@@ -72,11 +72,11 @@ class Model:
     """One GPU model.
 
     Attributes:
-        name: what users call it, as `h100_80gb`.
-        product: what the driver calls it.
-        memory_slices: width of the placement axis.
-        mode_needs_reset: whether switching MIG mode resets the GPU, which must then have no clients.
-        profiles: in nvidia-smi's order; empty if their placements are unknown.
+        name: name for users, such as `h100_80gb`.
+        product: name used by the driver.
+        memory_slices: number of memory slices of the GPU.
+        mode_needs_reset: whether changing MIG mode resets the GPU, which then must have no clients.
+        profiles: GPU instance profiles in nvidia-smi's order; empty if their placements are unknown.
     """
 
     name: str
@@ -110,7 +110,7 @@ def models() -> dict[str, Model]:
 def find(name: str) -> Model:
     """Return the model with this name, which may have the prefix `simulated_`.
 
-    The name may be that for users, as `h100_80gb`, the table's own `H100-80GB-SXM`, or the driver's.
+    The name may be the name for users (`h100_80gb`), the key of the table (`H100-80GB-SXM`), or the driver's name.
 
     Raises:
         ConfigError: no model has this name, or its placements are unknown.
@@ -127,9 +127,9 @@ def find(name: str) -> Model:
 
 @cache
 def ci_profiles(compute_slices: int) -> tuple[CiProfile, ...]:
-    """Return the compute instance profiles by compute slices of the GPU instance, full width last; empty if unknown.
+    """Return the compute instance profiles of a GPU instance of this size, the largest last; empty if unknown.
 
-    It is the same on every model of the table, except for the multiprocessors, which are `None` here.
+    They are the same on every model of the table, except for the multiprocessors, which are `None` here.
     """
     profiles = (profile for model in models().values() for profile in model.profiles)
     alike = next((profile for profile in profiles if profile.compute_slices == compute_slices), None)
@@ -158,7 +158,7 @@ def _model(key: str, row: dict[str, Any]) -> Model:
     major, minor = row["compute_capability"].split(".")
     capacity_mib = row["memory_mib_total"] or row["memory_gb"] * 1024
     return Model(
-        # The alias is the common name of the usual variant, such as h100_80gb for the one with SXM.
+        # The first alias is the common name of the usual variant, such as h100_80gb for the SXM variant.
         name=next(iter(row["aliases"]), _plain(key)),
         product=row["product"][0],
         **{key: row[key] for key in ("architecture", "compute_slices", "memory_slices")},
@@ -188,7 +188,8 @@ def _profile(gpu: dict[str, Any], gpu_capacity_mib: int, row: dict[str, Any]) ->
                 id=division["smi_profile_id"],
                 name_prefix=division["name_prefix"],
                 compute_slices=division["compute_slices"],
-                # One figure per width, but 1g.10gb and 1g.20gb of an H100 differ; the full width has all.
+                # The table has one figure per number of compute slices, but 1g.10gb and 1g.20gb of an H100 differ, so
+                # the profile with all compute slices has the figure of the GPU instance.
                 num_multiprocessors=row["sm"] if division["is_default"] else division["sm"],
                 max_instances=division["max_instances"],
             )

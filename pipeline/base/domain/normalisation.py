@@ -22,9 +22,10 @@ class ComparedJob(NamedTuple):
     """The figures of one job, by name.
 
     Attributes:
-        is_given: whether the user chose its rate, so that it tells nothing of how fast the job can be.
-        together: with the other jobs of its group.
-        alone: of its baseline; empty if there is none.
+        unit: the work unit of the job.
+        is_given: whether the user set the job's rate, which then does not show its speed.
+        together: the figures when run with the other jobs of the group.
+        alone: the figures of the baseline; empty if there is none.
     """
 
     unit: str
@@ -34,7 +35,7 @@ class ComparedJob(NamedTuple):
 
 
 def rate_name(window: WindowKind, unit: str) -> str:
-    """Name the figure that compares jobs: seconds for a fixed amount of work, else work per second."""
+    """Name the figure by which jobs are compared: seconds for a fixed amount of work, otherwise work per second."""
     return "makespan_s" if window is WindowKind.WORK else work_units.rate_of(unit)
 
 
@@ -60,22 +61,23 @@ def normalise(
 ) -> dict[str, float]:
     """Compute speed-up over serial, the largest slowdown and Jain's fairness; missing if a rate is unknown.
 
-    For jobs with a given rate, slowdowns of latency replace these. Other jobs in the same group have a slowdown;
-    speed-up and fairness exist only for all jobs of a group.
+    For jobs with a given rate, slowdowns of latency replace these figures. The other jobs of such a group have a
+    slowdown, but the group has neither speed-up nor fairness.
 
     Args:
         window: the measured window.
-        jobs: those of the group.
-        is_sequential: whether the jobs in fact ran one after another.
-        has_co_runners: whether co-runners used a share of the device: then there is neither speed-up nor fairness.
-        serial_s: for fixed work: the measured time of the jobs one after another, else the sum of their times alone.
-        makespan_s: for fixed work: total time of the jobs together.
+        jobs: the jobs of the group.
+        is_sequential: whether the jobs ran one after another.
+        has_co_runners: whether co-runners used a share of the device; the group then has no speed-up and no fairness.
+        serial_s: for fixed work, the measured time of the jobs one after another; if missing, the sum of their times
+            alone is used.
+        makespan_s: for fixed work, the total time of the jobs together.
     """
     figures = _compare_latencies(jobs)
     unpaced = [job for job in jobs if not job.is_given]
     rates = [(_rate(window, job.unit, job.together), _rate(window, job.unit, job.alone)) for job in unpaced]
     known = [(together, alone) for together, alone in rates if together and alone]
-    # Without fixed work, each serial job has its own window: there is no common rate.
+    # Without fixed work, serial jobs have separate windows and thus no common rate.
     is_rate = window is not WindowKind.WORK
     if not known or len(known) < len(unpaced) or (is_rate and is_sequential and len(jobs) > 1):
         return figures
@@ -110,14 +112,14 @@ def _compare_latencies(jobs: Sequence[ComparedJob]) -> dict[str, float]:
 
 
 def select_independent(by_block: Mapping[int, float], gpus: Mapping[int, str]) -> list[float]:
-    """Return independent values: for one GPU each block's, for several GPUs the median per GPU.
+    """Return independent values: for one GPU the values of its blocks, for several GPUs the median of each GPU.
 
-    Blocks of several GPUs do not have one distribution: an interval over all of them is too narrow.
-    `tests/unit/report/test_report_statistics.py` shows by how much.
+    Blocks of several GPUs have different distributions, so an interval over all blocks is too narrow.
+    `tests/unit/report/test_report_statistics.py` computes the error.
 
     Args:
         by_block: a value per block, in the order of blocks.
-        gpus: the GPU of each block; unnamed ones count as one.
+        gpus: the GPU of each block; blocks without a GPU count as blocks of one GPU.
     """
     of_each: dict[str, list[float]] = defaultdict(list)
     for block, value in by_block.items():

@@ -29,7 +29,7 @@ def compare_packages(old: Mapping[str, str], new: Mapping[str, str]) -> str:
 
 
 def parse_lock(lock: Iterable[str]) -> dict[str, str]:
-    """Return Python and the packages of a lock by name, each as `name==version`, `name @ place` or a conda file."""
+    """Return Python and the packages of a lock by name, each as `name==version`, `name @ URL` or a conda file."""
     packages = {}
     # In the lock of a conda environment, packages installed by pip are in comments.
     for line in filter(None, (raw_line.strip().removeprefix("# pip ") for raw_line in lock)):

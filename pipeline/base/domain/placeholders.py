@@ -10,7 +10,7 @@ from pipeline.base.system.errors import ConfigError
 KNOWN = ("output_dir", "job", "degree")
 """Output folder of the job; its index in the group, from 0; number of jobs that run at the same time."""
 
-# In doubled braces, the text itself. `${NAME}` belongs to a shell, `{"a": 1}` and `{epoch:02d}` to other programs.
+# Doubled braces escape a placeholder. `${NAME}` is shell syntax; `{"a": 1}` and `{epoch:02d}` belong to other programs.
 _BRACED = re.compile(r"(?<!\$)\{(?P<name>[A-Za-z_]\w*)\}")
 _PLACEHOLDER = re.compile(rf"\{{\{{(?P<text>[A-Za-z_]\w*)\}}\}}|{_BRACED.pattern}")
 
@@ -24,12 +24,12 @@ def refuse_unknown(workload: str, arguments: Iterable[str]) -> None:
                 known = ", ".join(f"{{{placeholder}}}" for placeholder in KNOWN)
                 raise ConfigError(
                     f"workload {workload}, argument {argument}: {{{name}}} is not a placeholder; use {known}, or "
-                    f"{{{{{name}}}}} for the text itself"
+                    f"{{{{{name}}}}} for the literal text {{{name}}}"
                 )
 
 
 def escape(argument: str) -> str:
-    """Escape the placeholders of an argument, so that `fill` returns the original text."""
+    """Escape the placeholders of an argument; `fill` then returns the original text."""
     return _BRACED.sub(r"{{\g<name>}}", argument)
 
 

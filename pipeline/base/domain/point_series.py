@@ -1,4 +1,4 @@
-"""A series of any length in bounded memory, for figures that jobs report and that need no full resolution."""
+"""A series of any length in bounded memory, for figures of jobs that do not need full resolution."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 
 MOST_POINTS = 10_000
-"""Maximum points kept. MLflow gets fewer (`tracking.series_points`); the files written by a job have all of them."""
+"""Maximum number of points kept. MLflow gets fewer (`tracking.series_points`); the job's files contain all points."""
 
 Point = tuple[int, int, float]
 """Step, time in ns, value."""
@@ -16,8 +16,8 @@ class PointSeries:
     """The points of a series in order of arrival: all of them, or every k-th and the last.
 
     Args:
-        points: the first ones.
-        most: maximum number kept. Beyond it, every second point is dropped, and later points likewise.
+        points: the first points.
+        most: maximum number of points kept. Each time it is exceeded, every second point is dropped.
     """
 
     __slots__ = ("_last", "_most", "_num", "_steps", "_stride", "_t_ns", "_values")

@@ -1,4 +1,4 @@
-"""The only extension points. Each provides a context manager; one exit stack per group determines the undo order."""
+"""The extension points. Each provides a context manager; one exit stack per group determines the order of cleanup."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Slots(Protocol):
 
     @property
     def slots(self) -> Sequence[Slot]:
-        """In the order of the jobs."""
+        """The slots in the order of the jobs."""
 
     def verify(self, pids: Mapping[int, int]) -> None:
-        """Check that every job is where the plan places it; the jobs are ready and hold a CUDA context.
+        """Check that every job is on its planned device; the jobs are ready and hold a CUDA context.
 
         Raises:
-            SharingError: a job is elsewhere.
+            SharingError: a job is on another device.
         """
 
 
@@ -30,12 +30,12 @@ class Sharing(Protocol):
     """A sharing mode of the device: naive, MPS, MIG, ..."""
 
     def check(self, group: Group) -> object:
-        """Check what can be checked without changing anything; the result is passed to `prepare` as `Group.layout`.
+        """Check the group without changing anything; the result is passed to `prepare` as `Group.layout`.
 
         A mode that starts no MPS server refuses `gpu.exclusive_process` (`prepare/device/compute_mode.py`).
 
         Raises:
-            ConfigError: the group cannot be shared like this.
+            ConfigError: the device cannot be shared by this group in this mode.
         """
 
     def warnings(self, group: Group) -> tuple[str, ...]:
@@ -52,23 +52,23 @@ class Sharing(Protocol):
         """Set the device up for the group; restore its previous state on exit.
 
         `scratch` is the group's temporary folder, with a path short enough for sockets and pipes. Slots of a mode
-        without MPS have the variables of `without_mps` (`prepare/device/refusals.py`), otherwise jobs would use the
-        machine's own MPS server.
+        without MPS have the variables of `without_mps` (`prepare/device/refusals.py`), because jobs would otherwise use
+        an MPS server of the machine.
 
         Raises:
-            SharingError: the device cannot be shared like this; it is unchanged.
+            SharingError: the device cannot be shared in this mode; it is unchanged.
         """
 
 
 class Sink(Protocol):
-    """The destination of listeners' samples. Thread-safe; takes microseconds; uploads nothing."""
+    """The destination of listeners' samples; thread-safe and without slow operations such as uploads."""
 
     def put(self, sample: Sample) -> None:
         """Store one sample."""
 
 
 class Watch(Protocol):
-    """The device and job processes that a listener observes, as they start."""
+    """The device and the running job processes that a listener observes."""
 
     @property
     def device(self) -> Device:
@@ -79,7 +79,7 @@ class Watch(Protocol):
         """One slot per job."""
 
     def pids(self) -> Mapping[int, int]:
-        """Return the PIDs of its helper programs, so that their cost is counted."""
+        """Return the PID of each running job by its index."""
 
 
 class Live(Watch, Protocol):
@@ -87,11 +87,11 @@ class Live(Watch, Protocol):
 
     @property
     def folder(self) -> Path:
-        """The folder of the group, which holds those of the jobs."""
+        """The folder of the group, which contains the folders of the jobs."""
 
     @property
     def samples(self) -> Sequence[Sample]:
-        """All samples so far, in order of arrival; grows while it is read."""
+        """All samples so far, in order of arrival; the sequence may grow while it is read."""
 
     @property
     def tables(self) -> Sequence[FieldTable]:
@@ -99,14 +99,14 @@ class Live(Watch, Protocol):
 
 
 class Listener(Protocol):
-    """A sampler. Constructed with its interval and its own options."""
+    """A sampler of sensors. Constructed with its interval and its own options."""
 
     @property
     def table(self) -> FieldTable:
-        """Every quantity that its samples may contain."""
+        """All quantities that the samples may contain."""
 
     def pids(self) -> Sequence[int]:
-        """Return the PIDs of its helper programs, so that their cost is counted."""
+        """Return the PIDs of the helper programs, whose CPU time is counted as overhead."""
 
     def observe(self, watch: Watch, sink: Sink) -> AbstractContextManager[None]:
         """Sample until the context ends.
@@ -114,12 +114,12 @@ class Listener(Protocol):
         Entering returns after the first sample is stored; leaving stops, joins and flushes.
 
         Raises:
-            ListenerError: the source is missing or gives no sample in time; on exit, the source failed meanwhile.
+            ListenerError: the source is missing or provides no sample in time; on exit, the source has failed.
         """
 
 
 ShowGroup = Callable[[Group, Live], AbstractContextManager[None]]
-"""Shows a group while the context is open."""
+"""Function that returns a context in which a group is shown."""
 
 
 class Exporter(Protocol):
@@ -129,22 +129,23 @@ class Exporter(Protocol):
         """Serve requests from before the study changes anything until after its end.
 
         Raises:
-            ConfigError: it cannot, for example because its port is in use.
+            ConfigError: the exporter cannot serve, for example because its port is in use.
         """
 
 
 class Env(Protocol):
     """The source of a job's interpreter.
 
-    A kind that builds one from a file names that key `file`; one that uses an existing environment names it `prefix`.
-    So `workload.env_file` and `workload.env_prefix` set it, and a reproduction builds from a lock.
+    A kind that builds an environment from a file has the key `file`; a kind that uses an existing environment has the
+    key `prefix`. `workload.env_file` and `workload.env_prefix` set these keys, and a reproduction sets `file` to a
+    lock.
     """
 
     def preview(self) -> Interpreter:
-        """Return the interpreter as far as it is known without building anything.
+        """Return the facts about the interpreter that are known without building it.
 
         Raises:
-            ConfigError: the request cannot be built, as far as is known without building.
+            ConfigError: the request certainly cannot be built.
         """
 
     def resolve(self) -> Interpreter:
@@ -156,17 +157,17 @@ class Env(Protocol):
 
 
 class Profiler(Protocol):
-    """A program in front of each job's command, such as a profiler. Constructed with its own options."""
+    """A program that is started before each job and runs it, such as Nsight. Constructed with its own options."""
 
     @property
     def name(self) -> str:
         """The name by which users select it."""
 
     def check(self, group: Group) -> None:
-        """Check that it exists and can be used for the group.
+        """Check that the profiler exists and can be used for the group.
 
         Raises:
-            ConfigError: it does not exist, with the places searched, or cannot be used.
+            ConfigError: the profiler cannot be used or does not exist; the message names the searched paths.
         """
 
     def privileged(self, group: Group) -> Commands:
@@ -177,14 +178,14 @@ class Profiler(Protocol):
         """
 
     def prepare(self, group: Group) -> AbstractContextManager[None]:
-        """Free what it needs of the device, from before the device is shared until after that.
+        """Reserve the resources of the device that the profiler needs, while the device is shared.
 
         Raises:
-            SharingError: it is in use; on exit, it is not restored.
+            SharingError: the resources are in use; on exit, they could not be restored.
         """
 
     def notes(self, device: Device) -> tuple[str, ...]:
-        """Return notes for the user on figures that are measured with it."""
+        """Return notes for the user on figures that are measured with the profiler."""
 
     def prefix(self, folder: Path) -> tuple[str, ...]:
         """Return the command prefix for the job with this folder."""

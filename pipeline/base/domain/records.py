@@ -1,4 +1,4 @@
-"""The records passed through the pipeline. Data only: nothing here acts, probes or imports slow modules.
+"""The records passed through the pipeline. They are data without actions; no slow modules are imported.
 
 Clocks: every `*_ns` is CLOCK_MONOTONIC in nanoseconds (one clock for all processes of a machine) unless its name
 contains `wall`; wall-clock times are labels, never subtracted from each other.
@@ -32,7 +32,7 @@ class Result(enum.StrEnum):
 
     @property
     def is_finding(self) -> bool:
-        """An outcome that answers the study, so that `resume` does not run the group again.
+        """True for an outcome that counts as measured; `resume` does not run the group again.
 
         A skipped group runs again as soon as the plan allows it.
         """
@@ -40,18 +40,18 @@ class Result(enum.StrEnum):
 
     @property
     def mlflow_status(self) -> str:
-        """The status of the MLflow run; a skipped group did not fail, as nothing ran."""
+        """The status of the MLflow run; a skipped group did not fail, because no job ran."""
         if self is Result.INTERRUPTED:
             return "KILLED"
         return "FINISHED" if self in (Result.OK, Result.SKIPPED) else "FAILED"
 
 
 class WindowKind(enum.StrEnum):
-    """The rule for when jobs end and which part of their time is measured.
+    """The rule that determines when jobs end and which portion of their time is measured.
 
-    `steady`: jobs run until told to stop. `interleaved`: the same, in slices: groups that differ only in their number
-    of jobs share a launch and take turns. `work`: jobs end by themselves after their epochs. `logged`: jobs end by
-    themselves, and are measured while all of them log rates.
+    `steady`: jobs run until they are stopped. `interleaved`: the same, in slices: groups that differ only in their number
+    of jobs share a launch and take turns. `work`: jobs exit on their own after their epochs. `logged`: jobs exit on
+    their own, and are measured while all of them log rates.
     """
 
     STEADY = "steady"
@@ -66,7 +66,7 @@ class WindowKind(enum.StrEnum):
 
 
 class Required(enum.StrEnum):
-    """When a listener that cannot start is an error."""
+    """The condition under which a listener that cannot start is an error."""
 
     YES = "true"
     NO = "false"
@@ -74,7 +74,7 @@ class Required(enum.StrEnum):
 
 
 class Resume(enum.StrEnum):
-    """The results that a study does not measure again: none, all, or also those with other packages."""
+    """The stored results that a study reuses: none, all, or also results with other packages."""
 
     NO = "false"
     YES = "true"
@@ -97,7 +97,7 @@ class ListenerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilerSpec:
-    """The profiler in front of the command of each job; none by default."""
+    """The profiler that is started before each job; none by default."""
 
     name: str = "none"
     build: Spec = _NO_PROFILER
@@ -125,7 +125,7 @@ class Commands:
 class Window:
     """The window of throughput measurement (docs/method.md, "Windows and baselines"). Fields of other kinds are 0.
 
-    Jobs that end by themselves cannot be given a number of epochs.
+    Jobs that exit on their own have no number of epochs.
 
     Attributes:
         settle_s: time that is not measured at the beginning; of an interleaved window, at the beginning of each slice.
@@ -172,8 +172,8 @@ class Job:
     """One process of a group.
 
     Attributes:
-        size: its letter in a mix, if any.
-        is_neighbour: it is a co-runner: it starts before the measured jobs and is stopped when they have ended.
+        size: name of the job's size in a mix, if any.
+        is_co_runner: whether the job is a co-runner, which starts before the measured jobs and stops after them.
     """
 
     index: int
@@ -183,7 +183,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Unique within the group."""
+        """Name of the job, unique within the group."""
         size = "" if self.size is None else f"{self.size}-"
         return f"{self.index}-{size}{self.workload.name}"
 
@@ -194,12 +194,12 @@ class Device:
 
     Attributes:
         kind: `nvidia`, `simulated` or `cpu`.
-        uuid: the GPU's UUID, or that of the MIG device (`MIG-...`), or `CPU-<host name>`.
-        index: of the GPU.
-        memory_mib: of the device; `None` for the CPU.
+        uuid: UUID of the GPU or of the MIG device (`MIG-...`), or `CPU-<host name>`.
+        index: index of the GPU.
+        memory_mib: memory of the device; `None` for the CPU.
         details: further identification for provenance (driver, CUDA version, ...).
         programs: absolute paths, by name, of the only programs that may run for a simulated GPU.
-        parent: of a MIG device, the UUID of its GPU; the next two are the ids of its GPU and compute instance.
+        parent: UUID of the GPU of a MIG device; `gi_id` and `ci_id` are the ids of its GPU and compute instance.
     """
 
     kind: str
@@ -216,7 +216,7 @@ class Device:
 
     @property
     def gpu_uuid(self) -> str:
-        """The UUID of the whole GPU, for sensors and administrators."""
+        """The UUID of the physical GPU, for sensors and administrators."""
         return self.parent or self.uuid
 
     @property
@@ -235,7 +235,7 @@ class GpuSettings:
     `exclusive_process` is never set for a group whose jobs run one after another.
 
     Attributes:
-        num_other_gpus: number of other GPUs of the host that work for the study at the same time.
+        num_other_gpus: number of other GPUs of the host that the study uses at the same time.
     """
 
     admin: tuple[str, ...] | None
@@ -248,10 +248,10 @@ class GpuSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """The slot of one job: the devices it sees, and what listeners sample for it.
+    """The slot of one job: the devices that the job can use, and the instance that listeners sample for it.
 
     Attributes:
-        visible_devices: value of CUDA_VISIBLE_DEVICES: UUIDs separated by commas; empty on the CPU.
+        visible_devices: value of CUDA_VISIBLE_DEVICES, as UUIDs separated by commas; empty on the CPU.
         environ: further variables for the job.
         gi_id, ci_id: GPU instance and compute instance of a MIG device; `None` without MIG or with several devices.
         facts: further facts of this placement, for the record.
@@ -266,17 +266,17 @@ class Slot:
 
     @classmethod
     def from_device(cls, device: Device) -> Slot:
-        """Return the slot of a whole GPU or MIG device."""
+        """Return the slot of an undivided GPU or a MIG device."""
         return cls(visible_devices=device.uuid, gpu_uuid=device.gpu_uuid, gi_id=device.gi_id, ci_id=device.ci_id)
 
     @property
     def device_uuids(self) -> tuple[str, ...]:
-        """The UUIDs of its devices."""
+        """The UUIDs of the job's devices."""
         return tuple(filter(None, self.visible_devices.split(",")))
 
     @property
     def placement(self) -> dict[str, str]:
-        """The placement of its job, as stored and reported; without missing values."""
+        """The placement of the job, as stored and reported; without missing values."""
         facts = {"device": self.visible_devices, "gi_id": self.gi_id, "ci_id": self.ci_id} | dict(self.facts)
         return {key: str(value) for key, value in facts.items() if value not in (None, "")}
 
@@ -288,10 +288,10 @@ class Interpreter:
     Attributes:
         environ: further variables for the job.
         lock: lines of a text from which the same environment can be rebuilt (docs/environments.md).
-        lock_digest: of the packages, whatever their source; provisional while `to_build` is set.
-        to_build: what must be built before a job can run, as text; `None` if the environment is ready.
-        requested: packages that its file requests, until it is built; afterwards the lock has them.
-        why_not_built: why it could not be built, if that is an outcome of the study, not an error.
+        lock_digest: digest of the packages, regardless of their source; provisional while `to_build` is set.
+        to_build: description of the environment that must be built before a job can run; `None` if it is ready.
+        requested: packages that the environment's file requests; after the build, the lock has the packages.
+        why_not_built: reason why the environment could not be built, if this is an outcome of the study, not an error.
     """
 
     python: Path
@@ -317,20 +317,20 @@ class Group:
 
     Attributes:
         number: position in the plan, from 1.
-        block: the repeat, from 1; each block has every group of the study once.
-        shard: number of its shard, from 1.
+        block: number of the block, from 1; each block has every group of the study once.
+        shard: number of the group's shard, from 1.
         launch: what groups of one launch have in common, empty for a launch of its own; see `WindowKind.INTERLEAVED`.
-        case: if a shard is one case of a block, the number of the case, from 1 and equal in every block; else 0.
-        sequential: run the jobs one after another (the serial baseline of a mix).
-        key: digest of workloads, sharing mode, options and settings: equal for this group in every block.
-        digest: of the key and the block.
-        any_gpu_digest: the same without the GPU model.
-        program_digest: the same without the packages.
-        skip_reason: why this group is recorded as `skipped` instead of run.
-        config_text: returns the composed configuration as YAML, for the record; created on demand.
-        settings_digest: of the settings and the packages.
-        is_load_noted: jobs that waited for CPUs used by other programs get a note, and the row stays valid.
-        layout: result of `Sharing.check` at planning; no other code reads it.
+        case: number of the case, from 1 and equal in every block, if a shard is one case of a block; else 0.
+        sequential: whether the jobs run one after another (the serial baseline of a mix).
+        key: digest of workloads, sharing mode, options and settings, which is equal for this group in every block.
+        digest: digest of the key and the block.
+        any_gpu_digest: `digest` without the GPU model.
+        program_digest: `digest` without the packages.
+        skip_reason: reason why this group is recorded as `skipped` instead of run.
+        config_text: function that returns the composed configuration as YAML, for the record.
+        settings_digest: digest of the settings and the packages.
+        is_load_noted: whether a row whose jobs waited for CPUs in use by other programs stays valid and gets a note.
+        layout: result of `Sharing.check` at planning; no code outside the sharing mode reads it.
     """
 
     number: int
@@ -364,7 +364,7 @@ class Group:
 
     @property
     def job_names(self) -> str:
-        """Its jobs by their sizes in a mix, else by their workloads: `tiny+tiny`."""
+        """Names of the jobs: by their sizes in a mix, else by their workloads, as in `tiny+tiny`."""
         return "+".join(job.size or job.workload.name for job in self.measured)
 
     @property
@@ -374,7 +374,7 @@ class Group:
 
     @property
     def shared_settings(self) -> dict[str, str]:
-        """The settings that its baseline, which has no co-runners, must share."""
+        """The settings that the group's baseline, which has no co-runners, must share."""
         return {key: value for key, value in self.settings.items() if key != CO_RUNNERS}
 
     @property
@@ -388,17 +388,17 @@ class Group:
 
     @property
     def is_of_different_programs(self) -> bool:
-        """True for different programs that end by themselves, each with its own outcome."""
+        """True if the jobs are different programs that exit on their own, each with its own outcome."""
         return len({job.workload.digest for job in self.jobs}) > 1 and all(
             job.workload.ends_by_itself for job in self.jobs
         )
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings, as text, that groups of one study share, whatever their jobs and sharing mode.
+        """The settings, as text, that groups of one study share, regardless of their jobs and sharing mode.
 
-        Together with jobs, sharing mode and options, they distinguish groups. Every group has every setting, so that
-        any two can be compared.
+        Together with jobs, sharing mode and options, the settings distinguish groups. Every group has every setting, so
+        any two groups can be compared.
         """
         simulated = self.device.is_simulated
         return {
@@ -414,7 +414,7 @@ class Group:
 
     @property
     def _co_runners_in_words(self) -> str:
-        """`6x tiny`; programs that no measured job runs are followed by a few digits of their digest."""
+        """Co-runners as `6x tiny`; programs that no measured job runs are followed by a few digits of their digest."""
         if not self.has_co_runners:
             return ""
         measured = {_identify_program(job.workload) for job in self.measured}
@@ -429,7 +429,7 @@ class Group:
 
     @property
     def options(self) -> dict[str, object]:
-        """The given options of the sharing mode, apart from its name, and of what starts the jobs.
+        """The options of the sharing mode that the user set, without its name, and of the profiler.
 
         The location of a class or program is excluded; its arguments are included.
         """
@@ -443,18 +443,18 @@ class Group:
 
 
 def _identify_program(workload: Workload) -> tuple[object, ...]:
-    """Return what identifies a program's computation, regardless of its number of epochs."""
+    """Return the attributes that identify a program's computation, regardless of its number of epochs."""
     return (workload.name, *(param for param in workload.params if param[0] != "epochs"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A whole study or one shard of it: all groups in their order, and facts about them.
+    """A complete study or one shard of it: all groups in their order, and facts about them.
 
     Attributes:
-        digest: of all groups of the whole study.
-        any_gpu_digest: the same without the GPU models: plans of one study on several models share it.
-        shard_sizes: the number of groups of each shard of the whole study.
+        digest: digest of all groups of the complete study.
+        any_gpu_digest: `digest` without the GPU models, which is equal for the plans of one study on several models.
+        shard_sizes: number of groups in each shard of the complete study.
     """
 
     experiment: str
@@ -468,5 +468,5 @@ class Plan:
 
     @property
     def num_planned(self) -> int:
-        """The number of groups of the whole study."""
+        """The number of groups of the complete study."""
         return sum(self.shard_sizes)

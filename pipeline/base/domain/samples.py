@@ -1,4 +1,4 @@
-"""Quantities of listeners and their samples. `t_ns` is CLOCK_MONOTONIC, as everywhere."""
+"""Quantities of listeners and their samples. `t_ns` is CLOCK_MONOTONIC, as in all modules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal, get_args
 
 MIN_INTERVAL_MS = 200
-"""Minimum interval of a listener: sensors do not change faster, and reading them takes resources from the jobs."""
+"""Minimum interval of a listener, because sensors do not change faster and reading them takes time from the jobs."""
 
 THROTTLED = "throttled_ratio"
 """Figure of a device: the share of the window in which power or temperature limited its clocks."""
@@ -24,9 +24,9 @@ class Summary(enum.StrEnum):
     MAX = "max"
     """The maximum of the samples within the measured windows."""
     PEAK = "peak"
-    """The maximum over the group's whole life, as memory peaks also while models are built and kernels are tuned."""
+    """The maximum over the complete run of the group; memory may peak while models are built or kernels are tuned."""
     RATE = "rate"
-    """The mean of samples that are means since the previous one: from the first to the last in the measured windows."""
+    """The mean of samples each of which is a mean since the previous sample, within the measured windows."""
     GROWTH = "growth"
     """The growth of a counter within the measured windows."""
 
@@ -36,9 +36,9 @@ class Chart:
     """The drawing of a quantity, in the timeline and in the report's figure over time.
 
     Attributes:
-        panel: of the report's figure; if missing, only the timeline has it.
-        title: in that panel.
-        unless: name of a finer quantity; if that was read, the report does not draw this one.
+        panel: panel of the report's figure; if missing, only the timeline shows the quantity.
+        title: title of the quantity in this panel.
+        unless: name of a more precise quantity; if that quantity was read, the report does not draw this one.
     """
 
     panel: Panel | None = None
@@ -55,17 +55,17 @@ class Field:
     """One quantity of a listener, and how its samples are summarised and shown.
 
     Attributes:
-        source_id: its name in the source (NVML function, column of nvidia-smi, psutil attribute, DCGM field id).
-        name: our name, which ends in its unit (`power_w`, `memory_used_mib`).
+        source_id: name in the source (NVML function, column of nvidia-smi, psutil attribute, DCGM field id).
+        name: name in the project, which ends in the unit (`power_w`, `memory_used_mib`).
         unit: the unit as text.
-        scale: factor from the source's unit to ours.
-        summary: how the row summarises it; if missing, the row does not have it.
-        figure: its name in the row; default: the name with the summary before its unit (`power_mean_w`) or, for a rate
-            or growth, the name itself.
-        title: of that figure in the report's tables; if missing, they omit it.
-        column: head of that figure in the final table of a study; if missing, the table omits it.
-        chart: how it is drawn; not at all if missing.
-        is_live: whether the live view shows it for a job, such as its memory.
+        scale: factor from the source's unit to `unit`.
+        summary: summary of the samples in a row; if missing, the row has no figure of this quantity.
+        figure: name of the figure in the row; default: `name` with the summary before the unit (`power_mean_w`) or, for
+            a rate or growth, `name`.
+        title: title of the figure in the report's tables; if missing, the tables omit the figure.
+        column: column head of the figure in the final table of a study; if missing, the table omits the figure.
+        chart: drawing of the quantity; if missing, it is not drawn.
+        is_live: whether the live view shows the quantity for each job, such as the memory of a job.
     """
 
     source_id: str
@@ -87,7 +87,7 @@ class FieldTable:
 
     Attributes:
         source: name of the listener.
-        rank: if two listeners give the same figure or series, the one with the higher rank is shown.
+        rank: priority: if two listeners provide the same figure or series, the higher rank is shown.
         of_machine: whether samples without a job belong to the machine, not to the device.
         interval_ms: the configured sampling interval; 0 if unknown.
     """
@@ -104,9 +104,9 @@ class Sample:
     """One reading of a source. Quantities that could not be read are missing, never 0.
 
     Attributes:
-        values: field name to value, in the field's unit.
-        job: index of the job it belongs to, or `None` for the device or the machine.
-        gi_id: GPU instance that was read, or `None` for the whole device.
+        values: values by field name, in the field's unit.
+        job: index of the job that the sample belongs to, or `None` for the device or the machine.
+        gi_id: GPU instance that was read, or `None` for the complete device.
     """
 
     source: str

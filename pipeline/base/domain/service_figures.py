@@ -15,7 +15,7 @@ OBJECTIVE_MET = "objective_met_ratio"
 PERCENTILES = (("50", 50.0, 1), ("95", 95.0, 1), ("99", 99.0, 1000), ("999", 99.9, 10_000))
 """Name, percentage and minimum number of requests of each percentile."""
 RATE, OBJECTIVE, OBJECTIVE_PERCENTILE = "rate_per_s", "objective_ms", "objective_percentile"
-"""Params of a job: its given rate, the objective's latency, and the objective's percentile."""
+"""Params of a job: the rate of its requests, the objective's latency, and the objective's percentile."""
 
 GOODPUT_TOTAL, SUSTAINED_WORST = "goodput_total_requests_per_s", "rate_sustained_worst_ratio"
 OBJECTIVE_MET_WORST = "objective_met_worst_ratio"
@@ -33,7 +33,7 @@ def min_requests(percentile: float) -> int:
 
 def summarise_group(jobs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Summarise the figures of the services of a group; a figure that one service lacks is missing for the group."""
-    # The latency of a saturated service is unknown: some of its requests were never answered.
+    # A saturated service has no latency figures, because some of its requests were never answered.
     services = [job for job in jobs if MEAN in job or SUSTAINED in job]
 
     def known(name: str) -> list[float]:

@@ -1,7 +1,7 @@
 """Sharing modes: their names in plans and reports, and their style in figures.
 
-A mode outside the table needs no entry: its name in the configuration is used, all given options distinguish its
-groups, and it gets a colour that no other mode of the study has.
+A user's own mode needs no entry in the table: its name in the configuration is used, all options that are set
+distinguish its groups, and it gets a colour that no other mode of the study has.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PROFILE, PERCENTAGE, PARTITION = "mig_profile", "mps_active_thread_percentage", 
 """Facts of a placement: MIG device, active thread percentage, MPS static partition."""
 
 PlannedAs = Literal["mig", "mps", "naive"]
-"""The names that a plan has for ways of sharing a GPU."""
+"""The names of sharing modes in a deployment plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +22,17 @@ class SharingMode:
     """One sharing mode.
 
     Attributes:
-        name: in the configuration.
+        name: name of the mode in the configuration.
         label: name of the mode in figures and tables, regardless of a group's options.
-        word: begin of a group's label, before what the group got or requested.
-        colour, dark_colour: of its bars and lines, on a light and on a dark background.
-        marker: of its lines, as in matplotlib.
-        placement_fact: fact of a placement that the label needs (`PROFILE`, `PERCENTAGE`, `PARTITION`), or none
+        word: first word of a group's label, which is followed by the group's shares or options.
+        colour, dark_colour: colours of the mode's bars and lines, on a light and on a dark background.
+        marker: marker of the mode's lines, as in matplotlib.
+        placement_fact: fact of a placement that the label shows (`PROFILE`, `PERCENTAGE`, `PARTITION`); empty for none.
         counts_instances: whether the label has the number of instances.
-        default_text: text of the label if neither placements nor options give one.
-        label_option: an option whose value alone the label contains; empty for none.
-        unnamed_options: options that the label already covers, so that they do not distinguish groups.
-        planned_as: how a plan names the sharing of a GPU; `None` for a mode that is not planned.
+        default_text: text of the label if it shows neither a placement nor an option.
+        label_option: an option whose value the label shows without its name; empty for none.
+        unnamed_options: options that the label already shows, and that therefore do not distinguish groups.
+        planned_as: name of the mode in a deployment plan; `None` for a mode that the planner does not use.
     """
 
     name: str
@@ -51,12 +51,12 @@ class SharingMode:
 
     @property
     def order(self) -> tuple[int, str]:
-        """Its position in legends and tables: as in the table, other modes last."""
+        """Sort key for legends and tables: in the order of `MODES`, other modes last."""
         names = list(MODES)
         return (names.index(self.name) if self.name in MODES else len(names), self.name)
 
     def naming(self, options: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
-        """Select the options that distinguish groups: neither paths of programs nor what the label covers."""
+        """Select the options that distinguish groups: without paths of programs and options that the label shows."""
         return [(key, value) for key, value in options if key not in self.unnamed_options and not is_program(key)]
 
 
@@ -117,7 +117,7 @@ MIG_MPS = SharingMode(
 MODES: Mapping[str, SharingMode] = {
     mode.name: mode for mode in (SERIAL, NAIVE, TIMESLICE, MPS, MPS_PERCENT, MPS_STATIC, MIG, MIG_MPS)
 }
-"""By name in the configuration; in the order of legends and tables."""
+"""The modes by name in the configuration, in the order of legends and tables."""
 
 SPARE_COLOURS = (("#997700", "#c9a227"), ("#228833", "#5dc26e"), ("#aa3377", "#d671ad"))
 """Light and dark colours for modes that are not in the table."""
@@ -131,7 +131,7 @@ def mode_of(name: str) -> SharingMode:
 
 
 def modes_of(names: Iterable[str]) -> dict[str, SharingMode]:
-    """Return all modes of the table and all given ones; the latter get spare colours."""
+    """Return all modes of the table and the modes with these names; modes outside the table get spare colours."""
     unknown = sorted(set(names) - MODES.keys())
     spare = list(zip(SPARE_COLOURS, _SPARE_MARKERS, strict=True))
     modes = dict(MODES)

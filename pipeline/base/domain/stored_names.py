@@ -1,7 +1,7 @@
 """Names that earlier versions used, old to new: keys of the configuration, and names in stores and spools.
 
-Every reader of a store or spool goes by these tables, so that an old study reads as a new one. Digests are computed
-over the old names: equal studies have equal digests, and `resume` goes on.
+Every reader of a store or spool applies these tables to studies of earlier versions. Digests are computed over the old
+names, so equal studies have equal digests and `resume` can continue a study of an earlier version.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KEYS = {
     "gpu.beside": "gpu.other_gpus",
     "workload.unit": "workload.work_unit",
 }
-"""Configuration keys, old to new. A key of `workload` stands for that of each entry of `sizes`, too."""
+"""Configuration keys, old to new. A key of `workload` also applies to each entry of `sizes`."""
 FACTS = {
     "unit": "shard",
     "plan_unit": "plan_shard",
@@ -25,10 +25,10 @@ FACTS = {
     "neighbour": "co_runner",
     "beside": "other_gpus",
 }
-"""Our tags, without their prefix."""
+"""Tags of the project, old to new, without their prefix."""
 PARAMS = {"unit": "work_unit", "neighbours": "co_runners"}
 SETTINGS = {"neighbours": "co-runners", "GPUs beside": "other GPUs"}
-"""In the tag `planned`."""
+"""Settings in the tag `planned`, old to new."""
 SUBMISSION = {"num_units": "num_shards"}
 PARAM_PREFIX, METRIC_PREFIX = ("place.", "placement."), ("neighbours_", "co_runners_")
 
@@ -37,7 +37,7 @@ _SIZE = re.compile(r"sizes\.[^.]+\.")
 
 
 def find_new_key(key: str) -> str | None:
-    """Return the present name of an old configuration key; `None` for any other key."""
+    """Return the current name of an old configuration key; `None` for any other key."""
     size = _SIZE.match(key)
     if size is None:
         return KEYS.get(key)
@@ -48,7 +48,7 @@ def find_new_key(key: str) -> str | None:
 def rename(
     values: Mapping[str, Value], names: Mapping[str, str], prefix: tuple[str, str] = ("", "")
 ) -> dict[str, Value]:
-    """Return the values under the names of today, in their order."""
+    """Return the values under their current names, in their order."""
     old, new = prefix
     return {
         names.get(name) or (new + name.removeprefix(old) if old and name.startswith(old) else name): value
@@ -57,17 +57,17 @@ def rename(
 
 
 def rename_params(params: Mapping[str, str]) -> dict[str, str]:
-    """Return the params of a run under the names of today."""
+    """Return the params of a run under their current names."""
     return rename(params, PARAMS, PARAM_PREFIX)
 
 
 def rename_metrics(metrics: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the metrics of a run under the names of today."""
+    """Return the metrics of a run under their current names."""
     return rename(metrics, {}, METRIC_PREFIX)
 
 
 def rename_words(words: Iterable[str]) -> list[str]:
-    """Return the overrides of a recorded command line with the keys of today."""
+    """Return the overrides of a recorded command line with the current keys."""
     renamed = []
     for word in words:
         key, equals, value = word.partition("=")

@@ -45,15 +45,15 @@ class Tag(StrEnum):
     WORKLOAD_DIGEST = f"{PREFIX}workload_digest"
     RESULT = f"{PREFIX}result"
     REASON = f"{PREFIX}reason"
-    INVALID = f"{PREFIX}invalid"  # why a row is excluded from comparisons; read by `base/domain/marks.py`
+    INVALID = f"{PREFIX}invalid"  # reason why a row is excluded from comparisons; read by `base/domain/marks.py`
     FLAG = f"{PREFIX}flag"  # notes on the figures of a row
-    STALLED = f"{PREFIX}stalled"  # from earlier versions: the part of the flag that excluded a row as a baseline
+    STALLED = f"{PREFIX}stalled"  # from earlier versions: the notes that excluded a row as a baseline
     FIRST_LOSSES = f"{PREFIX}first_losses"  # JSON, like `RATES`: per job, by index
-    FIRST_OUTPUTS = f"{PREFIX}first_outputs"  # likewise
+    FIRST_OUTPUTS = f"{PREFIX}first_outputs"  # JSON: per job, by index
     RATES = f"{PREFIX}rates"
     FIGURES = f"{PREFIX}figures"
     SHARED_FILES = f"{PREFIX}shared_files"
-    ABSENT_FIGURES = f"{PREFIX}absent_figures"  # why figures read in only a part of the window are missing
+    ABSENT_FIGURES = f"{PREFIX}absent_figures"  # reason why figures without readings in the full window are missing
     LEFT_OUT = f"{PREFIX}left_out"
     DAMAGED = f"{PREFIX}damaged_events"
     NOT_FINITE = f"{PREFIX}not_finite"
@@ -85,17 +85,17 @@ def listener_tag(name: str) -> str:
 
 
 def read_facts(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return our tags of a run, by their names without the prefix."""
+    """Return the project's tags of a run, by their names without the prefix."""
     return {key.removeprefix(PREFIX): value for key, value in tags.items() if key.startswith(PREFIX)}
 
 
 def list_facts_by_plan(facts: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the facts of a run in each plan that has it: its own, then those that reuse it, oldest first."""
+    """Return the facts of a run in each plan: first its own plan, then the plans that reuse it, oldest first."""
     return [dict(facts), *({**facts, **later} for later in list_later_plans(facts))]
 
 
 def list_later_plans(facts: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the differing facts of a run in each plan that reuses it, oldest first."""
+    """Return the facts of a run that differ in each plan that reuses it, oldest first."""
     plans = json.loads(facts.get(Tag.TAKEN_OVER.removeprefix(PREFIX), "[]"))
     return [stored_names.rename(plan, stored_names.FACTS) for plan in plans]
 
@@ -109,7 +109,7 @@ _OF_PROGRAMS = frozenset(
         *map(fact_tag, ("plan", "plan_any_gpu")),
     }
 )
-"""Digests and JSON, which only programs read: on a run's page, tags would appear before its metrics."""
+"""Tags with digests and JSON, which are hidden because a run's page would show them above its metrics."""
 _DIGEST_OF_ENVIRONMENT = re.compile(re.escape(PREFIX) + r"environment_\w+_digest")
 
 
@@ -125,7 +125,7 @@ def has_old_names(tags: Mapping[str, str]) -> bool:
 
 
 def restore_names(tags: dict[str, str]) -> None:
-    """Convert stored tag names to those of `Tag`; earlier versions stored all tags under these."""
+    """Replace stored tag names by the names of `Tag`, under which earlier versions stored all tags."""
     for name in [name for name in tags if name.startswith(f"{_NOT_SHOWN}{PREFIX}")]:
         tags[name.removeprefix(_NOT_SHOWN)] = tags.pop(name)
     for old, new in stored_names.FACTS.items():

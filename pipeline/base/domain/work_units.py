@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 SAMPLES = "samples"
 """The work unit of a workload that names none."""
 PARAM, GIVEN_RATE = "work_unit", "given_rate"
-"""Params of a job's run: its work unit, and whether the user chose its rate."""
+"""Params of a job's run: its work unit, and whether the user set its rate."""
 
 PATTERN = r"[A-Za-z]\w*"
 _TOTAL = re.compile(rf"throughput_total_({PATTERN})_per_s", re.ASCII)
@@ -34,12 +34,12 @@ def number_of(unit: str) -> str:
 
 
 def energy_of(unit: str) -> str:
-    """Name the energy of the whole device per work unit."""
+    """Name the energy of the device per work unit."""
     return f"energy_per_{_drop_plural(unit)}_j"
 
 
 def energy_above_idle_of(unit: str) -> str:
-    """Name the energy per work unit above that of the idle device."""
+    """Name the energy per work unit without the energy of the idle device."""
     return f"energy_above_idle_per_{_drop_plural(unit)}_j"
 
 

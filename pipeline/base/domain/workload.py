@@ -1,4 +1,4 @@
-"""A program as every copy of it is started, with its work unit."""
+"""A program with its arguments and its work unit; all copies are started alike."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pipeline.base.system.factory import Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateSource:
-    """The rate source of a program that does not report its steps; at most one is given.
+    """The source of the rate of a program that does not report its steps; at most one of the first three is set.
 
     Attributes:
-        samples: the work of a whole run, in work units.
+        samples: the work of a complete run, in work units.
         metric: name of the metric logged through MLflow or in TensorBoard files.
-        pattern: a regular expression for lines of its output, with one group.
-        metric_unit: unit of the number, as far as the program does not give it.
-        decimal_mark: `.` or `,` for numbers in its output; `None` if they are unambiguous.
+        pattern: a regular expression for lines of the program's output, with one group.
+        metric_unit: unit of the number, if the program does not print it.
+        decimal_mark: `.` or `,` for numbers in the output; `None` if they are unambiguous.
     """
 
     samples: int | None = None
@@ -34,7 +34,7 @@ class RateSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The latency objective of a service: a percentage of its requests answered in time."""
+    """The latency objective of a service: the percentage of its requests that must be answered in time."""
 
     latency_ms: float
     percentile: float | None = None
@@ -42,7 +42,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A file of a program: `name` is relative to the program's folder or, for our files, to the project's."""
+    """A file of a program; `name` is relative to the program's folder, for files of the project to the project's."""
 
     name: str
     path: str
@@ -51,21 +51,21 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One program with its arguments, as every copy of it is started.
+    """One program with its arguments; all copies are started alike.
 
     Attributes:
         script: absolute path of the program.
-        argv: all arguments of the interpreter, the program's path among them.
-        ends_by_itself: it cannot be stopped, so that only the `work` window fits it.
-        preload: module that imports what the program does, for a warm start.
-        digest: of everything that decides what the program computes, the packages of its environment among it.
-        program_digest: of the same without the packages.
+        argv: all arguments of the interpreter, including the program's path.
+        ends_by_itself: whether the program exits on its own and cannot be stopped, which rules out a `steady` window.
+        preload: module that has the same imports as the program, for a warm start.
+        digest: digest of everything that affects the program's computation, including the packages of its environment.
+        program_digest: `digest` without the packages.
         sources: the files of the program, and of the runner that starts it.
-        is_in_own_folder: each job starts in its output folder, and not where the user called from.
-        objective: of its latency, if it answers requests and one was given.
-        is_rate_given: it is a service that answers as many requests as the user chose to send.
-        lacks: what its environment lacks, in words, where that is an answer of the study and no error.
-        module_path: folders that hold modules of it, which its environment need not know.
+        is_in_own_folder: whether each job starts in its output folder instead of the user's working directory.
+        objective: latency objective, if the program answers requests and the user set one.
+        is_rate_given: whether the program is a service whose rate of requests the user set.
+        lacks: description of what the environment lacks, if this is an outcome of the study, not an error.
+        module_path: folders with modules of the program, which its environment need not contain.
     """
 
     name: str

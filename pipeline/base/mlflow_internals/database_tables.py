@@ -16,7 +16,7 @@ from pipeline.base.mlflow_internals import is_tried
 
 _SQL_STORE = "mlflow.store.tracking.sqlalchemy_store"
 LOGGER_OF_DATABASES = "mlflow.store.db.utils"
-"""Loggers whose errors with traceback are also raised."""
+"""Parent of loggers that print errors with tracebacks which are also raised."""
 
 
 def import_all(*, with_database: bool) -> None:
@@ -46,7 +46,7 @@ PATH_COLUMNS = (
     ("workspaces", "default_artifact_root"),
     ("workspaces", "trace_archival_location"),
 )
-"""Columns with absolute artifact paths. Those that a store lacks are skipped."""
+"""Columns with absolute artifact paths. Columns that a store lacks are skipped."""
 
 _GROUPS = """
     FROM experiments JOIN runs USING (experiment_id) JOIN tags AS role USING (run_uuid)
@@ -88,7 +88,7 @@ def read_experiment(database: Path, name: str, timeout_s: float) -> tuple[str, s
 
 
 def read_groups(database: Path, experiment: str, keys: Collection[str]) -> list[StoredRun]:
-    """Return the runs of groups, oldest first, with these tags; none if the database or MLflow prevents it."""
+    """Return the runs of groups, oldest first, with these tags; none if the database or MLflow is not supported."""
     if not is_tried():
         return []
     values = {"experiment": experiment, "role_key": Tag.ROLE.value, "role": GROUP}

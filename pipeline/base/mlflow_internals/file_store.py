@@ -1,7 +1,7 @@
 """The file store of a job's own `mlflow.*` calls, read as plain files.
 
-MLflow's own reader (3.17) refuses a whole store for one truncated line, which a killed job leaves, and reads step 0 for
-every metric with a data set. Layout: <experiment>/<run>/{meta.yaml,metrics/,params/,tags/,artifacts/}.
+MLflow's own reader (3.17) refuses a complete store because of one truncated line, which a killed job leaves, and reads
+step 0 for every metric with a data set. Layout: <experiment>/<run>/{meta.yaml,metrics/,params/,tags/,artifacts/}.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.base.domain.point_series import MOST_POINTS, PointSeries
 from pipeline.base.system import regular_files
 
 TORN = ".artifact.uploading."
-"""In the name of an incomplete artifact file left by a killed client."""
+"""Part of the name of an incomplete artifact file that a killed client left."""
 _BLOCK_BYTES = 1 << 20
 
 
@@ -27,10 +27,10 @@ class ScriptRun:
     """One run created by a script.
 
     Attributes:
-        prefix: of its names and artifacts in the job's run; empty for the first run.
-        metrics: name to points `(step, wall-clock ms, value)`.
-        metric_files: the file of each metric.
-        artifacts: folders with artifacts, each with its target folder (empty: the run's own).
+        prefix: prefix of this run's names and artifacts in the job's run; empty for the first run.
+        metrics: points `(step, wall-clock ms, value)` of each metric, by name.
+        metric_files: the file of each metric, by name.
+        artifacts: folders with artifacts, each with its target folder; empty for the top folder.
     """
 
     prefix: str

@@ -26,7 +26,7 @@ _GROUPS, _OTHERS = "Groups", ("Model metrics", "system/host", "system/nvml", "Sy
 def view_as_json(counted: frozenset[str]) -> str:
     """Return the state of the page, as stored in the tag, for workloads with these work units.
 
-    Units are included in alphabetical order, as many as fit into a tag.
+    Units are included in alphabetical order, up to the length limit of a tag.
     """
     in_order = sorted(counted)
     state = _view(in_order)
@@ -63,7 +63,7 @@ def _view(in_order: Sequence[str]) -> str:
             "hideEmptyCharts": True,
             "compareRunCharts": charts,
             "compareRunSections": [_section(_GROUPS, is_open=True), *(_section(name) for name in _OTHERS)],
-            "isAccordionReordered": True,  # else sections are in alphabetical order
+            "isAccordionReordered": True,  # by default, sections are in alphabetical order
         }
     )
 
@@ -86,7 +86,7 @@ def _section(name: str, *, is_open: bool = False) -> dict[str, object]:
 
 
 def link_experiment(server: str, experiment_id: str) -> str:
-    """Return the URL of an experiment's runs in our view; the plain URL opens an empty GenAI view in MLflow 3."""
+    """Return the URL of an experiment's runs in the shared view; without a view, MLflow 3 opens an empty GenAI view."""
     view = f"&viewStateShareKey={_VIEW}" if is_tried() else ""
     return f"{server}/#/experiments/{experiment_id}/runs?workflowType=machine_learning{view}"
 

@@ -1,6 +1,6 @@
-"""The control group of this process: how many of its processes the kernel has killed for lack of memory.
+"""Number of processes in this process's control group that the kernel has killed for lack of memory.
 
-It contains the jobs, also in groups below it, unless their programs move them.
+The control group and the groups below it contain the jobs, unless a job moves itself to another group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def count_oom_kills() -> int | None:
     """Count the kills by the kernel's out-of-memory killer in the control group; `None` if not readable.
 
     Source: `memory.events` of version 2, which includes groups below, and `memory.oom_control` of version 1 (kernel
-    4.13). The root group of version 2 has neither; then the count is that of the whole machine.
+    4.13). The root group of version 2 has neither file; the count of the machine is then returned.
     """
     for file in _list_files():
         with suppress(OSError, ValueError):
@@ -52,7 +52,7 @@ def _list_files() -> list[Path]:
 
 
 def _locate_group(mount: list[str], path: str) -> Path:
-    """Return the folder of a group below a mount, which may show only a part of the hierarchy."""
+    """Return the folder of a group below a mount point, at which only a portion of the hierarchy may be mounted."""
     root, point = mount[3], mount[4]
     shown = path.removeprefix(root if path.startswith(root) else path)
     return Path(point) / shown.lstrip("/")

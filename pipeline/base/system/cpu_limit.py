@@ -1,7 +1,8 @@
-"""The CPU time limit of this process (`ulimit -t`): some of it is reserved for an orderly end.
+"""The CPU time limit of this process (`ulimit -t`), some of which is reserved for cleanup.
 
-At the soft limit the kernel sends SIGXCPU, which `interrupts` handles; at the hard limit SIGKILL, and if both are
-equal, only that. So the soft limit of this process is lowered. Its child processes get the original limits.
+At the soft limit the kernel sends SIGXCPU, which `interrupts` handles; at the hard limit it sends SIGKILL. If both
+limits are equal, it sends only SIGKILL. The soft limit of this process is therefore lowered; its child processes get
+the original limits.
 """
 
 from __future__ import annotations
@@ -26,5 +27,5 @@ def reserve_time() -> None:
 def hand_on_limit(pid: int) -> None:
     """Give a newly started child the original limits of this process."""
     if _given is not None:
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the child has ended
             resource.prlimit(pid, resource.RLIMIT_CPU, _given)

@@ -1,8 +1,9 @@
 """The programs for users, and their spelling in messages and records.
 
-In the folder of a clone they are `python run.py` and `python -m pipeline.NAME`; elsewhere `python CLONE/run.py` and
-`python CLONE/collocate.py NAME`, which finds the modules itself. The command `collocate` sets a variable in the
-environment, which workers and tracking processes inherit; then they are `collocate run` and `collocate NAME`.
+In the folder of a clone the commands are `python run.py` and `python -m pipeline.NAME`; elsewhere they are
+`python CLONE/run.py` and `python CLONE/collocate.py NAME`, which finds the modules itself. The command `collocate` sets
+an environment variable, which workers and tracking processes inherit; if it is set, the commands are `collocate run`
+and `collocate NAME`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ RUN = "run"
 PROGRAMS = {
     RUN: "measure jobs side by side",
     "report": "write a study's page, figures and tables",
-    "gpu": "show, divide, check and clean up GPUs",
+    "gpu": "show, partition, check and clean up GPUs",
     "planner": "plan services and training jobs on MIG instances",
     "tracking": "show how far a study is; send its spool, upgrade or move its store",
     "importer": "turn an experiment of radT or CARMA into one of this project",
@@ -32,7 +33,7 @@ PROGRAMS = {
     "schema": "print a JSON schema of experiment files, for editors",
 }
 """The programs by name, with descriptions."""
-_MODULES = {"schema": "pipeline.plan.json_schema"}  # others have the name of their module
+_MODULES = {"schema": "pipeline.plan.json_schema"}  # other programs have the name of their module
 
 
 def module_of(name: str) -> str:
@@ -52,7 +53,7 @@ def spell(name: str, *words: str) -> str:
 
 
 def spell_again(start: Sequence[str], *words: str) -> str:
-    """Return a command line with the recorded start, from `divide`; if that was a clone, with the current start."""
+    """Return a command line with the recorded start (from `divide`), or with the current start for a clone."""
     return shlex.join([*start, *words]) if len(start) > 1 and not is_by_command() else spell(RUN, *words)
 
 
@@ -72,15 +73,15 @@ def divide(command_line: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _is_in_clone() -> bool:
-    """Return whether the working directory is the project's folder, in which Python finds our modules first."""
+    """Return whether the working directory is the project's folder, in which Python finds the project's modules."""
     try:
         return Path.cwd() == PROJECT_DIR
-    except OSError:  # it was removed
+    except OSError:  # the working directory was removed
         return False
 
 
 def _python() -> str:
-    """Return the interpreter as a user would type it: `python` if that is the current one."""
+    """Return the current interpreter as a user would type it: `python` if this runs it, else its path."""
     path = shutil.which("python")
     # Compare folders: the interpreters of two environments may link to one file.
     is_this = path is not None and Path(path).parent.resolve() == Path(sys.executable).parent.resolve()
@@ -89,7 +90,7 @@ def _python() -> str:
 
 @cache
 def _command() -> str:
-    """Return the command by name if that runs this environment's command, else its path."""
+    """Return the name of the command if the name runs this environment's command, else the path of the command."""
     installed, on_path = Path(sys.executable).with_name(COMMAND), shutil.which(COMMAND)
     is_known = on_path is not None and Path(on_path).resolve() == installed.resolve()  # pipx and uv put links on PATH
     return COMMAND if is_known or not installed.is_file() else str(installed)

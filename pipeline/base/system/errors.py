@@ -1,10 +1,10 @@
-"""The exceptions of the project. Each message has the attempt, the observation and the remedy."""
+"""The exceptions of the project. Each message names the subject, the problem and the remedy."""
 
 from collections.abc import Callable
 
 
 class CollocationError(Exception):
-    """Base of every error that this project raises on purpose. Its message contains no secrets."""
+    """Base of every error that this project raises intentionally. Its message contains no secrets."""
 
     def __init__(self, message: str) -> None:
         from pipeline.base.system.secrets import mask_text  # takes 10 ms, needed only for errors
@@ -13,19 +13,19 @@ class CollocationError(Exception):
 
 
 class ConfigError(CollocationError, ValueError):
-    """The configuration cannot be run. Raised before anything is changed."""
+    """The configuration is invalid or cannot be run. Raised before anything is changed."""
 
 
 class GpuBusyError(CollocationError):
-    """The device is in use: by another orchestrator, or by processes that are not ours."""
+    """The device is in use by another orchestrator or by processes that do not belong to the study."""
 
 
 class InUseError(GpuBusyError):
     """The device is in use, and will be free later.
 
     Attributes:
-        holder: the device and its user, as text.
-        is_over: checks whether the device is free.
+        holder: description of the device and its user.
+        is_over: function that returns whether the device is free.
     """
 
     def __init__(self, message: str, whom: str, is_over: Callable[[], bool]) -> None:
@@ -34,7 +34,7 @@ class InUseError(GpuBusyError):
 
 
 class SharingError(CollocationError):
-    """The GPU could not be shared as planned, or a job is not where the plan places it."""
+    """The GPU could not be shared as planned, or a job is not on its planned device."""
 
 
 class LaunchError(CollocationError):
@@ -50,23 +50,23 @@ class TrackingError(CollocationError):
 
 
 class StoreError(TrackingError):
-    """The database of a store cannot be used as it is. Raised before anything is changed."""
+    """The database of a store cannot be used in its present state. Raised before anything is changed."""
 
 
 class CommandError(CollocationError):
     """A helper program failed.
 
     Attributes:
-        status: its exit status; `None` if it could not be started or exceeded its time limit.
-        stderr: what it printed on stderr.
+        status: exit status of the program; `None` if it could not be started or exceeded its time limit.
+        stderr: output of the program on stderr.
     """
 
     def __init__(self, argv: list[str], status: int | None, stderr: str) -> None:
         self.argv, self.status, self.stderr = argv, status, stderr
-        outcome = "did not run to its end" if status is None else f"ended with status {status}"
+        outcome = "did not complete" if status is None else f"ended with status {status}"
         super().__init__(f"`{' '.join(argv)}` {outcome}: {stderr.strip() or 'no message'}")
 
 
 def exit_status(error: CollocationError) -> int:
-    """Return the exit status of a command: 2 if it was refused before touching anything, 1 if something failed."""
+    """Return the exit status of a command: 2 if it was refused before anything was changed, 1 if it failed."""
     return 2 if isinstance(error, ConfigError | GpuBusyError | TrackingError) else 1

@@ -23,7 +23,7 @@ def make_spec(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
     """Return the class in a config's `_target_`, with the other keys as arguments; `ConfigError` without `_target_`."""
     values = dict(config) if isinstance(config, Mapping) else dict(vars(config))
     if (target := values.pop("_target_", None)) is None:
-        raise ConfigError(f"_target_ is missing beside {', '.join(map(str, values)) or 'no keys'}; name a class there")
+        raise ConfigError(f"_target_ is missing among {', '.join(map(str, values)) or 'no keys'}; set it to a class")
     return Spec(target=target, options=tuple((key, freeze(v)) for key, v in values.items() if key not in without))
 
 
@@ -33,7 +33,7 @@ def build_object(spec: Spec, **arguments: object) -> Any:
     try:
         return factory(**arguments, **dict(spec.options))
     except TypeError as error:
-        raise ConfigError(f"_target_={spec.target} does not take these arguments: {error}") from error
+        raise ConfigError(f"_target_={spec.target} does not accept these arguments: {error}") from error
 
 
 def find(name: str, key: str) -> Any:
@@ -51,12 +51,12 @@ def find(name: str, key: str) -> Any:
         is_package_found = importlib.util.find_spec(module_name.partition(".")[0] or "?") is not None
         remedy = "check the name" if is_package_found else "put its folder on PYTHONPATH"
         raise ConfigError(f"{key} is not a class that can be imported ({error}); {remedy}") from error
-    except Exception as error:  # what a module raises while it is imported may be anything
+    except Exception as error:  # a module may raise any exception while it is imported
         raise ConfigError(f"{key}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def freeze(value: object) -> object:
-    """Return the value with lists and dicts as tuples, so that records stay hashable."""
+    """Return the value with lists and dicts as tuples, which are hashable."""
     if isinstance(value, dict):
         return tuple((key, freeze(item)) for key, item in value.items())
     if isinstance(value, list):

@@ -1,6 +1,6 @@
-"""A git repository as it is. Reads only: runs no hook, no filter of a diff and no index update.
+"""The state of a git repository, read without running hooks or diff filters and without updating the index.
 
-Where git does not answer, functions raise `CommandError`; `read` returns `None`.
+If git fails, functions raise `CommandError`; `read` returns `None`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError
 
 _LIMIT_S = 20.0
-# Options against programs in other people's settings, and against writes to the repository.
+# Options that disable programs named in the repository's settings, and writes to the repository.
 _SETTINGS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "--no-optional-locks")
 
 
@@ -23,8 +23,8 @@ class Repository:
     """A working tree.
 
     Attributes:
-        root: its top folder.
-        commit: of its HEAD.
+        root: top folder of the working tree.
+        commit: commit of HEAD.
         is_changed: whether a file that git tracks differs from that commit.
     """
 
@@ -41,8 +41,8 @@ def find_root(path: Path) -> Path | None:
 def read(path: Path) -> Repository | None:
     """Return the repository around a file or folder.
 
-    `None` if there is none or git gives no answer: it is not installed, there is no commit yet, or the owner of the
-    repository is not trusted by git.
+    The result is `None` if there is no repository, if it has no commit, if git does not trust its owner, or if git is
+    not installed.
     """
     root = find_root(path)
     if root is None:

@@ -1,4 +1,4 @@
-"""The only place that runs helper programs to their end. Never through a shell, always with a time limit."""
+"""Running of helper programs until they end, never through a shell and always with a time limit."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import IO
 from pipeline.base.system import interrupts
 from pipeline.base.system.errors import CommandError
 
-# The kernel can keep a killed process in a driver call for long; nothing waits for that.
+# A killed process may remain in a driver call for long; after this time it is no longer waited for.
 _REAP_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """A program that ran to its end.
+    """A program that has ended.
 
-    A negative `status` is the signal that ended it; in its output, bytes that are not UTF-8 are replaced.
+    A negative `status` is the signal that ended the program. Bytes of its output that are not UTF-8 are replaced.
     """
 
     argv: tuple[str, ...]
@@ -33,7 +33,7 @@ class Completed:
 
     @property
     def printed_line(self) -> str:
-        """All of its output in one line."""
+        """The output on stdout and stderr in one line."""
         lines = f"{self.stdout}\n{self.stderr}".splitlines()
         return " / ".join(line.strip() for line in lines if line.strip())
 
@@ -47,20 +47,21 @@ def run(
     check: bool = True,
     keep_open: Sequence[int] = (),
 ) -> Completed:
-    """Run a program in a session of its own and return what it printed.
+    """Run a program in a new session and return its output.
 
-    Waits only for the program itself: a daemon left behind keeps running, and keeps nothing open here.
+    Waits only for the program itself: a daemon that the program starts continues to run.
 
     Args:
         argv: program and arguments.
-        timeout_s: after this time the process group is killed, except processes we may not kill.
-        environ: its whole environment; default: that of this process.
-        stdin: text that it reads; default: none.
+        timeout_s: time limit after which the process group is killed, except for processes of other users.
+        environ: complete environment of the program; default: the environment of this process.
+        stdin: text that the program reads; default: none.
         check: whether a non-zero exit status is an error.
-        keep_open: descriptors that it inherits, such as a lock to be held until it ends.
+        keep_open: descriptors that the program inherits, such as a lock to be held until it ends.
 
     Raises:
-        CommandError: it could not be started or exceeded its time limit (status `None`), or failed (with `check`).
+        CommandError: the program could not be started or exceeded its time limit (status `None`), or failed (with
+            `check`).
     """
     with ExitStack() as files:
         # Files instead of pipes: a daemon that inherits a pipe would keep the reader waiting after the program has
@@ -72,7 +73,7 @@ def run(
             if source is not None and stdin is not None:
                 source.write(stdin.encode())
                 source.seek(0)
-            with interrupts.hold_interrupts():  # interrupts wait until the new process is known
+            with interrupts.hold_interrupts():  # the new process must be known when an interrupt is raised
                 process = subprocess.Popen(
                     list(argv),
                     stdin=subprocess.DEVNULL if source is None else source,
@@ -84,7 +85,7 @@ def run(
                 )
             status = wait_for_end(process, timeout_s)
         except subprocess.TimeoutExpired as error:
-            how = "killed at" if _kill(process) else "still running, as it could not be killed, at"
+            how = "killed after" if _kill(process) else "still running, because it could not be killed, after"
             message = f"{how} its time limit of {timeout_s:g} s. {_text(stderr)}"
             raise CommandError(list(argv), None, message) from error
         except BaseException as error:
@@ -100,7 +101,7 @@ def run(
 
 
 def wait_for_end(process: subprocess.Popen[bytes], timeout_s: float) -> int:
-    """Return the exit status as soon as a process ends, while `Popen.wait` polls. Raises `TimeoutExpired`."""
+    """Return the exit status when a process ends, without the polling of `Popen.wait`. Raises `TimeoutExpired`."""
     if (status := process.poll()) is not None:  # a reaped process has no pidfd
         return status
     descriptor = os.pidfd_open(process.pid)
@@ -121,7 +122,7 @@ def _kill(process: subprocess.Popen[bytes] | None) -> bool:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
-    except PermissionError:  # sudo is another user's process
+    except PermissionError:  # the process of sudo belongs to another user
         is_ours = False
     with suppress(subprocess.TimeoutExpired):
         process.wait(_REAP_LIMIT_S)

@@ -24,11 +24,11 @@ class ProcessReading(NamedTuple):
     """One reading of /proc/PID/stat.
 
     Attributes:
-        start_ticks: since boot; distinguishes two processes with the same PID.
-        thread_ticks: CPU time of all its threads, including ended ones, in clock ticks.
-        children_ticks: CPU time of its reaped children and, recursively, of theirs.
+        start_ticks: start of the process in clock ticks since boot; distinguishes two processes with the same PID.
+        thread_ticks: CPU time of all threads, including ended ones, in clock ticks.
+        children_ticks: CPU time of the reaped children and, recursively, of their reaped children.
         rss_pages: resident memory; the kernel's approximation, off by a few pages per thread.
-        cpu: number of the CPU on which it last ran.
+        cpu: number of the CPU on which the process last ran.
         read_bytes, write_bytes: storage traffic, including reaped children; `None` if not read or not permitted.
     """
 
@@ -47,7 +47,7 @@ class ProcessReading(NamedTuple):
 
 
 def read_process(pid: int) -> ProcessReading | None:
-    """Read a process; `None` if it is gone or hidden. Source of the columns: proc_pid_stat(5)."""
+    """Read a process; `None` if it has ended or is hidden. Source of the columns: proc_pid_stat(5)."""
     try:
         text = read_file(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -92,7 +92,7 @@ class CpuTicks(NamedTuple):
 
 
 def read_cpu_ticks(cpus: Collection[int] = ()) -> tuple[CpuTicks, CpuTicks]:
-    """Read the CPU time of all CPUs, and of some given by number. Source of the columns: proc_stat(5)."""
+    """Read the CPU time of all CPUs, and of the CPUs with the given numbers. Source of the columns: proc_stat(5)."""
     text = read_file("/proc/stat")
     names = {f"cpu{number}".encode() for number in cpus}
     all_ticks, some_ticks = CpuTicks(0, 0), CpuTicks(0, 0)
@@ -111,10 +111,11 @@ def read_cpu_ticks(cpus: Collection[int] = ()) -> tuple[CpuTicks, CpuTicks]:
 
 
 class CpuUse(NamedTuple):
-    """The use, up to a given time, of the CPUs available to this process.
+    """Cumulative use of the CPUs that are available to this process.
 
     Attributes:
-        t_ns: monotonic instant.
+        t_ns: monotonic instant of the reading.
+        ticks: CPU time of these CPUs.
         process_s: CPU time of this process and its descendants, in seconds.
     """
 
@@ -147,7 +148,7 @@ def describe_load() -> str:
 
 
 def user_name() -> str:
-    """Return the user's name, or number if the system has no name, as in many containers."""
+    """Return the user's name; the user's number if the system has no name, as in many containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -165,7 +166,7 @@ def boot_id() -> str:
 def machine_id() -> str:
     """Return the machine id assigned by systemd or D-Bus at installation; empty if there is none.
 
-    In a container it is that of the image, in which it is often empty or missing.
+    A container has the machine id of its image, which is often empty or missing.
     """
     for file in MACHINE_ID_FILES:
         with suppress(OSError, UnicodeDecodeError):
@@ -178,7 +179,7 @@ def machine_id() -> str:
 def describe_machine() -> dict[str, str]:
     """Describe CPU model, sockets, NUMA nodes, memory and operating system; unknown values are missing.
 
-    In a virtual machine or container, this is what it shows of the host.
+    In a virtual machine or container, these are the values that it reports.
     """
     sockets = {path.read_text() for path in _SYSTEM.glob("cpu/cpu[0-9]*/topology/physical_package_id")}
     facts = {

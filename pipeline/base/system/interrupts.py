@@ -1,6 +1,6 @@
-"""Signals that ask a process to end, converted to one exception that never interrupts a step halfway.
+"""Signals that ask a process to end, converted to an exception that does not interrupt indivisible steps.
 
-The first signal raises `Interrupted` in the main thread, at once or, inside `hold_interrupts()`, at its end.
+The first signal raises `Interrupted` in the main thread: at once or, within `hold_interrupts()`, when its body ends.
 Every later signal is ignored: the first one has already started the cleanup, and each step of a cleanup has a deadline.
 """
 
@@ -63,11 +63,12 @@ def name_signal(signum: int) -> str:
 def install() -> None:
     """Handle the signals in this process from now on. Only programs call this, never an import.
 
-    A signal that the parent ignored remains ignored, as `nohup` requires. A signal with a handler, for example of a
-    profiler, keeps it. An uncaught `Interrupted` ends the process with its exit status and without a traceback.
+    A signal that the parent ignored remains ignored, as `nohup` requires. A signal that already has a handler, for
+    example of a profiler, keeps the handler. An uncaught `Interrupted` ends the process with its exit status and
+    without a traceback.
 
-    Programs started by this process have the default action for each signal, and none blocked: a handler does not
-    survive `exec`, but ignoring does, so ignored signals get a handler that does nothing.
+    Programs started by this process have the default action for each signal, and no signal is blocked. Because `exec`
+    resets handlers but not ignored signals, ignored signals get a handler that does nothing.
     """
     sys.excepthook = _leave
     sys.unraisablehook = _raise_again
@@ -84,9 +85,9 @@ def install() -> None:
 
 @contextmanager
 def inherit_ignored() -> Iterator[None]:
-    """Let programs started in the body ignore the signals that the parent of this process ignored.
+    """Make programs started in the body ignore the signals that the parent of this process ignored.
 
-    Except SIGTERM, which ends them.
+    SIGTERM is excepted and ends these programs.
     """
     ignored = [signum for signum in SIGNALS - {signal.SIGTERM} if signal.getsignal(signum) is _disregard]
     for signum in ignored:
@@ -107,7 +108,7 @@ def ignore() -> None:
 
 @contextmanager
 def hold_interrupts() -> Iterator[None]:
-    """Delay `Interrupted` until the end of the body; only in the main thread, as only it handles signals."""
+    """Delay `Interrupted` until the end of the body; without effect outside the main thread, which handles signals."""
     global _depth
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -123,9 +124,9 @@ def hold_interrupts() -> Iterator[None]:
 
 @contextmanager
 def allow() -> Iterator[None]:
-    """Raise `Interrupted` at once in the body, within a held part: for long work that may be interrupted.
+    """Raise `Interrupted` at once in this body within `hold_interrupts()`: for long work that may be interrupted.
 
-    A signal received earlier in the held part is raised on entering. Only the first signal is raised.
+    A signal that was received before this body is raised on entering. Only the first signal is raised.
     """
     global _depth
     if threading.current_thread() is not threading.main_thread():
@@ -140,12 +141,12 @@ def allow() -> Iterator[None]:
 
 
 def has_ended_work() -> bool:
-    """Return whether `Interrupted` was raised in this process: only cleanup is left, which must not take long."""
+    """Return whether `Interrupted` was raised in this process; only a short cleanup may follow."""
     return _raised
 
 
 def find_interruption(error: BaseException | None) -> Interrupted | None:
-    """Find the interruption behind an error: itself, or the one that a library was handling."""
+    """Find the interruption that caused an error: the error itself, or an interruption in its context."""
     while error is not None and not isinstance(error, Interrupted):
         error = error.__cause__ or error.__context__
     return error
@@ -163,9 +164,9 @@ def _leave(kind: type[BaseException], failure: BaseException, trace: TracebackTy
 
 
 def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Handle an exception that nobody can catch, as in a destructor: an interruption is raised again.
+    """Raise an interruption again that no code can catch, because it was raised in a destructor, for example.
 
-    An error raised by a destructor during an interruption has it as context, but has not swallowed it.
+    An error that a destructor raises during an interruption has the interruption as its context but does not end it.
     """
     global _depth, _raised
     if (interruption := find_interruption(unraisable.exc_value)) is None or interruption is find_interruption(
@@ -173,9 +174,9 @@ def _raise_again(unraisable: sys.UnraisableHookArgs) -> None:
     ):
         sys.__unraisablehook__(unraisable)
         return
-    _depth += 1  # nobody would catch it here either
+    _depth += 1  # no code could catch an interruption here either
     _raised = False
-    with suppress(RuntimeError):  # this process is about to end anyway
+    with suppress(RuntimeError):  # a thread cannot be started because this process is ending
         threading.Thread(target=_signal_until_raised, daemon=True).start()
     _depth -= 1
 
@@ -208,9 +209,9 @@ def _raise_if_received() -> None:
 
 
 class UndoStack(ExitStack):
-    """An `ExitStack` for undo functions: entering and leaving are held, and the first error is raised.
+    """An `ExitStack` for undo functions: holds interrupts while entering and leaving, and raises the first error.
 
-    A plain `ExitStack` raises the error of a cleanup and hides the one that caused the cleanup.
+    A plain `ExitStack` raises the error of a cleanup and hides the error that caused the cleanup.
     """
 
     def enter_context(self, cm: AbstractContextManager[T, bool | None]) -> T:

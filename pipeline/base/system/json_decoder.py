@@ -1,6 +1,6 @@
-"""Dataclasses from JSON: each value is checked against the type of its field; errors have its path.
+"""Dataclasses from JSON: each value is checked against the type of its field; errors contain the value's path.
 
-Standard library only, as the programs of a simulated machine start without other packages.
+Only the standard library is imported, because the programs of a simulated machine start without other packages.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class JsonValueError(ValueError):
     """A value that does not have its field's type.
 
     Attributes:
-        path: of the value, such as `gpus[0].start`; empty for the whole.
-        problem: what is wrong with it, starting with a space or a colon.
+        path: path of the value, such as `gpus[0].start`; empty for the whole document.
+        problem: description of the problem, which begins with a space or a colon.
     """
 
     def __init__(self, problem: str, path: str = "") -> None:
@@ -105,7 +105,7 @@ def _list(shape: type, of_each: Sequence[_Decoder] | None, of_all: _Decoder, raw
     if not isinstance(raw, list):
         raise JsonValueError(f" must be a list, not {_abbreviate(raw)}")
     if of_each is not None and len(raw) != len(of_each):
-        raise JsonValueError(f" must be a list of {len(of_each)}, not {_abbreviate(raw)}")
+        raise JsonValueError(f" must be a list of length {len(of_each)}, not {_abbreviate(raw)}")
     values: list[Any] = []
     try:
         for inner, value in zip(of_each or repeat(of_all), raw, strict=False):
@@ -123,7 +123,7 @@ def _record(kind: Any, are_figures_checked: bool, raw: Any) -> Any:
     decoders, needed = _fields(kind, are_figures_checked)
     keyed = _check_keys(raw)
     if unknown := [key for key in keyed if key not in decoders]:
-        raise JsonValueError(f": unknown key {unknown[0]!r}; known are {', '.join(decoders)}")
+        raise JsonValueError(f": unknown key {unknown[0]!r}; known keys are {', '.join(decoders)}")
     if missing := sorted(needed - keyed.keys()):
         raise JsonValueError(f": key {missing[0]!r} is missing")
     return kind(**dict(_entries(keyed, [decoders[key] for key in keyed])))

@@ -1,4 +1,4 @@
-"""Locks on open files (flock), which the kernel releases when their last holder dies in any way.
+"""Locks on open files (flock), which the kernel releases when their last holder ends for any reason.
 
 A lock belongs to the open file, not to the process: a child that inherits the descriptor also holds it. Files are
 opened close-on-exec, so a program inherits a descriptor only if it is passed explicitly.
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# One place for all users, independent of TMPDIR. Not /tmp, which a restart empties: an Ampere GPU keeps MIG mode over a
-# restart, and the record that it must be switched off would be lost.
+# One folder for all users, independent of TMPDIR. /tmp is unsuitable, because a restart empties it: an Ampere GPU keeps
+# MIG mode across a restart, and the record that MIG mode must be disabled would be lost.
 DEFAULT_FOLDER = Path("/var/tmp")  # noqa: S108
 """Default of `gpu.lock_dir`."""
 
@@ -41,12 +41,12 @@ def try_take(descriptor: int, *, is_shared: bool = False) -> bool:
 
 
 def is_free(path: Path) -> bool:
-    """Return whether nobody holds the lock of a file or folder, which is opened read-only.
+    """Return whether no process holds the lock of a file or folder, which is opened read-only.
 
     Raises:
-        OSError: it does not exist or is a link.
+        OSError: the file does not exist or is a link.
     """
-    # Non-blocking, in case there is a pipe in its place.
+    # Non-blocking, because opening a pipe would otherwise wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         return try_take(descriptor, is_shared=True)

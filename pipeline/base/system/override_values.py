@@ -11,7 +11,7 @@ def parse(text: str) -> Any:
     """Return the value of `KEY=text`.
 
     Raises:
-        ValueError: Hydra cannot parse it, or it is several values.
+        ValueError: Hydra cannot parse the text, or it has several values.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -26,7 +26,7 @@ def parse(text: str) -> Any:
 
 
 def format_override(value: Any, *, is_double: bool = False) -> str:
-    """Format a value so that the grammar parses it: lists, maps, texts, numbers, booleans and `None`.
+    """Format a value in the grammar: lists, maps, texts, numbers, booleans and `None`.
 
     Texts are in single quotes, or in double ones (`is_double`).
     """

@@ -1,4 +1,4 @@
-"""Paths: the project's own folder, and files given by users."""
+"""Paths: the project's folder, and files named by users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_PATH_BYTES = 4095
 
 
 def config_folders(arguments: Sequence[str] | None = None) -> list[Path]:
-    """Return the configuration folders: the project's own, and those of `--config-dir`, by default this process's."""
+    """Return the configuration folders: the project's, and `--config-dir` of the arguments (default: `sys.argv`)."""
     words = list(itertools.takewhile(lambda word: word != "--", sys.argv[1:] if arguments is None else arguments))
     folders = [after for word, after in itertools.pairwise(words) if word in ("--config-dir", "-cd")]
     folders += [word.partition("=")[2] for word in words if word.startswith(("--config-dir=", "-cd="))]
@@ -29,10 +29,10 @@ def list_choices(group: str) -> list[str]:
 
 
 def expand_path(key: str, text: str) -> Path:
-    """Return the path given by a configuration key, with `~` expanded.
+    """Return the path in the value of a configuration key, with `~` expanded.
 
     Raises:
-        ConfigError: the user of `~` does not exist, or a file cannot have this name.
+        ConfigError: the user of `~` does not exist, or the path is too long.
     """
     try:
         path = Path(text).expanduser()
@@ -53,16 +53,16 @@ def is_file(path: Path) -> bool:
 
 
 def find_file(key: str, text: str, *more_folders: Path, is_ours: bool = False) -> Path:
-    """Find a file given by a key: in the working directory, the project's own folder, then other folders.
+    """Find the file named by a key: in the working directory, the project's folder, then other folders.
 
     Args:
-        key: used in errors.
-        text: its path.
+        key: name of the key, for errors.
+        text: path of the file.
         more_folders: further folders.
-        is_ours: the file belongs to a workload, so the working directory is searched last.
+        is_ours: whether the file belongs to a workload of the project; the working directory is then searched last.
 
     Raises:
-        ConfigError: it is in none of them.
+        ConfigError: the file is in none of the folders.
     """
     name = expand_path(key, text)
     folders = (PROJECT_DIR, *more_folders, Path.cwd()) if is_ours else (Path.cwd(), PROJECT_DIR, *more_folders)
@@ -71,6 +71,6 @@ def find_file(key: str, text: str, *more_folders: Path, is_ours: bool = False) -
         if is_file(path := place.resolve()):
             return path
     if text and (folders_there := [place for place in places if place.is_dir()]):
-        raise ConfigError(f"{key}={text} is the folder {folders_there[0]}; name a file in it")
+        raise ConfigError(f"{key}={text} is the folder {folders_there[0]}; set it to a file")
     where = "" if name.is_absolute() else f" in {' or '.join(str(place.parent) for place in places)}"
     raise ConfigError(f"{key}={text} does not exist{where}; check the name")

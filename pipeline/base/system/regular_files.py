@@ -1,4 +1,4 @@
-"""Files that a job may have created or replaced: read without following links or blocking on a pipe."""
+"""Reading of files that a job may have created or replaced, without following links or blocking on a pipe."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def open_regular_file(path: Path) -> int:
     """Open a regular file for reading and return its descriptor.
 
     Raises:
-        OSError: it is not readable, or is a link, a pipe or similar.
+        OSError: the file is not readable, or is a link, a pipe or similar.
     """
-    # Non-blocking: opening a pipe would otherwise wait for a writer.
+    # Non-blocking, because opening a pipe would otherwise wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -50,9 +50,9 @@ def read_text(path: Path) -> str:
 
 
 def read_line_blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
-    """Yield a regular file in blocks of whole lines, each of about this many bytes; the last line may be truncated.
+    """Yield a regular file in blocks of complete lines, each of about this many bytes; the last line may be truncated.
 
-    Of a longer line, only this many bytes come, without its end. Raises `OSError` as `open_regular_file` does.
+    A longer line is cut to this number of bytes, without its line end. Raises `OSError` as `open_regular_file` does.
     """
     with os.fdopen(open_regular_file(path), "rb") as file:
         rest = b""
@@ -88,5 +88,5 @@ def list_files(folder: Path, without: Collection[Path] = ()) -> FolderContent:
                     else:
                         (files if entry.is_file(follow_symlinks=False) else special_files).append(path)
         except OSError:
-            continue  # gone, or not readable
+            continue  # the folder was removed, or is not readable
     return FolderContent(tuple(sorted(files, key=lambda path: (len(path.parts), path))), tuple(sorted(special_files)))

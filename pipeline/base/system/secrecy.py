@@ -1,6 +1,7 @@
 """Detection of secrets by name (`HF_TOKEN`, `--api-key`, but not `max_tokens`) or by the form of the value.
 
-Whole words of a name are compared: anything hidden needlessly must be given again to reproduce a run.
+Complete words of a name are compared, because values that are hidden needlessly must be passed again to reproduce a
+run.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ _CERTAIN = re.compile(
     rf"|(?:{_GLUED}|access|account|auth|encryption|license|master|private|priv|sas|signing|storage)keys?"
     rf"|(?:{_GLUED}|keystore|my|root|store|sudo|truststore)(?:pass|pw)"
 )
-# Just as clear, but often the path of a file: GOOGLE_APPLICATION_CREDENTIALS.
+# Words that also mean a secret, but whose value is often the path of a file: GOOGLE_APPLICATION_CREDENTIALS.
 _LIKELY = re.compile(r".*credentials?|creds?")
-# Pairs of words that are just as clear: API_KEY_PROD, ACCESS_TOKEN_READ.
+# Pairs of words that mean a secret: API_KEY_PROD, ACCESS_TOKEN_READ.
 _PAIRS = frozenset(
     {
         *((word, "key") for word in word_set("access api auth encryption private secret signing subscription")),
@@ -58,7 +59,7 @@ _PAIRS = frozenset(
         ("auth", "header"),
     }
 )
-# Endings of names that describe a secret: SSH_KEY_FILE, password_length, token_type.
+# Endings of names that describe a secret without containing it: SSH_KEY_FILE, password_length, token_type.
 _ABOUT = word_set(
     "age arn count dim dir directory dirs enabled endpoint env expires expiry field file filename files folder"
     " format len length limit manager max min mode name names num path paths policy prompt rate required rotation"
@@ -66,10 +67,10 @@ _ABOUT = word_set(
 )
 # Beginnings of names that are predicates or counts: has_password, num_secrets.
 _ASKED = word_set("has is max min n no num")
-# Words after the decisive one: TOKEN_2, HF_TOKEN_READ, PASSWORD_B64.
+# Words that may follow the decisive word: TOKEN_2, HF_TOKEN_READ, PASSWORD_B64.
 _DROPPED = word_set("b base default dev hex json new old org pem plain prod raw read ro rw staging str write")
 _EXTENSIONS = word_set("c cfg conf cpp cu h html ini ipynb jl js json log md py sh so sql toml ts txt xml yaml yml")
-# These words have several meanings, given by the word before: `pad_token` is a text token, `sort_key` a column.
+# Words whose meaning depends on the word before: `pad_token` is a text token, `sort_key` a column.
 _NO_TOKEN = word_set(
     "add added any assistant audio bad batch begin begins boa boi bos by class cls code context cross decoder"
     " dist draft dummy encoder end eoi eos eot eov extra fake filler first forced gist global ignore image img in"
@@ -172,7 +173,7 @@ _PLAIN_WORD = re.compile(r"[A-Za-z_./:<>|\[\](){}-]*\d{0,4}[\])}>]?|[\w.]+\(.*|[
 
 
 def is_harmless(value: str, secrecy: Secrecy) -> bool:
-    """Return whether a value cannot be a secret: empty, `true`, a variable; unless the name is certain, also a path."""
+    """Return whether a value cannot be a secret: empty, `true`, a variable; also a path, unless the name is certain."""
     if value.lower() in _NO_VALUES:
         return True
     rest = _SCHEME.sub("", _REFERENCE.sub("", value), count=1)

@@ -1,7 +1,7 @@
-"""Secrets recognised by place or form: logins in URLs, private keys, `ghp_...`, a JWT.
+"""Secrets recognised by their position or form: logins in URLs, private keys, `ghp_...`, a JWT.
 
-The token rules are those of detect-secrets, except those that guess by entropy or name, which would hide digests, file
-names and words of a program.
+The token rules are those of detect-secrets. Its rules that guess by entropy or name are not used, because they would
+hide digests, file names and words of a program.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 
 from pipeline.base.system.secrecy import HIDDEN, Secrecy, hide, is_harmless, is_reference, looks_secret, secrecy_of
 
-# Each with a text that must be present. The group `before` is kept. The `git` of `ssh://git@host` is not a secret, and
-# is needed for access. A password may contain `@`, and also `/` unless the text before it is a port.
+# Each pattern has a text that must be present for a match. The group `before` is kept. The user `git` in
+# `ssh://git@host` is not a secret, and is needed for access. A password may contain `@`, and also `/` unless the text
+# before it is a port.
 _PLACES = (
     (
         "PRIVATE KEY",
@@ -43,7 +44,7 @@ _PLACES = (
     ("earer ", re.compile(r"(?<=\b[Bb]earer )(?=\S*\d)[\w.~+/-]{8,}=*")),
 )
 _CONDA_TOKEN = re.compile(r"(https?://[^\s\"'`]{1,200}?/t/)([^/\s\"'`]+)(?=/)")
-# A name and its value, in notations without any other text between them.
+# A name and its value, in notations that have only separators between them.
 _ELEMENT = re.compile(r"(?P<before><(?P<name>[A-Za-z_][\w.-]*)>)(?P<value>[^<>\n]+)(?=</)")
 _ENCODED = re.compile(r"(?P<before>%(?:3F|26)(?P<name>[\w.-]+?)%3D)(?P<value>(?:(?!%26|%23)[^\s&\"'])+)", re.I)
 _SET = re.compile(
@@ -57,7 +58,7 @@ _NETRC = re.compile(r"(?P<before>\blogin[ \t]+\S+[ \t]+(?P<name>password)[ \t]+)
 
 
 def mask_places(text: str) -> str:
-    """Replace the secrets recognised by their place."""
+    """Replace the secrets recognised by their position."""
     for needle, place in _PLACES:
         if needle in text:
             text = place.sub(_hide_place, text)
@@ -101,7 +102,7 @@ _DETECTORS = {
 }
 """The detectors of detect-secrets that are used, by module."""
 
-# Texts, one of which must be present for any match: importing the detectors takes 0.1 s, and most texts have none.
+# Every match contains one of these texts. They are searched first, because importing the detectors takes 0.1 s.
 _MAY_HOLD = re.compile(
     r"A3T|ABIA|ACCA|AKIA|ASIA|(?i:aws)|AccountKey=|gh[opsur]_|gl[a-z]{2,5}-|GR1348941|eyJ|[0-9a-z]{32}-us\d"
     r"|T3BlbkFJ|pypi-Ag|SG\.|(?i:xox[a-z]-|hooks\.slack\.com)|sq0csp-|k_live_|\d{8}:|AC[a-z0-9]{32}|SK[a-z0-9]{32}"
@@ -129,7 +130,7 @@ _FURTHER = re.compile(
 
 
 def replace_tokens(text: str, replacement: str) -> str:
-    """Replace each part of a text that has the form of a token or key, up to the next separator."""
+    """Replace each token or key in a text, up to the next separator."""
     text = _FURTHER.sub(replacement, text)
     if not _MAY_HOLD.search(text):
         return text

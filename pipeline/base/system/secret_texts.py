@@ -1,7 +1,7 @@
 """Removal of secrets from texts: command lines, URLs, headers, JSON, YAML, error output, source code.
 
-A secret is found by the name next to it (`secrecy`), by its place or by its form (`secret_patterns`). Only the secret
-is replaced, and the number of lines stays the same, so that the rest keeps its meaning.
+A secret is found by the name next to it (`secrecy`), by its position or by its form (`secret_patterns`). Only the
+secret is replaced, and the number of lines stays the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.base.system.secret_patterns import mask_places, replace_tokens
 
 
 class Style(enum.Enum):
-    """The kind of a text, which determines what may be a value.
+    """The kind of a text, which determines the form of values.
 
     In `CODE`, a value is a quoted literal. A `COMMENT`, or a text within code, is mostly prose: a value after a name
     must look like a secret.
@@ -28,7 +28,7 @@ class Style(enum.Enum):
     COMMENT = enum.auto()
 
 
-# A part of every secret's name: searched first, because most words of a text are not names of secrets.
+# Every name of a secret contains one of these words. A text without them needs no further search.
 _NOUN = re.compile(r"secret|pass|pwd|pw\b|token|key|cred|auth|sig|pats?\b|sas\b|cookie|jwt|psk|bearer|kennwort|sess")
 _TO_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _MOST_OF_NAME = 128
@@ -88,7 +88,7 @@ def mask_source(text: str, name: str) -> str:
 
 
 def mask_diff(text: str) -> str:
-    """Replace the secrets in a git diff, which keeps its lines and their marks and thus remains valid."""
+    """Replace the secrets in a git diff, which remains valid."""
     return "".join(map(_mask_file, _FILE.split(text)))
 
 
@@ -129,7 +129,7 @@ def _mask_named(text: str, style: Style) -> str:
 
 
 def _start_of_name(text: str, position: int, done: int) -> int:
-    """Return where the name around a position begins, including dashes; not before `done`."""
+    """Return the start of the name at a position, including dashes; not before `done`."""
     start, least = position, max(done, position - _MOST_OF_NAME)
     while start > least and (text[start - 1].isalnum() or text[start - 1] in "_.-"):
         start -= 1
@@ -215,7 +215,7 @@ class _Value:
         return self._secrecy is Secrecy.AMBIGUOUS and not is_assigned and not looks_secret(value)
 
     def _is_meant(self, value: str) -> bool:
-        """Return whether prose gives a value to the name, rather than mentions it: `password: required`."""
+        """Return whether prose assigns a value to the name instead of mentioning the name: `password: required`."""
         if looks_secret(value) or (re.search(r"\d", value) and re.search(r"[A-Za-z]", value)):
             return True
         if self._secrecy is Secrecy.AMBIGUOUS or value.isupper():

@@ -1,4 +1,4 @@
-"""Masking of secrets: every user text is masked here before it is recorded or printed.
+"""Masking of secrets: every text from a user is masked here before it is recorded or printed.
 
 Programs get their arguments and variables unchanged; records have `HIDDEN` in place of a secret.
 """
@@ -78,7 +78,7 @@ def _secrecy_of_next(word: str, before: str, options: Sequence[str], *, has_head
 
 
 def collect_secrets(words: Sequence[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """Collect the secrets given to a program, so that they can be masked anywhere in its output."""
+    """Collect the secrets in a program's arguments and environment, which are then masked anywhere in its output."""
     known = {value for name, value in environ.items() if mask(value, name) != value}
     for word, masked in zip(words, mask_words(words), strict=True):
         if masked == HIDDEN:
@@ -95,7 +95,7 @@ def strip_logins(text: str) -> str:
 
 
 def find_hidden_keys(value: Any, place: str = "") -> Iterator[str]:
-    """Yield the keys of hidden values in a recorded configuration, as on the command line; a list counts as a whole."""
+    """Yield the keys of hidden values in a recorded configuration, as on the command line; one key per list."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from find_hidden_keys(part, f"{place}.{key}" if place else str(key))
@@ -164,7 +164,7 @@ def _mask_line(text: str) -> str:
     masked_text = mask_text(text)
     try:
         words = shlex.split(masked_text)
-    except ValueError:  # the end of a value is unknown
+    except ValueError:  # a quote is not closed, so the end of a value is unknown
         return HIDDEN if masked_text != text else text
-    masked = mask_words(words, has_headers=False)  # it may also be YAML
+    masked = mask_words(words, has_headers=False)  # the text may also be YAML
     return masked_text if masked == words else shlex.join(masked)

@@ -1,4 +1,4 @@
-"""Job arrays in Slurm's queue; CommandError where there is no Slurm, or it does not answer. A task is named `12_3`."""
+"""Job arrays in Slurm's queue; CommandError if Slurm is missing or does not answer. A task is named `12_3`."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ def read_states(jobs: Collection[str], *options: str) -> dict[str, str]:
 
 
 def list_end_states(jobs: Collection[str]) -> Mapping[str, str]:
-    """Return how each task of these arrays ended: `TIMEOUT`, `FAILED NonZeroExitCode`; without tasks unknown to Slurm.
+    """Return the end state of each task of these arrays: `TIMEOUT`, `FAILED NonZeroExitCode`.
 
-    Slurm's queue remembers it for some minutes, its accounting, where there is one, for long.
+    Tasks that Slurm no longer has are missing. Slurm's queue keeps end states for some minutes; its accounting, if
+    there is one, keeps them longer.
     """
     remembered = {task: state for task, state in read_states(jobs, "--states=all").items() if _is_end(state)}
     return _list_accounted(jobs) | remembered
@@ -71,7 +72,7 @@ def _is_end(state: str) -> bool:
 
 
 def read_cluster_states(cluster_name: str, jobs: Collection[str]) -> Mapping[str, str]:
-    """Return the same as `read_states`, from the Slurm of one cluster; CommandError if it is that of another."""
+    """Return the result of `read_states` on this cluster; CommandError if this is another cluster."""
     if (name := read_cluster()) != cluster_name:
         raise CommandError(list(_ASK_CONFIG), 0, f"this is cluster {name}, not {cluster_name}")
     return read_states(jobs)

@@ -1,6 +1,6 @@
-"""The start of a program: standard streams that cannot make it fail, and signals that end it in order.
+"""The start of a program: standard streams whose errors do not end it, and signals that end it with a cleanup.
 
-Only programs call this, in their first lines, never an import.
+Programs call this in their first lines; importing this module has no effect.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _IGNORED_BY_PYTHON = (DeprecationWarning, PendingDeprecationWarning, ImportWarni
 _WITHOUT_READER = frozenset((errno.EPIPE, errno.EIO))  # a pipe or terminal whose other end is closed
 
 job_variables: dict[str, str] = {}
-"""Environment variables meant for the measured programs, which we do not follow ourselves."""
+"""Environment variables that apply to the measured programs but not to the orchestrator."""
 
 
 def begin() -> None:
@@ -37,14 +37,16 @@ def begin() -> None:
     cpu_limit.reserve_time()
     interrupts.install()
     try:
-        os.getcwd()  # noqa: PTH109  without pathlib, which nothing else needs yet
+        os.getcwd()  # noqa: PTH109  pathlib is not imported yet
     except OSError as error:
-        sys.stderr.write(f"error: the working directory cannot be used: {error.strerror}; change to another one\n")
+        sys.stderr.write(
+            f"error: the working directory cannot be used: {error.strerror}; change to another directory\n"
+        )
         sys.exit(2)
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """Run a program whose output is its result: if that cannot be written, the exit status is at least 1."""
+    """Run a program whose output is its result: if the output cannot be written, the exit status is at least 1."""
     begin()
     try:
         status = main()
@@ -56,9 +58,10 @@ def run(main: Callable[[], int]) -> NoReturn:
 
 
 def open_streams() -> None:
-    """Open three standard streams, and discard without an error what cannot be written to them.
+    """Open the three standard streams, which discard output that cannot be written without raising an error.
 
-    Otherwise a descriptor that the parent closed would be reused for the next opened file, into which output would go.
+    If the parent closed a descriptor, it would otherwise be reused for the next opened file, which would then receive
+    the output.
     """
     for descriptor in (0, 1, 2):
         try:
@@ -83,7 +86,7 @@ def open_stream(descriptor: int, before: TextIO | None = None, *, is_by_line: bo
 
 
 def drop_warning_errors() -> None:
-    """Prevent that library warnings raise errors here: PYTHONWARNINGS=error is meant for the user's programs."""
+    """Prevent library warnings from raising errors here: PYTHONWARNINGS=error applies to the user's programs only."""
     if _WARNINGS in os.environ:
         job_variables[_WARNINGS] = os.environ.pop(_WARNINGS)
     if any(action == "error" for action, *_ in warnings.filters):
@@ -93,32 +96,32 @@ def drop_warning_errors() -> None:
 
 
 def check_output(status: int) -> int:
-    """Return an exit status, changed from 0 to 1 if output was lost that had a reader."""
-    with suppress(ValueError):  # it is closed
+    """Return an exit status, changed from 0 to 1 if output was lost although it had a reader."""
+    with suppress(ValueError):  # the stream is closed
         sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return max(status, 1) if isinstance(raw, _Output) and raw.is_incomplete else status
 
 
 def accept_lost_output() -> None:
-    """Count output lost so far as written, because its content is stored elsewhere."""
-    with suppress(ValueError):  # it is closed
+    """Reset the record of lost output, because the content of the output is also stored."""
+    with suppress(ValueError):  # the stream is closed
         sys.stdout.flush()
     if isinstance(raw := getattr(getattr(sys.stdout, "buffer", None), "raw", None), _Output):
         raw.is_incomplete = False
 
 
 class _Output(io.FileIO):
-    """A standard stream that outlives its reader.
+    """A standard stream that raises no error after its reader has ended.
 
     Attributes:
-        is_incomplete: whether output was lost that had a reader, as on a full disk.
+        is_incomplete: whether output was lost although it had a reader, as on a full disk.
     """
 
     is_incomplete = False
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write a text; discard what cannot be written."""
+        """Write a text; discard it if it cannot be written."""
         while True:
             try:
                 written = super().write(data)
@@ -127,7 +130,7 @@ class _Output(io.FileIO):
                 return memoryview(data).nbytes
             if written is not None:
                 return written
-            select.select([], [self], [])  # another program has made it non-blocking
+            select.select([], [self], [])  # another program has made the descriptor non-blocking
 
     def _lose(self, error: OSError) -> None:
         if error.errno in _WITHOUT_READER:  # child processes get the null device too

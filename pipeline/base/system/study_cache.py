@@ -1,4 +1,4 @@
-"""Caches that live as long as a study: a worker runs several studies, each of which must read the machine anew."""
+"""Caches that are cleared between studies: a worker runs several studies, and each must read the machine again."""
 
 from __future__ import annotations
 

@@ -8,16 +8,16 @@ from pathlib import Path
 DEFAULT = Path("mlruns")
 EXPERIMENT = "collocation"
 """Default of `tracking.experiment`."""
-_IGNORE = "# Written by gpu-collocation when it made this folder; remove it to commit what is here.\n*\n"
+_IGNORE = "# Written by gpu-collocation when it created this folder; delete this file to commit the folder.\n*\n"
 
 
 def make(root: Path) -> None:
     """Create the folder, if missing, with a `.gitignore` that excludes it from a surrounding repository.
 
-    An existing folder gets none, as it may hold files that its owner commits.
+    An existing folder gets no `.gitignore`, because its owner may commit files in it.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: the folder cannot be created.
     """
     root.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -26,5 +26,5 @@ def make(root: Path) -> None:
         if not root.is_dir():
             raise
         return
-    with suppress(OSError):  # a full disk is reported where space is needed
+    with suppress(OSError):  # a full disk is reported by later writes
         (root / ".gitignore").write_text(_IGNORE, encoding="utf-8")

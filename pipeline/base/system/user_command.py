@@ -1,4 +1,4 @@
-"""The user's own command line, after `--` or in an entry of `mix`. Hydra gets it as overrides."""
+"""The command line of a user's program, after `--` or in an entry of `mix`, and its conversion to Hydra overrides."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ OF_LAUNCHERS = (
     "plan_file",
     "dry_run",
 )
-"""Keys, including those below, that a launcher sets for its workers: where a study runs, not what it measures."""
+"""Keys, including keys below them, that a launcher sets for its workers. They do not affect results."""
 
 OF_THE_STUDY = frozenset({"baseline", "degree", "dry_run", "mix", "co_runners", "repeats", "scenario"})
-"""Our keys, which the programs of users hardly use."""
+"""Keys of the project that are unlikely to be keys of a user's program."""
 
 _SEPARATOR = "--"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:-]+")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-# Python options without a value, options that run what follows, and options with a value.
+# Python options without a value, options that are followed by the program, and options with a value.
 _FLAGS = "bBdEhiIOPqsSuvVx"
 _OPTION_OF_PYTHON = re.compile(rf"-(?:[{_FLAGS}]+|[{_FLAGS}]*[cmWX].*)", re.DOTALL)
 _WITH_PROGRAM = re.compile(rf"-[{_FLAGS}]*([cm])(.*)", re.DOTALL)
@@ -48,7 +48,7 @@ _SAID = frozenset({"workload", "workload.script", "workload.args", "mix"})
 
 
 def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into ours and the user's own command line, which begins with `--`."""
+    """Split arguments into the project's arguments and the user's command line, which begins with `--`."""
     words = list(arguments)
     place = words.index(_SEPARATOR) if _SEPARATOR in words else len(words)
     return words[:place], words[place:]
@@ -70,13 +70,13 @@ def sets(word: str, keys: Collection[str]) -> bool:
 
 
 def drop_keys(arguments: Sequence[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
-    """Drop overrides of these keys and of keys below them; return our arguments and the user's command line."""
+    """Drop overrides of these keys and of keys below them; return the other arguments and the user's command line."""
     options, command_line = divide(arguments)
     return [word for word in options if not sets(word, keys)], command_line
 
 
 def make_overrides(arguments: Sequence[str]) -> list[str]:
-    """Replace a user's own command line by overrides.
+    """Replace a user's command line by overrides.
 
     Raises:
         ConfigError: `--` is the last word, two programs are named, a flag is given twice, or a word is not UTF-8.
@@ -87,7 +87,7 @@ def make_overrides(arguments: Sequence[str]) -> list[str]:
     options, command_line = divide(arguments)
     flags = Counter(match[1] for word in options if (match := _FLAG.match(word)))
     if twice := [flag for flag, times in flags.items() if times > 1]:
-        raise ConfigError(f"{twice[0]} is given twice; remove one, or run both with -m {twice[0]}=A,B")
+        raise ConfigError(f"{twice[0]} is given twice; remove one, or run both values with -m {twice[0]}=A,B")
     if not command_line:
         return options
     conflicting = [word for word in options if key_of(word) in _SAID and word != "workload=script"]
@@ -103,12 +103,13 @@ def make_overrides(arguments: Sequence[str]) -> list[str]:
 
 
 def parse_program(words: Sequence[str], subject: str) -> tuple[str, list[str]]:
-    """Return program and arguments of a command line; for `python train.py --epochs 3`, the script and its own.
+    """Return program and arguments of a command line; for `python train.py --epochs 3`, the script and its arguments.
 
-    A command line that begins with a Python option, such as `-m package.train`, belongs to the interpreter.
+    If the arguments of `python` begin with an option, such as `-m package.train`, the program is `python`.
 
     Raises:
-        ConfigError: it names no program, or an interpreter by its path; `subject` names the command line in it.
+        ConfigError: the command line names no program, or names an interpreter by its path; the message begins with
+            `subject`.
     """
     if not words or not words[0].strip():
         raise ConfigError(f"{subject} is empty; write one such as train.py --epochs 3")
@@ -133,7 +134,7 @@ def parse_program(words: Sequence[str], subject: str) -> tuple[str, list[str]]:
     if not runs.strip():
         missing, example = _LACKING[option]
         raise ConfigError(f"{subject}, {shlex.join(words)}, names no {missing}; write {program} {example}")
-    # Options of the interpreter are left to it: `python` is that of the job's environment.
+    # `python` with options is the program itself; it is the interpreter of the job's environment.
     return ("python", args) if args[0].startswith("-") else (args[0], args[1:])
 
 
@@ -150,7 +151,7 @@ def _parse_python(args: Sequence[str]) -> tuple[str, str]:
 
 
 def list_source_files(script: str, args: Iterable[str]) -> list[str]:
-    """Return the Python files in a command line: the script, or the one that a launcher such as torchrun starts."""
+    """Return the Python files in a command line: the script, or the script that a launcher such as torchrun starts."""
     return [word.rpartition("=")[2] for word in (script, *args) if word.endswith(".py")]
 
 
@@ -182,5 +183,5 @@ def _quote(word: str) -> str:
 
 
 def escape_interpolations(text: str) -> str:
-    """Escape interpolations in a text for OmegaConf, in which backslashes before them count."""
+    """Escape interpolations in a text for OmegaConf, including the backslashes before them."""
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)

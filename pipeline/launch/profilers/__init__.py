@@ -1,4 +1,4 @@
-"""Profilers that stand before the command of a job, named by the YAML files of `conf/profiler`.
+"""Profilers that are started before a job, as named by the YAML files of `conf/profiler`.
 
-`dcgm_pause.py` is what they share: DCGM lets go of the counters of the GPU meanwhile.
+They share `dcgm_pause.py`, which makes DCGM release the GPU's performance counters.
 """

@@ -1,7 +1,7 @@
-"""DCGM's own profiling, paused while a profiler needs the counters of the GPU, and resumed afterwards.
+"""Pausing of DCGM's own profiling while a profiler needs the performance counters of the GPU.
 
-Before Hopper, DCGM and every profiler lock the same counters of the whole machine (NVIDIA/DCGM#56). From Hopper on,
-DCGM reads its figures through GPM, another unit of the GPU, and both work at once (NVIDIA/DCGM#62).
+Before Hopper, DCGM and every profiler lock the same counters for the complete machine (NVIDIA/DCGM#56). From Hopper on,
+DCGM reads its figures through GPM, another unit of the GPU, so both work at the same time (NVIDIA/DCGM#62).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pipeline.clean.kinds import undoes
 _log = logging.getLogger(__name__)
 _COMMAND_LIMIT_S = 30.0
 _FIRST_WITH_GPM = (9, 0)  # Source: DCGM API reference, Profiling: Hopper and newer read GPM
-# Source: dcgm_structs.h, DCGM_ST_CONNECTION_NOT_VALID (-21), of which a process keeps the last byte.
+# Source: dcgm_structs.h, DCGM_ST_CONNECTION_NOT_VALID (-21). An exit status is its last byte.
 _NO_ENGINE = -21 & 0xFF
 
 
 def check(group: Group, profiler: str) -> None:
-    """Raise ConfigError if profiling has to be paused for a group, and `gpu.admin=null` forbids it."""
+    """Raise ConfigError if DCGM's profiling has to be paused for a group but `gpu.admin=null` forbids it."""
     if _has_to_pause(group) and group.gpu.admin is None:
         raise ConfigError(
-            f"profiler={profiler} on {group.device.name} needs the counters that DCGM may hold, and gpu.admin=null "
-            "forbids pausing it; leave the profiler out, or set gpu.admin=[]"
+            f"profiler={profiler} on {group.device.name} needs the counters that DCGM may hold, but gpu.admin=null "
+            "forbids pausing DCGM; remove the profiler, or set gpu.admin=[]"
         )
 
 
 def list_commands(group: Group) -> Commands:
-    """List the commands that pause and resume DCGM's profiling; none if not needed or without dcgmi."""
+    """List the commands that pause and resume DCGM's profiling; none if not needed or if dcgmi is missing."""
     if not _has_to_pause(group):
         return Commands()
     programs = find_group_programs(group)
@@ -43,10 +43,10 @@ def list_commands(group: Group) -> Commands:
 
 @contextmanager
 def pause(group: Group, profiler: str) -> Iterator[None]:
-    """Keep DCGM from the counters for a while, if it would be in the way and a host engine answers.
+    """Pause DCGM's profiling in this context, if necessary and if a host engine answers.
 
     Raises:
-        ConfigError: as `check`.
+        ConfigError: `gpu.admin=null` forbids the pause (`check`).
         SharingError: the host engine did not pause, or did not resume.
         JournalError: the journal cannot be written.
     """
@@ -58,13 +58,13 @@ def pause(group: Group, profiler: str) -> Iterator[None]:
     journal = Journal(group.gpu.lock_dir, group.device.uuid, programs)
     with journal.guard("dcgm_profiling"):
         if not _run(_make_command(programs, "--pause")):
-            _log.info("no host engine of DCGM answers: nothing is paused for %s", profiler)
+            _log.info("DCGM's host engine does not answer, so its profiling is not paused for %s", profiler)
         yield
 
 
-@undoes("dcgm_profiling", "let DCGM profile again")
+@undoes("dcgm_profiling", "resume DCGM's profiling")
 def resume(programs: Programs) -> None:
-    """Let DCGM profile again. Safe to repeat; content with a host engine that is gone, and its pause with it."""
+    """Resume DCGM's profiling. Safe to repeat, and no error if the host engine has ended, which also ends the pause."""
     _run(_make_command(programs, "--resume"))
 
 
@@ -82,13 +82,13 @@ def _run(words: Sequence[str]) -> bool:
     if done.status == _NO_ENGINE:
         return False
     raise SharingError(
-        f"`{' '.join(words)}` failed with status {done.status}: {done.printed_line}; stop DCGM during the study, as a "
-        "profiler needs the counters of the GPU for itself"
+        f"`{' '.join(words)}` failed with status {done.status}: {done.printed_line}; stop DCGM during the study, "
+        "because a profiler needs exclusive use of the GPU's counters"
     )
 
 
 def _has_to_pause(group: Group) -> bool:
     device = group.device
-    # A GPU that does not tell its compute capability counts as old, because to pause in vain does no harm.
+    # A GPU without a reported compute capability counts as old, because an unnecessary pause does no harm.
     capability = tuple(map(int, dict(device.details).get("compute_capability", "0.0").split(".")))
     return device.is_gpu and capability < _FIRST_WITH_GPM and find_group_programs(group).path("dcgmi") is not None

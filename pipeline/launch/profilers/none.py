@@ -1,4 +1,4 @@
-"""No profiler: jobs are started as they are."""
+"""No profiler: jobs are started without another program."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A profiler of NVIDIA Nsight before the command of each job, whose report becomes an artifact of the job.
+"""Profilers of NVIDIA Nsight, which are started before each job and whose reports become artifacts of the jobs.
 
-A profiler changes what it observes, so groups under one are compared with each other only. It is the leading process of
-its job: it starts the program, passes on how that ended, and then writes its report into the job's folder.
+A profiler slows its job down, so groups with a profiler are compared only with each other. The profiler is the leading
+process of its job: it starts the program, writes its report into the job's folder, and returns the program's exit
+status.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _REPORT = "profile"
 
 
 class _Nsight:
-    """A profiler of NVIDIA Nsight, one process a job. Options: `pipeline.plan.config_schema.ProfilerConfig`.
+    """A profiler of NVIDIA Nsight, one process per job. Options: `pipeline.plan.config_schema.ProfilerConfig`.
 
     Raises:
-        ConfigError: an option says where the report goes, which is decided here.
+        ConfigError: an option sets the path of the report, which this class sets.
     """
 
     name: str
@@ -39,8 +40,8 @@ class _Nsight:
         for option in self._options:
             if option.split("=")[0] in self.own_options:
                 raise ConfigError(
-                    f"profiler.options={words.format_list(self._options)} sets {option}, which the project sets; leave "
-                    "it out"
+                    f"profiler.options={words.format_list(self._options)} sets {option}, which the project sets; "
+                    "remove it"
                 )
 
     def check(self, group: Group) -> None:
@@ -55,12 +56,12 @@ class _Nsight:
 
     def notes(self, device: Device) -> tuple[str, ...]:
         cost = (
-            f"profiler={self.name}: every figure includes the cost of the profiler; these groups are compared with "
-            "each other only"
+            f"profiler={self.name}: every figure includes the cost of the profiler; these groups are compared only "
+            "with each other"
         )
         if device.is_gpu and not device.is_simulated:
             return (cost,)
-        return (cost, f"profiler={self.name}: no job computes on a GPU here, so its report holds no kernels")
+        return (cost, f"profiler={self.name}: no job computes on a GPU here, so the reports contain no kernels")
 
     def report(self, folder: Path) -> Path | None:
         path = folder / f"{_REPORT}{self.suffix}"
@@ -71,8 +72,8 @@ class _Nsight:
             path = shutil.which(expand_path("profiler.program", self._program))
             if path is None:
                 raise ConfigError(
-                    f"profiler.program={self._program} is no executable, neither as a path nor on PATH; install "
-                    f"{self.product}"
+                    f"profiler.program={self._program} is no executable, neither as a path nor on PATH; correct it, or "
+                    f"install {self.product}"
                 )
             return str(Path(path).absolute())
         path = next(filter(None, map(shutil.which, [self.name, *self._list_installed()])), None)
@@ -90,9 +91,9 @@ class _Nsight:
 
 
 class Nsys(_Nsight):
-    """Nsight Systems: when each kernel, copy and CUDA call of the job began and ended.
+    """Nsight Systems: start and end of each kernel, copy and CUDA call of the job.
 
-    Source: Nsight Systems user guide, "CLI Profile Command Switch Options": a report is `<output>.nsys-rep`, `%` begins
+    Source: Nsight Systems user guide, "CLI Profile Command Switch Options": a report is `<output>.nsys-rep`; `%` begins
     a placeholder in its name.
     """
 
@@ -108,10 +109,10 @@ class Nsys(_Nsight):
 
 
 class Ncu(_Nsight):
-    """Nsight Compute: counters of single kernels, each run again and again by itself.
+    """Nsight Compute: counters of single kernels, each of which is replayed several times, alone on the GPU.
 
-    Source: Nsight Compute CLI, "Command Line Options" and "Multi-Process Support": a report is `<export>.ncu-rep`, `%`
-    begins a placeholder in its name; processes that are profiled on one machine take turns, kernel by kernel.
+    Source: Nsight Compute CLI, "Command Line Options" and "Multi-Process Support": a report is `<export>.ncu-rep`; `%`
+    begins a placeholder in its name; profiled processes on one machine take turns, kernel by kernel.
     """
 
     name = "ncu"
@@ -122,8 +123,8 @@ class Ncu(_Nsight):
 
     def notes(self, device: Device) -> tuple[str, ...]:
         turns = (
-            "profiler=ncu: each profiled kernel is repeated by itself, and those of several jobs take turns, so "
-            "throughput and utilisation of these groups say nothing about running together"
+            "profiler=ncu: each profiled kernel is replayed alone, and the kernels of several jobs take turns, so "
+            "throughput and utilisation of these groups do not show the effect of sharing the GPU"
         )
         return (*super().notes(device), turns)
 

@@ -1,1 +1,1 @@
-"""Running a recorded group again as it was."""
+"""Running a recorded group again with its recorded configuration."""

@@ -1,4 +1,4 @@
-"""One plan for all workers of a study: the first writes the facts that it depends on, the others compare theirs."""
+"""Check that all workers of a study have the same plan: the first writes its facts, the others compare theirs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAN, _PACKAGES, _FILES, _MACHINE = "plan", "packages", "files", "machine"
 
 
 def agree(path: Path, plan: Plan, inventory: Inventory) -> None:
-    """Write the facts that the plan depends on to a file that all workers see, or compare them with those there.
+    """Write the facts that the plan depends on to a file shared by all workers, or compare them with this file.
 
     Raises:
         ConfigError: the other workers have another plan or driver, or the file cannot be used.
@@ -29,7 +29,7 @@ def agree(path: Path, plan: Plan, inventory: Inventory) -> None:
         first = _write_first(path, facts)
         differences = list(_compare_facts(first, facts))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"plan_file={path} cannot be used ({error}); remove it, or give another") from error
+        raise ConfigError(f"plan_file={path} cannot be used ({error}); delete the file, or set another path") from error
     if differences or first[_PLAN] != facts[_PLAN]:
         raise ConfigError(
             f"plan_file={path}: other workers of this study have another plan "
@@ -49,7 +49,7 @@ def _collect_facts(plan: Plan, inventory: Inventory) -> dict[str, Any]:
 
 
 def _write_first(path: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the facts in the file; write these atomically if there is none."""
+    """Return the facts in the file; if the file is missing, create it atomically with these facts."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}")
     beside.write_text(json.dumps(facts), encoding="utf-8")
@@ -65,7 +65,7 @@ def _write_first(path: Path, facts: Mapping[str, Any]) -> Mapping[str, Any]:
 def _compare_facts(first: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[str]:
     for name in first[_MACHINE]:
         if (remote := first[_MACHINE][name]) != (local := facts[_MACHINE].get(name)):
-            yield f"{name}: {local} here, {remote} there"
+            yield f"{name}: {local} here, {remote} for the other workers"
     for before, now in zip(first[_PACKAGES], facts[_PACKAGES], strict=False):
         if words := compare_locks(before, now):
             yield f"{words} here"

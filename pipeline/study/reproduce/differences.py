@@ -17,14 +17,14 @@ from pipeline.plan.inventory import Inventory
 from pipeline.prepare.env import lock
 from pipeline.record.stored_group import Original, name_script_artifacts
 
-# Facts of a start that decide what is computed and how fast, in words.
+# Recorded facts that may change results or speed, with their descriptions.
 _FACTS = {"python": "Python of the orchestrator", "kernel": "kernel", "cpus": "number of CPUs"}
-# Details of a device that earlier groups may change.
+# Details of a device that change during a study.
 _PASSING_DETAILS = frozenset({"mig_mode", "compute_mode"})
 
 
 def find(original: Original, group: Group, inventory: Inventory, facts: Mapping[str, str]) -> list[str]:
-    """Return a line for each difference; what the original did not record is left out."""
+    """Return a line for each difference; facts that the original did not record are left out."""
     lines = [*_compare_devices(original, group), *_compare_commits(original, facts)]
     lines += [_describe_change(words, original.get_fact(key), facts.get(key)) for key, words in _FACTS.items()]
     lines += _compare_locks(original, group, inventory)
@@ -49,10 +49,10 @@ def find_result_changes(original: Original, group: Group, inventory: Inventory) 
 
 
 def list_masked_scripts(original: Original, group: Group) -> Iterable[str]:
-    """Give one line for each script of which the original has a copy without its secrets.
+    """Return one line for each script whose recorded copy lacks its secrets.
 
     Raises:
-        ConfigError: what would be run now is such a copy.
+        ConfigError: the script that would run is such a copy.
     """
     before = _read_programs(original)
     files = name_script_artifacts(program.script for program in before)
@@ -64,8 +64,8 @@ def list_masked_scripts(original: Original, group: Group) -> Iterable[str]:
         digests = {source.name: source.digest for source in now.sources}
         if digests.get(name) != then.sources.get(name) and secrets.HIDDEN in _read_text(Path(now.script)):
             raise ConfigError(
-                f"reproduce={original.run_id}: {now.script} has {secrets.HIDDEN} in place of its secrets; "
-                "put your own values there"
+                f"reproduce={original.run_id}: {now.script} contains {secrets.HIDDEN} in place of its secrets; "
+                "replace it by your own values"
             )
         lines[f"{artifact} was recorded without its secrets; {now.script} runs instead"] = None
     return lines
@@ -85,7 +85,7 @@ def _compare_plans(original: Original, group: Group) -> Iterable[str]:
         then = stored_names.rename(before.get(facts, {}), stored_names.SETTINGS)
         for key in sorted(then.keys() | now.keys()):
             if then.get(key) != now.get(key):
-                yield f"{key}: {then.get(key) or 'not given'}, now {now.get(key) or 'not given'}"
+                yield f"{key}: {then.get(key) or 'not set'}, now {now.get(key) or 'not set'}"
 
 
 def _compare_options(original: Original, group: Group) -> Iterable[str]:
@@ -94,7 +94,7 @@ def _compare_options(original: Original, group: Group) -> Iterable[str]:
         old, new = then.params, dict(now.params)
         for key in sorted(old.keys() | new.keys()):
             if old.get(key) != new.get(key):
-                lines[f"{key} of {now.name}: {old.get(key, 'not given')}, now {new.get(key, 'not given')}"] = None
+                lines[f"{key} of {now.name}: {old.get(key, 'not set')}, now {new.get(key, 'not set')}"] = None
     return lines
 
 
@@ -117,7 +117,7 @@ def _read_programs(original: Original) -> list[_Program]:
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"the artifact {layout.GROUP} of run {original.run_id} is damaged, or of an earlier version: {error}"
+            f"the artifact {layout.GROUP} of run {original.run_id} is damaged or from an earlier version: {error}"
         ) from error
 
 
@@ -156,14 +156,14 @@ def _compare_locks(original: Original, group: Group, inventory: Inventory) -> It
     for job in group.jobs:
         before = original.job_locks.get(str(job.index))
         now = tuple(map(secrets.mask_text, inventory.interpreters[job.workload.env].lock))
-        # An environment that is still to be built has no lock; it is built from the original's.
+        # An environment that is not built yet has no lock; it will be built from the original's lock.
         if before is not None and now and (before, now) not in compared:
             compared.add((before, now))
             yield compare_locks(before.splitlines(), now)
 
 
 def _compare_requests(original: Original, group: Group, inventory: Inventory) -> Iterable[str]:
-    """Compare the requested packages of environments that are not built yet with the original's."""
+    """Compare the requested packages of environments that are not built yet with the original's packages."""
     lines: dict[str, None] = {}
     for job in group.jobs:
         interpreter = inventory.interpreters[job.workload.env]
@@ -171,7 +171,7 @@ def _compare_requests(original: Original, group: Group, inventory: Inventory) ->
         if interpreter.to_build is not None and before is not None:
             then = lock.read_request(before.splitlines())
             changes = compare_packages(*map(_map_requests, (then, interpreter.requested))) if then else ""
-            lines[changes or f"packages: not known yet, as {interpreter.to_build}"] = None
+            lines[changes or f"packages: not known yet, because {interpreter.to_build}"] = None
     return lines
 
 
@@ -181,7 +181,7 @@ def _map_requests(request: Iterable[str]) -> dict[str, str]:
 
 
 def _compare_sources(original: Original, group: Group) -> Iterable[str]:
-    """Compare file by file and job by job, not by paths: scripts may lie elsewhere now, and two may have one name."""
+    """Compare the files of each job by name, not by path, because scripts may have moved or have equal names."""
     before = _read_programs(original)
     files = name_script_artifacts(program.script for program in before)
     lines: dict[str, None] = {}

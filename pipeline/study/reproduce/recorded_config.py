@@ -1,4 +1,4 @@
-"""The configuration that a run holds, as one that can be planned again."""
+"""The recorded configuration of a run, converted to the configuration of a study."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ _KINDS: dict[str, type[Any]] = {
     "workload": WorkloadConfig,
     **{
         group: base for group, base in config_schema.BASES.items() if group != "exporter"
-    },  # who looked on changed no result
+    },  # an exporter does not change results
 }
 
 
 def read_config(group: Original) -> tuple[DictConfig, list[str]]:
-    """Return the resolved configuration that asked for the group, and the keys that were not recorded.
+    """Return the resolved configuration of the group's study, and the keys that were not recorded.
 
-    The file holds values without their types; a node's type is the one of the schema that has its keys.
+    The file has values without types; the type of a node is found by comparing its keys with the schema.
 
     Raises:
-        ConfigError: the run has no configuration, or one with keys that this version does not know.
+        ConfigError: the run has no configuration, or has keys that this version does not support.
     """
     text = group.files.get(CONFIG)
     if text is None:
-        raise ConfigError(f"run {group.run_id} cannot be reproduced: it has no artifact {CONFIG}")
+        raise ConfigError(f"run {group.run_id} cannot be reproduced: it has no artifact {CONFIG}; choose another run")
     try:
         values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
     except (OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(_explain_damage(group, str(error).splitlines()[0])) from error
     if not isinstance(values, dict):
-        raise ConfigError(_explain_damage(group, "it holds no settings"))
+        raise ConfigError(_explain_damage(group, "it contains no settings"))
     renamed_keys.rename_keys(values)
     if lacking := [key for key in (*_KINDS, "sizes") if key not in values]:
-        raise ConfigError(_explain_version(group, f"it has no {', '.join(lacking)}"))
+        raise ConfigError(_explain_version(group, f"its configuration lacks {', '.join(lacking)}"))
     gpu = values.get("gpu")
     if isinstance(gpu, dict) and (replay := gpu.pop("replay", None)) is not None:
-        raise ConfigError(_explain_version(group, f"gpu.replay={replay} is of an earlier version"))
+        raise ConfigError(_explain_version(group, f"gpu.replay={replay} is a key of an earlier version"))
     absent: list[str] = []
     config = OmegaConf.structured(config_schema.Config)
     try:
@@ -61,7 +61,7 @@ def read_config(group: Original) -> tuple[DictConfig, list[str]]:
     except OmegaConfBaseException as error:
         first = str(error).splitlines()[0]
         raise ConfigError(_explain_version(group, f"{error.full_key}: {first}" if error.full_key else first)) from error
-    except (TypeError, AttributeError) as error:  # a value where settings should be
+    except (TypeError, AttributeError) as error:  # a plain value in place of a map
         raise ConfigError(_explain_damage(group, str(error))) from error
     assert isinstance(config, DictConfig)
     known = {field.name for field in dataclasses.fields(config_schema.Config)} - set(nodes)
@@ -69,17 +69,17 @@ def read_config(group: Original) -> tuple[DictConfig, list[str]]:
 
 
 def _add_types(base: type[Any], values: dict[str, Any], where: str, absent: list[str]) -> DictConfig:
-    """Return the values as the node of the schema that has these keys, and the fewest others."""
+    """Return the values as a node of the schema: of the nodes with these keys, the one with the fewest other keys."""
     is_known = base is WorkloadConfig and values.get("options") is not None
     nodes = [option_loader.load(str(values["options"]))] if is_known else config_schema.list_kinds(base)
     fitting = [(_list_keys(node) - set(values), node) for node in nodes if set(values) <= _list_keys(node)]
     if (target := values.get("_target_")) is not None:
         fitting = [(extra, node) for extra, node in fitting if not extra or target in _list_targets(where, node)]
-        if not fitting:  # of a YAML that extends no node: its keys are arguments of its class, and it lacks none
+        if not fitting:  # a YAML without a schema node: its keys are the arguments of its class
             return OmegaConf.create(values)
     if not fitting:
         raise ConfigError(
-            f"{where}: this version of the project has no kind with the keys {', '.join(sorted(values))}; "
+            f"{where}: this version of the project has no schema with the keys {', '.join(sorted(values))}; "
             "check out the commit of the run"
         )
     extra, node = min(fitting, key=lambda pair: (len(pair[0]), len(pair[1].__mro__)))
@@ -99,7 +99,7 @@ def _list_targets(group: str, node: type[Any]) -> set[str]:
 
 
 def _explain_damage(group: Original, why: str) -> str:
-    return f"run {group.run_id} cannot be reproduced: its artifact {CONFIG} is damaged: {why}"
+    return f"run {group.run_id} cannot be reproduced: its artifact {CONFIG} is damaged ({why}); choose another run"
 
 
 def _explain_version(group: Original, why: str) -> str:

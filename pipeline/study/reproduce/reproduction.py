@@ -1,4 +1,4 @@
-"""`reproduce=RUN`: the group of a run, planned again as it was, and the two side by side."""
+"""`reproduce=RUN`: plans the recorded group of a run again, and compares both runs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from pipeline.record.stored_group import Original
 from pipeline.record.tracking_sender import Sender
 from pipeline.study.reproduce import differences, recorded_config
 
-# Keys allowed beside `reproduce`: where it runs, how it is observed and where the results go.
+# Keys allowed in addition to `reproduce`: where the group runs, how it is observed and where the results are stored.
 _MAY_BE_GIVEN = (
     *("gpu", "tracking", "listeners", "exporter", "limits", "data.root", "dry_run", "wait", "wait_limit_s"),
     "foreign_load",
     *("reproduce", "reproduce_strict"),
 )
-# Keys of the start, not of the group.
+# Keys of the command, not of the group.
 _OF_THE_START = (
     *("dry_run", "resume", "time_limit_s", "wait", "wait_limit_s", "reproduce", "reproduce_strict"),
     *("shard", "plan_file", "only"),
@@ -47,8 +47,8 @@ class Reproduction:
     """A group to be run again.
 
     Attributes:
-        config: the original's, with what the command line may change.
-        unrecorded: keys of the configuration that the original did not have; they hold today's defaults.
+        config: the original's configuration, with the allowed changes of the command line.
+        unrecorded: keys of the configuration that the original lacks; they have the current defaults.
     """
 
     original: Original
@@ -56,7 +56,7 @@ class Reproduction:
     unrecorded: Sequence[str]
 
     def only_its_group(self, plan: Plan) -> Plan:
-        """Cut the plan of the original's configuration down to its group; ConfigError if it has none."""
+        """Reduce the plan of the original's configuration to the original's group; ConfigError if it is missing."""
         alike = [group for group in plan.groups if group.digest == self.original.get_fact("digest")]
         block = self.original.get_fact("block")
         alike = alike or [g for g in plan.groups if g.name == self.original.name and str(g.block) == block]
@@ -70,14 +70,15 @@ class Reproduction:
         return dataclasses.replace(plan, groups=(group,), devices=(group.device,))
 
     def describe(self, plan: Plan, inventory: Inventory, facts: Mapping[str, str]) -> str:
-        """Describe what is run again and what differs; ConfigError if `reproduce_strict` forbids a difference."""
+        """Describe the group to run again and its differences; ConfigError if `reproduce_strict` forbids them."""
         original = self.original
         lines = differences.find(original, plan.groups[0], inventory, facts)
         if self.unrecorded:
             lines.append(f"settings that the original lacks, at their defaults: {', '.join(self.unrecorded)}")
         if lines and self.config.reproduce_strict:
             raise ConfigError(
-                f"reproduce={original.run_id}: reproduce_strict=true forbids these differences: " + "; ".join(lines)
+                f"reproduce={original.run_id}: reproduce_strict=true forbids differences; "
+                "set reproduce_strict=false to allow these: " + "; ".join(lines)
             )
         block = original.get_fact("block")
         what = f"reproduces {original.name}, block {block}, of {original.experiment} ({original.run_id})"
@@ -86,7 +87,7 @@ class Reproduction:
         return "\n".join([what, *lines])
 
     def side_by_side(self, row: GroupResult) -> str:
-        """Format metrics, original, now and their ratio, as an aligned table; what one of them lacks is `-`."""
+        """Format the metrics of both runs and their ratios as an aligned table; `-` is a missing metric."""
         before, now = self.original.metrics, row.metrics
         lines = [("metric", "original", "now", "ratio")]
         lines.append(("result", self.original.get_fact("result") or "-", row.result.value, ""))
@@ -98,16 +99,18 @@ class Reproduction:
 
 
 def prepare_reproduction(composed: DictConfig, config: Config, sender: Sender, stack: UndoStack) -> Reproduction:
-    """Read the original and make its configuration the one of this study.
+    """Read the original and use its configuration for this study.
 
     Raises:
-        ConfigError: the command line has a key that the original decides, or the original cannot be planned again.
-        TrackingError: there is no such run.
+        ConfigError: the command line has a key that only the original determines, or the original cannot be planned
+            again.
+        TrackingError: the run does not exist.
     """
     run_id = config.reproduce
     assert run_id is not None
     keys = _list_typed_keys()
-    _refuse_others(run_id, keys, ("workload", "sizes", "mix", "env"))  # the original decides which of these are allowed
+    # Keys below these are checked once the original is read.
+    _refuse_others(run_id, keys, ("workload", "sizes", "mix", "env"))
     store = config.tracking.uri or str(expand_path("tracking.root", config.tracking.root).resolve())
     original = sender.recall(run_id, store)
     config_again, unrecorded = recorded_config.read_config(original)
@@ -117,7 +120,7 @@ def prepare_reproduction(composed: DictConfig, config: Config, sender: Sender, s
     _refuse_others(run_id, keys, hidden)
     if lacking := [key for key in hidden if key not in keys]:
         raise ConfigError(
-            f"reproduce={run_id}: possible secrets were not recorded; give again "
+            f"reproduce={run_id}: possible secrets were not recorded; pass them again: "
             + ", ".join(f"{key}=..." for key in lacking)
         )
     with open_dict(config_again):
@@ -139,7 +142,7 @@ def prepare_reproduction(composed: DictConfig, config: Config, sender: Sender, s
 def refuse_sweep(configs: Sequence[Config], *, is_sweep: bool) -> None:
     """Raise ConfigError if a configuration of a sweep has `reproduce`."""
     if is_sweep and any(config.reproduce is not None for config in configs):
-        raise ConfigError("reproduce=RUN runs one group again; give it without -m and without an experiment")
+        raise ConfigError("reproduce=RUN runs one group again and cannot be swept; omit -m and the experiment")
 
 
 def _list_typed_keys() -> list[str]:
@@ -159,12 +162,14 @@ def _refuse_others(run_id: str, keys: Sequence[str], hidden: Sequence[str]) -> N
 
 
 def _take_over(config: DictConfig, composed: DictConfig, key: str, hidden: Iterable[str] = ()) -> None:
-    """Take a key from the command line; of one with hidden secrets, all else must be as recorded."""
+    """Use the command line's value of a key; a value with hidden secrets must match the record except for them."""
     if key in hidden:
         recorded, value = _select(config, key), _select(composed, key)
         if secrets.mask(value, key) != recorded:
             was = shlex.join(map(str, recorded)) if isinstance(recorded, list) else recorded
-            raise ConfigError(f"{key} may differ from the original in its secrets only; the original has {was}")
+            raise ConfigError(
+                f"{key} may differ from the original only in its secrets; set it to {was} with your secrets"
+            )
         OmegaConf.update(config, key, value, merge=False)
     elif key == "data.root":
         for workload in (config.workload, *config.sizes.values()):
@@ -174,7 +179,7 @@ def _take_over(config: DictConfig, composed: DictConfig, key: str, hidden: Itera
         parent, _, name = key.rpartition(".")
         if name in (OmegaConf.select(composed, parent) if parent else composed):
             OmegaConf.update(config, key, OmegaConf.select(composed, key), merge=False)
-        else:  # as after ~listeners.smi
+        else:  # the command line removed the key, as with ~listeners.smi
             (OmegaConf.select(config, parent) if parent else config).pop(name, None)
 
 
@@ -187,20 +192,20 @@ def _build_from_locks(config: DictConfig, original: Original, stack: UndoStack) 
     if "file" not in config.env or not original.job_locks:
         return
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="colloc-locks-")))
-    # The only job of a mix's baseline is the first of its group, whatever its place in the mix.
+    # A baseline of a mix has one job, whose index is 0 at any position in the mix; `entry` is this position.
     jobs = {str(job["index"]): job for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])}
     for index, text in sorted(original.job_locks.items()):
         if secrets.HIDDEN in text:
             raise ConfigError(
-                f"reproduce={original.run_id}: the environment of job {index} was recorded without its secrets and "
-                "cannot be built from its lock; run the study again with your own env.file"
+                f"reproduce={original.run_id}: the lock of the environment of job {index} was recorded without its "
+                "secrets and cannot be built; run the study again with your own env.file"
             )
         path = folder / f"environment-{index}.txt"
         path.write_text(text, encoding="utf-8")
         job = jobs.get(index, {})
         if job.get("size") is not None:
             config.sizes[job["size"]].env_file = str(path)
-        elif config.mix is None or job["entry"] >= len(config.mix):  # a co-runner, which is a copy of it
+        elif config.mix is None or job["entry"] >= len(config.mix):  # a co-runner is a copy of the workload
             config.workload.env_file = str(path)
         else:
             config.mix[job["entry"]] = job_entries.replace_environment(config.mix[job["entry"]], path)

@@ -1,4 +1,4 @@
-"""Results in the store that do not count for a plan, and why."""
+"""Explanations of stored results that a plan does not use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.record import resume
 from pipeline.record.stored_group import FinishedGroup, Original
 from pipeline.study.reproduce import differences
 
-# Each is read from the store with its artifacts.
+# Most groups that are compared, because each comparison reads a run with its artifacts.
 _MOST_COMPARED = 4
 
 
@@ -23,16 +23,16 @@ def explain(
     inventory: Inventory,
     recall: Callable[[str], Original],
 ) -> list[str]:
-    """Explain how many results are of another plan, and what changed since the newest; nothing without any.
+    """Return lines with the number of results of other plans, and the changes since the newest; none without results.
 
-    `groups` are those to be run; `recall` reads the group of a run.
+    `groups` are the groups to run; `recall` reads the group of a run.
     """
     results = resume.find_unused(plan, groups, finished)
     if not results:
         return []
     lines = [
         f"resume: {format_count(len(results), 'result')} of another plan in experiment {plan.experiment!r} not used; "
-        "keep studies apart with tracking.experiment=NAME"
+        "to separate studies, set tracking.experiment=NAME"
     ]
     newest = {(group.name, group.block): group for group in reversed(results)}
     compared: set[str] = set()

@@ -220,7 +220,7 @@ assert "pipeline.prepare.env" not in sys.modules, "no environment is ever undone
     done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT_DIR, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "set the compute mode back to default",
-        "let DCGM profile again",
+        "resume DCGM's profiling",
         "end the MPS daemon in /p",
         "switch MIG mode off",
         "destroy the GPU instance of profile 9 at slice 4",

@@ -343,7 +343,7 @@ def test_an_administrator_who_is_no_program_is_refused_before_anything(
     for dry in ([], ["--dry-run"]):
         status, text = a100.run_as_real("create", "3g", "--admin", admin, *dry)
         assert (status, text.count("\n")) == (2, 1)
-        assert f"--admin {admin}: program '{admin}' was not found; write its words as in --admin" in text
+        assert f"--admin {admin}: program '{admin}' was not found; correct it, for example --admin" in text
     assert not a100.gpu.mig_current
     assert a100.journal.read_steps() == ()
 

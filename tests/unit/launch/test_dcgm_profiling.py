@@ -116,9 +116,9 @@ def test_an_engine_that_does_not_resume_stays_in_the_journal(make_machine):
 def test_it_is_refused_where_nothing_may_be_changed(make_machine):
     machine = make_machine(admin=None)
     nsys = Nsys(program="/bin/true")
-    with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids pausing it"):
+    with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids pausing DCGM"):
         nsys.check(machine.group)
-    with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids pausing it"), nsys.prepare(machine.group):
+    with pytest.raises(ConfigError, match=r"gpu\.admin=null forbids pausing DCGM"), nsys.prepare(machine.group):
         pytest.fail("was not refused")
     assert not machine.is_paused
 

@@ -241,7 +241,7 @@ def test_the_reasons_are_counted_and_bounded(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "x" * 3_000_000 + "\nnothing\n[]\n")
     damages = event_reader.read(path, Lifetime(released_ns=S)).damages
-    assert damages.reasons["a step counts work that was counted before"] == 100
+    assert damages.reasons["a step counts work that was already counted"] == 100
     assert damages.reasons["not an event"] == 3, "a line of three megabytes is one"
     assert damages.describe().endswith(", and 2 more") and len(damages.describe()) < 250
 

@@ -96,8 +96,8 @@ def test_an_empty_report_is_none(tmp_path):
 
 
 def test_the_plan_says_what_a_profiler_does_to_figures():
-    assert len(Nsys().notes(GPU)) == 1 and "compared with each other only" in Nsys().notes(GPU)[0]
-    assert "say nothing about running together" in Ncu().notes(GPU)[-1]
+    assert len(Nsys().notes(GPU)) == 1 and "compared only with each other" in Nsys().notes(GPU)[0]
+    assert "do not show the effect of sharing" in Ncu().notes(GPU)[-1]
 
 
 def test_the_digest_covers_what_the_profiler_does_and_not_where_it_lies(make_plan, tmp_path):

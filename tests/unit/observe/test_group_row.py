@@ -146,7 +146,7 @@ def test_a_serial_mix_adds_up_the_time_and_energy_of_its_jobs(tmp_path):
         ({"bye": None}, [], Result.FAILED, "without reporting"),
         ({}, [], Result.FAILED, "lost result"),
         ({"noticed": Ending(Result.TIMEOUT, "did not end")}, [], Result.TIMEOUT, "did not end"),
-        ({"noticed": Ending(Result.FAILED, "ended before it was told to stop")}, [], Result.FAILED, "told to stop"),
+        ({"noticed": Ending(Result.FAILED, "ended before the request to stop")}, [], Result.FAILED, "request to stop"),
         ({"status": 1}, [("OutOfMemoryError", "CUDA out of memory")], Result.OOM, "CUDA out of memory"),
         ({"status": 1}, [("RuntimeError", "CUDNN_STATUS_ALLOC_FAILED")], Result.OOM, "ALLOC_FAILED"),
         ({"status": 1}, [("NonFiniteLossError", "loss is nan in epoch 1")], Result.FAILED, "nan in epoch 1"),

@@ -40,8 +40,8 @@ def test_workers_of_one_plan_agree_whatever_unit_they_run(worker, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("gpu", "GPU model: NVIDIA H200 here, .* there"),
-        ("driver", "driver: 999.1 here, .* there"),
+        ("gpu", "GPU model: NVIDIA H200 here, .* for the other workers"),
+        ("driver", "driver: 999.1 here, .* for the other workers"),
         ("file", "the content of model.py differs here"),
         ("option", "its options differ"),
         ("packages", "packages: .*tqdm==0.1"),

@@ -58,11 +58,13 @@ def test_settings_that_came_later_have_their_defaults_and_unknown_ones_are_refus
     again, unrecorded = read_config(recorded(OmegaConf.to_yaml(values)))
     assert unrecorded == ["workload.canary", "pin_cpus"]
     assert again.workload.canary is True
-    with pytest.raises(ConfigError, match="workload: this version of the project has no kind"):
+    with pytest.raises(ConfigError, match="workload: this version of the project has no schema"):
         read_config(recorded(OmegaConf.to_yaml(values | {"workload": {"no_such_key": 1}})))
     with pytest.raises(ConfigError, match="no_such_key"):
         read_config(recorded(OmegaConf.to_yaml(values | {"no_such_key": 1})))
-    with pytest.raises(ConfigError, match="run r cannot be reproduced by this version of the project: it has no env"):
+    with pytest.raises(
+        ConfigError, match="run r cannot be reproduced by this version of the project: its configuration lacks env"
+    ):
         read_config(recorded(OmegaConf.to_yaml({key: value for key, value in values.items() if key != "env"})))
     values["workload"]["step_mode"] = "no_such_mode"
     with pytest.raises(ConfigError, match="this version of the project: step_mode: Invalid value 'no_such_mode'"):
@@ -74,7 +76,7 @@ def test_a_setting_of_earlier_versions_counts_only_where_it_asked_for_something(
     values["gpu"]["replay"] = None
     assert read_config(recorded(OmegaConf.to_yaml(values)))[1] == []
     values["gpu"]["replay"] = "samples.parquet"
-    with pytest.raises(ConfigError, match=r"gpu\.replay=samples\.parquet is of an earlier version"):
+    with pytest.raises(ConfigError, match=r"gpu\.replay=samples\.parquet is a key of an earlier version"):
         read_config(recorded(OmegaConf.to_yaml(values)))
 
 

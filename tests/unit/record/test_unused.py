@@ -82,7 +82,7 @@ def test_settings_options_and_files_that_changed_are_named(planned, tmp_path):
         (("numpy", "torch==2.1", "boto3==1.44.8"), ["packages: with boto3==1.44.8"]),
         (("numpy>=2", "./wheels/a.whl"), ["packages: with ./wheels/a.whl; numpy now numpy>=2; without torch==2.1"]),
         (("Numpy", "torch==2.1"), ["packages: numpy now Numpy"]),
-        (("numpy", "torch==2.1"), ["packages: not known yet, as the environment of r.txt is not built"]),
+        (("numpy", "torch==2.1"), ["packages: not known yet, because the environment of r.txt is not built"]),
     ],
 )
 def test_what_an_environment_that_is_not_built_asks_for_is_compared(planned, now, words):

@@ -112,7 +112,7 @@ def test_one_that_may_not_be_killed_is_an_error_at_the_time_limit_like_any_other
     monkeypatch.setattr(helper_program, "_REAP_LIMIT_S", 0.1)
     monkeypatch.setattr(os, "killpg", refused)
     with pytest.raises(
-        CommandError, match=r"still running, as it could not be killed, at its time limit of 0\.3 s"
+        CommandError, match=r"still running, because it could not be killed, after its time limit of 0\.3 s"
     ) as caught:
         run([SH, "-c", f"echo $$ >&2; touch {time_runs_once_written}; exec sleep 60"], timeout_s=0.3)
     pid = int(caught.value.stderr.split()[-1])

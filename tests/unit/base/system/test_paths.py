@@ -15,7 +15,7 @@ from pipeline.base.system.paths import expand_path, find_file, is_file
     [
         ("absent", "=absent does not exist in /"),
         ("/absent/x", "=/absent/x does not exist; check the name"),
-        (".", "name a file in it"),
+        (".", "set it to a file"),
     ],
 )
 def test_what_is_no_file_is_refused(given, words):
