@@ -25,7 +25,7 @@ def _describe_others(row: GroupResult) -> Iterator[str]:
             unit = job.job.workload.work_unit
             forms = {"makespan_s": "{:.1f} s", work_units.rate_of(unit): f"{{:.1f}} {work_units.per_second(unit)}"}
             figures = [form.format(job.metrics[key]) for key, form in forms.items() if key in job.metrics]
-            yield f"{row.group.name}: job {job.job.name} ended well: {', '.join(figures)}".rstrip(": ")
+            yield f"{row.group.name}: job {job.job.name} succeeded: {', '.join(figures)}".rstrip(": ")
 
 
 def _quote_error_outputs(rows: Sequence[GroupResult], log_of: Callable[[GroupResult, int], str]) -> Iterator[str]:

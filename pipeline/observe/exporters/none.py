@@ -9,7 +9,7 @@ from pipeline.base.domain.protocols import ShowGroup
 
 
 class NoExporter:
-    """Shows nothing."""
+    """An exporter that publishes nothing."""
 
     @contextmanager
     def serve(self) -> Iterator[ShowGroup]:
