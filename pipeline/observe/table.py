@@ -139,7 +139,10 @@ def _make_sort_key(group: Group) -> tuple[object, ...]:
 
 
 def _format_median(blocks: Sequence[GroupResult], key: str, form: Callable[[float], str]) -> str:
-    """Format the median of a figure over the valid blocks; if none is valid and it is no comparison, over all blocks."""
+    """Format the median of a figure over the valid blocks.
+
+    If no block is valid, the median is over all blocks, except for comparisons, which are then `-`.
+    """
     having = [row for row in blocks if key in row.metrics]
     well = [row for row in having if row.result is Result.OK] or having
     valid = [row for row in well if not row.marks.invalid]
