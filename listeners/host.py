@@ -22,7 +22,7 @@ MEAN, PEAK, RATE = Summary.MEAN, Summary.PEAK, Summary.RATE
 _PCT = "% of one core"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_SECTOR_BYTES = 512  # Source: Documentation/admin-guide/iostats.rst: always 512, whatever the disk's sector size
+_SECTOR_BYTES = 512  # Source: Documentation/admin-guide/iostats.rst: 512 for every disk, independent of its sector size
 _CLOCK_FILE = "/sys/devices/system/cpu/cpu{}/cpufreq/scaling_cur_freq"
 _HAS_CLOCKS = Path(_CLOCK_FILE.format(0)).exists()  # most virtual machines lack the file
 # A PSS reading walks every page table of a process and holds its mmap lock (25 us per MiB on a Xeon). Readings are

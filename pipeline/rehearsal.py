@@ -30,7 +30,7 @@ from pipeline.simulation.machine.releases import RECORDED, RELEASES
 from pipeline.simulation.machine.state_file import MAX_GPUS, StateFile, start_ticks
 from pipeline.simulation.mps import control_program
 
-_PREFIX, _RANDOM = "colloc-simulated-", "[a-z0-9_]+"  # as tempfile makes names
+_PREFIX, _RANDOM = "colloc-simulated-", "[a-z0-9_]+"  # characters of the names that tempfile creates
 _OUT_OF_MEMORY = "OutOfMemoryError: simulated GPU out of memory"
 
 

@@ -129,7 +129,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(prog=entry_points.spell("tracking"), description="Spool folders to MLflow.")
+    parser = argparse.ArgumentParser(prog=entry_points.spell("tracking"), description="Track studies in MLflow.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("status", "show the progress of a study, shard by shard; exit status 0 if all shards are done"),

@@ -103,7 +103,7 @@ class Journal:
         return tuple(steps.values())
 
     def add(self, kind: str, **arguments: Any) -> UndoStep:
-        """Write a step to disk; after the return, the change may be made, because the step survives a crash."""
+        """Write a step to disk; on return the step survives a crash, so the caller may make the change."""
         assert kinds.find_kind(kind) is not None, f"nothing undoes {kind}"
         step = UndoStep(kind=kind, arguments=arguments)
         journal_file.append(self.path, asdict(step))

@@ -83,7 +83,7 @@ def find_changes(
 def find_owners(
     changed: Changes | None, states: Sequence[JobState], logs: Mapping[int, Events], clock: ClockRecord
 ) -> dict[Path, int | None]:
-    """Map each file to the index of the only job that can have written it, else to `None`; `logs` has job indices."""
+    """Map each file to the index of the only job that can have written it, else to `None`; `logs` is by job index."""
     return {
         path: _find_owner(path, clock.find_instants_ns(wall_ns), states, logs)
         for path, wall_ns in (changed.files.items() if changed is not None else ())

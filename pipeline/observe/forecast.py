@@ -39,7 +39,7 @@ class Forecast:
     def words(self) -> str:
         """The forecast in one line."""
         if not self.num_unknown:
-            return f"takes about {format_duration(self.least_s)}, by similar earlier groups{self._basis}"
+            return f"takes about {format_duration(self.least_s)}, estimated from similar earlier groups{self._basis}"
         least, most = format_duration(self.least_s), format_duration(self.most_s)
         bounds = f"at least {least} (the windows) and at most {most} (limits.*)"
         return (
@@ -50,10 +50,10 @@ class Forecast:
     def _basis(self) -> str:
         parts = []
         if self.num_other_packages:
-            parts.append(f"; {self.num_other_packages} of {self.num_groups} by runs with other packages")
+            parts.append(f"; {self.num_other_packages} of {self.num_groups} from runs with other packages")
         if self.num_other_programs:
             names = [*self.other_programs[:_MOST_NAMES], *(["..."] if len(self.other_programs) > _MOST_NAMES else [])]
-            other = f"{self.num_other_programs} of {self.num_groups} by runs with other arguments or code"
+            other = f"{self.num_other_programs} of {self.num_groups} from runs with other arguments or code"
             parts.append(f"; {other}: {', '.join(names)}")
         return "".join(parts)
 

@@ -176,7 +176,7 @@ def _list_notes(
     notes = []
     if is_of_blocks:
         num_gpus = len({row.gpu_uuid for group_rows in groups for row in group_rows})
-        each_once = f"; of the {num_gpus} GPUs each counts once" if num_gpus > 1 else ""
+        each_once = f"; each of the {num_gpus} GPUs counts once" if num_gpus > 1 else ""
         notes.append(f"figures are medians over the blocks{each_once}")
     notes += [f"* {list_first(names, _MOST_NAMES)}: {text}" for text, names in flags.items()]
     notes += [f"{list_first(names, _MOST_NAMES)}: {text}" for text, names in reasons.items()]

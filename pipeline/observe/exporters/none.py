@@ -1,4 +1,4 @@
-"""The exporter of a study without one."""
+"""The default exporter, which publishes nothing."""
 
 from __future__ import annotations
 

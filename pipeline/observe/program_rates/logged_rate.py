@@ -29,7 +29,7 @@ _ROUNDING_NS = 10_000_000  # MLflow stores milliseconds, and a job runs shortly 
 _TAIL_BYTES, _SHOWN = 1 << 14, 100
 _OUTPUTS = ((layout.STDOUT, "stdout"), (layout.STDERR, "stderr"))
 _MOST_VALUES = 1 << 20
-"""Largest number of values of a metric; of more values, every second one is read."""
+"""Limit for the values of a metric; above the limit, only every second value is read."""
 
 _NOTHING_CAME = (
     "no metric was logged through MLflow or in TensorBoard files; remove mlflow.set_tracking_uri from the program"
