@@ -56,7 +56,7 @@ class Rehearsal:
             models = ", ".join(gpu.model for gpu in gpus)
             raise ConfigError(
                 f"gpu.machine={config.machine} has {len(uuids)} {name}, not {config.count}; set gpu.model and "
-                f"gpu.count to GPUs that it has ({models}), or name another file"
+                f"gpu.count to match its GPUs ({models}), or set gpu.machine to another file"
             )
         of_model = [device for device in nvml.list_devices() if device.uuid in uuids]
         counted = [dataclasses.replace(device, index=index) for index, device in enumerate(of_model)]
@@ -160,7 +160,7 @@ def prepare_machine(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
     if path is not None and (path.exists() or not configs[0].dry_run):
         branch = StateFile(path).keep(model_names, driver or RECORDED).branch
         if driver not in (None, branch):
-            raise ConfigError(f"gpu.machine={machine} has driver {branch}, not gpu.driver={driver}; name another file")
+            raise ConfigError(f"gpu.machine={machine} has driver {branch}, not gpu.driver={driver}; use another file")
         with open_machine(path) as rehearsal:
             yield rehearsal
         return

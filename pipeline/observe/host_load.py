@@ -75,6 +75,6 @@ def describe_foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, flo
 
 
 def _compute_wait_pct(job: JobResult) -> float:
-    """Return the share of its runnable time that a job waited for a CPU; at most the share of all time."""
+    """Return how long a job waited for a CPU: the smaller one of its shares of runnable time and of all time."""
     wait, cpu = job.metrics.get(_WAIT, 0.0), job.metrics[_CPU]
     return min(wait, 100 * wait / (wait + cpu)) if wait > 0 else 0.0
