@@ -51,7 +51,7 @@ class JobProcesses:
     """The processes of all jobs, from one listing of /proc.
 
     A process that belongs to no job is read only once, because it cannot join a job later: no process can join an
-    existing session or become a descendant of another process.
+    existing session, or become a descendant of a job.
     """
 
     def __init__(self) -> None:

@@ -147,7 +147,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
             command.add_argument(
                 "--close-lost",
                 action="store_true",
-                help=f"first close groups that have run over {SILENT_S / 3600:g} h; use it only if their hosts are lost",
+                help=f"first close groups that run for over {SILENT_S / 3600:g} h; only for groups of lost hosts",
             )
             command.add_argument("--json", action="store_true", help="print JSON")
         elif name == "upgrade":
@@ -161,7 +161,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
             command.add_argument(
                 "--close-lost",
                 action="store_true",
-                help="also close and send groups that other hosts left open; use it only if these hosts are lost",
+                help="also close and send groups that other hosts left open; only for groups of lost hosts",
             )
     return parser
 

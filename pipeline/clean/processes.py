@@ -1,6 +1,6 @@
 """Search and end of every process that a group of jobs started, also outside the group's sessions.
 
-Every process of a group has the group's mark in its environment, which children inherit. The mark identifies also a
+Every process of a group has the group's mark in its environment, which children inherit. The mark also identifies a
 process that left its session, or whose parent ended; no process of another program has the mark.
 """
 

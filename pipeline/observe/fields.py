@@ -44,7 +44,7 @@ class Fields:
         return next((table.interval_ms for table in self.tables if table.source == source), 0) * 1_000_000
 
     def is_of_device(self, source: str, job: int | None) -> bool:
-        """Return whether a listener's sample is of the device or a GPU instance; `job` is `None` unless of a job."""
+        """Return whether a listener's sample with this `job`, or `None`, is of the device or a GPU instance."""
         return job is None and source not in self._of_machine
 
     def read_live_memory_mib(self, samples: Iterable[Sample], job: int) -> float | None:
