@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.base.domain.records import Device, Slot
 from pipeline.base.domain.samples import FieldTable, Sample
+from pipeline.launch.interleaving import Slice
 from pipeline.launch.job_group import JobGroup
 from pipeline.launch.job_state import JobState
 from pipeline.observe.changed_files import Changes
@@ -43,6 +44,8 @@ class Observation:
         batches: jobs that ran at the same time: one batch for a collocated group, one per job for a sequential group.
         places: placement of each job, if the job was started.
         reason: why the group ended early, if no job was the cause.
+        slices: slices of an interleaved launch, including slices with other numbers of jobs.
+        first_with: number of jobs that ran when a job of an interleaved launch made its first steps, by job index.
         idle_w: power of the idle device, if it was read.
         changed: files below the working directory that changed while the group ran, if they were searched.
         tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
@@ -61,3 +64,5 @@ class Observation:
     tags: tuple[tuple[str, str], ...] = ()
     changed: Changes | None = None
     clock: ClockRecord = field(default_factory=ClockRecord)
+    slices: Sequence[Slice] = ()
+    first_with: Mapping[int, int] = field(default_factory=dict)

@@ -88,7 +88,7 @@ class Progress:
             # Groups of another study are used only for the same workloads, because other workloads may take minutes to
             # start. If the window's length is not fixed, only the same work, or roughly the same script, is similar.
             self._learn(
-                ran, _list_kinds_by_jobs(ran) if ran.kind == WindowKind.STEADY else [ran.key, *_list_looser_kinds(ran)]
+                ran, _list_kinds_by_jobs(ran) if WindowKind(ran.kind).is_steady else [ran.key, *_list_looser_kinds(ran)]
             )
 
     @property
@@ -171,7 +171,7 @@ def _list_kinds(group: Group) -> Iterator[Hashable]:
 
 def _list_looser_kinds(ran: PastGroup) -> Iterator[Hashable]:
     """Yield the kinds, for a window without a fixed length, that ignore packages or the arguments of scripts."""
-    if ran.kind == WindowKind.STEADY:
+    if WindowKind(ran.kind).is_steady:
         return
     if ran.program:
         yield (Likeness.OTHER_PACKAGES, ran.program)
@@ -202,7 +202,7 @@ def _describe_group(group: Group, on_top_s: float = 0.0) -> PastGroup:
 
 def _compute_window_s(group: Group) -> float:
     """Return the seconds of a group that are known before it runs: its windows of fixed length."""
-    if group.skip_reason is not None or group.window.kind is not WindowKind.STEADY:
+    if group.skip_reason is not None or not group.window.kind.is_steady:
         return 0.0
     turns = len(group.jobs) if group.sequential else 1
     return turns * (group.window.settle_s + group.window.seconds)

@@ -132,6 +132,10 @@ class WorkloadConfig:
         """Say that the environment of an interpreter lacks a package, and what to do about it."""
         return f"{package} is not installed in the environment of {python}; install it, or choose another option"
 
+    def can_be_held(self) -> bool:
+        """Return whether a job can be held between two steps, without a queue of data that fills meanwhile."""
+        return False
+
     def input_files(self) -> Mapping[str, str]:
         """Return files whose content belongs to the program, each with the key that names it."""
         return {}
