@@ -1,4 +1,4 @@
-"""Measure what GPU jobs gain by running together: `python run.py --help` lists the choices."""
+"""Measure how much GPU jobs gain by running together: `python run.py --help` lists the choices."""
 
 import gc
 import sys
@@ -8,12 +8,12 @@ from pipeline.base.system import startup
 from pipeline.record import invocation, tracking_sender
 
 if __name__ == "__main__":
-    gc.set_threshold(100_000)  # nearly all that is imported and composed stays: looking for garbage took a tenth of it
+    gc.set_threshold(100_000)  # imports create little garbage; collecting it took a tenth of the time
     startup.begin()
     invocation.begin()
     tracking_sender.start_early(sys.argv[1:])
 
-from pipeline.plan import help_text as explained  # below, because the sender imports MLflow meanwhile
+from pipeline.plan import help_text as explained  # after the sender's start, which imports MLflow concurrently
 
 if __name__ == "__main__":
     explained.exit_if_asked(sys.argv[1:])
@@ -31,7 +31,7 @@ config_schema.register()
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
 def main(config: DictConfig) -> int:
-    """Run one configuration; a sweep comes through `hydra_plugins/study.py` instead, or through another launcher."""
+    """Run one configuration; `hydra_plugins/study.py` or another launcher runs the configurations of a sweep."""
     from pipeline.study.execution import execute
 
     chosen = HydraConfig.get()
@@ -43,7 +43,7 @@ def main(config: DictConfig) -> int:
     with hydra_errors.restore_environment():
         status = execute([config], is_sweep=False)
     if is_single and status != 0:
-        sys.exit(status)  # Hydra drops what is returned to it
+        sys.exit(status)  # Hydra ignores the returned value
     return status
 
 
@@ -62,4 +62,4 @@ if __name__ == "__main__":
         sys.exit(startup.check_output(command_line.run(_run)))
     finally:
         tracking_sender.end_early()
-        gc.freeze()  # the process ends: nobody needs what a last search for garbage would free
+        gc.freeze()  # saves the search for garbage at exit

@@ -1,1 +1,1 @@
-"""Samplers of the GPU and the host: one module per listener, each with its table of fields."""
+"""Samplers of the GPU and the host: one module per listener, with its table of fields."""

@@ -1,6 +1,7 @@
-"""The base of all listeners: a sampling thread whose first sample precedes the jobs, and whose errors are raised.
+"""The base of all listeners: a sampling thread, which takes its first sample before the jobs start.
 
-A listener extends `PollingListener`, which reads its source at every tick, or `ThreadedListener`, whose source sends.
+A listener extends `PollingListener`, which reads its source at every tick, or `ThreadedListener`, whose source sends
+samples. Errors of the thread are raised in the thread of the orchestrator that observes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from pipeline.base.system.errors import ConfigError, ListenerError
 _log = logging.getLogger(__name__)
 MIB = 2**20
 MEMORY_IN_USE = Chart(panel="memory", title="memory in use")
-# Name, title in the report, head in the table of a study, whether it is plotted. Only fields with a title have a mean.
+# Name, title in the report, title in the table of a study, and whether the field is plotted. Only fields with a title
+# have a mean.
 _ACTIVITY = (
     ("gract_ratio", "GRACT", "GRACT", True),
     ("smact_ratio", "SMACT", "SMACT", True),
@@ -38,12 +40,12 @@ _ACTIVITY = (
 _TRAFFIC = ("pcie_tx_mib_per_s", "pcie_rx_mib_per_s", "nvlink_tx_mib_per_s", "nvlink_rx_mib_per_s")
 NUM_ACTIVITIES = len(_ACTIVITY)
 GPU_UTILISATION = Chart(panel="activity", title="GPU utilisation (NVML)", unless="gract_ratio")
-# The maximum time of a reading once the listener is stopped; after it, the source counts as hung.
+# Longest time of a reading after the listener is stopped; after this time, the source counts as hung.
 _STOP_LIMIT_S = 10.0
 
 
 class StopSignal:
-    """A signal that ends a sampling thread. Unlike `threading.Event`, `select` can wait for it and a pipe together."""
+    """A signal that ends a sampling thread; unlike a `threading.Event`, `select` can wait for it and for a pipe."""
 
     def __init__(self) -> None:
         self._event = os.eventfd(0, os.EFD_CLOEXEC)
@@ -57,7 +59,7 @@ class StopSignal:
         return self._is_set
 
     def wait(self, timeout_s: float) -> bool:
-        """Block until the signal is set or the timeout expires; return whether it is set."""
+        """Block until the signal is set or the timeout expires; return whether the signal is set."""
         poll = select.poll()
         poll.register(self._event, select.POLLIN)
         return bool(poll.poll(timeout_s * 1e3))
@@ -66,14 +68,17 @@ class StopSignal:
         return self._event
 
     def close(self) -> None:
-        """Close the descriptor; no thread may wait on it any more."""
+        """Close the descriptor; after this call, no thread may wait for the signal."""
         os.close(self._event)
 
 
 class ThreadedListener(ABC):
-    """A listener with its own thread, which has the listener's name. `FieldTable` explains `rank`.
+    """A listener with a separate thread, which has the listener's name.
 
-    The first sample may take `start_limit_s`. Raises `ConfigError` for an interval below 200 ms or an unknown option.
+    `FieldTable` explains `rank` and `of_machine`. The first sample may take `start_limit_s`.
+
+    Raises:
+        ConfigError: the interval is below 200 ms, or an option is unknown.
     """
 
     name: ClassVar[str]
@@ -93,9 +98,9 @@ class ThreadedListener(ABC):
 
     @abstractmethod
     def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
-        """Open the source, yield its samples as they arrive, and close it; runs in the listener's thread.
+        """Open the source, yield its samples as they arrive, and close the source; runs in the listener's thread.
 
-        Ends only when `stop` is set: a source that ends by itself is an error.
+        Ends only when `stop` is set; a source that ends earlier is an error.
         """
 
     @property
@@ -112,10 +117,10 @@ class ThreadedListener(ABC):
         return ()
 
     def gpu(self, watch: Watch) -> Device:
-        """Return the device; raise `ListenerError` if it is not a GPU."""
+        """Return the device; raise `ListenerError` if the device is not a GPU."""
         if not watch.device.is_gpu:
             raise ListenerError(
-                f"listener {self.name} cannot observe {watch.device.name}, which is not a GPU; leave it out"
+                f"listener {self.name} cannot observe {watch.device.name}, which is not a GPU; leave {self.name} out"
             )
         return watch.device
 
@@ -123,8 +128,8 @@ class ThreadedListener(ABC):
     def observe(self, watch: Watch, sink: Sink) -> Iterator[None]:
         """Sample until the context ends (`pipeline.base.domain.protocols.Listener`).
 
-        Samples without values are not stored. If a simulated GPU gives no others, this is a warning. An exception of
-        the body takes precedence; the listener's failure is added to it as a note.
+        Samples without values are not stored. If a simulated GPU has only such samples, a warning is logged. If the
+        body and the listener fail, the body's exception is raised, with the listener's failure as a note.
         """
         observation = _Observation(self, watch, sink)
         try:
@@ -140,11 +145,11 @@ class ThreadedListener(ABC):
 
 
 class PollingListener(ThreadedListener):
-    """A listener that reads its source on an absolute schedule: without drift, skipping missed ticks."""
+    """A listener that reads its source on an absolute schedule, without drift; missed ticks are skipped."""
 
     @abstractmethod
     def source(self, watch: Watch) -> AbstractContextManager[Callable[[], Iterable[Sample]]]:
-        """Open the source, yield a function that reads it once, and close it on exit."""
+        """Open the source, yield a function that reads the source once, and close the source at the end."""
 
     def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
         with self.source(watch) as read:
@@ -155,7 +160,7 @@ class PollingListener(ThreadedListener):
 def ticks(stop: StopSignal, interval_ns: int) -> Iterator[int]:
     """Yield tick numbers, each at `start + number * interval_ns` or later, until `stop` is set.
 
-    Ticks that pass while a reading takes place are skipped.
+    Ticks that are due during a reading are skipped.
     """
     start_ns = time.monotonic_ns()
     tick = 0
@@ -179,7 +184,7 @@ def counter_fields(source_ids: Sequence[str], *, to_ratio: float = 1.0, to_mib: 
             name,
             "ratio",
             scale=to_ratio,
-            # Each reading is a mean since the previous one, so the first one in the window includes time before it.
+            # Each reading is a mean since the previous reading, so the first reading in a window covers earlier time.
             summary=Summary.RATE if title else None,
             figure=name.replace("_ratio", "_mean_ratio"),
             title=title,
@@ -193,7 +198,7 @@ def counter_fields(source_ids: Sequence[str], *, to_ratio: float = 1.0, to_mib: 
 
 
 def scale_readings(readings: Mapping[str, float], fields: Iterable[Field]) -> dict[str, float]:
-    """Convert readings by source id to values by field name, in the field's unit; missing ones stay missing."""
+    """Convert readings by source id to values by field name, in the field's unit; missing readings stay missing."""
     return {field.name: readings[field.source_id] * field.scale for field in fields if field.source_id in readings}
 
 
@@ -206,7 +211,7 @@ class _Observation:
         self._started = threading.Event()
         self._is_under_way = False
         self._failure: ListenerError | None = None
-        # A daemon thread, so that a source hung in the driver cannot keep the orchestrator from exiting.
+        # A daemon thread, because the orchestrator must be able to exit while a source hangs in the driver.
         self._thread = threading.Thread(target=self._sample, name=listener.name, daemon=True)
         self._thread.start()
 
@@ -217,17 +222,18 @@ class _Observation:
             raise self._failure
         if not self._is_under_way:
             raise ListenerError(
-                f"listener {self._listener.name} gave no sample of {self._watch.device.name} within {limit_s:g} s"
+                f"listener {self._listener.name} read no sample of {self._watch.device.name} within {limit_s:g} s; "
+                f"leave {self._listener.name} out"
             )
 
     def stop(self) -> ListenerError | None:
-        """Stop the thread; return its failure, if any."""
+        """Stop the thread, and return its failure, if any."""
         self._stop.set()
         self._thread.join(_STOP_LIMIT_S)
         if self._thread.is_alive():
             return ListenerError(
                 f"listener {self._listener.name} did not stop reading {self._watch.device.name} within "
-                f"{_STOP_LIMIT_S:g} s"
+                f"{_STOP_LIMIT_S:g} s; check the driver, or leave {self._listener.name} out"
             )
         self._stop.close()
         return self._failure
@@ -239,7 +245,7 @@ class _Observation:
                     self._store(batch)
         except ListenerError as error:  # raised in the observing thread
             self._failure = error
-        except Exception as error:  # noqa: BLE001  likewise
+        except Exception as error:  # noqa: BLE001  raised in the observing thread, too
             name, device = self._listener.name, self._watch.device.name
             message = f"listener {name} stopped reading {device}: {type(error).__name__}: {error}"
             self._failure = ListenerError(message)

@@ -1,6 +1,7 @@
-"""Activity of the GPU's units, read from the text of one long-running `dcgmi dmon`, which queries DCGM's host engine.
+"""Activity of the GPU's units, read from the output of one long-running `dcgmi dmon`, which queries DCGM's host engine.
 
-Reads the whole GPU and each GPU instance used by a job. Creates no DCGM group and changes no setting of the engine.
+The listener reads the whole GPU and each GPU instance used by a job. It creates no DCGM group and changes no setting of
+the host engine.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _COLUMNS = {
     "1011": "NVLTX",
     "1012": "NVLRX",
 }
-# Source: dcgm_fields.h: doubles from this value mean blank, not found, not supported or not permitted.
+# Source: dcgm_fields.h: doubles of this value or above mean blank, not found, not supported or not permitted.
 _BLANK = 2.0**47
 _HEADER = re.compile(r"\s*#\s*Entity\b")
 _UNITS = re.compile(r"\s*I[Dd]\b")
@@ -52,24 +53,24 @@ _NEW_INSTANCE_LIMIT_S = 6.0
 _NEW_INSTANCE_RETRY_S = 0.5
 
 Entity = tuple[str, int]
-"""The key of a dmon row: `GPU` or `GPU-I`, and DCGM's own entity id, which is not NVML's."""
+"""The key of a dmon row: `GPU` or `GPU-I`, and DCGM's entity id, which differs from NVML's id."""
 
 
 class DcgmListener(ProgramListener):
-    """Samples of the whole GPU and the GPU instances of the slots by `dcgmi dmon`, stamped when each line arrives.
+    """Samples of the whole GPU and the GPU instances of the slots by `dcgmi dmon`; the time is when a line arrives.
 
-    Fields have the names of listener gpm, so that both can be compared. Ratios of a GPU instance are relative to that
-    instance. In layouts of mixed sizes DCGM may cap a larger instance at the share of a smaller one (NVIDIA/DCGM#248).
-    A field that the host engine refuses is missing, with a warning.
+    Fields have the names of listener gpm, for comparison. Ratios of a GPU instance are relative to that instance. In
+    layouts of mixed sizes, DCGM may limit a larger instance to the share of a smaller instance (NVIDIA/DCGM#248). A
+    field that the host engine refuses is missing, and a warning is logged.
 
-    By default dcgmi is found on PATH; a simulated GPU provides its own.
+    By default, dcgmi is found on PATH; a simulated GPU has its own dcgmi.
     """
 
     name = "dcgm"
     rank = 4
-    # Traffic in bytes per second, despite the names in DCGM (DCGM_FI_PROF_PCIE_TX_BYTES ...).
+    # Traffic is in bytes per second, despite the names in DCGM (DCGM_FI_PROF_PCIE_TX_BYTES ...).
     fields = counter_fields(tuple(_COLUMNS), to_mib=1 / MIB)
-    # Enough for an engine to load its profiling module, and to try fields one by one.
+    # Time for a host engine to load its profiling module, and for tests of single fields.
     start_limit_s = 30.0
 
     def __init__(self, interval_ms: int, program: str | None = None, **options: object) -> None:
@@ -91,14 +92,14 @@ class DcgmListener(ProgramListener):
                 if stop.is_set():
                     return
                 status = program.status()
-                # Without rows, status 0 proves nothing; a negative status is a signal, not a refusal.
+                # Without rows, the engine may have refused fields even with status 0. A negative status is a signal.
                 if has_rows or status is None or status < 0:
                     raise self.failure(argv, status, table.last_complaints)
             fields = _select_accepted(dcgmi, fields, entities, table.last_complaints, stop)
 
     def _find_program(self, device: Device) -> str:
         program = self._program
-        if device.is_simulated:  # a dcgmi found on PATH would read real GPUs
+        if device.is_simulated:  # a dcgmi on PATH would read real GPUs
             program = dict(device.programs).get("dcgmi", "")
             if not program:
                 raise ListenerError(f"listener dcgm: the simulated {device.name} has no dcgmi; leave dcgm out")
@@ -112,7 +113,7 @@ class DcgmListener(ProgramListener):
 
 
 class _Table(TextTable):
-    """A parser of dmon's table. Header lines name the columns; they may be repeated, with other columns."""
+    """A parser of dmon's table; header lines contain the columns, and a later header may have other columns."""
 
     def __init__(self, fields: Sequence[Field], entities: Iterable[Entity]) -> None:
         super().__init__(DcgmListener.name)
@@ -143,8 +144,8 @@ class _Table(TextTable):
     def _split_by_column(self, cells: list[re.Match[str]]) -> dict[str, str] | None:
         """Return cells by column name; `None` if their columns are unclear.
 
-        If there are as many cells as columns, the mapping is certain. Otherwise some cells are blank, and the rest are
-        aligned with the left (DCGM 3 and later) or right edge (before) of their column's name.
+        If there are as many cells as columns, the mapping is certain. Otherwise some cells are blank, and the other
+        cells are aligned with the left edge (DCGM 3 and later) or right edge (earlier versions) of their column's name.
         """
         if len(cells) == len(self._header):
             return {column[0]: cell[0] for column, cell in zip(self._header, cells, strict=True)}
@@ -168,14 +169,15 @@ def _dmon(dcgmi: str, fields: Sequence[Field], entities: Iterable[Entity], inter
 def _find(dcgmi: str, watch: Watch, stop: StopSignal) -> dict[Entity, int | None]:
     """Return the DCGM entities of the GPU and of the slots' GPU instances, with the NVML ids of the instances.
 
-    DCGM's ids may differ from NVML's, and those of instances change with the layout.
+    DCGM's ids may differ from NVML's ids, and DCGM's ids of instances change with the layout.
     """
     uuid = watch.device.gpu_uuid
     listed = _answer(dcgmi, "discovery", "-l")
     gpu = next((int(number) for number, listed_uuid in _LISTED_GPU.findall(listed) if listed_uuid == uuid), None)
     if gpu is None:
         raise ListenerError(
-            f"listener dcgm: DCGM's host engine knows no GPU {uuid}; `{dcgmi} discovery -l` says: {_flat(listed)}"
+            f"listener dcgm: DCGM's host engine does not list GPU {uuid}; restart the engine, or leave dcgm out "
+            f"(`{dcgmi} discovery -l` printed: {_flat(listed)})"
         )
     gi_ids = {slot.gi_id for slot in watch.slots if slot.gi_id is not None}
     entities: dict[int, int] = {}
@@ -185,7 +187,9 @@ def _find(dcgmi: str, watch: Watch, stop: StopSignal) -> dict[Entity, int | None
         if time.monotonic() > deadline or (not gi_ids <= entities.keys() and stop.wait(_NEW_INSTANCE_RETRY_S)):
             break
     for gi_id in sorted(gi_ids - entities.keys()):
-        _log.warning("listener dcgm: DCGM's host engine knows no GPU instance %d of %s: it is left out", gi_id, uuid)
+        _log.warning(
+            "listener dcgm: DCGM's host engine does not list GPU instance %d of %s, which is left out", gi_id, uuid
+        )
     return {("GPU", gpu): None, **{("GPU-I", entities[gi_id]): gi_id for gi_id in sorted(gi_ids & entities.keys())}}
 
 
@@ -214,7 +218,10 @@ def _answer(dcgmi: str, *arguments: str) -> str:
 def _select_accepted(
     dcgmi: str, fields: Sequence[Field], entities: Mapping[Entity, int | None], complaints: str, stop: StopSignal
 ) -> list[Field]:
-    """Return the fields that the host engine accepts: if it refuses one, it refuses all, without naming it."""
+    """Return the fields that the host engine accepts.
+
+    Each field is tested alone, because the engine refuses all fields for one bad field without reporting its id.
+    """
     refusals: dict[str, str] = {}
     for field in fields:
         if stop.is_set():
@@ -223,8 +230,8 @@ def _select_accepted(
         if refusal is not None:
             refusals[field.source_id] = refusal
     if not refusals:
-        # Accepted one by one but not together: drop fields from the end, where the least informative are.
-        refusals[fields[-1].source_id] = f"not together with the others: {complaints}"
+        # The engine accepts each field alone, but not all together; the last field is the least important one.
+        refusals[fields[-1].source_id] = f"not together with the other fields: {complaints}"
     if len(refusals) == len(fields):
         raise ListenerError(
             f"listener dcgm: DCGM's host engine refuses every field ({complaints}); run it as root, stop other "
@@ -238,7 +245,7 @@ def _select_accepted(
 
 
 def _refusal(dcgmi: str, field: Field, entities: Mapping[Entity, int | None]) -> str | None:
-    """Return the error message when only this field is watched; `None` if it is accepted."""
+    """Return the error message for this field alone; `None` if the host engine accepts the field."""
     argv = [*_dmon(dcgmi, [field], entities, interval_ms=100), "-c", "1"]
     try:
         done = helper_program.run(argv, timeout_s=_COMMAND_LIMIT_S, check=False)

@@ -1,6 +1,6 @@
 """Activity of the GPU's units, from NVML's GPM counters: SMs, tensor cores, pipes, DRAM, PCIe and NVLink.
 
-Reads the whole GPU and each GPU instance used by a job. Needs no daemon and changes no setting.
+The listener reads the whole GPU and each GPU instance used by a job. It needs no daemon and changes no setting.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.base.system.errors import ListenerError
 from pipeline.prepare.device import nvml
 
 _log = logging.getLogger(__name__)
-# nvml.h requires more than 100 ms between the two samples of a value; by our clock, slightly more to be safe.
+# nvml.h requires more than 100 ms between the two samples of a value; 10 ms are added as a margin.
 _APART_S = 0.11
 
 # In the order of `counter_fields`, without the prefix `NVML_GPM_METRIC_`.
@@ -31,13 +31,13 @@ _METRICS = (
 
 
 class GpmListener(PollingListener):
-    """Samples of the whole GPU and of each GPU instance of the slots, once even if several jobs share it.
+    """Samples of the whole GPU and of each GPU instance of the slots; an instance of several jobs is read once.
 
-    A value is the mean since the previous sample; the first sample covers the 0.11 s before entering returns. Ratios of
-    a GPU instance are relative to that instance, whatever its size. `gract_ratio` is the share of time with a running
-    kernel, `smact_ratio` the share of SMs that held a warp, `smocc_ratio` the share of occupied warp slots of all SMs;
-    none of the three is NVML's `utilization`. PCIe and NVLink are counted for the whole GPU only. A simulated GPU has
-    the counters of its model, but no values.
+    A value is the mean since the previous sample; the first sample covers 0.11 s before the jobs start. Ratios of a GPU
+    instance are relative to that instance. `gract_ratio` is the share of time with a running kernel, `smact_ratio` is
+    the share of SMs with a warp, and `smocc_ratio` is the share of occupied warp slots of all SMs; none of the three
+    is NVML's `utilization`. PCIe and NVLink are counted only for the whole GPU. A simulated GPU has the counters of its
+    model, but no values.
     """
 
     name = "gpm"
@@ -64,13 +64,13 @@ class GpmListener(PollingListener):
 
 
 class _Counters:
-    """The counters of one GPU instance, or of the whole GPU: a value is the difference of two samples."""
+    """The counters of one GPU instance, or of the whole GPU; NVML computes a value from two samples."""
 
     def __init__(self, gpu: object, gi_id: int | None, stack: ExitStack) -> None:
         nvml_c = _pynvml()
         self.gi_id = gi_id
         self._gpu = gpu
-        # Link traffic is counted for the whole GPU only.
+        # Link traffic is counted only for the whole GPU.
         fields = GpmListener.fields if gi_id is None else GpmListener.fields[:NUM_ACTIVITIES]
         self._names = [field.source_id for field in fields]
         self._before, self._now = (stack.enter_context(_sample()) for _ in range(2))
@@ -82,16 +82,17 @@ class _Counters:
         self._take(self._before)
 
     def read(self) -> dict[str, float]:
-        """Return the values since the previous sample by metric, in NVML's units, as far as NVML has them.
+        """Return the available values since the previous sample by metric, in NVML's units.
 
-        Empty, keeping the previous sample, if that is too recent: a late tick is closely followed by the next.
+        The result is empty if the previous sample is too recent, because the next tick soon follows a late tick; the
+        previous sample then stays.
         """
         if time.monotonic_ns() - self.t_ns < _APART_S * 1e9:
             return {}
         nvml_c = _pynvml()
         metrics = self._request.metrics[: len(self._names)]
         for metric in metrics:
-            # A slot that the driver skips would otherwise look like a successful 0.
+            # Without NaN, a metric that the driver skips would look like a successful 0.
             metric.value = math.nan
         try:
             self._take(self._now)
@@ -112,7 +113,7 @@ class _Counters:
         if self.gi_id is None:
             _pynvml().nvmlGpmSampleGet(self._gpu, sample)
         else:
-            # Use the handle of the GPU: that of the MIG device would count one compute instance.
+            # The handle is the GPU's, because the handle of a MIG device would count one compute instance.
             _pynvml().nvmlGpmMigSampleGet(self._gpu, self.gi_id, sample)
         self.t_ns = time.monotonic_ns()
 
@@ -142,13 +143,15 @@ def _check_support(gpu: object, name: str) -> None:
         is_supported = nvml_c.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice
     except nvml_c.NVMLError_FunctionNotFound as error:
         raise ListenerError(
-            "listener gpm: this NVIDIA driver has no GPM counters, which need R520 or later; install a newer one, or "
-            "leave gpm out"
+            "listener gpm: this NVIDIA driver has no GPM counters, which need R520 or later; install a newer driver, "
+            "or leave gpm out"
         ) from error
     except nvml_c.NVMLError_NotSupported:
         is_supported = False
     except nvml_c.NVMLError as error:
-        raise ListenerError(f"listener gpm: NVML does not report whether {name} has GPM counters: {error}") from error
+        raise ListenerError(
+            f"listener gpm: NVML does not report whether {name} has GPM counters: {error}; leave gpm out"
+        ) from error
     if not is_supported:
         raise ListenerError(
             f"listener gpm: {name} has no GPM counters, which came with Hopper GPUs (H100, H200, GH200); use listener "
@@ -157,7 +160,7 @@ def _check_support(gpu: object, name: str) -> None:
 
 
 def _open(gpu: object, gi_ids: Sequence[int], stack: ExitStack) -> list[_Counters]:
-    """Return counters of the whole GPU and of the instances; warn of those that cannot be read."""
+    """Return counters of the whole GPU and of the instances; log a warning for counters that cannot be read."""
     nvml_c = _pynvml()
     opened: list[_Counters] = []
     refusals: list[str] = []
@@ -168,7 +171,7 @@ def _open(gpu: object, gi_ids: Sequence[int], stack: ExitStack) -> list[_Counter
             refusals.append(f"{_subject(gi_id)}: {error}")
     if not opened:
         raise ListenerError(
-            f"listener gpm: NVML cannot read counters ({'; '.join(refusals)}); if it lacks permission, run as root, or "
+            f"listener gpm: NVML cannot read counters ({'; '.join(refusals)}); without permission, run as root, or "
             "load the nvidia kernel module with NVreg_RestrictProfilingToAdminUsers=0"
         )
     for refusal in refusals:

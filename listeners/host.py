@@ -1,6 +1,6 @@
 """CPU, memory and I/O of every job's processes and of the machine, read from /proc and /sys; Linux only.
 
-One scan of /proc serves all jobs: psutil would read several files per process of the machine, for each job.
+One scan of /proc reads the processes of all jobs. psutil would read several files of every process, for each job.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ MEAN, PEAK, RATE = Summary.MEAN, Summary.PEAK, Summary.RATE
 _PCT = "% of one core"
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_SECTOR_BYTES = 512  # Source: Documentation/admin-guide/iostats.rst: always 512, whatever the disk's sector size
+_SECTOR_BYTES = 512  # Source: Documentation/admin-guide/iostats.rst: 512 for every disk, independent of its sector size
 _CLOCK_FILE = "/sys/devices/system/cpu/cpu{}/cpufreq/scaling_cur_freq"
-_HAS_CLOCKS = Path(_CLOCK_FILE.format(0)).exists()  # few virtual machines have it
-# Reading PSS walks every page table of a process and holds its mmap lock (25 us per MiB on a Xeon): limited to 1 % of
-# one core, 5 % while a job starts or ends processes.
+_HAS_CLOCKS = Path(_CLOCK_FILE.format(0)).exists()  # most virtual machines lack the file
+# A PSS reading walks every page table of a process and holds its mmap lock (25 us per MiB on a Xeon). Readings are
+# limited to 1 % of one core, and to 5 % while a job starts or ends processes.
 _PSS_REST_FACTOR = 100
 _PSS_REST_FACTOR_OF_OTHERS = 20
 
 
 def find_job(pid: int, jobs: Mapping[int, int]) -> int | None:
-    """Return the job of a process: found by its session, or as a descendant of the job's leading process."""
+    """Return the job of a process, by its session, or by its ancestor that is the job's leading process."""
     return _job_above(read_process(pid), {root: job for job, root in jobs.items()}, read_process)
 
 
@@ -50,8 +50,8 @@ def _job_above(
 class JobProcesses:
     """The processes of all jobs, from one listing of /proc.
 
-    A process that belongs to no job is read only once: it cannot join a job later, because a session cannot be joined
-    and only descendants are inherited.
+    A process that belongs to no job is read only once, because it cannot join a job later: no process can join an
+    existing session, or become a descendant of a job.
     """
 
     def __init__(self) -> None:
@@ -60,10 +60,10 @@ class JobProcesses:
         self._members: dict[int, tuple[int, ProcessReading]] = {}
 
     def scan(self, jobs: Mapping[int, int]) -> dict[int, dict[int, ProcessReading]]:
-        """Return the processes by job and PID, for jobs that have any; `jobs` has the PIDs of the leading processes."""
+        """Return the processes by job and PID, for jobs with processes; `jobs` has the PID of each leading process."""
         if dict(jobs) != self._jobs:
             self._jobs = dict(jobs)
-            self._foreign.clear()  # a process of a new job may have been read as foreign
+            self._foreign.clear()  # a process of a new job may have counted as foreign before
         if not jobs:
             return {}
         with os.scandir("/proc") as entries:
@@ -72,8 +72,8 @@ class JobProcesses:
         roots = {root: job for job, root in jobs.items()}
         read: dict[int, ProcessReading] = {}
         members: dict[int, tuple[int, ProcessReading]] = {}
-        # Parents before children: a child reaped after its parent was read keeps its last reading for one more round.
-        # So its CPU time is counted once, either as its own or as inherited by the parent.
+        # Parents are read before their children. If a child is reaped after its parent was read, the child's previous
+        # reading is used once more. Its CPU time is then counted once: as its own, or later in the parent's counter.
         for pid in sorted(listed - self._foreign):
             process = read_process(pid)
             if process is not None:
@@ -98,7 +98,7 @@ class JobProcesses:
     ) -> int | None:
         known = self._members.get(process.pid)
         if known is not None and known[1].start_ticks == process.start_ticks and known[0] in self._jobs:
-            return known[0]  # even if its parent is gone and it is a child of init
+            return known[0]  # even if its parent has ended, which makes the process a child of init
         return _job_above(process, roots, read.get)
 
 
@@ -108,17 +108,17 @@ def growth(
     count_own: Callable[[ProcessReading], int],
     count_inherited: Callable[[ProcessReading], int],
 ) -> int:
-    """Return how much a counter of a process tree grew, although processes start and end meanwhile.
+    """Return the growth of a process tree's counter between two readings; processes may start and end in between.
 
-    When a process is reaped, its parent inherits its counter. So the last counter of a vanished process is subtracted
-    from that of its nearest living ancestor. The last interval is lost only for a process that nobody in the tree
-    reaps: an orphan, or a child of a process that ignores SIGCHLD.
+    A parent inherits the counter of a child that it reaps. For this reason, the last counter of an ended process is
+    subtracted from the inherited counter of its nearest living ancestor. The growth in the last interval is lost only
+    for a process that no process of the tree reaps: an orphan, or a child of a process that ignores SIGCHLD.
 
     Args:
         before: the tree at the first reading, by PID.
-        now: the tree at the second reading.
-        count_own: returns the counter of the process itself.
-        count_inherited: returns the counter of the children it has reaped.
+        now: the tree at the second reading, by PID.
+        count_own: function that returns a process's own counter.
+        count_inherited: function that returns the counter of the children that a process has reaped.
     """
     total = 0
     gained: dict[int, int] = {}
@@ -143,18 +143,20 @@ def growth(
 class HostListener(PollingListener):
     """Samples of the processes of each job, and of the machine (`job` is `None`).
 
-    `cpu_pct` of a job counts 100 for each core that it keeps busy, `cpu_machine_pct` reaches 100 when every CPU is
-    busy. Rates and CPU shares are means since the previous sample, so the first one has none. Their resolution is
-    limited by the kernel's clock tick (10 ms). Job traffic is with storage, without the page cache. Disks and network
-    interfaces are hardware ones, so nothing is counted twice. PSS is read as often as its cost allows (below 1 % of a
-    core). To catch every peak, `pss_peak_mib` is the maximum since the previous sample: the kernel's maxima of resident
-    memory, less what each process shared at its last PSS reading. It is missing while the PSS of any process was never
-    read.
+    `cpu_pct` of a job is 100 per busy core; `cpu_machine_pct` is 100 if every CPU is busy. Rates and CPU shares are
+    means since the previous sample, so the first sample has none. The kernel's clock tick (10 ms) limits their
+    resolution. A job's traffic is its traffic with storage, without the page cache. Disks and network interfaces are
+    hardware only, so no traffic is counted twice.
 
-    `busy_cpus` and `idle_cpus` count only CPUs that this process, and so its jobs, may use.
+    PSS is read as often as its cost allows (below 1 % of a core). `pss_peak_mib` is the maximum since the previous
+    sample, which includes short peaks: the sum of the kernel's maxima of resident memory, minus the memory that each
+    process shared at its last PSS reading. The field is missing while a process has no PSS reading.
 
-    `process_cpu_pct` is the CPU use of the job's busiest process, `cpu_clock_mhz` the clock of the CPU that it last ran
-    on, and `run_queue_delay_pct` the time that the job's runnable threads waited for a CPU: 100 per waiting thread.
+    `busy_cpus` and `idle_cpus` count only the CPUs that this process, and therefore its jobs, may use.
+
+    `process_cpu_pct` is the CPU use of the job's busiest process. `cpu_clock_mhz` is the clock of the CPU on which this
+    process last ran. `run_queue_delay_pct` is the time that the job's runnable threads waited for a CPU: 100 per
+    waiting thread.
     """
 
     name = "host"
@@ -254,7 +256,7 @@ class _JobTree:
 
 @dataclass(slots=True)
 class _Memory:
-    """The last memory reading of one job's processes, by PID and start time; in KiB."""
+    """The last memory reading of one job's processes, by PID and start time, in KiB."""
 
     maxima: Mapping[tuple[int, int], int] = field(default_factory=dict)
     shared: Mapping[tuple[int, int], int] = field(default_factory=dict)
@@ -284,13 +286,13 @@ class _Memory:
 
 
 class _Machine:
-    """Readings of the whole machine; in a container, of the host."""
+    """Readings of the whole machine; in a container, readings of the host."""
 
     def __init__(self) -> None:
         self._before: tuple[int, dict[str, int]] | None = None
         self._cpus = os.sched_getaffinity(0)
         self._ticks = read_cpu_ticks(self._cpus)
-        # Hardware has a `device`; partitions, loop devices, bridges and container interfaces do not.
+        # Only hardware has a `device` entry; partitions, loop devices, bridges and container interfaces have none.
         self._disks = _list_hardware(Path("/sys/block"))
         self._interfaces = _list_hardware(Path("/sys/class/net"))
 
@@ -306,7 +308,7 @@ class _Machine:
         if self._before is not None:
             before_ns, before = self._before
             grown = {name: now[name] - before[name] for name in now if name in before}
-            # A counter falls when a device is unplugged or the counter wraps: then there is no rate.
+            # There is no rate if a counter decreased, because a device was unplugged or the counter wrapped.
             readings.update({name: n / (t_ns - before_ns) * 1e9 for name, n in grown.items() if n >= 0})
             machine, usable = (after.since(before) for after, before in zip(ticks, self._ticks, strict=True))
             readings |= _cpu_readings(machine, usable, len(self._cpus))
@@ -342,7 +344,7 @@ def _list_hardware(folder: Path) -> set[bytes]:
 
 
 def _read_traffic(process: ProcessReading) -> ProcessReading | None:
-    """Return the process with its storage traffic, if readable; `None` if it is gone."""
+    """Return the process with its storage traffic, if readable; `None` if the process has ended."""
     try:
         lines = read_file(f"/proc/{process.pid}/io").splitlines()
     except PermissionError:
@@ -354,7 +356,7 @@ def _read_traffic(process: ProcessReading) -> ProcessReading | None:
 
 
 def _resident_kib(pid: int) -> tuple[int, int] | None:
-    """Return the resident memory of a process and its maximum, in KiB; `None` if it just ended."""
+    """Return the resident memory of a process and its maximum, in KiB; `None` if the process has just ended."""
     try:
         lines = read_file(f"/proc/{pid}/status").splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -364,7 +366,7 @@ def _resident_kib(pid: int) -> tuple[int, int] | None:
 
 
 def _pss_kib(pid: int) -> int | None:
-    """Return the proportional set size of a process in KiB; `None` if it just ended or is not readable."""
+    """Return the proportional set size of a process in KiB; `None` if the process has just ended or is not readable."""
     try:
         lines = read_file(f"/proc/{pid}/smaps_rollup").splitlines()
     except (FileNotFoundError, ProcessLookupError, PermissionError):

@@ -1,6 +1,6 @@
-"""The GPU, read through NVML: device quantities, and GPU memory of each job and GPU instance.
+"""The GPU, read through NVML: quantities of the device, and GPU memory of each job and GPU instance.
 
-`pipeline.prepare.device.nvml` makes the calls.
+`pipeline.prepare.device.nvml` calls NVML.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MEAN, MAX, PEAK, GROWTH = Summary.MEAN, Summary.MAX, Summary.PEAK, Summary.GROWT
 
 
 class NvmlListener(PollingListener):
-    """Samples of one whole GPU (`job` is `None`), and of the GPU memory of each job and of the GPU instances used.
+    """Samples of one whole GPU (`job` is `None`), and of the GPU memory of each job and each used GPU instance.
 
-    Memory excludes what the driver reserves for itself. Energy counts from when the driver was loaded, so only
-    differences are meaningful. Power, clocks and temperature are of the whole GPU, also under MIG.
-    `throttle_reasons_bits` is the bit mask of nvml.h (nvmlClocksEventReason*): 1 is idle, 4 the power cap.
-    `throttled_ratio` of a sample is 1 if power or heat limited the clocks, else 0; in the row, the share of these.
+    Memory excludes the memory that the driver reserves for itself. Energy is counted since the driver was loaded, so
+    only differences are meaningful. Power, clocks and temperature are of the whole GPU, also under MIG.
+    `throttle_reasons_bits` is the bit mask of nvml.h (nvmlClocksEventReason*): 1 is idle, 4 is the power cap.
+    `throttled_ratio` of a sample is 1 if power or heat limited the clocks, else 0; in the row, it is the mean.
     """
 
     name = "nvml"
@@ -116,7 +116,7 @@ class NvmlListener(PollingListener):
 
 
 def _sum_by_job(memory_bytes: Mapping[int, int], jobs: Mapping[int, int]) -> dict[int, int]:
-    """Return the sum per job over its processes on the GPU; jobs without any are missing."""
+    """Return the GPU memory of each job, summed over its processes; jobs without a process on the GPU are missing."""
     used: dict[int, int] = {}
     for pid, amount in memory_bytes.items():
         job = find_job(pid, jobs)

@@ -1,4 +1,4 @@
-"""A listener whose source is a helper program that prints lines while it samples, and never outlives this process."""
+"""A listener whose source is a helper program that prints lines while it samples, and that ends with this process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Row = TypeVar("Row")
 
 
 class Program:
-    """A running program, in its own session."""
+    """A running program in a separate session."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     def lines(self, stop: StopSignal, silence_s: float) -> Iterator[tuple[int, str]]:
-        """Yield the lines of both its streams, with their arrival times in monotonic ns.
+        """Yield the lines of stdout and stderr, with their arrival times in monotonic ns.
 
         Ends when the output ends, `stop` is set, or nothing was printed for `silence_s` seconds.
         """
@@ -51,13 +51,13 @@ class Program:
                     return
 
     def status(self) -> int | None:
-        """Return the exit status once its output has ended; `None` if the program still runs."""
+        """Wait for the exit status, after the output has ended; return `None` if the program still runs."""
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(_END_LIMIT_S)
         return None
 
     def end(self) -> None:
-        """End its process group by SIGTERM, then by SIGKILL."""
+        """End the program's process group with SIGTERM, then with SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.returncode is not None:
                 return
@@ -77,7 +77,7 @@ class TextTable:
 
     @property
     def last_complaints(self) -> str:
-        """The last lines that are not part of a table."""
+        """The last lines that do not belong to the table."""
         return " ".join(self.complaints) or "nothing"
 
     def warn(self, column: str, message: str) -> None:
@@ -100,13 +100,13 @@ class ProgramListener(ThreadedListener):
     _running: tuple[int, ...] = ()
 
     def pids(self) -> tuple[int, ...]:
-        """Return the PID of the running program; a service it queries, such as DCGM's host engine, is not counted."""
+        """Return the PID of the running program, without services that it queries, such as DCGM's host engine."""
         return self._running
 
     @contextmanager
     def run_program(self, argv: Sequence[str]) -> Iterator[Program]:
-        # One pipe for both streams: only one to drain, and complaints stay in order. If this process is killed, the
-        # pipe has no reader, and the program's next line ends it by SIGPIPE.
+        # One pipe for both streams keeps their lines in order. If this process is killed, the pipe has no reader, and
+        # SIGPIPE ends the program at its next line.
         with subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
         ) as process:
@@ -121,8 +121,8 @@ class ProgramListener(ThreadedListener):
     def rows(self, program: Program, read: Callable[[str], Row | None], stop: StopSignal) -> Iterator[tuple[int, Row]]:
         """Yield the rows that `read` finds in the lines, with their arrival times.
 
-        Ends when `stop` is set, when the output ends, or when no row came for too long, even if other lines come, as
-        for a lost GPU.
+        Ends when `stop` is set, when the output ends, or after too long a time without a row, even if the program
+        prints other lines, for example about a lost GPU.
         """
         last_ns = time.monotonic_ns()
         for t_ns, line in program.lines(stop, self._silence_s):
@@ -134,9 +134,10 @@ class ProgramListener(ThreadedListener):
                 return
 
     def failure(self, argv: Sequence[str], status: int | None, complaints: str) -> ListenerError:
-        """Return the error for rows that ended before the listener was stopped."""
-        outcome = f"gave no row for {self._silence_s:g} s" if status is None else f"ended with status {status}"
-        return ListenerError(f"listener {self.name}: `{' '.join(argv)}` {outcome}; its output: {complaints}")
+        """Return the error for a program that stopped printing rows before the listener was stopped."""
+        outcome = f"printed no row for {self._silence_s:g} s" if status is None else f"ended with status {status}"
+        remedy = f"fix the cause in its output, or leave {self.name} out"
+        return ListenerError(f"listener {self.name}: `{' '.join(argv)}` {outcome}; {remedy}: {complaints}")
 
     @property
     def _silence_s(self) -> float:

@@ -1,4 +1,4 @@
-"""The GPU, read from the text of one long-running nvidia-smi; columns are found by name."""
+"""The GPU, read from the output of one long-running nvidia-smi, whose columns are found by name."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NOT_AVAILABLE = re.compile(r"\[.*\]|N/A|")
 
 
 class SmiListener(ProgramListener):
-    """Samples of one whole GPU by `nvidia-smi --query-gpu`, stamped when each line arrives.
+    """Samples of one whole GPU by `nvidia-smi --query-gpu`; the time of a sample is when its line arrives.
 
-    A column that this nvidia-smi does not know, or prints under another name, is missing, with a warning. A simulated
-    GPU uses its own nvidia-smi instead of `program`.
+    A column that this nvidia-smi does not support, or prints under another name, is missing, and a warning is logged. A
+    simulated GPU uses its own nvidia-smi instead of `program`.
     """
 
     name = "smi"
@@ -52,7 +52,7 @@ class SmiListener(ProgramListener):
         columns = [field.source_id for field in self.fields]
         while not stop.is_set():
             if not columns:
-                raise ListenerError(f"listener {self.name}: {program} knows none of its columns; leave smi out")
+                raise ListenerError(f"listener {self.name}: {program} supports none of its columns; leave smi out")
             query = f"--query-gpu={','.join(columns)}"
             interval = ["-lms", str(self.interval_ms)]
             argv = [program, query, "--format=csv,nounits", "-i", device.gpu_uuid, *interval]
@@ -67,11 +67,11 @@ class SmiListener(ProgramListener):
                 )
                 if unknown is None:
                     raise self.failure(argv, nvidia_smi.status(), table.last_complaints)
-            _log.warning("listener smi: %s does not know %s, which is left out", program, unknown)
+            _log.warning("listener smi: %s does not support %s, which is left out", program, unknown)
             columns.remove(unknown)
 
     def _find_program(self, device: Device) -> str:
-        # For a simulated GPU, an nvidia-smi found on PATH would show real ones.
+        # For a simulated GPU, an nvidia-smi on PATH would read real GPUs.
         name = dict(device.programs).get("nvidia-smi", "") if device.is_simulated else self._program
         program = shutil.which(name)
         if program is None:
@@ -82,7 +82,7 @@ class SmiListener(ProgramListener):
 
 
 class _Table(TextTable):
-    """A parser of nvidia-smi's CSV. The first line that names a requested column is the header."""
+    """A parser of nvidia-smi's CSV; the first line that contains a requested column is the header."""
 
     def __init__(self, columns: Iterable[str]) -> None:
         super().__init__(SmiListener.name)

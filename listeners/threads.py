@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from pipeline.base.system.host_info import ProcessReading, read_file
 
-# Most of the tens of threads of a job sleep: one that has not run is read again after these ticks.
+# A thread that has not run is read again only after this number of ticks, because most threads of a job sleep.
 _IDLE_TICKS = 16
 _NOT_COUNTED = b"0 0 0\n"
 
 
 class Threads:
-    """The threads of one job; sleeping ones are read rarely."""
+    """The threads of one job; sleeping threads are read rarely."""
 
     def __init__(self) -> None:
         self._tick = 0
@@ -24,8 +24,8 @@ class Threads:
     def read(self, t_ns: int, processes: Sequence[ProcessReading]) -> dict[str, float]:
         """Return waiting time and preemptions per second since the previous reading, by the source ids of the fields.
 
-        Empty at the first reading, and if the kernel does not count them. A new thread counts from its start; the last
-        interval of an ended thread is lost.
+        The result is empty at the first reading, and if the kernel counts neither. A new thread counts from its start;
+        the last interval of an ended thread is lost.
         """
         self._tick += 1
         before_ns, self._t_ns, was_counted = self._t_ns, t_ns, any(self._known.values())
@@ -75,10 +75,10 @@ def _tids(pid: int) -> list[int]:
 
 
 def _read(folder: str, before: _Thread) -> _Thread | None:
-    """Return the current reading of a thread; `None` if it is gone or the kernel does not count."""
+    """Return the current reading of a thread; `None` if the thread has ended or the kernel does not count."""
     try:
         text = read_file(f"{folder}/schedstat")
-        if before.schedstat == text:  # it has not run, so the longer file is unchanged too
+        if before.schedstat == text:  # the thread has not run, so the longer `status` file is unchanged, too
             return before._replace(is_awake=False) if before.is_awake else before
         if text == _NOT_COUNTED:
             return None

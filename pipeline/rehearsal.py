@@ -1,7 +1,7 @@
-"""A study on simulated GPUs: its machine, removed with it or kept for the next one, and the memory of its jobs.
+"""A study on simulated GPUs: its machine, which is temporary or kept in a file, and the GPU memory of its jobs.
 
-Jobs run on the CPU and know nothing of this. What a job would hold on the GPU is declared and charged to the simulated
-driver when the job stands at the barrier, where a real job holds its memory as well.
+Jobs run on the CPU, without the simulation. The GPU memory of each job is configured, and the simulated driver counts
+it as used when the job is at the barrier, because a real job has allocated its memory at the barrier.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from pipeline.simulation.machine.releases import RECORDED, RELEASES
 from pipeline.simulation.machine.state_file import MAX_GPUS, StateFile, start_ticks
 from pipeline.simulation.mps import control_program
 
-_PREFIX, _RANDOM = "colloc-simulated-", "[a-z0-9_]+"  # as tempfile makes names
+_PREFIX, _RANDOM = "colloc-simulated-", "[a-z0-9_]+"  # characters of the names that tempfile creates
 _OUT_OF_MEMORY = "OutOfMemoryError: simulated GPU out of memory"
 
 
 class Rehearsal:
-    """A simulated machine beneath pynvml in this process; its programs have the names of the real ones."""
+    """A simulated machine that pynvml reads in this process, with programs that have the names of the real programs."""
 
     def __init__(self, state_file: StateFile, programs: Mapping[str, Path]) -> None:
         self._state_file = state_file
@@ -44,11 +44,11 @@ class Rehearsal:
 
     @property
     def file(self) -> Path:
-        """The file that holds the machine."""
+        """The file that contains the machine."""
         return self._state_file.path.absolute()
 
     def find_device(self, config: GpuConfig) -> Device:
-        """Return the simulated GPU that a configuration asks for: `device` counts and names those of its model."""
+        """Return the simulated GPU of a configuration; `device` selects among the GPUs of the configured model."""
         name = _find_model(config)
         gpus = self._state_file.read().gpus
         uuids = [gpu.uuid for gpu in gpus if gpu.model == name]
@@ -56,7 +56,7 @@ class Rehearsal:
             models = ", ".join(gpu.model for gpu in gpus)
             raise ConfigError(
                 f"gpu.machine={config.machine} has {len(uuids)} {name}, not {config.count}; set gpu.model and "
-                f"gpu.count to some of its GPUs ({models}), or name another file"
+                f"gpu.count to match its GPUs ({models}), or set gpu.machine to another file"
             )
         of_model = [device for device in nvml.list_devices() if device.uuid in uuids]
         counted = [dataclasses.replace(device, index=index) for index, device in enumerate(of_model)]
@@ -72,14 +72,14 @@ class Rehearsal:
     def charge(
         self, states: Sequence[JobState], slots: Sequence[Slot], programs: Sequence[str], memory_mib: int
     ) -> None:
-        """Let each job hold memory on each device of its slot, from now until it ends.
+        """Charge each job's memory to each device of its slot, until the job ends.
 
-        Ends at the first job whose device has no room for it, or that has the fault of the machine's state: its
-        own state says so, in the words of the error that it would meet on a real GPU. `states` are jobs that stand at
-        the barrier, `programs` is what the process lists show of each, and `slots` go by the index of the job.
+        Stops at the first job whose device has too little memory, or that has a fault from the machine's state. The
+        state of this job then has the error that the job would get on a real GPU. `states` are jobs at the barrier,
+        `programs` are their names in process lists, and `slots` has the slot of each job at the job's index.
 
         Raises:
-            SharingError: a slot names no device that can be computed on.
+            SharingError: a device of a slot cannot run jobs, or a job cannot become an MPS client.
         """
         charged: list[str] = []
         for state, program in zip(states, programs, strict=True):
@@ -100,7 +100,7 @@ class Rehearsal:
                     self._clients.hold(uuid, pid, program, memory_mib, kind)
             except (RuntimeError, codes.DriverError) as error:
                 if start_ticks(pid) is None:
-                    continue  # it has just ended, which the group notices
+                    continue  # the job has just ended, which the group detects
                 if isinstance(error, RuntimeError):
                     raise SharingError(f"job {state.job.name} cannot become a client of MPS: {error}") from error
                 if error.code != codes.MEMORY:
@@ -109,24 +109,25 @@ class Rehearsal:
                     ) from error
                 beside = charged.count(uuid)
                 why = (
-                    f"no room for {memory_mib} MiB (gpu.job_memory_mib) on {uuid} "
-                    f"beside {beside} jobs that hold {beside * memory_mib} MiB"
+                    f"no room for {memory_mib} MiB (gpu.job_memory_mib) on {uuid}, "
+                    f"where {beside} jobs use {beside * memory_mib} MiB"
                 )
                 state.notice(Result.OOM, f"{_OUT_OF_MEMORY}: {why}")
                 return
             charged += slot.device_uuids
 
     def _join_mps(self, state: JobState, slot: Slot) -> str:
-        """Make a job the client of the MPS daemon that its environment names, if there is one; returns its kind.
+        """Make a job a client of the MPS daemon in its environment, if any; return the kind of its process.
 
-        RuntimeError if the daemon does not take it.
+        Raises:
+            RuntimeError: the daemon refuses the job.
         """
         connection = control_program.connect(dict(slot.environ), on_behalf_of=state.working_pid)
         if connection is None:
             return "C"
         connection.close()
         if "fault_on_client" in self._state_file.read().mps_faults:
-            # On a GPU its CUDA calls fail from now on; on the CPU the job would notice nothing.
+            # On a GPU, the job's CUDA calls would fail from now on; on the CPU, the job must be failed explicitly.
             fault = "simulated fatal fault of an MPS client: its server is in the state FAULT"
             state.notice(Result.FAILED, f"MpsClientFault: {fault}")
         return "M+C"
@@ -134,18 +135,18 @@ class Rehearsal:
 
 @contextmanager
 def prepare_machine(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
-    """Install the machine that configurations rehearse on beneath pynvml here; `None` if they rehearse nothing.
+    """Make pynvml read the simulated machine of the configurations; yield `None` if no configuration is simulated.
 
     Raises:
-        ConfigError: some configurations are rehearsed and others are not, or on different machines, no such model can
-            be simulated, or there is no place for the machine's files.
+        ConfigError: only some configurations are simulated, their machines differ, the model cannot be simulated, or
+            the machine's files cannot be written.
     """
     simulated = [config.gpu for config in configs if config.gpu.kind is GpuKind.simulated]
     if not simulated:
         yield None
         return
     if len(simulated) < len(configs):
-        # NVML can stand for one machine only; and figures of both in one table would be compared.
+        # pynvml can read only one machine, and a table must not compare real with simulated figures.
         raise ConfigError("a study runs on simulated GPUs or on real devices, not on both; run two studies")
     for key in ("machine", "driver"):
         if len({getattr(gpu, key) for gpu in simulated}) > 1:
@@ -155,11 +156,11 @@ def prepare_machine(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
         raise ConfigError(f"gpu.driver={driver} must be one of {', '.join(RELEASES)}")
     path = None if machine is None else expand_path("gpu.machine", machine).resolve()
     model_names = _list_models(simulated)
-    # A dry run leaves nothing behind, so it makes no machine to keep.
+    # A dry run leaves no files, so it does not create the file of a kept machine.
     if path is not None and (path.exists() or not configs[0].dry_run):
         branch = StateFile(path).keep(model_names, driver or RECORDED).branch
         if driver not in (None, branch):
-            raise ConfigError(f"gpu.machine={machine} has driver {branch}, not gpu.driver={driver}; name another file")
+            raise ConfigError(f"gpu.machine={machine} has driver {branch}, not gpu.driver={driver}; use another file")
         with open_machine(path) as rehearsal:
             yield rehearsal
         return
@@ -172,14 +173,14 @@ def prepare_machine(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
 
 @contextmanager
 def open_machine(path: Path) -> Iterator[Rehearsal]:
-    """Install the machine that is kept in the file `gpu.machine` beneath pynvml here; it is left as it is."""
+    """Make pynvml read the machine in the file `gpu.machine`; the file stays unchanged."""
     state_file = StateFile(path.expanduser().resolve())
     with install_driver(state_file.path):
         yield Rehearsal(state_file, write_programs_beside(state_file))
 
 
 def write_programs_beside(state_file: StateFile) -> dict[str, Path]:
-    """Write the programs of a kept machine anew in the folder beside its file; by the name of the real one."""
+    """Write the programs of a kept machine to the folder next to its file; return their paths by name."""
     return _write_programs(state_file, state_file.path.with_name(f"{state_file.path.name}.bin"))
 
 
@@ -188,7 +189,9 @@ def _write_programs(state_file: StateFile, folder: Path) -> dict[str, Path]:
     try:
         return write_programs(folder, state_file.path)
     except OSError as error:
-        raise ConfigError(f"programs of the simulated machine cannot be written to {folder}: {error}") from error
+        raise ConfigError(
+            f"programs of the simulated machine cannot be written to {folder}: {error}; set gpu.machine to another file"
+        ) from error
 
 
 def _list_models(gpus: Sequence[GpuConfig]) -> list[str]:
@@ -202,7 +205,7 @@ def _list_models(gpus: Sequence[GpuConfig]) -> list[str]:
 
 
 def _select_gpu(config: GpuConfig) -> tuple[str, str]:
-    """Return the key that selects a simulated GPU, and its index or UUID; a scheduler's grant counts."""
+    """Return the key that selects a simulated GPU, and its value; by default the GPU that a scheduler granted."""
     if config.device != AUTO_DEVICE:
         return "gpu.device", config.device
     return read_grant() if "SLURM_JOB_ID" in os.environ else ("gpu.device", "0")
@@ -229,11 +232,13 @@ def _hold_folder() -> Iterator[Path]:
             remove_abandoned()
             folder = stack.enter_context(temporary_folder.hold(Path(tempfile.gettempdir()), _PREFIX))
         except OSError as error:
-            raise ConfigError(f"files of the simulated machine cannot be written: {error}") from error
+            raise ConfigError(
+                f"files of the simulated machine cannot be written: {error}; set TMPDIR to a writable folder"
+            ) from error
         yield folder
 
 
 def remove_abandoned() -> None:
-    """Remove the machines of killed studies that were to go with them."""
+    """Remove the temporary machines of killed studies."""
     for folder in temporary_folder.find_abandoned(Path(tempfile.gettempdir()), _PREFIX, _RANDOM):
         shutil.rmtree(folder, ignore_errors=True)

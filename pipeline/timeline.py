@@ -24,11 +24,11 @@ from pipeline.record.store.store_access import open_named
 
 
 def merge_timelines(root_or_uri: Path | str, experiment: str) -> tuple[dict[str, Any], int]:
-    """Return the trace of an experiment, and the number of groups without a readable one.
+    """Return the trace of an experiment, and the number of groups without a readable timeline.
 
     Raises:
-        ConfigError: there is no store in the folder.
-        TrackingError: the store cannot be read, has no such experiment, or no group of it has a timeline.
+        ConfigError: the folder contains no store.
+        TrackingError: the store cannot be read or lacks the experiment, or none of its groups has a timeline.
     """
     store = open_named(root_or_uri)
     groups = results.find_finished(store, experiment)
@@ -39,7 +39,10 @@ def merge_timelines(root_or_uri: Path | str, experiment: str) -> tuple[dict[str,
         )
     traces = [trace for group in groups if (trace := _fetch_trace(store, group.run_id)) is not None]
     if not traces:
-        raise TrackingError(f"no group of experiment {experiment!r} has a readable {layout.TIMELINE}")
+        raise TrackingError(
+            f"no group of experiment {experiment!r} has a readable {layout.TIMELINE}; "
+            "name another experiment with --experiment"
+        )
     return trace_file.merge(traces), len(groups) - len(traces)
 
 
@@ -55,7 +58,9 @@ def _fetch_trace(store: Store, run_id: str) -> dict[str, Any] | None:
             trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             trace_file.merge([trace])
         except Exception as error:  # noqa: BLE001  a damaged file may raise anything
-            sys.stderr.write(f"warning: {layout.TIMELINE} of run {run_id} is damaged and left out: {error}\n")
+            sys.stderr.write(
+                f"warning: {layout.TIMELINE} of run {run_id} is left out, because it is damaged: {error}\n"
+            )
             return None
         return trace
 

@@ -1,4 +1,4 @@
-"""The command `python -m pipeline.tracking status | flush | upgrade | relocate`; a study starts `serve`."""
+"""The command `python -m pipeline.tracking status | flush | upgrade | relocate`; studies start `serve`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 
 def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = False) -> int:
-    """Send everything in the spool that has no living owner; return 1 if something could not be sent.
+    """Send every group and amendment in the spool whose owner has ended; return 1 if something was not sent.
 
-    Groups that another machine left open are sent only with `closes_lost`: it may be at work.
+    Groups that another machine left open are sent only with `closes_lost`, because that machine may still write them.
 
     Raises:
-        StoreError: the local store cannot be used, and a group or amendment is for it.
+        StoreError: a group or amendment belongs to the local store, which cannot be used.
     """
     spooled = group_folder.survey(spool_root, closes_lost=closes_lost)
     paths = (*spooled.ready, *group_folder.list_amendments(spool_root))
@@ -49,20 +49,20 @@ def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = Fals
             else:
                 handler.answer({"op": "amend", "spool": str(path)})
                 _say(f"sent {path}")
-        except Exception as error:  # noqa: BLE001  what fails, however it does, must not keep the others back
+        except Exception as error:  # noqa: BLE001  no failure may prevent the sending of other groups
             if path.exists():
                 failures.append(f"{path}: {format_error(error)}")
             else:
                 _say(f"sent {path} (by another process)")
     handler.tidy()
     for folder in spooled.busy:
-        _say(f"left {folder}: it is being written")
+        _say(f"skipped {folder}: a study is writing it")
     for folder, owner in spooled.elsewhere.items():
         if closes_lost:
-            _say(f"left {folder}: it is being written, perhaps by host {owner}; end its study first")
+            _say(f"skipped {folder}: a study, perhaps on host {owner}, is writing it; end that study first")
         else:
             command = spell_close_command(spool_root.parent)
-            _say(f"left {folder}: host {owner} may still write it; if that host is lost: {command}")
+            _say(f"skipped {folder}: host {owner} may still write it; if that host is lost, run {command}")
     if not (spooled.ready or spooled.busy or spooled.elsewhere or failures):
         _say(f"nothing to send in {spool_root}")
     for failure in failures:
@@ -71,9 +71,9 @@ def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = Fals
 
 
 def status(options: argparse.Namespace) -> int:
-    """Show the progress of a study, with `--watch` until its end; return 0 only if all of it is done."""
+    """Print the progress of a study, with `--watch` until its end; return 0 only if all shards are done."""
     if options.uri is not None and not is_server(options.uri):
-        raise ConfigError(f"--uri {options.uri} is no tracking server; give http://HOST:PORT")
+        raise ConfigError(f"--uri {options.uri} is not a tracking server; use --uri http://HOST:PORT")
     where = options.uri or options.root
     if options.close_lost:
         for name in close_silent(open_named(where), options.experiment, SILENT_S):
@@ -84,7 +84,7 @@ def status(options: argparse.Namespace) -> int:
         except TrackingError as error:
             if not options.watch:
                 raise
-            log.warning("%s; trying again in %g s", error, WATCH_S)  # nothing has begun, or the server is away
+            log.warning("%s; trying again in %g s", error, WATCH_S)  # the study has not begun, or the server is down
         else:
             _say(json.dumps(progress.as_dict(), indent=2) if options.json else progress.as_text(time.time()))
             if progress.is_done or not options.watch:
@@ -114,7 +114,7 @@ def _run(options: argparse.Namespace) -> int:
             for column, count in counts.items():
                 _say(f"{column}: {count} rewritten")
             if not counts:
-                _say(f"nothing to do: every artifact path lies in {options.root.absolute()} already")
+                _say(f"nothing to do: every artifact path is already below {options.root.absolute()}")
             return 0
         case "upgrade":
             _say(upgrade(options.root))
@@ -123,18 +123,18 @@ def _run(options: argparse.Namespace) -> int:
     if options.command == "serve":
         return serve(handler)
     if not options.root.is_dir():
-        raise ConfigError(f"there is no folder {options.root.absolute()}; name that of a study with --root")
+        raise ConfigError(f"the folder {options.root.absolute()} does not exist; set --root to the folder of a study")
     return flush(handler, options.root.absolute() / layout.SPOOL, closes_lost=options.close_lost)
 
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(prog=entry_points.spell("tracking"), description="Spool folders to MLflow.")
+    parser = argparse.ArgumentParser(prog=entry_points.spell("tracking"), description="Track studies in MLflow.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("status", "show the progress of a study, shard by shard; exit status 0 if all shards are done"),
-        ("serve", "answer an orchestrator's requests on stdin"),
-        ("flush", "send the groups in the spool; close and send those of killed studies"),
+        ("serve", "answer the requests of an orchestrator on stdin"),
+        ("flush", "send the groups in the spool; close and send the groups of killed studies"),
         ("upgrade", "upgrade a local store of an older MLflow; a copy of the old database is kept"),
         ("relocate", "update artifact paths after a local store was copied or moved"),
     ):
@@ -147,33 +147,33 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
             command.add_argument(
                 "--close-lost",
                 action="store_true",
-                help=f"first close groups that began over {SILENT_S / 3600:g} h ago and still run: their host is lost",
+                help=f"first close groups that run for over {SILENT_S / 3600:g} h; only for groups of lost hosts",
             )
             command.add_argument("--json", action="store_true", help="print JSON")
         elif name == "upgrade":
             continue
         elif name == "relocate":
-            command.add_argument("--from", dest="old_root", type=Path, help="former folder, if it cannot be determined")
+            command.add_argument("--from", dest="old_root", type=Path, help="former folder (default: from the store)")
         else:
-            command.add_argument("--uri", help="tracking server for all groups; by default that of each study")
+            command.add_argument("--uri", help="tracking server for all groups (default: the server of each study)")
             command.add_argument("--series-points", type=int, default=500, help="points of a series in MLflow's charts")
         if name == "flush":
             command.add_argument(
                 "--close-lost",
                 action="store_true",
-                help="also close and send groups that other hosts left open: these hosts are lost",
+                help="also close and send groups that other hosts left open; only for groups of lost hosts",
             )
     return parser
 
 
 def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
-    sys.stdout.flush()  # `--watch` may write into a pipe
+    sys.stdout.flush()  # with `--watch`, stdout may be a pipe
 
 
 if __name__ == "__main__":
     if "serve" in sys.argv:
         startup.open_streams()
         startup.drop_warning_errors()
-        os._exit(main())  # it ends when its orchestrator does, which waits: taking MLflow apart takes 50 ms
+        os._exit(main())  # saves 50 ms of MLflow's clean-up, for which the orchestrator would wait
     startup.run(main)

@@ -1,1 +1,1 @@
-"""Undoing what a group did to the machine, also after a kill. Knows no GPU."""
+"""Clean-up of what a group changed on the machine, also after a kill. No module here depends on a GPU."""

@@ -1,11 +1,13 @@
-"""Journal of the steps to undo on a device; each is on disk before its change is made.
+"""Journal of the steps that undo changes of a device; each step is on disk before its change is made.
 
-A journal is one append-only file of JSON lines a device. A line adds a step, says more about one, or says that one was
-undone. The file is there exactly as long as something is left to undo, so a device whose journal file does not exist is
-clean. Lines decide what root ends and destroys: `journal_file` believes only what this user wrote; what others left is
-named and never carried out. No line says what is run: `kinds` knows that, and programs are looked for when needed.
+A device's journal is one append-only file of JSON lines. A line adds a step, extends a step, or records that a step was
+undone. The file exists only while steps are left to undo, so a device without a journal file is clean.
 
-Only the holder of the device's lease (`pipeline.prepare.device.lease`) may write its journal.
+If root runs a clean-up, the lines decide which processes root ends and which instances root destroys. For this reason,
+`journal_file` reads only files that no other user can write, and journals of other users are reported but never carried
+out. A line contains no command: `kinds` maps the kind of a step to a function, which finds its programs itself.
+
+Only the holder of the device's lease (`pipeline.prepare.device.lease`) may write the device's journal.
 """
 
 from __future__ import annotations
@@ -34,14 +36,15 @@ _FOLDER_NAME = re.compile(rf"{_FOLDER}\d+")
 _DEVICE = re.compile(r"[A-Za-z0-9_-]+")
 _LEFT = ".journal"
 BY_HAND = ".by-hand"
-"""Suffix of journals of what a user made by hand; no start undoes those steps by itself."""
+"""Suffix of journals of what a user made by hand; no start undoes these steps automatically."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoStep:
-    """One thing to undo.
+    """One step to undo.
 
-    `arguments` are those of the function that undoes its kind: anything that JSON can hold, and no path of a program.
+    `arguments` are passed to the function that undoes the kind. They are any data that JSON supports, but never the
+    path of a program.
     """
 
     kind: str
@@ -50,9 +53,9 @@ class UndoStep:
 
 
 def describe(step: UndoStep) -> str:
-    """Describe what undoing a step does."""
+    """Describe the effect of undoing a step."""
     kind = kinds.find_kind(step.kind)
-    with suppress(KeyError):  # of an argument that another version wrote
+    with suppress(KeyError):  # another version wrote other arguments
         if kind is not None:
             return kind.words.format(**step.arguments)
     return f"a step of unknown kind {step.kind!r}"
@@ -60,7 +63,7 @@ def describe(step: UndoStep) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalFile:
-    """Journal on disk, of any user; `is_ours` tells whether this user may carry it out."""
+    """Journal on disk, of any user; `is_ours` is true if this user may carry out its steps."""
 
     path: Path
     device_uuid: str
@@ -71,10 +74,10 @@ class JournalFile:
 class Journal:
     """Undo steps of one device that are still to be carried out.
 
-    Every method raises JournalError where the file cannot be trusted, understood or written.
+    Every method raises JournalError if the file cannot be trusted, read or written.
 
-    `folder` is the same for every user and every start, or a leftover would not be found. `suffix` tells the steps of
-    a study from those made `BY_HAND`.
+    `folder` must be the same for every user and every start, because leftovers are searched only there. `suffix`
+    distinguishes the steps of a study from steps `BY_HAND`.
     """
 
     def __init__(self, folder: Path, device_uuid: str, programs: Programs | None = None, suffix: str = _LEFT) -> None:
@@ -83,7 +86,7 @@ class Journal:
         self.path = folder / f"{_FOLDER}{os.geteuid()}" / f"{name}{suffix}"
 
     def read_steps(self) -> tuple[UndoStep, ...]:
-        """Read the steps still to undo, oldest first; none for a clean device."""
+        """Read the steps that are still to undo, oldest first; none for a clean device."""
         steps: dict[str, UndoStep] = {}
         for line in journal_file.read(self.path):
             try:
@@ -93,26 +96,29 @@ class Journal:
                 else:
                     steps[record["step_id"]] = UndoStep(**record)
             except (ValueError, KeyError, TypeError) as error:
-                raise JournalError(f"the journal {self.path} has an invalid line: {line!r}") from error
+                raise JournalError(
+                    f"the journal {self.path} has an invalid line: {line!r}; "
+                    "undo its steps by hand, then remove the file"
+                ) from error
         return tuple(steps.values())
 
     def add(self, kind: str, **arguments: Any) -> UndoStep:
-        """Put a step on disk; on return it survives a crash, so the change may be made now."""
+        """Write a step to disk; on return the step survives a crash, so the caller may make the change."""
         assert kinds.find_kind(kind) is not None, f"nothing undoes {kind}"
         step = UndoStep(kind=kind, arguments=arguments)
         journal_file.append(self.path, asdict(step))
         return step
 
     def amend(self, step: UndoStep, **arguments: Any) -> None:
-        """Say more about a step, such as the id of what was made."""
+        """Add arguments to a step, such as the id of a created instance."""
         journal_file.append(self.path, asdict(replace(step, arguments=step.arguments | arguments)))
 
     def undo(self, step: UndoStep) -> None:
-        """Carry a step out as it was last amended, and forget it. Nothing happens if it was undone already.
+        """Carry out a step with its latest arguments, and remove it from the journal; do nothing if it was undone.
 
         Raises:
-            JournalError: nobody knows how to undo it, or the system refused something on the way.
-            CollocationError: what undoing it says. The step stays in the journal.
+            JournalError: this version cannot undo the step, or the system refused an operation.
+            CollocationError: the function that undoes the step failed; the step stays in the journal.
         """
         current = {known.step_id: known for known in self.read_steps()}.get(step.step_id)
         if current is None:
@@ -120,28 +126,28 @@ class Journal:
         kind = kinds.find_kind(current.kind)
         if kind is None or not kind.takes(current.arguments):
             raise JournalError(
-                f"{self.path} holds a step of kind {current.kind!r} that this version cannot undo; "
-                "clean up with the version that wrote it"
+                f"{self.path} contains a step of kind {current.kind!r} that this version cannot undo; "
+                "clean up with the version that wrote the step"
             )
         try:
             kind.undo(self._programs, **current.arguments)
         except OSError as error:
             what = f"cannot {describe(current)}: {error}"
-            raise JournalError(f"{what}; when that is fixed: {entry_points.spell('gpu', 'clean')}") from error
+            raise JournalError(f"{what}; fix this cause, then run {entry_points.spell('gpu', 'clean')}") from error
         self.discard(step)
 
     def discard(self, step: UndoStep) -> None:
-        """Forget a step without undoing it, because what it made is complete and stays."""
+        """Remove a step from the journal without undoing it, because its change is complete and permanent."""
         self._forget_step(step)
         if not self.read_steps():
             self.forget()
 
     def move_to(self, other: Journal) -> None:
-        """Move all steps at once to another, empty journal of the device; this one undoes them no more."""
+        """Move all steps at once to another, empty journal of the device."""
         journal_file.move(self.path, other.path)
 
     def forget_device_steps(self) -> tuple[UndoStep, ...]:
-        """Forget the steps that change a device which no longer exists; keep those that end processes."""
+        """Remove the steps that change a device, because the device no longer exists; keep steps that end processes."""
         gone = [
             step for step in self.read_steps() if not ((kind := kinds.find_kind(step.kind)) and kind.ends_processes)
         ]
@@ -156,24 +162,24 @@ class Journal:
         journal_file.remove(self.path)
 
     def list_foreign(self) -> list[JournalFile]:
-        """List the files of this kind and device that other users left."""
+        """List the journals of other users for this device, with the same suffix."""
         journals = find_journals(self.path.parent.parent, self.path.suffix)
         return [journal for journal in journals if journal.path.name == self.path.name and not journal.is_ours]
 
     def refuse_foreign(self) -> None:
-        """Raise JournalError if another user has left something to undo on this device, and must clean up."""
+        """Raise JournalError if another user's journal has steps to undo on this device."""
         for other in self.list_foreign():
             raise JournalError(
-                f"the journal {other.path} holds steps of user {other.owner}, who must clean up: "
-                f"{entry_points.spell('gpu', 'clean')}"
+                f"the journal {other.path} contains steps of user {other.owner}, who must clean up; "
+                f"run as that user: {entry_points.spell('gpu', 'clean')}"
             )
 
     @contextmanager
     def guard(self, kind: str, **arguments: Any) -> Iterator[UndoStep]:
-        """Journal a step, let the body make the change, and undo it at the end; the body's error is never hidden.
+        """Write a step to the journal, run the body, which makes the change, and undo the step at the end.
 
         Raises:
-            CollocationError: undoing failed and the body did not; otherwise the body's error carries it as a note.
+            CollocationError: undoing failed; if the body failed too, the body's error is raised, with a note instead.
         """
         with UndoStack() as stack:
             step = self.add(kind, **arguments)
@@ -182,7 +188,7 @@ class Journal:
 
 
 def find_journals(folder: Path, suffix: str = _LEFT) -> tuple[JournalFile, ...]:
-    """Find every journal below a folder, of every user, in the order of the devices; read none."""
+    """Find the journals of all users below a folder, in the order of the devices, without reading them."""
     journals = []
     for path in sorted(folder.glob(f"{_FOLDER}*/*{suffix}"), key=lambda path: path.name):
         name = path.name.removesuffix(suffix)
@@ -196,9 +202,10 @@ def find_journals(folder: Path, suffix: str = _LEFT) -> tuple[JournalFile, ...]:
 
 
 def undo_all(journal: Journal) -> tuple[list[UndoStep], list[tuple[UndoStep, CollocationError]]]:
-    """Undo what a killed process left, newest first, as holder of the lease; return what was undone and what failed.
+    """Undo all steps of a killed process, newest first; return the undone steps, and the failed steps with errors.
 
-    A step that cannot be undone stays in the journal, and the older ones are tried all the same.
+    The caller must hold the device's lease. A step that cannot be undone stays in the journal, and older steps are
+    still undone.
     """
     undone: list[UndoStep] = []
     failed: list[tuple[UndoStep, CollocationError]] = []
@@ -209,18 +216,18 @@ def undo_all(journal: Journal) -> tuple[list[UndoStep], list[tuple[UndoStep, Col
             failed.append((step, error))
         else:
             undone.append(step)
-    # A process killed between the last undoing and the removal of its file, or in its first line, left an empty one.
+    # The file may be without steps: its writer was killed while it wrote the first line or before it removed the file.
     if not failed:
         journal.forget()
     return undone, failed
 
 
 def replay(journal: Journal) -> tuple[UndoStep, ...]:
-    """Undo all steps as `undo_all` does, for a caller that goes on only if none is left; return what was undone.
+    """Undo all steps like `undo_all`, but raise if a step is left; return the undone steps.
 
     Raises:
-        JournalError: another user has left something on the device.
-        CollocationError: the first error of a step; those of further steps are its notes.
+        JournalError: another user's journal has steps for the device.
+        CollocationError: the first error of a step; errors of further steps are its notes.
     """
     journal.refuse_foreign()
     undone, failed = undo_all(journal)

@@ -1,7 +1,7 @@
-"""File of JSON lines that only its user can have written, each on disk before its writer goes on.
+"""File of JSON lines that only its user can have written; each line is on disk before the writer continues.
 
-It lies in a folder that only this user can write: not even a file of root's own can be moved there by somebody else.
-Others may read it, to see that something is left. All that goes wrong is a `JournalError`.
+The file's folder is writable only by this user, so another user cannot move a file there, even a file that root owns.
+Other users may read the file, to see that steps are left. Every failure is a `JournalError`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import CollocationError
 
-# systemd-tmpfiles, which removes old files of /var/tmp, leaves a file with the sticky bit. Source: its function
+# The sticky bit protects the file from systemd-tmpfiles, which removes old files of /var/tmp. Source: its function
 # dir_cleanup; XDG Base Directory Specification, XDG_RUNTIME_DIR.
 _FILE_MODE = 0o1644
-_REMOVE = f"check it, then remove it: {entry_points.spell('gpu', 'clean')} undoes only steps that nobody else can write"
+_REMOVE = f"check it, then remove it; {entry_points.spell('gpu', 'clean')} reads only files that nobody else can write"
 
 
 class JournalError(CollocationError):
-    """A journal cannot be read, written or carried out; the device may not be as it was found."""
+    """A journal cannot be read, written or carried out; the device may still have changes of a study."""
 
 
 def read(path: Path) -> list[bytes]:
-    """Read the complete lines; none if there is no file."""
+    """Read the complete lines; none if the file does not exist."""
     try:
         descriptor = _open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -39,7 +39,7 @@ def read(path: Path) -> list[bytes]:
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
-    """Write a line; on return it is on the disk. File and folder are made if need be."""
+    """Append a line and wait until it is on disk; create the file and its folder if they do not exist."""
     line = json.dumps(record).encode() + b"\n"
     try:
         descriptor = _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -47,12 +47,12 @@ def append(path: Path, record: dict[str, Any]) -> None:
         raise JournalError(f"{path.parent.parent} does not exist; choose a folder with gpu.lock_dir") from error
     try:
         os.fchmod(descriptor, _FILE_MODE)
-        # A process killed while it wrote leaves half a line, of a step that it did not take.
+        # A process that was killed while it wrote leaves an incomplete line; the change of its step was not made.
         length = len(_read_complete_lines(descriptor))
         os.ftruncate(descriptor, length)
         if os.write(descriptor, line) != len(line):
             os.ftruncate(descriptor, length)
-            raise JournalError(f"cannot write the journal {path}: the disk is full")
+            raise JournalError(f"cannot write the journal {path}: the disk is full; free some space")
         os.fsync(descriptor)
         _sync_folder(path.parent)
     except OSError as error:
@@ -62,7 +62,7 @@ def append(path: Path, record: dict[str, Any]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove the file, if it is there."""
+    """Remove the file, if it exists."""
     try:
         path.unlink()
         _sync_folder(path.parent)
@@ -73,7 +73,7 @@ def remove(path: Path) -> None:
 
 
 def move(path: Path, to: Path) -> None:
-    """Give the file another name in its folder, at once; there must be no file of that name."""
+    """Rename the file atomically within its folder; no file of the new name may exist."""
     try:
         path.rename(to)
         _sync_folder(path.parent)
@@ -84,7 +84,7 @@ def move(path: Path, to: Path) -> None:
 def _open(path: Path, flags: int) -> int:
     folder = _open_folder(path.parent, is_made=bool(flags & os.O_CREAT))
     try:
-        # Not to be kept waiting by a pipe in its place.
+        # Without O_NONBLOCK, a pipe with the name of the journal would block the call.
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         descriptor = os.open(path.name, flags, 0o644, dir_fd=folder)
     except FileNotFoundError:
@@ -96,7 +96,7 @@ def _open(path: Path, flags: int) -> int:
     status = os.fstat(descriptor)
     if not (stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and _is_private(status)):
         os.close(descriptor)
-        raise JournalError(f"the journal {path} is not a plain file that only this user can write; {_REMOVE}")
+        raise JournalError(f"the journal {path} is not a regular file that only this user can write; {_REMOVE}")
     return descriptor
 
 
@@ -105,7 +105,7 @@ def _open_folder(folder: Path, *, is_made: bool) -> int:
         if is_made:
             with suppress(FileExistsError):
                 folder.mkdir(0o755)
-                folder.chmod(0o755)  # whatever the umask says: others must see that something is left
+                folder.chmod(0o755)  # despite the umask, because other users must be able to see leftover steps
                 _sync_folder(folder.parent)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -114,7 +114,7 @@ def _open_folder(folder: Path, *, is_made: bool) -> int:
         raise JournalError(f"cannot open the folder {folder} of the journals: {error.strerror}; {_REMOVE}") from error
     if not _is_private(os.fstat(descriptor)):
         os.close(descriptor)
-        raise JournalError(f"the folder {folder} is not one that only this user can write; {_REMOVE}")
+        raise JournalError(f"the folder {folder} is not a folder that only this user can write; {_REMOVE}")
     return descriptor
 
 

@@ -1,4 +1,4 @@
-"""Kinds of undo steps and their functions: a journal names a kind, never a program. Knows no GPU."""
+"""Kinds of undo steps and their functions. A journal contains the name of a kind, never of a program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pipeline.base.domain.driver_programs import Programs
 
-# Where functions take kinds; imported only when a journal holds a kind that nothing loaded has taken.
+# Packages whose functions undo kinds; imported only if a journal contains a kind that no loaded module undoes.
 _PACKAGES = (
     *(f"pipeline.prepare.{name}" for name in ("device", "mig", "mps", "sharing")),
     "pipeline.launch.profilers",
@@ -20,14 +20,14 @@ _PACKAGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepKind:
-    """A kind of step; see `undoes`."""
+    """A kind of step; `undoes` explains the attributes."""
 
     undo: Callable[..., None]
     words: str
     ends_processes: bool
 
     def takes(self, arguments: dict[str, Any]) -> bool:
-        """Return whether the function has these arguments; another version may have written others."""
+        """Return whether the function accepts these arguments; another version may have written other arguments."""
         try:
             inspect.signature(self.undo).bind(Programs(), **arguments)
         except TypeError:
@@ -40,15 +40,15 @@ _F = TypeVar("_F", bound=Callable[..., None])
 
 
 def undoes(kind: str, words: str, *, ends_processes: bool = False) -> Callable[[_F], _F]:
-    """Let a function undo the steps of a kind.
+    """Register a function that undoes the steps of a kind.
 
-    It is called with the device's programs, and by name with the arguments of the step. It is safe to repeat, is
-    content with what is gone already, and raises a CollocationError when something is left.
+    The function is called with the device's programs, and with the step's arguments by name. Repeated calls must be
+    safe, and an object that no longer exists is no error. The function raises a CollocationError if something is left.
 
     Args:
-        kind: the word for it in journals, for ever: later versions must undo what this one left.
-        words: what it does; arguments stand in braces.
-        ends_processes: whether it only ends processes, which are there also when the device is not any more.
+        kind: name of the kind in journals; it must never change, because later versions must undo existing steps.
+        words: description of the function's effect, with arguments in braces.
+        ends_processes: whether the function only ends processes, which may exist after the device is gone.
     """
 
     def take(function: _F) -> _F:
@@ -60,7 +60,7 @@ def undoes(kind: str, words: str, *, ends_processes: bool = False) -> Callable[[
 
 
 def find_kind(kind: str) -> StepKind | None:
-    """Find the kind of this name; `None` if this version does not know it."""
+    """Find the kind with this name; `None` if this version does not have it."""
     if kind not in _KINDS:
         for package in map(importlib.import_module, _PACKAGES):
             for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

@@ -1,8 +1,8 @@
-"""Processes and folders that a group keeps outside its spool folder, and their removal after a kill.
+"""Processes and folders of a group outside its spool folder, and their removal after a kill.
 
-Two things: processes, which carry the group's id as their mark, and one short-lived folder for sockets and pipes,
-whose paths must be short. Both can be found from the id alone, so nothing that is killed at any line is lost. The
-orchestrator holds a lock on the folder, so whoever finds it free knows that the orchestrator is gone.
+A group has processes, whose environment contains the group's id as a mark, and one temporary folder for sockets and
+pipes, whose paths must be short. Both can be found from the id alone, even if the orchestrator is killed at any
+instruction. The orchestrator holds a lock on the folder; if the lock is free, the orchestrator has exited.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def scratch_path(spool_id: str) -> Path:
 
 
 def hold_scratch(spool_id: str) -> AbstractContextManager[Path]:
-    """Make the group's folder, hold it, and remove it."""
+    """Create and lock the group's folder; remove it at the end of the context."""
     return temporary_folder.hold(_PARENT, SHARED_PREFIX, spool_id[:12])
 
 
 def clear(spool_id: str) -> int:
-    """End what the group left running and remove its folder; returns how many processes there were."""
+    """End the group's remaining processes and remove its folder; return the number of these processes."""
     ended = processes.end(spool_id, _GRACE_S)
     _remove(scratch_path(spool_id), [spool_id])
     return ended
 
 
 def find_abandoned() -> dict[Path, list[int]]:
-    """Find the folders that killed orchestrators of this user left, with the processes still running."""
+    """Find the folders of this user's killed orchestrators, with the PIDs of their processes that still run."""
     folders = temporary_folder.find_abandoned(_PARENT, SHARED_PREFIX, _ID.pattern)
     marks = processes.list_marks() if folders else frozenset()
     return {
@@ -50,9 +50,9 @@ def find_abandoned() -> dict[Path, list[int]]:
 
 
 def clear_abandoned(folder: Path) -> list[int]:
-    """End what the group of an abandoned folder left running, and remove the folder.
+    """End the processes of an abandoned folder's group, and remove the folder.
 
-    Returns the PIDs of what does not end: then the folder stays, so that the next start finds them.
+    Returns the PIDs of processes that do not end. For these, the folder stays, and the next start finds them again.
     """
     marks = _select_marks(folder, processes.list_marks())
     for mark in marks:
@@ -64,14 +64,14 @@ def _remove(folder: Path, marks: Sequence[str]) -> list[int]:
     hanging = sorted(pid for mark in marks for pid in processes.list_marked(mark))
     if hanging:
         pids = ", ".join(map(str, hanging))
-        words.say(f"warning: processes {pids} survive SIGKILL; {folder} stays until they are gone")
+        words.say(f"warning: processes {pids} survive SIGKILL; {folder} stays until they have ended")
     else:
         shutil.rmtree(folder, ignore_errors=True)
     return hanging
 
 
 def clear_all_abandoned() -> None:
-    """Clear what killed orchestrators of this user left, whichever study it was; says which processes are ended."""
+    """Remove the leftovers of all killed orchestrators of this user, and report the ended processes."""
     for folder, pids in find_abandoned().items():
         if pids:
             words.say(f"ending processes that a killed orchestrator left: {', '.join(map(str, pids))}")

@@ -1,7 +1,7 @@
-"""Finding and ending every process that a group of jobs started, also outside its session.
+"""Search and end of every process that a group of jobs started, also outside the group's sessions.
 
-Every process of a group carries the group's mark in its environment, which children inherit. A process that left its
-session, or whose parent died, is found by it; a process of somebody else never carries it.
+Every process of a group has the group's mark in its environment, which children inherit. The mark also identifies a
+process that left its session, or whose parent ended; no process of another program has the mark.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from pathlib import Path
 
 MARK_VARIABLE = "COLLOCATION_GROUP"
 KILL_LIMIT_S = 30.0
-"""The time to wait for a killed process, which frees its memory first and needs a CPU for that. Unit: s."""
+"""Time to wait for a killed process, in seconds; the process first frees its memory, which needs a CPU."""
 _LOOK_S = 0.02
-_EMPTY_LOOKS = 2  # a child that is just being made may replace its program at the first
+_EMPTY_LOOKS = 2  # a new child may be missing in the first look, while it replaces its program (exec)
 
 
 def list_marked(mark: str) -> list[int]:
-    """List the PIDs of the living processes that carry the mark, without this one."""
+    """List the PIDs of the living processes that have the mark, without this process."""
     return [int(entry.name) for entry in _iterate_processes() if _has_mark(entry, mark)]
 
 
 def list_marks() -> frozenset[str]:
-    """List every mark that a living process carries whose environment we may read."""
+    """List the marks of all living processes whose environment this user may read."""
     prefix = f"{MARK_VARIABLE}=".encode()
     variables = (item for entry in _iterate_processes() for item in _read_environ(entry))
     return frozenset(os.fsdecode(item.removeprefix(prefix)) for item in variables if item.startswith(prefix))
 
 
 def send_signal(mark: str, signum: int) -> int:
-    """Signal every process that carries the mark; returns how many there were."""
+    """Signal every process that has the mark; return the number of signalled processes."""
     count, opened = 0, dict[int, int]()
     try:
         _open_marked(mark, opened)
         for descriptor in opened.values():
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the process has just ended
                 signal.pidfd_send_signal(descriptor, signum)
                 count += 1
     finally:
@@ -49,7 +49,7 @@ def send_signal(mark: str, signum: int) -> int:
 
 
 def kill_descendants(pid: int) -> None:
-    """Kill what descends from a process, whatever it carries."""
+    """Kill all descendants of a process, with or without a mark."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -59,11 +59,11 @@ def kill_descendants(pid: int) -> None:
 
 
 def end(mark: str, grace_s: float) -> int:
-    """End every process that carries the mark, and wait until all are gone; returns how many there were.
+    """End every process that has the mark, and wait until all have ended; return the number of these processes.
 
-    They get TERM and, after the grace period, KILL, also those that they start meanwhile. What was seen once counts
-    until the kernel says that it has ended: while a program is replaced by another (`exec`), its environment is empty.
-    What still carries the mark afterwards hangs in the kernel.
+    All processes, including those started meanwhile, receive SIGTERM and, after the grace period, SIGKILL. A process
+    that was found once counts until the kernel reports its end, because its environment is empty while it replaces its
+    program (`exec`). A process that still has the mark after the return hangs in the kernel.
     """
     opened: dict[int, int] = {}
     try:
@@ -94,15 +94,15 @@ def _end_all(mark: str, opened: dict[int, int], signum: int, limit_s: float) -> 
 
 
 def _open_marked(mark: str, opened: dict[int, int]) -> None:
-    """Open a descriptor of each process that carries the mark and has none.
+    """Open a descriptor of each process that has the mark and no open descriptor.
 
-    A PID may be given to another program after the look. A process descriptor cannot: the mark is read again while it
-    is open.
+    The mark is read again while the descriptor is open, because the kernel may have reused the PID after the first
+    reading. A process descriptor never refers to another process.
     """
     for pid in list_marked(mark):
         if pid in opened:
             continue
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             descriptor = os.pidfd_open(pid)
             if _has_mark(Path("/proc") / str(pid), mark):
                 opened[pid] = descriptor
@@ -111,7 +111,7 @@ def _open_marked(mark: str, opened: dict[int, int]) -> None:
 
 
 def _list_alive(opened: dict[int, int]) -> set[int]:
-    """List the PIDs whose processes have not ended; a zombie has."""
+    """List the PIDs of the processes that have not ended; a zombie has ended."""
     poller = select.poll()
     for descriptor in opened.values():
         poller.register(descriptor, select.POLLIN)
@@ -132,7 +132,7 @@ def _has_mark(entry: Path, mark: str) -> bool:
 
 
 def _read_environ(entry: Path) -> list[bytes]:
-    """Read the variables of a process; none of a zombie or of another user's process."""
+    """Read the environment variables of a process; none for a zombie or another user's process."""
     try:
         return (entry / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -140,7 +140,7 @@ def _read_environ(entry: Path) -> list[bytes]:
 
 
 def list_tree(pid: int) -> set[int]:
-    """List the process and all its descendants, without those that have just ended."""
+    """List the PIDs of a process and all its descendants, without processes that have just ended."""
     import psutil
 
     try:

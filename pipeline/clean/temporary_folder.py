@@ -1,10 +1,10 @@
-"""Temporary folders owned by a living process; the next process recognises those of a killed one as abandoned.
+"""Temporary folders owned by a living process; later processes recognise the folders of a killed process as abandoned.
 
-<parent>/<prefix>new-<PID>-<random>     being made, by the process of that number
-<parent>/<prefix><name>                 locked by its maker, as long as that lives
+<parent>/<prefix>new-<PID>-<random>     a new folder, which the process with this PID is creating
+<parent>/<prefix><name>                 a folder that its creator locks until it exits
 
-A folder is locked before it has its name, so nobody takes one for abandoned that is just being made. Anybody may put
-anything under such a name into a folder as /tmp: only real folders of our own user are ever opened, or removed.
+A folder is locked before it gets its name, so a new folder never looks abandoned. Other users may create files or links
+with such names in a parent such as /tmp, so only real folders of this user are opened or removed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _UNNAMED = "new-"
 
 @contextmanager
 def hold(parent: Path, prefix: str, name: str | None = None) -> Iterator[Path]:
-    """Make a folder that only this user may enter, hold it, and remove it.
+    """Create and lock a folder that only this user may enter; remove it at the end of the context.
 
-    The names of all such folders begin with the prefix; the rest is random if no name is given.
+    The folder's name is the prefix and `name`, or the prefix and random characters.
     """
     unnamed = Path(tempfile.mkdtemp(prefix=f"{prefix}{_UNNAMED}{os.getpid()}-", dir=parent))
     lock = os.open(unnamed, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -43,7 +43,7 @@ def hold(parent: Path, prefix: str, name: str | None = None) -> Iterator[Path]:
 
 
 def find_abandoned(parent: Path, prefix: str, name: str) -> list[Path]:
-    """Find the folders of this user whose maker is gone; `name` is a regular expression of what follows the prefix."""
+    """Find this user's folders whose creator has exited; `name` is a regular expression for the rest of the name."""
     named = re.compile(re.escape(prefix) + name)
     return [
         path
@@ -59,7 +59,7 @@ def _has_lost_maker(name: str, prefix: str) -> bool:
 
 
 def _is_ours_and_free(path: Path) -> bool:
-    with suppress(OSError):  # just removed
+    with suppress(OSError):  # the folder has just been removed
         status = path.lstat()
         return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and locks.is_free(path)
     return False

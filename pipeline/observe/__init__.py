@@ -1,1 +1,1 @@
-"""Observation of groups: phases, samples, figures, outcomes, and the view while they run."""
+"""Observation of groups: phases, samples, figures, results, and the terminal view while groups run."""

@@ -1,6 +1,6 @@
-"""Comparison of rows with the serial baselines of their block, as both become known.
+"""Comparison of rows with the serial baselines of their block.
 
-The order within a block is random, so a baseline may run after the groups that need it.
+The order of the groups within a block is random, so a baseline may run after the groups that need it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.tags import Tag
 from pipeline.observe.group_result import GroupResult, JobResult
 
-# How far the loss of each of the first steps may be from that of the same job alone, relative to it. About four times
-# the largest difference between equal jobs that computed correctly: two models, seven jobs at once on an H100, in fp32,
-# tf32, bf16 and fp16 (`default` rounds as tf32 does, or less). The first loss comes from one forward pass; later ones
-# multiply differences of rounding.
+# Largest relative difference between the loss of a job and the loss of the same job alone, for each of the first steps.
+# Each limit is about four times the largest difference between equal jobs that computed correctly: two models, seven
+# jobs at once on an H100, in fp32, tf32, bf16 and fp16 (`default` rounds like tf32, or less). The first loss comes from
+# one forward pass; later steps amplify differences of rounding.
 _LOSS_TOLERANCES = (0.003, 0.04, 0.15, 0.2, 0.4, 0.4, 0.4, 0.4, 0.8, 1.2)
 
-# How far the norm of the answer to each fixed request may be: rounding hits the values of an answer in both directions.
+# Largest relative difference of the norm of the answer to each fixed request. The limit is small because rounding
+# changes the values of an answer in both directions.
 _OUTPUT_TOLERANCES = (0.01,) * 8
 
 _FirstSteps = tuple[list[float], list[float]]
-"""The losses of a job's first steps, and the norms of its first answers; empty of a job that has none."""
+"""The losses of a job's first steps, and the norms of its first answers; each list is empty if the job reports none."""
 _SoloRun = tuple[JobResult, _FirstSteps]
 _Baselines = Baselines[GroupResult, _SoloRun]
 
@@ -36,16 +37,16 @@ class Comparison:
     """The rows of a study and the baselines among them."""
 
     def __init__(self) -> None:
-        # Serial rows that ended well and are valid, by what a comparison must share.
+        # Valid serial rows with result `ok`, by `make_comparison_key`.
         self._serial: dict[tuple[object, ...], list[GroupResult]] = defaultdict(list)
         self._rows: dict[str, GroupResult] = {}
         self._baselines: dict[tuple[object, ...], _Baselines] = {}
 
     def add(self, row: GroupResult) -> list[GroupResult]:
-        """Add a row, and return the rows of which more is known now.
+        """Add a row, and return the rows whose figures or result this row changes.
 
-        These hold only the new figures against the baseline, or the result `wrong_results` if they learn otherwise than
-        the same jobs alone; `latest` has all figures of a row.
+        A returned row holds only its new figures against the baseline, or the result `wrong_results` if a job computed
+        other values than the same job alone. `get_latest` returns a row with all figures.
         """
         self._rows[row.group.digest] = row
         concerned = [row.group.digest]
@@ -107,7 +108,7 @@ class Comparison:
 def compare_with_baseline(
     row: GroupResult, solo: Mapping[str, Mapping[str, float]], serial_makespan_s: float | None
 ) -> dict[str, float]:
-    """Compute the figures of a group against its serial baseline; absent where a baseline is absent.
+    """Compute the figures of a group against its serial baseline, except figures whose baseline is missing.
 
     `solo` has the figures of each job alone, by workload digest.
     """
@@ -126,7 +127,7 @@ def compare_with_baseline(
 
 
 def describe_loss_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
-    """Describe the first step whose loss differs from the same job alone by more than rounding explains."""
+    """Describe the first step whose loss differs by more than rounding from the loss of the same job alone."""
     for step, (loss, expected) in enumerate(zip(together, alone, strict=False)):
         if not math.isfinite(expected) or step >= len(_LOSS_TOLERANCES):
             return None
@@ -136,7 +137,7 @@ def describe_loss_difference(together: Sequence[float], alone: Sequence[float]) 
 
 
 def describe_output_difference(together: Sequence[float], alone: Sequence[float]) -> str | None:
-    """Describe the first request whose answer has another norm than that of the same job alone."""
+    """Describe the first request whose answer has another norm than the answer of the same job alone."""
     pairs = zip(together, alone, _OUTPUT_TOLERANCES, strict=False)
     for number, (norm, expected, tolerance) in enumerate(pairs, start=1):
         if not abs(norm - expected) <= tolerance * abs(expected):
@@ -155,5 +156,5 @@ def _list_digests(row: GroupResult) -> tuple[str, ...]:
 
 
 def make_comparison_key(group: Group) -> tuple[object, ...]:
-    """Return the settings that a group shares with its baselines, beside workloads and machine state."""
+    """Return the settings that a group shares with its baselines, apart from workloads and machine state."""
     return (group.block, *sorted(group.shared_settings.items()), group.profiler)

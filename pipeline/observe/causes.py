@@ -1,6 +1,6 @@
-"""The cause of a program's failure in its output: its exception or its last error, not a wrapper's footer.
+"""The cause of a program's failure, from its output: its exception or its last error, not a wrapper's footer.
 
-Pure, but for reading the end of the output.
+The only side effect is reading the end of the output files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeline.observe.tracebacks import Raised
 
 _MAX_LENGTH, _MAX_PART = 500, 200
 _MOST_AFTER = 10
-"""Lines that may follow the exception that ended a program: of a cleanup, or of a shell that says that it failed."""
+"""Largest number of lines after the exception that ended a program, such as lines of a cleanup or of a shell."""
 
 _MOST_LOOKED_AT, _MOST_IN_A_ROW = 30, 6
 _WRAPPERS = frozenset(
@@ -25,15 +25,15 @@ _WRAPPERS = frozenset(
         "ServerEndedError",
     )
 )
-"""Exceptions of programs that start others, which say no more than that one of those failed."""
+"""Exceptions of programs that start other programs; they report only that a started program failed."""
 
 _SECONDARY = re.compile(
     r"connection (?:closed|reset|refused|lost)|broken ?pipe|remote process (?:exited|terminated)|communicator was",
     re.IGNORECASE,
 )
-"""Messages that the other ranks of a program print when one has failed."""
+"""Messages that the other ranks of a program print after one rank failed."""
 
-_NO_LINE = re.compile(r"^\s*(?:$|[|│┃])")  # blank, or of a table
+_NO_LINE = re.compile(r"^\s*(?:$|[|│┃])")  # a blank line, or a line of a table
 _WORKS = re.compile(r"\b(?:step|epoch|iter|iteration|batch)\b\W{0,3}\d", re.IGNORECASE)
 _ERROR = re.compile(
     r"error|fatal|fail|exception|abort|can(?:no|')t |could not|couldn't|unable|panic|killed|denied|invalid|missing|"
@@ -68,7 +68,13 @@ _KILLED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause in one line, empty if unknown; whether memory ran out, and whether SIGKILL ended a process."""
+    """The cause of a failure.
+
+    Attributes:
+        text: the cause in one line; empty if unknown.
+        is_oom: whether memory ran out.
+        has_kill: whether SIGKILL ended a process.
+    """
 
     text: str = ""
     is_oom: bool = False
@@ -76,7 +82,7 @@ class Cause:
 
 
 def judge_output(stderr: Path, stdout: Path) -> Cause:
-    """Find why a program failed in the end of its error output, or else of its output."""
+    """Find why a program failed, from the end of stderr, or else of stdout."""
     errors, output = output_lines.read_end(stderr), output_lines.read_end(stdout)
     has_kill = _has_match(_KILLED, errors) or _has_match(_KILLED, output)
     is_killed_for_memory = _has_match(_KILLED_FOR_MEMORY, errors) or _has_match(_KILLED_FOR_MEMORY, output)
@@ -89,7 +95,7 @@ def judge_output(stderr: Path, stdout: Path) -> Cause:
 
 
 def judge_exception(kind: str, message: str, trace: str = "") -> Cause:
-    """Find why a job failed that reported an exception; `trace` is its traceback as Python prints it."""
+    """Find why a job failed, from the exception that it reported; `trace` is the traceback as Python prints it."""
     raised = Raised(kind, [line.strip() for line in message.splitlines() if line.strip()], 0, 0, 0)
     if exceptions := tracebacks.find_exceptions(output_lines.split_lines(trace)):
         raised.before, raised.members = exceptions[-1].before, exceptions[-1].members
@@ -102,7 +108,7 @@ def _has_match(pattern: re.Pattern[str], lines: Sequence[Line]) -> bool:
 
 
 def _judge_exceptions(lines: Sequence[Line]) -> Cause | None:
-    """Judge by the exception that ended the program; `None` if there is none, or the program went on."""
+    """Judge by the exception that ended the program; return `None` if no exception did."""
     exceptions = tracebacks.find_exceptions(lines)
     links = [link for raised in exceptions for link in raised.iterate_chain()]
     taken = {number for link in links for number in range(link.first, link.end + 1)}
@@ -115,7 +121,7 @@ def _judge_exceptions(lines: Sequence[Line]) -> Cause | None:
     ):
         if candidates:
             raised = _select_root(candidates)
-            # A wrapper says no more than that a program failed, which may have written its error in lines of its own.
+            # A wrapper reports only that a program failed; the program may have printed its error in earlier lines.
             by_lines = _judge_lines(lines[: raised.first]) if raised.name in _WRAPPERS else Cause()
             if _is_error(by_lines):
                 return by_lines
@@ -128,9 +134,9 @@ def _is_telling(line: Line) -> bool:
 
 
 def _has_continued(raised: Raised, telling: Sequence[tuple[int, Line]], taken: set[int]) -> bool:
-    """Return whether the program went on after an exception, by the lines that it printed then.
+    """Return whether the program continued after an exception, judged by the lines after the exception.
 
-    `taken` has the numbers of the lines of exceptions.
+    `taken` has the numbers of all lines that belong to exceptions.
     """
     after = [(number, line.text) for number, line in telling if number > raised.last and line.source == raised.source]
     printed = [text for number, text in after if number not in taken or number <= raised.end]
@@ -140,7 +146,7 @@ def _has_continued(raised: Raised, telling: Sequence[tuple[int, Line]], taken: s
 
 
 def _select_root(candidates: Sequence[Raised]) -> Raised:
-    """Select the exception that caused the others: out of memory first, of several ranks the first to fail."""
+    """Select the exception that caused the others: out of memory if any, else the first among several ranks."""
     last_by_source = {raised.source: raised for raised in candidates}
     primary = [raised for raised in candidates if not _SECONDARY.search(" ".join(raised.message))]
     if len(last_by_source) == 1:
@@ -184,7 +190,7 @@ def _is_oom(raised: Raised) -> bool:
 
 
 def _judge_lines(lines: Sequence[Line]) -> Cause:
-    """Judge by the last lines of the program itself; an empty cause without any."""
+    """Judge by the last lines of the program, without lines of wrappers; return an empty cause without such lines."""
     unfooted = [line for line in lines if not line.is_blank and not line.is_footer]
     telling = [line.text.strip() for line in unfooted if not line.is_indented or _WHAT.search(line.text)]
     telling = (telling or [line.text.strip() for line in unfooted])[-_MOST_LOOKED_AT:]

@@ -1,8 +1,9 @@
-"""Files below the working directory that changed while jobs ran, and the job that wrote each, if that is known.
+"""Files below the working directory that changed while jobs ran, and the job that wrote each file, if known.
 
-The kernel does not record who wrote a file, so changes are searched after the jobs have ended. Only a TensorBoard
-file, which has a process id in its name, and a file that changed while one job ran alone, have a known writer. The
-search begins at the nearest files, and ends after some thousand files or seconds.
+The kernel does not record which process wrote a file, so the search for changed files runs after the jobs have ended.
+The writer is known in two cases: the name of a TensorBoard file contains a process id, and a file that changed while
+one job ran alone belongs to that job. The search begins at the files closest to the working directory, and ends after
+20,000 files or 3 seconds.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from pipeline.launch.job_state import JobState
 from pipeline.observe.clock import ClockRecord
 
 _MAX_ENTRIES, _MAX_S = 20_000, 3.0
-# Caches, and folders of packages, which are large and only read.
+# Caches, and folders of packages: large folders that jobs only read.
 _PASSED_OVER = frozenset({"__pycache__", "node_modules", "site-packages"})
 _MAX_NAMES = 8
-_CLOCK_NS = 10_000_000  # a file system's clock may lag behind by as much
+_CLOCK_NS = 10_000_000  # largest delay of a file system's clock
 _EVENT_FILE = "events.out.tfevents."
 _NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
 
@@ -35,7 +36,7 @@ _NUMBER = re.compile(r"\.(\d+)(?=\.|$)")
 class Changes:
     """Files that changed below a folder, with their modification times in ns since the epoch.
 
-    `is_whole` says that all files were examined.
+    `is_whole` is true if all files were examined.
     """
 
     folder: Path
@@ -51,9 +52,10 @@ def find_changes(
     without: Collection[Path],
     inodes: Collection[tuple[int, int]] = (),
 ) -> Changes:
-    """Find what changed below a folder since a monotonic instant, without hidden files, links and other disks.
+    """Find the files below a folder that changed since a monotonic instant.
 
-    Also without the paths in `without`, and files with one of these devices and inodes.
+    The search leaves out hidden files, links, other disks, the paths in `without`, and the files whose device and
+    inode are in `inodes`.
     """
     files: dict[Path, int] = {}
     until_s = time.monotonic() + _MAX_S
@@ -81,7 +83,7 @@ def find_changes(
 def find_owners(
     changed: Changes | None, states: Sequence[JobState], logs: Mapping[int, Events], clock: ClockRecord
 ) -> dict[Path, int | None]:
-    """Map each file to the index of the job that wrote it, if only one can have; `logs` goes by that index."""
+    """Map each file to the index of the only job that can have written it, else to `None`; `logs` is by job index."""
     return {
         path: _find_owner(path, clock.find_instants_ns(wall_ns), states, logs)
         for path, wall_ns in (changed.files.items() if changed is not None else ())
@@ -91,7 +93,7 @@ def find_owners(
 def describe_shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobState]) -> str:
     """Describe the files below the folder that several jobs may have written; empty if there are none.
 
-    Copies of a program write files of the same names; different programs do where both name the file.
+    Copies of a program write files of the same names; different programs do so only if both name the file.
     """
     programs = [state.job.workload for state in states if not state.job.workload.is_in_own_folder]
     by_script = {program.script: program for program in programs}
@@ -108,14 +110,14 @@ def describe_shared(folder: Path, whose: Mapping[Path, int | None], states: Sequ
 
 
 def _has_name(program: Workload, name: str) -> bool:
-    """Return whether arguments or code of a program contain a file's name, apart from its digits."""
+    """Return whether the arguments or the code of a program contain a file's name, apart from the digits in it."""
     parts = [part for part in re.split(r"\d+", name) if part]
     return any(all(part in text for part in parts) for text in ("\0".join(program.argv), *_read_sources(program)))
 
 
 def _read_sources(program: Workload) -> Iterator[str]:
     for source in program.sources:
-        with suppress(OSError):  # a job may have removed it
+        with suppress(OSError):  # a job may have removed the file
             yield Path(source.path).read_text(encoding="utf-8", errors="replace")
 
 

@@ -1,7 +1,8 @@
-"""The clocks of the machine while a group runs: steps of the wall clock, and times in which this process stood still.
+"""The clocks of the machine while a group runs: steps of the wall clock, and times in which this process was suspended.
 
-Durations are monotonic. Instants in wall time (metrics of MLflow and TensorBoard, modification times) are converted
-by the offset of the two clocks at that time: NTP, a user or a resumed virtual machine may set the wall clock.
+Durations are differences of the monotonic clock. Instants in wall time (metrics of MLflow and TensorBoard, modification
+times) are converted by the offset between the two clocks at that instant, because NTP, a user or a resumed virtual
+machine may set the wall clock.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from dataclasses import dataclass
 from pipeline.observe.sample_figures import Window
 
 _TICK_NS = 100_000_000
-_DRIFT_NS = 1_000_000  # a clock that is slewed changes its offset by less than this in a tick
+_DRIFT_NS = 1_000_000  # slewing changes the offset by less than this in a tick
 STEP_NS = 5_000_000
-"""A change of the offset within one tick that is a step; a clock that is slewed drifts by less."""
+"""A larger change of the offset within one tick is a step of the wall clock; slewing changes the offset by less."""
 PAUSE_NS = 100_000_000
-"""A thread that wakes so much too late, and neither waited for a CPU nor for work of this process, was suspended."""
-_UNKNOWN_PAUSE_NS = 1_000_000_000  # where the kernel does not tell how long a thread waited for a CPU
-_READ_NS = 20_000  # reading both clocks takes a fraction of this, if nothing comes in between
+"""A thread was suspended if it wakes later than this, apart from its wait for a CPU and for work of this process."""
+_UNKNOWN_PAUSE_NS = 1_000_000_000  # the same limit if the kernel does not report how long a thread waited for a CPU
+_READ_NS = 20_000  # reading both clocks takes a fraction of this, unless the thread is interrupted
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,9 @@ class ClockRecord:
     """Offsets and pauses of the clocks of a group.
 
     Attributes:
-        offsets: monotonic instants, with the wall clock's offset from each on.
-        pauses: monotonic instants between which this process stood still.
-        end_ns: end of the record.
+        offsets: monotonic instants, each with the wall clock's offset from that instant on.
+        pauses: monotonic instants at which a suspension of this process began and ended.
+        end_ns: end of the record, as a monotonic instant.
     """
 
     offsets: Sequence[Window] = ((0, 0),)
@@ -47,9 +48,9 @@ class ClockRecord:
         return t_ns + (before[-1] if before else self.offsets[0][1])
 
     def find_instants_ns(self, wall_ns: int) -> list[int]:
-        """Find the monotonic instants of a wall time: several where the clock was set back.
+        """Find the monotonic instants of a wall time: several if the clock was set back.
 
-        A wall time that was skipped has the instant at which the clock was set forward.
+        For a wall time that the clock skipped, the result is the instant at which the clock was set forward.
         """
         begins = [-math.inf, *(since_ns for since_ns, _ in self.offsets[1:])]
         instants = [
@@ -61,7 +62,7 @@ class ClockRecord:
         return instants or [next(skipped, wall_ns - self.offsets[-1][1])]
 
     def convert_in_order_ns(self, wall_ns: Iterable[int]) -> list[int]:
-        """Convert wall times that were taken one after another to monotonic instants."""
+        """Convert wall times that were read one after another to monotonic instants."""
         instants: list[int] = []
         for stamp_ns in wall_ns:
             candidates = self.find_instants_ns(stamp_ns)
@@ -79,7 +80,7 @@ class ClockRecord:
         return max(steps, key=abs, default=0.0)
 
     def sum_pauses_s(self, window: Window) -> float:
-        """Return how long this process stood still in a window, in seconds."""
+        """Return how long this process was suspended in a window, in seconds."""
         shares = (min(end_ns, window[1]) - max(begin_ns, window[0]) for begin_ns, end_ns in self.pauses)
         return sum(max(0, share_ns) for share_ns in shares) / 1e9
 
@@ -125,7 +126,7 @@ class ClockWatch:
 
 
 class _CpuWait:
-    """The time for which this thread waited for a CPU or for other threads of this process, as far as known."""
+    """The time that this thread waited for a CPU, if known, or for other threads of this process."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._file: int | None = None
@@ -143,7 +144,7 @@ class _CpuWait:
 
 
 def _read_offset_ns() -> int:
-    """Read the wall clock's offset; again if something came between the readings."""
+    """Read the wall clock's offset; repeat up to five times if reading both clocks takes too long."""
     readings = []
     for _ in range(5):
         before_ns, wall_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()

@@ -1,6 +1,6 @@
-"""Result and reason of a job and a group; decided here and nowhere else.
+"""Result and reason of a job and a group; only this module decides them.
 
-Pure, but for reading the end of a job's output, which tells why it failed (`causes.py`).
+The only side effect is reading the end of a failed job's output, in which `causes.py` finds the cause.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pipeline.observe.causes import Cause
 from pipeline.observe.group_result import GroupResult, JobResult
 
 _TAIL_LINES, _MAX_LENGTH = 20, 300
-# Errors of runners of programs that do not use the job protocol: only the output tells their cause.
+# Errors of the runners of programs that do not use the job protocol; their cause is only in the output.
 _OF_PROGRAMS = frozenset(("ScriptError", "ServerEndedError"))
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-# Exit status of a script, or of what its shell ran, that SIGTERM or SIGKILL ended.
+# Exit status of a script, or of a program that its shell ran, after SIGTERM or SIGKILL.
 _OF_OUR_SIGNALS = tuple(str(128 + number) for number in (signal.SIGTERM, signal.SIGKILL))
 _BY_SIGNAL = Ending(Result.INTERRUPTED, "interrupted by a signal")
-# Which failing job names the group's result, most telling first.
+# If several jobs failed, the first of these results is the group's result.
 _SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
 
 
 def judge_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
-    """Return how a job ended; `interrupted` says that the user ended it."""
+    """Return how a job ended; `interrupted` is true if the user ended the study."""
     ending = _judge_end(state, log, interrupted)
     if ending.reason:
         ending = dataclasses.replace(ending, reason=secrets.mask_text(ending.reason, _collect_secrets(state)))
@@ -43,7 +43,7 @@ def judge_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
 
 
 def judge_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: bool, expected: int) -> Ending:
-    """Return how a group ended; `reason` says why it ended early, if no job was the reason."""
+    """Return how a group ended; `reason` is why the group ended early, if no job was the cause."""
     if interrupted:
         return _BY_SIGNAL
     for result in _SEVERITY:
@@ -60,19 +60,19 @@ def judge_group(jobs: Sequence[JobResult], reason: str | None, *, interrupted: b
 
 
 def judge_absent_job(group: Result) -> Ending:
-    """Return how a job ended that was never started."""
+    """Return the ending of a job that never started."""
     return Ending(Result.FAILED if group is Result.OK else group, "did not run")
 
 
 def make_skipped_row(group: Group) -> GroupResult | None:
-    """Return the row of a group that the plan skips; `None` if it is to run."""
+    """Return the row of a group that the plan skips; `None` if the plan runs the group."""
     if group.skip_reason is None:
         return None
     return GroupResult(group=group, result=Result.SKIPPED, reason=group.skip_reason)
 
 
 def make_row_without_figures(group: Group, error: Exception | None, states: Sequence[JobState] = ()) -> GroupResult:
-    """Return the row of a group without figures, because of an error, or of a signal if that is `None`."""
+    """Return the row of a group without figures, because of an error, or because of a signal if `error` is `None`."""
     ending = _BY_SIGNAL if error is None else Ending(Result.FAILED, f"no figures: {type(error).__name__}: {error}")
     jobs = (
         JobResult(
@@ -89,7 +89,7 @@ def _judge_end(state: JobState, log: Events, interrupted: bool) -> Ending:
         return noticed
     if log.errors and not _is_our_signal(state, log):
         return _judge_error(log.errors[-1], state)
-    if noticed is not None:  # the job's own report of a failure, above, tells more
+    if noticed is not None:  # after the job's own report of its failure, which is more detailed
         return noticed
     if state.ended_well:
         return Ending(Result.OK)
@@ -118,7 +118,7 @@ def _judge_error(error: dict[str, str], state: JobState) -> Ending:
 
 
 def _describe_failure(how: str, cause: Cause, state: JobState, *, was_killed: bool) -> Ending:
-    """Describe a failed program; `was_killed` says that a SIGKILL of others ended it."""
+    """Describe a failed program; `was_killed` is true if a SIGKILL of another program ended it."""
     if (was_killed or cause.has_kill) and state.num_oom_kills:
         return _report_oom_kill(how, state)
     return Ending(Result.OOM if cause.is_oom else Result.FAILED, _join_cause(how, cause))
@@ -135,15 +135,15 @@ def _join_cause(how: str, cause: Cause) -> str:
 
 
 def _is_our_signal(state: JobState, log: Events) -> bool:
-    """Return whether a script died of a signal of the orchestrator, as when another job had failed.
+    """Return whether a signal of the orchestrator ended a script, for example after another job failed.
 
-    The exit status of its runner does not tell: that may have been killed first.
+    The exit status of the script's runner is no proof, because the runner may have been killed first.
     """
     return state.ended.was_signalled and log.errors[-1].get("status") in _OF_OUR_SIGNALS
 
 
 def read_error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
-    """Return the last telling lines of a job's error output; none if it ended well or the orchestrator ended it."""
+    """Return the last informative lines of a job's stderr; none unless it ended `failed`, `oom` or `timeout`."""
     if ending.result not in (Result.FAILED, Result.OOM, Result.TIMEOUT):
         return ()
     lines = [line for line in output_lines.read_end(state.folder / layout.STDERR) if not line.is_blank]

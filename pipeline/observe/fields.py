@@ -1,4 +1,4 @@
-"""The quantities of a group's listeners, and their file beside the samples."""
+"""The quantities that a group's listeners read, and the file that stores them next to the samples."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pipeline.base.system import json_decoder
 log = logging.getLogger(__name__)
 
 POWER, ENERGY = "power_mean_w", "energy_j"
-"""The figures of a device from which others are derived: `power_idle_w`, `energy_per_sample_j` and the like."""
+"""Figures of a device from which other figures are derived, such as `power_idle_w` and `energy_per_sample_j`."""
 
 _UNIT = re.compile(r"_([a-z]+_per_s|[a-z]+)$")
 
 
 def name_figure(field: Field) -> str | None:
-    """Return the figure of a quantity in the row: `power_mean_w` of `power_w`; `None` without one."""
+    """Return the name of a quantity's figure in the row: `power_mean_w` for `power_w`; `None` without a figure."""
     if field.summary is None:
         return None
     if field.summary in (Summary.RATE, Summary.GROWTH):
@@ -44,13 +44,13 @@ class Fields:
         return next((table.interval_ms for table in self.tables if table.source == source), 0) * 1_000_000
 
     def is_of_device(self, source: str, job: int | None) -> bool:
-        """Return whether a listener's sample, of a job or none, is of the device or a GPU instance."""
+        """Return whether a listener's sample with this `job`, or `None`, is of the device or a GPU instance."""
         return job is None and source not in self._of_machine
 
     def read_live_memory_mib(self, samples: Iterable[Sample], job: int) -> float | None:
-        """Return the newest memory of a job by the best listener with a live quantity.
+        """Return a job's newest memory reading from the best listener with a live quantity.
 
-        Other listeners do not stand in for it: they read other memory, such as the host's.
+        Readings of other listeners are not used instead, because they are of other memory, such as the host's.
         """
         latest = {
             (sample.source, name): value
@@ -62,7 +62,7 @@ class Fields:
         return next((latest[key] for key in live if key in latest and key[0] == live[0][0]), None)
 
     def describe_titled(self, figures: Collection[str]) -> str:
-        """Return title, unit and summary of the figures with a title, by name, as JSON; empty without any."""
+        """Return JSON with title, unit and summary of each figure with a title, by name; empty without such figures."""
         by_figure = {
             name: {"title": field.title, "unit": field.unit, "summary": field.summary}
             for _, field in reversed(list(self))
@@ -81,5 +81,5 @@ def read(path: Path) -> Fields:
     except FileNotFoundError:
         return Fields()
     except (OSError, ValueError) as error:
-        log.warning("could not read the fields in %s: %s", path, error)
+        log.warning("cannot read the fields in %s: %s; figures from samples are missing", path, error)
         return Fields()

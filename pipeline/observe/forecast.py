@@ -1,4 +1,4 @@
-"""The duration of a study before it starts, from groups like its own that ran before, else from limits."""
+"""Forecast of a study's duration, from similar earlier groups, or else from the windows and limits."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ _MOST_NAMES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """Seconds that a study will take.
+    """Forecast of a study's duration, in seconds.
 
     Attributes:
-        of_each: by number of the group; only groups with a similar one in the past.
-        least_s, most_s: with the windows, and with the limits, of the other groups.
-        num_unknown: number of those others among `num_groups`, which leave out skipped ones.
+        of_each: estimated seconds of each group that has a similar earlier group, by number of the group.
+        least_s, most_s: seconds of the study, if each other group takes only its window, or its limits.
+        num_unknown: number of groups without a similar earlier group.
+        num_groups: number of groups, without skipped groups.
         num_other_packages: number of groups estimated from the same group with other packages.
-        other_programs, num_other_programs: programs with other arguments or code that groups are estimated from, and
-            the number of those groups.
+        other_programs: earlier programs, with other arguments or code, from which groups are estimated.
+        num_other_programs: number of groups estimated from `other_programs`.
     """
 
     of_each: dict[int, float]
@@ -36,9 +37,9 @@ class Forecast:
 
     @property
     def words(self) -> str:
-        """The forecast in a line."""
+        """The forecast in one line."""
         if not self.num_unknown:
-            return f"takes about {format_duration(self.least_s)}, by similar earlier groups{self._basis}"
+            return f"takes about {format_duration(self.least_s)}, estimated from similar earlier groups{self._basis}"
         least, most = format_duration(self.least_s), format_duration(self.most_s)
         bounds = f"at least {least} (the windows) and at most {most} (limits.*)"
         return (
@@ -49,16 +50,16 @@ class Forecast:
     def _basis(self) -> str:
         parts = []
         if self.num_other_packages:
-            parts.append(f"; {self.num_other_packages} of {self.num_groups} by runs with other packages")
+            parts.append(f"; {self.num_other_packages} of {self.num_groups} from runs with other packages")
         if self.num_other_programs:
             names = [*self.other_programs[:_MOST_NAMES], *(["..."] if len(self.other_programs) > _MOST_NAMES else [])]
-            other = f"{self.num_other_programs} of {self.num_groups} by runs with other arguments or code"
+            other = f"{self.num_other_programs} of {self.num_groups} from runs with other arguments or code"
             parts.append(f"; {other}: {', '.join(names)}")
         return "".join(parts)
 
 
 def forecast(groups: Sequence[Group], past: Iterable[PastGroup]) -> Forecast:
-    """Estimate the duration of groups from others that ran before."""
+    """Estimate the duration of groups from earlier groups."""
     progress = Progress(groups, past=past)
     expected = {group.number: progress.expect(group) for group in groups}
     unknown = [group for group in groups if expected[group.number] is None]

@@ -11,7 +11,7 @@ from pipeline.base.domain.records import Group, Job, Result
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One phase between monotonic instants; of one job, or of the group if `job` is `None`."""
+    """One phase between two monotonic instants, of one job, or of the group if `job` is `None`."""
 
     name: str
     start_ns: int
@@ -28,12 +28,12 @@ class JobResult:
     """The result of one job.
 
     Attributes:
-        metrics: values by name; units in names.
+        metrics: figures by name; the name contains the unit.
         series: points `(step, monotonic ns, value)` by name.
-        params: reported by the job (torch version, parameters of the model, ...).
-        place: where it ran.
-        error_output: the last lines of its error output, if it failed.
-        start_ns, end_ns: first and last instant of its measured work.
+        params: parameters that the job reported (torch version, parameters of the model, ...).
+        place: placement of the job.
+        error_output: the last lines of the job's stderr, if it failed.
+        start_ns, end_ns: first and last instant of the job's measured work.
     """
 
     job: Job
@@ -57,8 +57,8 @@ class GroupResult:
 
     Attributes:
         spans: the phases of the group and of its jobs.
-        spool_id: its name in the store.
-        origin: machine state of the earlier start that ran it; `None` for this start.
+        spool_id: the group's name in the store.
+        origin: machine state of the earlier start that ran the group; `None` if this start ran it.
     """
 
     group: Group
@@ -77,7 +77,7 @@ class GroupResult:
 
     @property
     def gpu_uuid(self) -> str:
-        """The device that it ran on; an earlier start may have used another one than planned."""
+        """The GPU that ran the group; an earlier start may have used another GPU than the plan names."""
         return dict(self.machine_state.facts).get("gpu_uuid", self.group.device.uuid)
 
     @property
@@ -86,5 +86,5 @@ class GroupResult:
 
     @property
     def measured(self) -> tuple[JobResult, ...]:
-        """The jobs that are no co-runners."""
+        """The jobs without the co-runners."""
         return tuple(job for job in self.jobs if not job.job.is_co_runner)

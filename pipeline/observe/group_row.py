@@ -1,6 +1,6 @@
-"""From observations to a row: the figures of jobs and group. `endings` decides how each ended.
+"""Computation of a row from observations: the figures of the jobs and of the group. `endings` decides their results.
 
-Pure: it reads the event files of a finished group, and computes.
+The only side effect is reading the event files of a finished group.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pipeline.observe.row_marks import Batch, find_marks
 
 FIRST_GPU_USE = "first_gpu_use_s"
 SAMPLED_SLICE_S = 2.0
-"""Length from which on a slice has figures of samples."""
+"""Length of the shortest slice that has figures from samples."""
 _HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
 
 
@@ -61,7 +61,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     metrics = _compute_group_metrics(group, measured_jobs, jobs) if ending.result in _HAS_FIGURES else {}
     absent: dict[str, str] = {}
     of_device = _compute_sampled(group, read.get(sample_figures.WHOLE, {}), seen, windows, absent)
-    # The energy is that of the whole device: with co-runners on it, no work has an energy of its own.
+    # Energy is measured for the whole device, so the energy of the work is unknown if co-runners share the device.
     units = () if group.has_co_runners else work_units.find_units(metrics)
     rates = {unit: metrics[work_units.total_of(unit)] for unit in units}
     metrics |= host_load.compute_figures(measured_jobs, of_device)
@@ -105,7 +105,7 @@ def _make_batch(
     logged_of: Mapping[int, LoggedRate | None],
     slices: Sequence[Slice],
 ) -> Batch:
-    """Collect the logs of measured jobs that ran together, with the windows in which they are measured."""
+    """Collect the logs of measured jobs that ran together, and find their windows."""
     logs, logged = [log_of[state.job.index] for state in states], [logged_of[state.job.index] for state in states]
     if group.window.kind is WindowKind.INTERLEAVED:
         windows = [_trim_slice(part, logs) for part in slices if part.num_jobs == len(group.measured)]
@@ -140,7 +140,7 @@ def _check_logged_together(group: Group, batch: Batch, logged: LoggedRate | None
 
 
 def _measure_windows(group: Group, batches: Sequence[Batch]) -> dict[str, float]:
-    """Return the length of windows that the plan does not decide, and of logged ones the share in the longest job."""
+    """Return the length of windows without a planned length; for logged windows, also the share in the longest job."""
     if group.window.kind not in (WindowKind.LOGGED, WindowKind.INTERLEAVED):
         return {}
     windows = [window for batch in batches for window in batch.windows]
@@ -154,7 +154,7 @@ def _measure_windows(group: Group, batches: Sequence[Batch]) -> dict[str, float]
 
 
 def _find_window(group: Group, states: Sequence[JobState], logs: Sequence[Events]) -> sample_figures.Window | None:
-    """Return the measured interval of jobs that ran together: steady, or else from first start to last end."""
+    """Return the measured interval of jobs that ran together: the steady window, else from first start to last end."""
     starts = [log.started_ns for log in logs if log.started_ns is not None]
     if len(starts) < len(logs):
         return None
@@ -162,7 +162,7 @@ def _find_window(group: Group, states: Sequence[JobState], logs: Sequence[Events
         stops = [state.ended.told_ns for state in states if state.ended.told_ns is not None]
         if not stops:
             return None
-        # All jobs are past their first step and the settling time when the window opens.
+        # The window begins after the first step of every job and after the settling time.
         first = [instants[0] for log in logs if (instants := work.list_instants_ns(log))]
         begin = max(max(starts) + int(group.window.settle_s * 1e9), *first, 0)
         return (begin, min(stops)) if begin < min(stops) else None
@@ -185,12 +185,12 @@ def _find_end_ns(state: JobState, log: Events) -> int | None:
     """Return the last instant of a job's work: its last step, answer or epoch, or else its exit."""
     marks = [*work.list_instants_ns(log)[-1:], *(epoch.t_ns for epoch in log.epochs[-1:])]
     if marks and log.requests is not None and state.ended.told_ns is not None:
-        return min(max(marks), state.ended.told_ns)  # what it answers after the stop was asked before it
+        return min(max(marks), state.ended.told_ns)  # answers after the stop are for requests before the stop
     if marks:
         return max(marks)
     if log.ended_ns is not None:
-        return log.ended_ns  # and not after what we ourselves still do beside a script
-    # What a profiler does after the job's end is not the job's work.
+        return log.ended_ns  # not the exit of the script's runner, which still does other work
+    # A profiler may still run after the job's end, which is not the job's work.
     return state.ended.at_ns if state.profiler is None else state.said.bye_ns
 
 
@@ -213,11 +213,11 @@ def _judge_job(
     if state.job.workload.ends_by_itself and log.started_ns is not None:
         use_ns = sample_figures.find_first_gpu_use_ns(of_job, seen.fields, log.started_ns)
         metrics |= {} if use_ns is None else {FIRST_GPU_USE: (use_ns - log.started_ns) / 1e9}
-    if log.epochs and not is_interleaved:  # its epochs were trained beside different numbers of jobs
+    if log.epochs and not is_interleaved:  # the number of jobs changed during its epochs
         metrics["epoch_time_mean_s"] = statistics.fmean(epoch.whole_s for epoch in log.epochs)
-    if "gi_id" in place:  # what is known of its GPU instance, which it may share
+    if "gi_id" in place:  # figures of the job's GPU instance, which the job may share
         metrics |= _compute_sampled(group, read.get((None, int(place["gi_id"])), {}), seen, windows)
-    # Of a job that ended before others nothing could be read in the rest of their window.
+    # The window is cut at the job's end, because a job that ended before others has no readings after its end.
     metrics |= _compute_sampled(group, of_job, seen, [_clip(span, log.started_ns, end_ns) for span in windows])
     spans = phases.list_job_phases(state, log)
     metrics |= phases.compute_job_metrics(spans)
@@ -262,7 +262,7 @@ def _compute_sampled(
     windows: Sequence[sample_figures.Window],
     absent: dict[str, str] | None = None,
 ) -> dict[str, float]:
-    """Return the figures from samples. Power and activity are means of up to a second, which a short slice cuts."""
+    """Return the figures from samples; short slices have none, because power and activity are means over up to 1 s."""
     has_peaks = max((part.num_jobs for part in seen.slices), default=0) in (0, len(group.jobs))
     if group.window.kind is WindowKind.INTERLEAVED and group.window.slice_s < SAMPLED_SLICE_S:
         windows = []
@@ -285,7 +285,7 @@ def _make_series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
 
 
 def _make_comparison_tags(group: Group, jobs: Sequence[JobResult], seen: Observation) -> dict[str, str]:
-    """Return the tags that comparisons need of each job: a resumed study reads no runs of jobs."""
+    """Return tags with the figures of jobs that comparisons need, because a resumed study does not read job runs."""
     checked = [
         job
         for job in jobs
@@ -308,13 +308,13 @@ def _make_comparison_tags(group: Group, jobs: Sequence[JobResult], seen: Observa
 
 
 def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Sequence[JobResult]) -> dict[str, float]:
-    """Return the figures of the measured jobs, and the work of the co-runners among all jobs."""
+    """Return the figures of the measured jobs, and the total rates of the co-runners in `all_jobs`."""
     metrics = _compute_co_runner_totals([job.metrics for job in all_jobs if job.job.is_co_runner])
     spans = [(job.start_ns, job.end_ns) for job in jobs if job.start_ns is not None and job.end_ns is not None]
     if len(spans) == len(jobs) and group.window.kind is not WindowKind.INTERLEAVED:
         lengths = [end - start for start, end in spans]
         if group.sequential:
-            # One after another: their times add up; what lies between two jobs is the start of a process.
+            # The makespan of a sequential group leaves out the starts of processes between the jobs.
             metrics["makespan_s"] = sum(lengths) / 1e9
         else:
             metrics["makespan_s"] = (max(end for _, end in spans) - min(start for start, _ in spans)) / 1e9
@@ -329,7 +329,7 @@ def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Se
     epochs = [job.metrics["epoch_time_mean_s"] for job in jobs if "epoch_time_mean_s" in job.metrics]
     if len(epochs) == len(jobs):
         metrics["epoch_time_mean_s"] = statistics.fmean(epochs)
-    # MLflow's page that compares runs opens on the metric that was logged first.
+    # MLflow's page for comparing runs first shows the metric that was logged first.
     return {name: metrics[name] for name in sorted(metrics, key=lambda name: not work_units.find_units([name]))}
 
 
@@ -341,7 +341,7 @@ def _compute_co_runner_totals(co_runners: Sequence[Mapping[str, float]]) -> dict
 
 
 def _compute_totals(group: Group, jobs: Sequence[JobResult], makespan_s: float | None) -> dict[str, float]:
-    """Return the total rates of the jobs, in each unit that all of them count."""
+    """Return the total rates of the jobs, in each work unit that all jobs count."""
     totals: dict[str, float] = {}
     for unit in work_units.find_common_units([job.metrics for job in jobs]):
         if group.window.kind is WindowKind.WORK:

@@ -1,4 +1,4 @@
-"""Figures of the host's speed for a group, and jobs that waited for the host instead of the device."""
+"""Figures of the host's speed and load for a group, and jobs that waited for the host instead of the device."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pipeline.observe.group_result import JobResult
 
 BUSY_PROCESS_PCT = 90.0
 IDLE_GRACT_RATIO = 0.9
-"""A job is bound by the host if a process of it kept a core this busy while kernels ran for less of the time."""
+"""A job is host-bound if one of its processes used at least `BUSY_PROCESS_PCT` of a core while GRACT was below
+`IDLE_GRACT_RATIO`."""
 
 FOREIGN_LOAD = "other programs used"
 MOST_WAIT_PCT = 20.0
 _MOST_FOREIGN_SHARE, _MOST_IDLE_SHARE = 0.1, 0.2
-"""A job was slowed by other programs if it waited for CPUs for more than the first, and they used more than the second
-of its CPUs while less than the third was idle."""
+"""Other programs slowed a job if three conditions hold: the job waited for CPUs for more than `MOST_WAIT_PCT` of the
+time, other programs used more than `_MOST_FOREIGN_SHARE` of its CPUs, and less than `_MOST_IDLE_SHARE` was idle."""
 
 LOOP = "host_loop_ms"
 _LOOPS = ("host_loop_before_ms", "host_loop_after_ms")
@@ -31,9 +32,10 @@ def average_loop(job: JobResult) -> float | None:
 
 
 def compute_figures(jobs: Sequence[JobResult], of_device: Mapping[str, float]) -> dict[str, float]:
-    """Return the host figures of a group; each is absent if a job or the device lacks it.
+    """Return the host figures of a group; a figure is missing if a job or the device lacks it.
 
-    The loop is the median over the jobs, the others are means; `host_bound_ratio` is the share of host-bound jobs.
+    The host loop is the median over the jobs; other figures are means. `host_bound_ratio` is the share of host-bound
+    jobs.
     """
     metrics = {}
     loops = [average_loop(job) for job in jobs]
@@ -51,7 +53,7 @@ def compute_figures(jobs: Sequence[JobResult], of_device: Mapping[str, float]) -
 
 
 def describe_foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_pct: float) -> str:
-    """Name the jobs, co-runners included, that waited for CPUs that other programs used; empty if none or unknown.
+    """Name the jobs, including co-runners, that waited for CPUs that other programs used; empty if none or unknown.
 
     `own_pct` is the CPU usage of the orchestrator and its samplers, in per cent of a core.
     """
@@ -73,6 +75,6 @@ def describe_foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, flo
 
 
 def _compute_wait_pct(job: JobResult) -> float:
-    """Return the share of a job's runnable time in which it waited for a CPU, and of all time at most."""
+    """Return how long a job waited for a CPU: the smaller one of its shares of runnable time and of all time."""
     wait, cpu = job.metrics.get(_WAIT, 0.0), job.metrics[_CPU]
     return min(wait, 100 * wait / (wait + cpu)) if wait > 0 else 0.0

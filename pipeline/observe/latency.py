@@ -1,7 +1,7 @@
 """Figures from the requests of a job: latencies, goodput, and whether the queue grew.
 
-Pure. A request belongs to the window in which it was to be sent. One without an answer counts as slower than all
-others; figures that depend on how slow it was are missing.
+No function has side effects. A request belongs to the window of its intended arrival. A request without an answer
+counts as slower than all others; figures that depend on its latency are missing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 REQUESTS = "requests"
 LEAST_SHORT, SHORT_SHARE = 10, 0.01
 LATE_MS, LATE_SHARE = 1.0, 0.1
-"""A generator is late if it sent fewer requests than due, by more than both `*_SHORT` and `SHORT_SHARE`, or if half of
-its requests were late by more than both this time and this share of the median latency."""
+"""A generator of requests is late in two cases: more than both `LEAST_SHORT` and `SHORT_SHARE` of the due requests were
+not sent, or half of the requests were late by more than both `LATE_MS` and `LATE_SHARE` of the median latency."""
 
 SERIES_POINTS = 200
 
@@ -32,9 +32,9 @@ SERIES_POINTS = 200
 def compute_figures(
     requests: Requests, window: Window, *, is_rate_given: bool = False, objective: Objective | None = None
 ) -> dict[str, float]:
-    """Return the figures of a job in a window; none if nothing was answered in it.
+    """Return the figures of a job in a window; none if no request was answered in the window.
 
-    `is_rate_given` says that the user chose the offered load.
+    `is_rate_given` is true if the user chose the offered load.
     """
     import numpy as np
 
@@ -91,7 +91,7 @@ def _compute_latencies(requests: Requests) -> dict[str, float]:
 
 
 def describe_lateness(requests: Requests, window: Window) -> str | None:
-    """Describe how far a generator stayed behind the offered load; `None` if it kept up."""
+    """Describe how far a generator of requests was behind the offered load; `None` if it was not late."""
     import numpy as np
 
     intended = requests.where(_is_inside(requests["intended_ns"], window))
@@ -109,7 +109,7 @@ def describe_lateness(requests: Requests, window: Window) -> str | None:
 
 
 def _count_never_sent(requests: Requests, window: Window) -> int:
-    """Estimate the requests due in a window after the last one that the generator sent, by its previous rate."""
+    """Estimate how many requests were due in a window after the last sent request, from the rate before it."""
     if len(requests) < 2:
         return 0
     intended = requests["intended_ns"]
@@ -119,10 +119,10 @@ def _count_never_sent(requests: Requests, window: Window) -> int:
 
 
 def make_series(requests: Requests) -> dict[str, list[tuple[int, int, float]]]:
-    """Return series in equal intervals: mean latency of the requests due, answers a second, requests waiting."""
+    """Return series over equal intervals: mean latency of the due requests, answers per second, waiting requests."""
     import numpy as np
 
-    if not len(requests):  # none of its records can be
+    if not len(requests):
         return {}
 
     first_ns = int(requests["intended_ns"][0])
@@ -147,16 +147,16 @@ def make_series(requests: Requests) -> dict[str, list[tuple[int, int, float]]]:
 
 
 def _compute_sustained(requests: Requests, due: Requests, num_answered: int, window: Window) -> float:
-    """Return 1 if the queue did not grow and every request was answered, else answers over arrivals, below 1."""
+    """Return 1 if the queue did not grow and every request was answered, else the answered share, below 1."""
     if due.is_answered.all() and not _has_grown(requests, window):
         return 1.0
     return min(num_answered / len(due), math.nextafter(1.0, 0.0))
 
 
 def _has_grown(requests: Requests, window: Window) -> bool:
-    """Return whether in the last quarter of a window more requests always waited than ever did in the first.
+    """Return whether the shortest queue in the last quarter of a window is above the longest queue in the first.
 
-    A queue that is worked off becomes short again and again, however long it is at times.
+    The shortest queue is compared because a queue that does not grow becomes short again and again.
     """
     import numpy as np
 

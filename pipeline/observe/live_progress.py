@@ -12,7 +12,7 @@ from pipeline.base.domain.protocols import Live
 from pipeline.base.domain.records import Group, Job
 from pipeline.launch import events
 
-_RATE_OVER_NS = 5_000_000_000  # short enough to be of now, long enough for several steps
+_RATE_OVER_NS = 5_000_000_000  # short enough for a current rate, long enough for several steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +20,9 @@ class JobNow:
     """Progress of one job.
 
     Attributes:
-        phase: `waiting` before it spoke, `ended` after its process is gone.
-        total: work since its start, in its workload's unit.
-        per_s: of that, in the last seconds; `None` if unknown.
+        phase: phase that the job reported; `waiting` before its first message, `ended` after its process exited.
+        total: work since the job's start, in its work unit.
+        per_s: work per second, over the last seconds; `None` if unknown.
     """
 
     job: Job
@@ -33,7 +33,7 @@ class JobNow:
 
 
 class LiveJobs:
-    """Reads the ends of the jobs' files on request, and derives rates from earlier readings."""
+    """A reader of the jobs' event files, which derives rates from its earlier readings."""
 
     def __init__(self, group: Group, live: Live, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._group, self._live, self._now_ns = group, live, now_ns
@@ -55,6 +55,6 @@ class LiveJobs:
         seen, now_ns = self._seen[index], self._now_ns()
         seen.append((now_ns, reported.t_ns, reported.total))
         while len(seen) > 2 and seen[1][0] <= now_ns - _RATE_OVER_NS:
-            seen.popleft()  # one that is older is kept: whoever asks rarely has no other
+            seen.popleft()  # always keep one older reading, which a rare caller needs for a rate
         (_, begin_ns, before), (_, end_ns, after) = seen[0], seen[-1]
         return (after - before) / ((end_ns - begin_ns) / 1e9) if end_ns > begin_ns else None

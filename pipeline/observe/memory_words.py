@@ -1,7 +1,7 @@
-"""Texts by which programs of any language say that they ran out of memory, of a device or of the host.
+"""Texts with which programs of any language report that the memory of a device or of the host is exhausted.
 
-Full disks and quotas, shared memory of multiprocessing, messages too long for a channel, and lines that say how the
-program went on, do not count.
+These texts do not count: full disks, quotas, shared memory of multiprocessing, messages too long for a channel, and
+lines that report that the program continues.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _TYPES = frozenset(
         *("OutOfMemory", "ResourceExhaustedError", "bad_alloc", "BadAlloc", "out_of_memory"),
     )
 )
-"""The last parts of names of exceptions: of Python, numpy, pyarrow, torch, cupy, TensorFlow, paddle, C++, Java."""
+"""Names of exceptions, without modules, of Python, numpy, pyarrow, torch, cupy, TensorFlow, paddle, C++ and Java."""
 
 _NEVER = frozenset(
     (
@@ -24,7 +24,7 @@ _NEVER = frozenset(
         *("IndexError", "KeyError", "ZeroDivisionError"),
     )
 )
-"""Exceptions that are never about memory, whatever a name in their message is."""
+"""Exceptions that are never about memory, even if a name in their message contains such a text."""
 
 _OF_WHAT = r"(?:(?:gpu|cuda|hip|xpu|device|host|system|video|virtual|physical|heap|cpu)[ -])?"
 _WORDS = re.compile(
@@ -34,7 +34,7 @@ _WORDS = re.compile(
             rf"\bout[ -]of[ -]{_OF_WHAT}memory\b",
             rf"\b(?:not enough|insufficient|no available) {_OF_WHAT}memory\b",
             r"\bheap space\b|\bheap limit\b|\bheap out of memory\b",
-            # CUDA, cuBLAS, cuDNN, cuFFT, cuRAND, cuSOLVER, HIP and their like, as names of a status
+            # names of a status, of CUDA, cuBLAS, cuDNN, cuFFT, cuRAND, cuSOLVER, HIP and similar libraries
             r"ALLOC(?:ATION)?_FAILED\b|AllocFailed\b|cudaErrorMemoryAllocation|hipErrorMemoryAllocation|"
             r"ERROR_OUT_OF_(?:DEVICE_|HOST_)?MEMORY|ErrorOutOfMemory|rocblas_status_memory_error|"
             r"CL_MEM_OBJECT_ALLOCATION_FAILURE|CL_OUT_OF_HOST_MEMORY",
@@ -73,12 +73,12 @@ _SENTENCE_END = re.compile(r"(?<=[.;!])\s+")
 
 
 def has_memory_type(kind: str) -> bool:
-    """Return whether an exception is about memory by its name, with or without its module."""
+    """Return whether the name of an exception, with or without its module, is about memory."""
     return kind.rpartition(".")[2].rpartition("::")[2] in _TYPES
 
 
 def is_memory_error(kind: str, message: str) -> bool:
-    """Return whether an exception says that memory ran out, by its printed name and its text."""
+    """Return whether an exception reports exhausted memory, judged by its printed name and its message."""
     name = kind.rpartition(".")[2]
     if name in _NEVER or _OTHERWISE.search(message):
         return False
@@ -86,7 +86,7 @@ def is_memory_error(kind: str, message: str) -> bool:
 
 
 def is_memory_line(line: str) -> bool:
-    """Return whether a line of output says that memory ran out, without recovery or mere advice."""
+    """Return whether a line of output reports exhausted memory, and neither a recovery nor mere advice."""
     if _OTHERWISE.search(line) or is_recovery(line):
         return False
     sentences = _SENTENCE_END.split(line)
@@ -98,5 +98,5 @@ def is_memory_line(line: str) -> bool:
 
 
 def is_recovery(line: str) -> bool:
-    """Return whether a line of output says that the program continues after a failure."""
+    """Return whether a line of output reports that the program continues after a failure."""
     return bool(_DEALT_WITH.search(line))

@@ -1,4 +1,4 @@
-"""Observations of a group: while it runs (`Watched`), and when it is over (`Observation`)."""
+"""Observations of a group: while the group runs (`Watched`), and after its end (`Observation`)."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Watched:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Everything that one execution of a group left behind.
+    """Everything that was observed while a group ran.
 
     Attributes:
-        batches: jobs that ran at the same time: all of a collocated group, one at a time of a sequential one.
-        places: where each job ran, if it got that far.
-        reason: why the group ended early, if no job was the reason.
-        slices: of an interleaved launch, also those with other numbers of jobs.
-        first_with: number of jobs at which each job of an interleaved launch made its first steps, by its index.
+        batches: jobs that ran at the same time: one batch for a collocated group, one per job for a sequential group.
+        places: placement of each job, if the job was started.
+        reason: why the group ended early, if no job was the cause.
+        slices: slices of an interleaved launch, including slices with other numbers of jobs.
+        first_with: number of jobs that ran when a job of an interleaved launch made its first steps, by job index.
         idle_w: power of the idle device, if it was read.
-        changed: files below the working directory that changed meanwhile, if searched.
+        changed: files below the working directory that changed while the group ran, if they were searched.
         tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
     """
 

@@ -1,4 +1,4 @@
-"""The end of a job's output as readable lines: without colours, progress bars and prefixes of ranks."""
+"""The end of a job's output as readable lines, without colours, progress bars and prefixes of ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FOOTERS = re.compile(
             r"Exception raised from ",
             # Lightning, deepspeed
             r"\[rank: \d+\] Child process with PID|`Trainer\.\w+` stopped|(?:\[\w+\] )?\[(?:launch|runner)\.py:\d+",
-            # warnings of Python, of its interpreter's end, and of TensorFlow and JAX
+            # warnings of Python, of its interpreter at exit, of TensorFlow and JAX
             r"\S+:\d+: \w*Warning: |warnings\.warn\(|\S*resource_tracker: |[IW] (?:tensorflow|external)/|"
             r"(?:WARNING|INFO):tensorflow:|WARNING: All log messages before absl|Extension modules: |"
             r"For simplicity, JAX has removed its internal frames|The stack trace below excludes JAX-internal frames",
@@ -48,18 +48,18 @@ _FOOTERS = re.compile(
             r"(?:Command being timed|User time|System time|Percent of CPU|Elapsed \(wall|Average |Maximum resident|"
             r"Major \(req|Minor \(recl|Voluntary|Involuntary|Swaps|File system|Socket mess|Signals deliv|Page size|"
             r"Exit status).*: \S+$|(?:real|user|sys)\s+\d+m",
-            # the shell, of a program that a signal ended
+            # the shell's line about a program that a signal ended
             r"(?:\S+: line \d+: +)?(?:\d+ +)?(?:Killed|Terminated|Aborted|Segmentation fault|Bus error|"
             r"Floating point exception|Illegal instruction)\b",
         )
     )
 )
-"""Beginnings of lines that launchers print after the program's own error and that do not explain it."""
+"""Beginnings of lines that launchers print after the program's own error and that do not explain the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of output, without its prefix and trailing blanks; `source` is the rank or process in the prefix."""
+    """A line of output without its prefix and trailing spaces; `source` is the rank or process in the prefix."""
 
     text: str
     source: str = ""
@@ -74,23 +74,23 @@ class Line:
 
     @property
     def is_footer(self) -> bool:
-        """True if it tells nothing of an error: a wrapper's line, a ruler, a progress bar, a warning."""
+        """True if the line does not describe an error: a wrapper's line, a ruler, a progress bar, a warning."""
         text = self.text.strip()
         return bool(_PROGRESS.match(text) or _RULER.match(text) or _FOOTERS.match(text))
 
     @property
     def is_telling(self) -> bool:
-        """True if it may tell something of an error; an indented line belongs to the line above."""
+        """True if the line may describe an error; an indented line belongs to the line above it."""
         return not self.is_footer or (self.is_indented and not _PROGRESS.match(self.text))
 
 
 def read_end(path: Path) -> list[Line]:
-    """Read the lines at the end of a file; none if it cannot be read."""
+    """Read the lines at the end of a file; none if the file cannot be read."""
     return split_lines(b"\n".join(read_last_lines(path, _TAIL_BYTES)[-_MAX_LINES:]).decode(errors="replace"))
 
 
 def split_lines(text: str) -> list[Line]:
-    """Split output into lines. Text that a carriage return had overwritten is a line of its own."""
+    """Split output into lines; text that a carriage return overwrites is a separate line."""
     cleaned = _ESCAPES.sub(b"", text.encode(errors="replace")).decode()
     return [_parse_line(piece) for piece in re.split(r"\r*\n|\r+", cleaned)] if cleaned else []
 

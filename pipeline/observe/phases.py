@@ -1,8 +1,7 @@
-"""Phases of a group and of its jobs, and the share of a study that was measurement.
+"""Phases of a group and of its jobs, and the share of a study's time that was measurement.
 
-A group is set up (GPU and listeners), launched (from the first process to the last one that is ready), measured,
-ended (from the stop message to the last exit), and cleaned up. A sequential group repeats the middle three for each
-job.
+A group has five phases: set-up (GPU and listeners), launch (until the last job is ready), window, end (from the stop
+message to the last exit) and clean-up. A sequential group repeats launch, window and end for each job.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Phases:
 
 
 def list_job_phases(state: JobState, log: Events) -> list[Span]:
-    """Return the phases of a job: `process` until its first message, then those that it reports, until its end."""
+    """Return the phases of a job: `process` until its first message, then the reported phases until its end."""
     ends_ns = state.ended.at_ns
     if state.started is None or ends_ns is None:
         return []
@@ -62,7 +61,7 @@ def compute_group_metrics(spans: Iterable[Span]) -> dict[str, float]:
 
 
 def compute_job_metrics(spans: Sequence[Span]) -> dict[str, float]:
-    """Return the seconds of a job's phases before it is ready, as `startup_<phase>_s`, and their sum."""
+    """Return the seconds of a job's phases until the job is ready, as `startup_<phase>_s`, and their sum."""
     metrics: dict[str, float] = {}
     for span in spans:
         if span.name == "ready":
@@ -70,17 +69,17 @@ def compute_job_metrics(spans: Sequence[Span]) -> dict[str, float]:
             return metrics
         key = f"startup_{span.name}_s"
         metrics[key] = metrics.get(key, 0.0) + span.seconds
-    return {}  # it never got there
+    return {}  # the job was never ready
 
 
 def as_json(spans: Sequence[Span], wall_offset_ns: int) -> str:
-    """Format the spans as a file, with the offset of the wall clock."""
+    """Format the spans, with the offset of the wall clock, as the content of a JSON file."""
     content = {"wall_offset_ns": wall_offset_ns, "spans": [dataclasses.asdict(span) for span in spans]}
     return json.dumps(content, indent=1) + "\n"
 
 
 def describe_shares(metrics: Iterable[dict[str, float]], elapsed_s: float) -> str:
-    """Describe how a study spent its time, by the metrics of its groups; empty without any window."""
+    """Describe how a study spent its time, from the metrics of its groups; empty if no group had a window."""
     rows = list(metrics)
     spent = {name: sum(row.get(f"time_{name}_s", 0.0) for row in rows) for name in _IN_WORDS}
     if not spent[WINDOW] or elapsed_s <= 0:

@@ -1,7 +1,7 @@
-"""Marks of a row, from observations: why its figures are invalid, and notes beside them.
+"""Marks of a row, from observations: why its figures are invalid, and notes on its figures.
 
-A row is invalid if something other than collocation decided its figures. A mere outcome, such as a clock held down
-by power, is a note.
+A row is invalid if something other than collocation decided its figures. An effect of collocation, such as a clock that
+the power limit lowered, is a note.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from pipeline.observe.program_rates.logged_rate import LoggedRate
 from pipeline.observe.sample_figures import Window, measure_seconds
 
 MIN_OVERLAP_RATIO = 0.95
-"""Below this share of common running time, a steady row does not show collocation but its edges."""
+"""Smallest `overlap_ratio` of a valid row; below it, some jobs ran alone for too much of the time."""
 MIN_WINDOW_SHARE = 0.5
-"""A window opens with the first step of the last job. If less than this share of it is left, that job was held up."""
+"""A window begins with the first step of the last job. If the window is shorter than this share of `window.seconds`,
+that job was delayed."""
 MOST_THROTTLED_RATIO = 0.01
 MIN_STEPS, MIN_VALUES, MIN_LOGGED_S = 20, 5, 5.0
-"""A rate from fewer steps, or fewer logged values or seconds, is noted to be one."""
+"""A rate from fewer steps, or from fewer logged values or seconds, gets a note."""
 MOST_PAUSED_RATIO = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Measured jobs that ran at the same time, and when they were measured: in one window, or in several slices."""
+    """Measured jobs that ran at the same time, with the one window or the several slices of their measurement."""
 
     states: Sequence[JobState]
     logs: Sequence[Events]
@@ -44,12 +45,12 @@ class Batch:
 
     @property
     def window(self) -> Window | None:
-        """The span of the measurement; `None` without one."""
+        """The time from the first window's begin to the last window's end; `None` if nothing was measured."""
         return (self.windows[0][0], self.windows[-1][1]) if self.windows else None
 
     @property
     def logged_spans(self) -> list[Window]:
-        """The time spans of logged values, of the jobs that logged any."""
+        """The time span of the logged values of each job that logged any."""
         return [
             throughput.find_logged_span(
                 logged.points, logged.points[0][0] if log.started_ns is None else log.started_ns
@@ -81,19 +82,19 @@ def find_marks(
 
 
 def _find_stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
-    """Name the jobs that stood still at an edge of a steady window, or until it was nearly over."""
+    """Yield a mark for each job without steps at an edge of a steady window, or until most of the window was over."""
     if group.window.kind is not WindowKind.STEADY:
         return
     seconds = measure_seconds(window)
     for state, log in zip(batch.states, batch.logs, strict=True):
         if seconds < MIN_WINDOW_SHARE * group.window.seconds and list(work.list_instants_ns(log)[:1]) == [window[0]]:
-            yield f"job {state.job.name} began its work with {seconds:.3g} s of the window left"
+            yield f"job {state.job.name} began its work only {seconds:.3g} s before the end of the window"
         if (stall := throughput.describe_stall(log, window)) is not None:
             yield f"job {state.job.name} {stall}"
 
 
 def _find_short_slices(group: Group, batch: Batch) -> Iterator[str]:
-    """Name the slices of which a job that was slow to go on left less than half."""
+    """Report the number of slices of which less than half was measured, because a job's first step was late."""
     if group.window.kind is not WindowKind.INTERLEAVED:
         return
     lengths_s = [measure_seconds(window) for window in batch.windows]
@@ -104,10 +105,10 @@ def _find_short_slices(group: Group, batch: Batch) -> Iterator[str]:
 def _find_clock_faults(group: Group, seen: Observation, batch: Batch, window: Window) -> Iterator[str]:
     paused_s = seen.clock.sum_pauses_s(window)
     if paused_s > MOST_PAUSED_RATIO * measure_seconds(window):
-        yield f"all processes were suspended for {paused_s:.3g} s of the window, as in a paused container"
+        yield f"all processes were suspended for {paused_s:.3g} s of the window, as by docker pause"
     if group.window.kind is not WindowKind.LOGGED:
         return
-    # The values that a program logs may rest on the wall clock, whatever tells when it logged them.
+    # A program may compute its logged values with the wall clock, even if their times are monotonic.
     if step_s := seen.clock.find_step_s(window):
         yield f"the wall clock was set by {step_s:+.3g} s while the jobs logged their rates"
     for state, logged in zip(batch.states, batch.logged, strict=True):
@@ -130,7 +131,7 @@ def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[
             num_values = throughput.count_values(logged.points, window)
             if num_values < MIN_VALUES or measure_seconds(window) < MIN_LOGGED_S:
                 values = format_count(num_values, "value")
-                yield f"job {state.job.name} was measured by {values} in {measure_seconds(window):.3g} s; train longer"
+                yield f"job {state.job.name} logged only {values} in {measure_seconds(window):.3g} s; train longer"
         elif group.window.kind.is_steady and len(log.steps.t_ns):
             t_ns = log.steps.t_ns
             num_steps = sum(bisect_right(t_ns, end) - bisect_right(t_ns, begin) for begin, end in batch.windows)
@@ -154,7 +155,7 @@ def _find_doubts(group: Group, batch: Batch) -> Iterator[str]:
 
 
 def _describe_low_overlap(group: Group, batches: Sequence[Batch], metrics: Mapping[str, float]) -> str:
-    """Say that jobs hardly ran at the same time; empty if they did, or may differ in length."""
+    """Report that jobs hardly ran at the same time; empty if they did, or if the window allows different lengths."""
     is_whole_run = any(logged is not None and len(logged.points) == 1 for batch in batches for logged in batch.logged)
     overlap = metrics.get("overlap_ratio")
     if overlap is None or overlap >= MIN_OVERLAP_RATIO:

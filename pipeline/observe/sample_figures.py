@@ -12,19 +12,19 @@ from pipeline.base.domain.samples import Sample, Summary
 from pipeline.observe.fields import ENERGY, POWER, Fields, name_figure
 
 Window = tuple[int, int]
-"""From when to when something was measured, in monotonic ns."""
+"""Begin and end of a measured interval, in monotonic ns."""
 Reading = tuple[int, float]
 Readings = Mapping[tuple[str, str], Sequence[Reading]]
-"""Instants and values of one subject, in order, by listener and quantity."""
+"""Instants and values of one subject, in order of time, by listener and quantity."""
 Subject = tuple[int | None, int | None]
-"""Index of a job or id of a GPU instance, and `WHOLE`, the device or machine, without either."""
+"""Index of a job, and id of a GPU instance; at most one is set. Both are `None` for the device or machine (`WHOLE`)."""
 WHOLE: Subject = (None, None)
 _EDGE, _GAP = 2, 3
-"""A figure needs a reading within the first number of intervals of each edge, and no gap above the second."""
+"""A figure needs a reading within `_EDGE` intervals of each edge of the window, and no gap above `_GAP` intervals."""
 
 
 def measure_seconds(window: Window) -> float:
-    """Return the length of a window."""
+    """Return the length of a window in seconds."""
     return (window[1] - window[0]) / 1e9
 
 
@@ -45,10 +45,10 @@ def compute_figures(
     *,
     has_peaks: bool = True,
 ) -> dict[str, float]:
-    """Compute the figures of one subject over its windows, each from the best listener that has it.
+    """Compute the figures of one subject over its windows, each from the best listener that reads its quantity.
 
-    `absent` receives the reason for each missing figure of which there is some reading. Without `has_peaks`, a peak is
-    missing, because it may be that of more jobs.
+    `absent` receives the reason for each missing figure whose quantity has readings. Without `has_peaks`, peaks are
+    missing, because they may be peaks of more jobs.
     """
     metrics: dict[str, float] = {}
     reasons: dict[str, str] = {}
@@ -71,7 +71,7 @@ def compute_figures(
 
 
 def find_first_gpu_use_ns(read: Readings, fields: Fields, start_ns: int) -> int | None:
-    """Return when a job was first seen on the GPU after an instant; `None` if it never was."""
+    """Return the first reading of a job's GPU memory after an instant; `None` if there is none."""
     first = [
         next((t_ns for t_ns, _ in read.get((source, field.name), ()) if t_ns >= start_ns), None)
         for source, field in fields
@@ -83,7 +83,7 @@ def find_first_gpu_use_ns(read: Readings, fields: Fields, start_ns: int) -> int 
 def derive_energy(
     metrics: Mapping[str, float], windows: Sequence[Window], idle_w: float | None, rates: Mapping[str, float]
 ) -> dict[str, float]:
-    """Derive figures from a device's energy: above its idle power, and per unit of work at a rate per second."""
+    """Derive figures from a device's energy: energy above idle power, and per work unit; `rates` are per second."""
     if ENERGY not in metrics:
         return {}
     total_s = sum(measure_seconds(window) for window in windows)
@@ -100,7 +100,7 @@ def derive_energy(
 
 
 def read_first_power_w(samples: Iterable[Sample], fields: Fields) -> float | None:
-    """Return the device's power in the first sample of the best listener, which is before any job."""
+    """Return the device's power in the first sample of the best listener; this sample precedes the jobs."""
     for source, field in fields:
         if name_figure(field) == POWER:
             first = next((s.values for s in samples if s.source == source and s.is_of_whole), {})
@@ -114,9 +114,9 @@ class _NotCoveredError(Exception):
 
 
 def _summarise(summary: Summary, read: Sequence[Reading], windows: Sequence[Window], asked_ns: int) -> float | None:
-    """Summarise a quantity over the windows; `None` without any window."""
+    """Summarise a quantity over the windows; return `None` without a window."""
     if summary is Summary.PEAK:
-        # Nothing but 0: no sample met the jobs, which may be gone at once, out of memory.
+        # If all readings are 0, no sample was taken while the jobs ran, as if they ran out of memory at once.
         return max((value for _, value in read), default=0.0) or None
     inside = [[(t_ns, value) for t_ns, value in read if begin <= t_ns <= end] for begin, end in windows]
     if not windows:
@@ -125,7 +125,7 @@ def _summarise(summary: Summary, read: Sequence[Reading], windows: Sequence[Wind
         raise _NotCoveredError("no reading in the window")
     interval_ns = _find_interval_ns(read, asked_ns)
     for window in windows:
-        # A mean since the reading before covers the time before its own instant, too.
+        # The allowed distance is larger for a rate, because each reading covers the interval before it.
         _check_coverage(read, window, interval_ns, at_begin=_EDGE + (summary is Summary.RATE))
     if summary is Summary.GROWTH:
         return sum(_measure_growth(*pair) for pair in zip(inside, windows, strict=True))
@@ -147,9 +147,9 @@ def _check_coverage(read: Sequence[Reading], window: Window, interval_ns: int, a
 
 
 def _measure_growth(inside: Sequence[Reading], window: Window) -> float:
-    """Return the growth of a counter in a window: between the readings inside, and at that rate up to the edges.
+    """Return the growth of a counter in a window, extrapolated from the readings inside to the edges.
 
-    A reading beyond an edge would lower it: there, jobs have not begun, or are told to stop.
+    Readings outside the window are not used because jobs have not begun, or are stopping, at these instants.
     """
     if len(inside) < 2:
         raise _NotCoveredError("only one reading in the window")
@@ -160,7 +160,7 @@ def _measure_growth(inside: Sequence[Reading], window: Window) -> float:
 
 
 def _average_rate(inside: Sequence[Sequence[Reading]]) -> float | None:
-    """Average readings that are means since the reading before, over the times between readings inside a window."""
+    """Average readings inside the windows, each of which is the mean since the previous reading."""
     grown = seconds = 0.0
     for readings_inside in inside:
         for (before_ns, _), (t_ns, value) in itertools.pairwise(readings_inside):
@@ -170,7 +170,7 @@ def _average_rate(inside: Sequence[Sequence[Reading]]) -> float | None:
 
 
 def _find_interval_ns(read: Sequence[Reading], asked_ns: int) -> int:
-    """Return the time between two readings: as configured, or up to twice that for a slower source."""
+    """Return the time between two readings: the configured time, or up to twice this time for a slower source."""
     gaps_ns = [after_ns - before_ns for (before_ns, _), (after_ns, _) in itertools.pairwise(read)]
     usual_ns = int(statistics.median(gaps_ns)) if gaps_ns else asked_ns
     return min(max(usual_ns, asked_ns), 2 * asked_ns) if asked_ns else usual_ns

@@ -11,7 +11,7 @@ from pipeline.base.domain.samples import Sample
 
 
 class SampleLog:
-    """Samples in the order of arrival, also as JSON lines in a file, so that a killed orchestrator loses none."""
+    """Samples in the order of arrival, also stored as JSON lines in a file, which survives a killed orchestrator."""
 
     def __init__(self, path: Path) -> None:
         self.samples: list[Sample] = []

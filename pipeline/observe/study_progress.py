@@ -1,4 +1,4 @@
-"""Progress of a study: groups and blocks done, results, and the time left. Data and arithmetic only."""
+"""Progress of a study: finished groups and blocks, results, and the time left."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from pipeline.base.domain.records import Group, Result, Window, WindowKind
 from pipeline.base.system.words import format_duration
 
 _WINDOWS_OF_SCRIPTS = frozenset(Window(kind=kind).text for kind in (WindowKind.WORK, WindowKind.LOGGED))
-"""In words, the windows of programs that end by themselves."""
+"""Texts of the windows of programs that exit on their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastGroup:
-    """A group that ended well, as an example of how long similar groups take.
+    """A successful group, whose duration is an estimate for similar groups.
 
     Attributes:
-        window, device: in the words of its settings; `kind` is that of its window.
-        jobs: their sizes or workloads, in the words of the group's run: `tiny+tiny`.
-        on_top_s: time beside its window, if that is known before it runs.
-        program: the digest of the group without its packages.
-        called: its programs with their arguments, as users read them: `train --epochs 3`.
+        window, device: texts in the group's settings.
+        kind: kind of the group's window.
+        jobs: sizes or workloads of the jobs, as in the group's run: `tiny+tiny`.
+        on_top_s: time in addition to the window's fixed length; all of the group's time if the length is not fixed.
+        program: digest of the group without its packages.
+        called: programs of the group with their arguments: `train --epochs 3`.
     """
 
     key: str
@@ -40,16 +41,16 @@ class PastGroup:
 
 
 class Likeness(enum.Enum):
-    """Similarity of a group and those that its estimate rests on, where the amount of work is unknown."""
+    """Similarity between a group and the earlier groups of its estimate, if the amount of work is unknown."""
 
-    SAME = "the same group, or one whose time is that of its window"
+    SAME = "the same group, or a group with a window of fixed length"
     OTHER_PACKAGES = "the same group with other packages"
-    OTHER_PROGRAM = "the same script with other arguments, or before it was changed"
+    OTHER_PROGRAM = "the same script with other arguments, or an earlier version of the script"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Estimated seconds of a group, and the programs that the estimate rests on."""
+    """Estimated seconds of a group, and the programs that the estimate is from."""
 
     seconds: float
     likeness: Likeness = Likeness.SAME
@@ -57,14 +58,15 @@ class Estimate:
 
 
 class Progress:
-    """Counts the groups of a study and estimates the time left from similar groups that ran.
+    """Progress of a study, with an estimate of the time left from similar groups that ran.
 
-    A group takes its window, which is known, and an extra time for starting, warming up and ending: the median of the
-    groups that ran and are most similar. That is the same group in another block, else the same jobs in the same
-    scenario, else jobs of the same workloads there, else anywhere; within this study also the same scenario and degree,
-    else the same scenario, else the same window, or kind of window, on the same kind of device.
+    The duration of a group is its window, whose length is known, and an extra time for starting, warming up and ending:
+    the median over the most similar groups that ran. From most to least similar: the same group in another block; the
+    same jobs under the same sharing mode; the same workloads under the same sharing mode; the same workloads under any
+    sharing mode. Groups of this study may also have other workloads: the same sharing mode and degree, the same sharing
+    mode, the same window, or the same kind of window on the same kind of device.
 
-    `known` has the results of groups that an earlier start ran, and `past` groups of earlier studies.
+    `known` has the results of groups that an earlier start ran, and `past` has groups of earlier studies.
     """
 
     def __init__(
@@ -83,8 +85,8 @@ class Progress:
         self._group_begin_s: float | None = None
         self._seen: dict[Hashable, list[PastGroup]] = {}
         for ran in past:
-            # Another study tells of its workloads only: others may take minutes to start. How long work takes, only the
-            # same work tells, or roughly the same script.
+            # Groups of another study are used only for the same workloads, because other workloads may take minutes to
+            # start. If the window's length is not fixed, only the same work, or roughly the same script, is similar.
             self._learn(
                 ran, _list_kinds_by_jobs(ran) if WindowKind(ran.kind).is_steady else [ran.key, *_list_looser_kinds(ran)]
             )
@@ -103,7 +105,7 @@ class Progress:
         self._group_begin_s = None
         self.results[result] += 1
         if group.skip_reason is None and result is Result.OK:
-            # What failed ended early, or late at a deadline, and tells nothing about the groups to come.
+            # The duration of a failed group is no estimate: it ended early, or late at a deadline.
             self._learn(_describe_group(group, took_s - _compute_window_s(group)), _list_kinds(group))
 
     def estimate_left_s(self) -> tuple[float, bool]:
@@ -119,7 +121,7 @@ class Progress:
         return total, is_estimate
 
     def position(self, group: Group) -> str:
-        """Return `[3/20] block 1 of 5` for the group that runs or ran last."""
+        """Return the position of the running or latest group: `[3/20] block 1 of 5`."""
         number = self.results.total() + (self._group_begin_s is not None)
         block = f" block {group.block} of {self.num_blocks}" if self.num_blocks > 1 else ""
         return f"[{number}/{self.num_groups}]{block}"
@@ -130,7 +132,7 @@ class Progress:
             left_s, is_estimate = self.estimate_left_s()
             if is_estimate:
                 words.append(f"about {format_duration(left_s)} left")
-            elif left_s > 0:  # no group was measured: its window is known, what starting jobs takes is not
+            elif left_s > 0:  # no group was measured: the windows are known, the time to start jobs is unknown
                 words.append(f"more than {format_duration(left_s)} left")
         counted = [f"{self.results[result]} {result.value}" for result in Result if self.results[result]]
         return ", ".join(words) + (f"; {', '.join(counted)}" if counted else "")
@@ -146,7 +148,7 @@ class Progress:
         if kind is None:
             return None
         likeness = kind[0] if isinstance(kind, tuple) and isinstance(kind[0], Likeness) else Likeness.SAME
-        source = self._seen[kind][0].called  # the newest of those that ran before
+        source = self._seen[kind][0].called  # the newest earlier group
         of_one = likeness is Likeness.OTHER_PROGRAM
         on_top_s = [ran.on_top_s for ran in self._seen[kind] if ran.called == source or not of_one]
         seconds = _compute_window_s(group) + statistics.median(on_top_s)
@@ -168,7 +170,7 @@ def _list_kinds(group: Group) -> Iterator[Hashable]:
 
 
 def _list_looser_kinds(ran: PastGroup) -> Iterator[Hashable]:
-    """Yield the kinds of groups without a fixed window, apart from their packages or their scripts' arguments."""
+    """Yield the kinds, for a window without a fixed length, that ignore packages or the arguments of scripts."""
     if WindowKind(ran.kind).is_steady:
         return
     if ran.program:
@@ -199,7 +201,7 @@ def _describe_group(group: Group, on_top_s: float = 0.0) -> PastGroup:
 
 
 def _compute_window_s(group: Group) -> float:
-    """Return the part of a group's duration that is known before it runs."""
+    """Return the seconds of a group that are known before it runs: its windows of fixed length."""
     if group.skip_reason is not None or not group.window.kind.is_steady:
         return 0.0
     turns = len(group.jobs) if group.sequential else 1

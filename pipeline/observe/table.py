@@ -15,8 +15,8 @@ from pipeline.base.system.words import align_table, list_first, natural_key
 from pipeline.observe.fields import Fields, name_figure
 from pipeline.observe.group_result import GroupResult
 
-# Head, figure and format of each column. Those of each unit of work stand at both ends, those of samples before the
-# last.
+# Title, figure and format of each column. The table has columns for rates per work unit before these columns, and
+# columns for samples and energy after them.
 _COLUMNS = (
     ("goodput/s", service_figures.GOODPUT_TOTAL, "{:.1f}"),
     ("sustained", service_figures.SUSTAINED_WORST, "{:.2f}"),
@@ -35,7 +35,7 @@ _COLUMNS = (
 _LAST_COLUMNS = (("own CPU %", "orchestrator_cpu_pct", "{:.1f}"),)
 _RATIOS = tuple(column for column in _COLUMNS if column[0] in ("speed-up", "slowdown", "slowdown of latency"))
 _COMPARISONS = frozenset((*(key for _, key, _ in _RATIOS), normalisation.FAIRNESS))
-"""Figures that an invalid row lacks: it leads nothing."""
+"""Figures that an invalid row lacks, because it is in no comparison."""
 _MOST_NAMES = 4
 _FORMATS = {"ratio": "{:.2f}", "MiB": "{:.0f}"}
 
@@ -51,7 +51,7 @@ def format_line(
     """Describe the end of a group or job: `ok, 1841.7 samples/s, speed-up 2.43`, `ok* (MARKS), ...`."""
     rates = [(unit, work_units.total_of(unit)) for unit in work_units.find_units(metrics)]  # of a group
     rates += [(unit, work_units.rate_of(unit)) for unit in work_units.find_common_units([metrics])]  # of a job
-    different = {metrics[key]: (unit, key) for unit, key in reversed(rates)}  # a sample a request is said once
+    different = {metrics[key]: (unit, key) for unit, key in reversed(rates)}  # equal rates in two units appear once
     figures = [
         f"{work_units.format_rate(metrics[key])} {work_units.per_second(unit)}"
         for unit, key in reversed(different.values())
@@ -74,10 +74,11 @@ def format_table(
     fastest: Container[str] = (),
     notes: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Format the groups as an aligned text table, one line each, with notes below.
+    """Format the groups as an aligned text table, with one line per group and notes below.
 
-    Figures are medians over the blocks; of several GPUs, each counts once. A missing value is `-`, and a column without
-    any value is left out. Skipped groups are named below the table. `fastest` and `notes` go by the `key` of a group.
+    Figures are medians over the blocks; blocks of one GPU count as one value if the study ran on several GPUs. A
+    missing value is `-`, and a column without any value is left out. Skipped groups are listed below the table.
+    `fastest` and `notes` contain the `key` of groups.
     """
     by_key: dict[str, list[GroupResult]] = defaultdict(list)
     for row in rows:
@@ -93,7 +94,7 @@ def format_table(
     other_columns = (*_COLUMNS, *_list_sampled_columns(fields), *energies, *_LAST_COLUMNS)
     columns = (*rates, *((title, key, form.format) for title, key, form in other_columns))
     shown = [column for column in columns if any(column[1] in row.metrics for row in rows)]
-    # Groups of one name that differ in these are told apart by them.
+    # These columns distinguish groups with equal names.
     facts = {
         "window": [blocks[0].group.window.text for blocks in groups],
         "device": [blocks[0].group.device.name for blocks in groups],
@@ -114,7 +115,7 @@ def format_table(
 
 
 def _name_groups(groups: Sequence[Group]) -> list[str]:
-    """Return the name of each group; a suffix tells groups in company of other GPUs from the same ones alone."""
+    """Return the name of each group, with the number of other GPUs in use if this number differs between groups."""
     company = [group.settings[OTHER_GPUS] for group in groups]
     is_told = len(set(company)) > 1
     suffixes = [f" [{OTHER_GPUS} {number}]" if number and is_told else "" for number in company]
@@ -122,7 +123,7 @@ def _name_groups(groups: Sequence[Group]) -> list[str]:
 
 
 def _list_units(rows: Sequence[GroupResult]) -> list[str]:
-    """Return the units of work of the rows, without a second unit with always equal figures."""
+    """Return the work units of the rows, without a unit whose figures equal those of another unit in every row."""
     by_figures: dict[tuple[float | None, ...], str] = {}
     for unit in dict.fromkeys(unit for row in rows for unit in work_units.find_units(row.metrics)):
         by_figures.setdefault(tuple(row.metrics.get(work_units.total_of(unit)) for row in rows), unit)
@@ -138,7 +139,10 @@ def _make_sort_key(group: Group) -> tuple[object, ...]:
 
 
 def _format_median(blocks: Sequence[GroupResult], key: str, form: Callable[[float], str]) -> str:
-    """Format the median of a figure over the valid blocks; without any over the others, unless it is a comparison."""
+    """Format the median of a figure over the valid blocks.
+
+    If no block is valid, the median is over all blocks, except for comparisons, which are then `-`.
+    """
     having = [row for row in blocks if key in row.metrics]
     well = [row for row in having if row.result is Result.OK] or having
     valid = [row for row in well if not row.marks.invalid]
@@ -172,7 +176,7 @@ def _list_notes(
     notes = []
     if is_of_blocks:
         num_gpus = len({row.gpu_uuid for group_rows in groups for row in group_rows})
-        each_once = f"; of the {num_gpus} GPUs each counts once" if num_gpus > 1 else ""
+        each_once = f"; each of the {num_gpus} GPUs counts once" if num_gpus > 1 else ""
         notes.append(f"figures are medians over the blocks{each_once}")
     notes += [f"* {list_first(names, _MOST_NAMES)}: {text}" for text, names in flags.items()]
     notes += [f"{list_first(names, _MOST_NAMES)}: {text}" for text, names in reasons.items()]

@@ -16,14 +16,16 @@ from pipeline.observe.sample_figures import Window, measure_seconds
 
 STALL_STEPS = 5
 STALL_SHARE = 0.05
-"""A job is stalled that makes no step at an edge of the window for this many step times and share of the window."""
+"""A job is stalled if the time without a step at an edge of the window is above `STALL_STEPS` step times and above
+`STALL_SHARE` of the window."""
 
 LEAST_GAPS, LONG_TIMES, LONG_SHARE = 2, 4, 0.1
-"""A logged value covers too much if it does so for this many medians and this share of the window."""
+"""A logged value covers too much time if, with `LEAST_GAPS` or more values in the window, it covers more than
+`LONG_TIMES` medians and more than `LONG_SHARE` of the window."""
 
 
 def compute_figures(kind: WindowKind, unit: str, log: Events, windows: Sequence[Window]) -> dict[str, float]:
-    """Return the rate of the steps, and step times, in the windows; none if one of them has no complete step."""
+    """Return the rate of the steps and the step times in the windows; none if a window has no complete step."""
     steps = log.steps
     if not steps.t_ns or log.started_ns is None:
         return {}
@@ -49,23 +51,23 @@ def compute_figures(kind: WindowKind, unit: str, log: Events, windows: Sequence[
 
 
 def _find_steps(steps: Steps, window: Window) -> range:
-    """Return the numbers of the steps that began and ended in a window; empty if none had ended before it."""
+    """Return the numbers of the steps that ended in a window; empty if no step ended before the window."""
     first, last = (bisect_right(steps.t_ns, t_ns) - 1 for t_ns in window)
     return range(first + 1, last + 1) if first >= 0 else range(0)
 
 
 def find_logged_span(points: Points, begin_ns: int) -> Window:
-    """Return the time that a job's values tell of: from its first value on, before which is start-up.
+    """Return the time that a job's logged values cover: from the first value, after the start-up, to the last value.
 
-    A single value is the mean of the whole run, from `begin_ns` on.
+    A single value is the mean of the whole run, which begins at `begin_ns`.
     """
     return (points[0][0] if len(points) > 1 else min(begin_ns, points[0][0]), points[-1][0])
 
 
 def average_logged_rate(points: Points, window: Window | None) -> float:
-    """Return the mean of the logged values over the window, each for the time since the value before.
+    """Return the mean of the logged values over the window; each value covers the time since the previous value.
 
-    Without a window, the last value counts, as the program's own figure of its whole run.
+    Without a window, return the last value, which is the program's own figure for its whole run.
     """
     if window is None:
         return points[-1][1]
@@ -78,15 +80,15 @@ def average_logged_rate(points: Points, window: Window | None) -> float:
 
 
 def count_values(points: Points, window: Window) -> int:
-    """Count the values that tell of a window: those in it, and the next one after it."""
+    """Count the values that cover a part of a window: the values inside, and the first value after the window."""
     inside = sum(window[0] < t_ns < window[1] for t_ns, _ in points)
     return inside + any(t_ns >= window[1] for t_ns, _ in points)
 
 
 def describe_long_value(points: Points, window: Window) -> str | None:
-    """Say that a logged value stands for much longer than the others in a window; `None` if none does.
+    """Report that a logged value covers a much longer time than the others in a window; `None` if none does.
 
-    Other values of that time were not logged, or not found, and may have been different.
+    Values of this time that were not logged, or not found, may have been different.
     """
     begin, end = window
     gaps_ns = sorted(
@@ -103,9 +105,9 @@ def describe_long_value(points: Points, window: Window) -> str | None:
 
 
 def describe_stall(log: Events, window: Window) -> str | None:
-    """Describe a pause of several step times at an edge of the window; `None` without one.
+    """Describe a pause of several step times at an edge of the window; `None` if there is none.
 
-    The first step of an epoch may take longer, as validation and the start of a loader do.
+    A longer first step of an epoch is not a pause, because it may include validation and the start of a data loader.
     """
     steps, t_ns, (begin, end) = log.steps, log.steps.t_ns, window
     first, following = bisect_right(t_ns, begin), bisect_right(t_ns, end)
@@ -140,12 +142,12 @@ def _compute_epoch_rate(log: Events) -> float | None:
     if not log.epochs:
         seconds, work = (steps.t_ns[-1] - started_ns) / 1e9, steps.total[-1]
     elif log.lacks_epochs:
-        # Only what was done in those that there are is of their time.
+        # Some epochs were not reported, so only the work within the reported epochs counts.
         spans = [(epoch.t_ns - int(epoch.whole_s * 1e9), epoch.t_ns) for epoch in log.epochs]
         work = sum(_interpolate_work(steps, end) - _interpolate_work(steps, begin) for begin, end in spans)
         seconds = sum(epoch.seconds for epoch in log.epochs)
     else:
-        # Steps may follow the last epoch that was reported: its time is not theirs.
+        # Steps after the last reported epoch do not count, because their time is unknown.
         num = bisect_right(steps.t_ns, log.epochs[-1].t_ns)
         seconds = sum(epoch.seconds for epoch in log.epochs) if num else (steps.t_ns[-1] - started_ns) / 1e9
         work = steps.total[num - 1]

@@ -1,7 +1,7 @@
-"""Python's exceptions in the output of a job: type, message, and the exceptions that each came from.
+"""Python's exceptions in the output of a job: type, message, causes and contexts.
 
-Reads the formats of the interpreter, rich, IPython, loguru, torchrun, torch's data loaders and Ray: in boxes, in
-groups, behind prefixes, within the messages of others.
+The readable formats are those of the interpreter, rich, IPython, loguru, torchrun, torch's data loaders and Ray. A
+traceback may be in a box, in an exception group, after a prefix, or within the message of another exception.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Raised:
     """An exception that was printed with its traceback.
 
     Attributes:
-        kind: its printed type.
-        message: its lines, without blank ones.
-        source: the rank or process that printed it, if known.
-        first, last, end: line numbers of the traceback's begin, the exception's own line, and its message's end.
-        is_aside: whether it ended nothing: in a thread, a destructor, a callback, at exit.
-        before: its cause or context.
-        members: of an exception group.
+        kind: printed type of the exception.
+        message: lines of the message, without blank lines.
+        source: rank or process that printed the exception, if known.
+        first, last, end: numbers of the traceback's first line, the exception's own line, and the message's last line.
+        is_aside: whether the exception ended no program: in a thread, a destructor, a callback, or at exit.
+        before: cause or context of the exception.
+        members: exceptions of an exception group.
     """
 
     kind: str
@@ -57,11 +57,11 @@ class Raised:
 
     @property
     def name(self) -> str:
-        """The last part of its type."""
+        """The type without its module."""
         return self.kind.partition("(")[0].rpartition(".")[2]
 
     def iterate_chain(self) -> Iterator[Raised]:
-        """Yield it, its members, and its causes, the latest first."""
+        """Yield this exception, its members, and its causes, the latest first."""
         pending = [self]
         while pending:
             raised = pending.pop()
@@ -71,7 +71,7 @@ class Raised:
 
 
 def find_exceptions(lines: Sequence[Line]) -> list[Raised]:
-    """Find the exceptions in lines, in their order, each with its causes."""
+    """Find the exceptions in lines, in the order of the lines, each with its causes."""
     readers = {line.source: _Reader(line.source) for line in lines}
     for number, line in enumerate(lines):
         readers[line.source].read(number, line.text)
@@ -81,13 +81,13 @@ def find_exceptions(lines: Sequence[Line]) -> list[Raised]:
 
 @dataclass(slots=True)
 class _Open:
-    """A traceback whose exception has not come yet.
+    """A traceback whose exception line has not been read yet.
 
     Attributes:
-        first: the number of its first line.
-        before: the text before its header.
-        has_header: whether it had one; else it began with a frame, in a message or where the output is cut off.
-        num_read: lines after the first.
+        first: number of the traceback's first line.
+        before: text before the header in the header's line.
+        has_header: whether the traceback has a header; without one, it began with a frame.
+        num_read: number of lines read after the first line.
     """
 
     first: int
@@ -99,7 +99,7 @@ class _Open:
     def strip_prefix(self, text: str) -> str:
         """Remove the prefix of each line, unless only the first line has one."""
         prefix = self.before.rstrip()
-        if self.num_read == 0 and prefix and not text.startswith(prefix):  # of a progress bar, or IPython's type
+        if self.num_read == 0 and prefix and not text.startswith(prefix):  # a progress bar, or IPython's type
             self.before = self.before[: len(self.before) - len(self.before.lstrip())]
         self.num_read += 1
         return text.removeprefix(self.before.rstrip()).removeprefix(" ") if self.before.strip() else text
@@ -114,7 +114,7 @@ class _Reader:
         self._source = source
         self._exceptions: list[Raised] = []
         self._open: _Open | None = None
-        self._speaks: Raised | None = None  # whose message the next line may belong to
+        self._speaks: Raised | None = None  # exception whose message may continue in the next line
         self._before: Raised | None = None
         self._was_aside = False
 
@@ -138,11 +138,11 @@ class _Reader:
             self._was_aside = bool(_ASIDE.match(text.strip()))
 
     def list_exceptions(self) -> list[Raised]:
-        """Return the exceptions, with a cause whose effect has not been printed."""
+        """Return the exceptions, including a cause whose effect was not printed."""
         return [*self._exceptions, self._before] if self._before is not None else self._exceptions
 
     def _select_siblings(self, depth: int) -> list[Raised]:
-        """Return the exceptions beside one behind so many bars; a group is behind one itself."""
+        """Return the list to which an exception behind `depth` bars belongs; a group itself is behind one bar."""
         siblings = self._exceptions
         for _ in range(depth - 1):
             siblings = siblings[-1].members if siblings else siblings
@@ -164,7 +164,7 @@ class _Reader:
             self._speaks, self._before, self._open = new, None, None
 
     def _read_message(self, number: int, text: str) -> None:
-        """Read a line that may belong to a message; a blank one ends a complete message."""
+        """Read a line that may belong to a message; a blank line ends a complete message."""
         if self._speaks is None:
             return
         message = self._speaks.message

@@ -1,4 +1,4 @@
-"""The terminal while groups run: a live table, or plain lines if it is no terminal."""
+"""The view of running groups: a live table on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class PlainView:
-    """One line a group, for logs and pipes."""
+    """Plain lines, for logs and pipes."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self._skipped: dict[str, str] = {}  # the first group that was skipped, by the reason
+        self._skipped: dict[str, str] = {}  # name of the first group that was skipped for each reason
 
     def begin(self, group: Group) -> None:
         self.progress.begin(group)
@@ -55,7 +55,7 @@ class PlainView:
 
 
 class LiveView(PlainView):
-    """A table that is drawn anew every second, on a terminal."""
+    """A table on a terminal, redrawn every second."""
 
     @contextmanager
     def watch(self, group: Group, watched: Watched) -> Iterator[None]:
@@ -69,7 +69,7 @@ class LiveView(PlainView):
             yield
 
     def _announce(self, group: Group) -> None:
-        """Print nothing: the live table says it."""
+        """Print nothing, because the live table shows the running group."""
 
     def done(self, row: GroupResult) -> None:
         super()._announce(row.group)
@@ -83,12 +83,12 @@ class _Drawer:
         self.begin_s = time.monotonic()
 
     def draw(self) -> Table | Text:
-        """Return the table, or the error that prevented it: the view never fails a measurement."""
+        """Return the table, or the text of its error, because an error of the view must not end a measurement."""
         from rich.text import Text
 
         try:
             return self._make_table()
-        except Exception as error:  # noqa: BLE001  jobs may have written, and removed, anything
+        except Exception as error:  # noqa: BLE001  jobs may have written any content, and removed any file
             return Text(f"the live table failed: {type(error).__name__}: {error}")
 
     def _make_table(self) -> Table:
@@ -111,7 +111,7 @@ class _Drawer:
             epoch = "-" if now.epoch is None else str(now.epoch)
             rate = "-" if now.per_s is None else work_units.format_rate(now.per_s)
             cells = (now.job.name, now.phase, epoch, rate, self._format_memory(now.job.index))
-            table.add_row(*map(Text, cells))  # a plain string would be read as markup
+            table.add_row(*map(Text, cells))  # rich would interpret a plain string as markup
         return table
 
     def _format_memory(self, index: int) -> str:

@@ -1,6 +1,6 @@
-"""The work of a job: by its steps, its requests, its logged rate, or its whole run.
+"""The work of a job, from its steps, its requests, its logged rate, or its whole run.
 
-The only place that knows all ways in which a job can report work.
+Only this module distinguishes all ways in which a job can report work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def compute_figures(
     windows: Sequence[Window],
     makespan_s: float | None,
 ) -> dict[str, float]:
-    """Return the rate of a job in each of its units, and other figures of its work."""
+    """Return the rate of a job in each of its work units, and other figures of its work."""
     unit, kind = job.workload.work_unit, WindowKind.STEADY if job.is_co_runner else group.window.kind
     metrics: dict[str, float] = {}
     if windows:
@@ -44,12 +44,12 @@ def compute_figures(
 
 
 def list_instants_ns(log: Events) -> Sequence[int]:
-    """Return when a job had completed parts of its work, in order; empty if it does not tell."""
+    """Return the instants of a job's steps, or of its first and last answer; empty if it reports neither."""
     return log.steps.t_ns if log.requests is None else log.requests.first_and_last_ns
 
 
 def _compute_request_figures(kind: WindowKind, job: Job, log: Events, window: Window) -> dict[str, float]:
-    """Return the figures of the requests: of a steady window, else from the job's start to its last answer."""
+    """Return the figures of the requests in a steady window, else from the job's start to its last answer."""
     if log.requests is None or log.started_ns is None:
         return {}
     if kind is not WindowKind.STEADY and (instants := log.requests.first_and_last_ns):
@@ -61,7 +61,7 @@ def _compute_request_figures(kind: WindowKind, job: Job, log: Events, window: Wi
 
 
 def explain_absence(group: Group, job: Job, log: Events, metrics: dict[str, float], logged: LoggedRate | None) -> str:
-    """Say why a job that ended well shows no work to measure; empty if it does."""
+    """Explain why a successful job has no measured work; empty if it has some."""
     if logged is not None and not logged.points:
         return logged.absence
     is_lacking = work_units.rate_of(job.workload.work_unit) not in metrics
@@ -72,5 +72,5 @@ def explain_absence(group: Group, job: Job, log: Events, metrics: dict[str, floa
         lower = " or lower the request rate" if job.workload.is_rate_given else ""
         return f"no {what} inside the window; raise window.seconds{lower}"
     if not job.workload.ends_by_itself and not list_instants_ns(log):
-        return "lost result: the job ended well, but its files hold no step and no answered request"
+        return "lost result: the job succeeded, but its files contain neither a step nor an answered request"
     return ""

@@ -96,8 +96,8 @@ def test_a_failing_script_shows_the_end_of_its_errors_and_hides_no_other(study_o
     assert "jobs/*/stdout.log, stderr.log" in err
     assert out.count("KeyError: 'table.csv has no column named loss'") == 2  # the reason of both rows, and the lines
     assert 'raise KeyError(f"{path} has no column named loss")' in out
-    assert out.count("ended well") == 2
-    named = next(line for line in out.splitlines() if "end of the error output of" in line)
+    assert out.count(" succeeded: ") == 2
+    named = next(line for line in out.splitlines() if "last lines of stderr of" in line)
     path = tmp_path / named.partition("(")[2].rstrip("):")
     assert "no column named loss" in path.read_text()
     for row, children in done.groups:

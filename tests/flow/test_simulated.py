@@ -292,7 +292,7 @@ def test_too_much_memory_is_a_row_oom_and_the_next_group_is_unharmed(rehearse):
     assert done.status == 0, done.err
     assert [row.data.tags["collocation.result"] for row, _ in done.groups] == ["oom", "ok"]
     assert "no room for 20000 MiB (gpu.job_memory_mib)" in done.groups[0][0].data.tags["collocation.reason"]
-    assert "beside 2 jobs that hold 40000 MiB" in done.out
+    assert "where 2 jobs use 40000 MiB" in done.out
     results = sorted(job.data.tags["collocation.result"] for job in done.jobs)
     assert results == ["interrupted"] * 2 + ["ok"] * 3 + ["oom"]
 

@@ -1,1 +1,1 @@
-"""Exporters, which show a running study to other programs (`pipeline.base.domain.protocols.Exporter`)."""
+"""Exporters, which publish a running study to other programs (`pipeline.base.domain.protocols.Exporter`)."""

@@ -1,6 +1,6 @@
 """The running group as named and labelled series, for any exporter.
 
-Read on request from data that listeners and jobs leave in memory and in files anyway.
+On request, the series are read from the samples in memory and from the event files of the jobs.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pipeline.observe.live_progress import LiveJobs
 
 PREFIX = "collocation"
 LABELS = ("experiment", "scenario", "group", "job_name", "gpu", "gpu_instance")
-"""Labels of every series; empty if unknown. `job` and `instance` are set by Prometheus itself."""
+"""Labels of every series; the value is empty if unknown. Prometheus itself sets the labels `job` and `instance`."""
 INFO, PHASE = f"{PREFIX}_group_info", f"{PREFIX}_job_phase"
 WORK, RATE, EPOCH = f"{PREFIX}_job_work_total", f"{PREFIX}_job_work_per_s", f"{PREFIX}_job_epoch"
 
-_MISSED = 2  # readings of a listener
-_LATE_NS = 2_000_000_000  # samples of a program that streams come in portions
+_MISSED = 2  # number of missing readings after which a series is left out
+_LATE_NS = 2_000_000_000  # delay of samples from a program that prints several lines at once
 _NOT_IN_A_NAME = re.compile(r"\W", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One quantity: its values by those of its labels. A counter only grows while its group runs."""
+    """One quantity, with its values by the values of its labels. A counter only grows while its group runs."""
 
     name: str
     help: str
@@ -45,12 +45,12 @@ class _Series(NamedTuple):
 
 
 def name_metric(source: str, quantity: str) -> str:
-    """Return the metric of a listener's quantity: `collocation_nvml_power_w`."""
+    """Return the name of the metric for a listener's quantity, such as `collocation_nvml_power_w`."""
     return _NOT_IN_A_NAME.sub("_", f"{PREFIX}_{source}_{quantity}")
 
 
 class GroupSeries:
-    """The series of one group. Read by one thread at a time."""
+    """The series of one group; only one thread at a time may read them."""
 
     def __init__(self, group: Group, live: Live, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._group, self._live, self._now_ns = group, live, now_ns
@@ -62,7 +62,7 @@ class GroupSeries:
         self._num_seen = 0
 
     def read(self) -> list[Metric]:
-        """Return the present values, without those that were not renewed for a while."""
+        """Return the current values, without series that have no recent sample."""
         return [self._read_info(), *self._read_progress(), *self._read_samples()]
 
     def _read_info(self) -> Metric:
@@ -73,10 +73,10 @@ class GroupSeries:
         return Metric(INFO, "The running group and its device.", labels, values=values)
 
     def _read_progress(self) -> Iterator[Metric]:
-        phase = Metric(PHASE, "Phase of the job: 1 for the present one.", (*LABELS, "phase"))
-        work = Metric(WORK, "Work done since the job started, in its unit.", (*LABELS, "unit"), is_counter=True)
+        phase = Metric(PHASE, "Phase of the job: 1 for the current phase.", (*LABELS, "phase"))
+        work = Metric(WORK, "Work since the start of the job, in its work unit.", (*LABELS, "unit"), is_counter=True)
         rate = Metric(RATE, "Work per second, over the last seconds.", (*LABELS, "unit"))
-        epoch = Metric(EPOCH, "Present epoch of the job.")
+        epoch = Metric(EPOCH, "Current epoch of the job.")
         for now in self._jobs.read():
             labels, unit = self._make_labels(now.job), now.job.workload.work_unit
             phase.values[*labels, now.phase] = 1.0
@@ -98,9 +98,9 @@ class GroupSeries:
         yield from metrics.values()
 
     def _select_newest(self) -> Iterator[tuple[_Series, float]]:
-        """Yield the last value of each series, unless it was not renewed for some readings."""
+        """Yield the last value of each series with a recent sample."""
         samples = self._live.samples
-        end = len(samples)  # listeners go on appending
+        end = len(samples)  # fixed here, because listeners continue to append samples
         for sample in samples[self._num_seen : end]:
             for quantity, value in sample.values.items():
                 self._latest[_Series(sample.source, quantity, sample.job, sample.gi_id)] = sample.t_ns, value

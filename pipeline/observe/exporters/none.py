@@ -1,4 +1,4 @@
-"""The exporter of a study without one."""
+"""The default exporter, which publishes nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.base.domain.protocols import ShowGroup
 
 
 class NoExporter:
-    """Shows nothing."""
+    """An exporter that publishes nothing."""
 
     @contextmanager
     def serve(self) -> Iterator[ShowGroup]:

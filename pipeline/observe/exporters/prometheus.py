@@ -1,4 +1,4 @@
-"""An exporter for Prometheus: a thread waits for scrapes over HTTP and answers each in a thread of its own."""
+"""An exporter for Prometheus: a thread waits for scrapes over HTTP and answers each scrape in a separate thread."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _REQUEST_LIMIT_S = 2.0
 _LOOK_S = 0.5
 """Time between two checks for slow requests."""
 _MOST_REQUESTS = 16
-"""At a time: each is a thread of the orchestrator."""
+"""Limit of simultaneous requests, because each request is a thread of the orchestrator."""
 _MOST_PORT = 65535
 
 log = logging.getLogger(__name__)
 
 
 class PrometheusExporter:
-    """Serves the running group at `http://ADDRESS:PORT/metrics`.
+    """An exporter that serves the running group at `http://ADDRESS:PORT/metrics`.
 
     Raises:
         ConfigError: port or address is invalid, or prometheus_client is not installed.
@@ -41,19 +41,19 @@ class PrometheusExporter:
 
     def __init__(self, port: int, address: str) -> None:
         if not 1 <= port <= _MOST_PORT:
-            raise ConfigError(f"exporter.port={port} is no port; give 1 to {_MOST_PORT}")
-        if not address:  # which would be every one
-            raise ConfigError("exporter.address is empty; give 127.0.0.1, or 0.0.0.0 for scrapes from other hosts")
+            raise ConfigError(f"exporter.port={port} is not a port; set a number from 1 to {_MOST_PORT}")
+        if not address:  # an empty address would listen on all addresses
+            raise ConfigError("exporter.address is empty; set 127.0.0.1, or 0.0.0.0 for scrapes from other hosts")
         if importlib.util.find_spec("prometheus_client") is None:
             raise ConfigError(
                 "exporter=prometheus needs prometheus_client; run pip install 'gpu-collocation[exporter]', "
-                "or leave the exporter out"
+                "or set exporter=none"
             )
         self.port, self.address = port, address
 
     @contextmanager
     def serve(self) -> Iterator[ShowGroup]:
-        """Listen, before anything else of the study begins (`pipeline.base.domain.protocols.Exporter`)."""
+        """Listen before the study does anything else (`pipeline.base.domain.protocols.Exporter`)."""
         from prometheus_client import CollectorRegistry, make_wsgi_app
 
         current, registry = _Current(), CollectorRegistry()
@@ -105,16 +105,16 @@ class _Current:
             kind = CounterMetricFamily if metric.is_counter else GaugeMetricFamily
             family = kind(metric.name, metric.help, labels=metric.labels)
             for labels, value in metric.values.items():
-                # A name may be of bytes that are no UTF-8.
+                # A name may contain bytes that are not UTF-8.
                 family.add_metric([label.encode("utf-8", "replace").decode() for label in labels], value)
             yield family
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
-    """A server with a thread for each request, so that a slow client delays no other."""
+    """A server with a thread for each request, so a slow client does not delay other clients."""
 
     daemon_threads, block_on_close = True, False
-    timeout = 0  # `_serve` has seen a client
+    timeout = 0  # `_serve` calls the server only when a client is waiting
 
     def __init__(self, *where: Any) -> None:
         self.begun_s: dict[socket.socket, float] = {}
@@ -132,15 +132,16 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def cut_off(self, after_s: float) -> None:
-        """End the requests that have taken so long."""
+        """End the requests that began at least `after_s` seconds ago."""
         latest_s = time.monotonic() - after_s
         for request, begun_s in self.begun_s.copy().items():
             if begun_s <= latest_s:
-                with suppress(OSError):  # it has just ended by itself
+                with suppress(OSError):  # the request has just ended
                     request.shutdown(socket.SHUT_RDWR)
 
     def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # HTTPServer asks the name service here, which may take seconds
+        # HTTPServer.server_bind is not called, because it looks up the host's name, which may take seconds.
+        socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = map(str, self.server_address[:2])  # type: ignore[assignment]
         self.setup_environ()
 
@@ -150,14 +151,14 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Print nothing: the terminal is the study's."""
+        """Print nothing, because the study uses the terminal."""
 
     def get_stderr(self) -> io.StringIO:
-        """Discard errors, for the same reason."""
+        """Discard errors, because the study uses the terminal."""
         return io.StringIO()
 
     def get_environ(self) -> dict[str, Any]:
-        """Drop the query: it could select series whose names are unknown before they are read."""
+        """Remove the query, because prometheus_client cannot select series by name before they are read."""
         return super().get_environ() | {"QUERY_STRING": ""}
 
 

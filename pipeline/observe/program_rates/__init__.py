@@ -1,1 +1,1 @@
-"""Rates that scripts log by themselves: through MLflow, in TensorBoard files, and in their output."""
+"""Rates that scripts log: through MLflow, in TensorBoard files, and in their output."""

@@ -1,4 +1,4 @@
-"""The rate that a program logged, or why there is none."""
+"""The rate that a program logged, or the reason for a missing rate."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from pipeline.observe.program_rates.numbers import UnreadableError
 from pipeline.observe.program_rates.output_rates import OutputReader, Rates
 
 Points = Sequence[tuple[int, float]]
-"""Monotonic instants with values, in order."""
+"""Monotonic instants with values, in order of time."""
 _MAX_NAMES = 12
-_ROUNDING_NS = 10_000_000  # MLflow keeps milliseconds, and a job runs just before we know
+_ROUNDING_NS = 10_000_000  # MLflow stores milliseconds, and a job runs shortly before its start is recorded
 _TAIL_BYTES, _SHOWN = 1 << 14, 100
 _OUTPUTS = ((layout.STDOUT, "stdout"), (layout.STDERR, "stderr"))
 _MOST_VALUES = 1 << 20
-"""Limit for a metric; above it, every second value is read."""
+"""Limit for the values of a metric; above the limit, only every second value is read."""
 
 _NOTHING_CAME = (
     "no metric was logged through MLflow or in TensorBoard files; remove mlflow.set_tracking_uri from the program"
@@ -41,11 +41,11 @@ class LoggedRate:
     """The rate that a program logged.
 
     Attributes:
-        points: monotonic instants with rates; none without any.
-        source: origin and number of the points, in words.
+        points: monotonic instants with rates.
+        source: origin and number of the points, as a text.
         absence: why there are no points.
-        num_misplaced: number of values left out whose times are outside the job's life.
-        doubts: remarks to show beside the rate.
+        num_misplaced: number of omitted values, whose times are outside the job's run.
+        doubts: notes on the rate.
     """
 
     points: Points = ()
@@ -56,9 +56,9 @@ class LoggedRate:
 
 
 def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: ClockRecord) -> LoggedRate | None:
-    """Return the rate that an ended job logged; `None` if it is not configured to log one.
+    """Return the rate that an ended job logged; `None` if the workload has no setting for a logged rate.
 
-    `whose` maps files that changed in the working directory to the job that wrote them, if known.
+    `whose` maps the files that changed in the working directory to the job that wrote them, or to `None` if unknown.
     """
     rate = state.job.workload.rate
     if rate.pattern is not None:
@@ -80,7 +80,7 @@ def read(state: JobState, log: Events, whose: Mapping[Path, int | None], clock: 
         if metrics
     ]
     if unknown := [path for path, index in in_directory.items() if index is None]:
-        came.append(f"{unknown[0].name} may belong to any job: write it to {{output_dir}}")
+        came.append(f"{unknown[0].name} may belong to any job; write it to {{output_dir}}")
     return LoggedRate(absence=f"workload.metric={rate.metric} was not logged; {'; '.join(came) or _NOTHING_CAME}")
 
 
@@ -103,15 +103,15 @@ def _read_output(state: JobState, log: Events, source: RateSource) -> LoggedRate
 
 
 def _explain_no_match(folder: Path, what: str, rates: Rates) -> str:
-    """Say why there is no rate, and quote the last line of each output, with a number if there is one."""
+    """Explain why there is no rate, and quote the last line with a number, or else the last line, of each output."""
     if rates.num_not_finite:
         return f"{what} gave no finite number in {format_count(rates.num_not_finite, 'line')}"
     if rates.without_number:
-        return f"{what} matched `{rates.without_number}`, which has no number"
+        return f"{what} matched `{rates.without_number}`, which contains no number"
     seen = {where: read_shown_lines(folder / name, _TAIL_BYTES) for name, where in _OUTPUTS}
     numbers = {where: [line for line in lines if re.search(r"\d", line)] for where, lines in seen.items()}
     last = {where: lines for where, lines in (numbers if any(numbers.values()) else seen).items() if lines}
-    how = "has numbers, as in" if any(numbers.values()) else "ends with"
+    how = "has numbers, such as" if any(numbers.values()) else "ends with"
     shown = [f"{where} {how} `{lines[-1].strip()[:_SHOWN]}`" for where, lines in last.items()]
     return f"{what} matched no line of its output with a number; {' and '.join(shown) or 'the output is empty'}"
 
@@ -152,17 +152,17 @@ def _place_points(state: JobState, clock: ClockRecord, came: Points, source: str
     if not placed:
         what = f"workload.metric={rate.metric}"
         return LoggedRate(
-            absence=f"{what} was logged in {source} with times outside the job's run, as by another clock"
+            absence=f"{what} was logged in {source}, but with times outside the job's run; log it with the current time"
         )
     logged = _convert_to_rates(placed, source, rate, state.job.workload.work_unit)
     return dataclasses.replace(logged, num_misplaced=len(points) - len(placed))
 
 
 def _convert_to_rates(came: Points, source: str, rate: RateSource, unit: str) -> LoggedRate:
-    """Convert points to rates, or say why they cannot be rates."""
+    """Convert points to rates, or explain why they cannot be rates."""
     what = f"workload.metric={rate.metric}"
     try:
-        label = rate_text.read_label(str(rate.metric).removesuffix("/min"), unit)  # which is the least, not a minute
+        label = rate_text.read_label(str(rate.metric).removesuffix("/min"), unit)  # `/min` is a minimum, not a minute
         metric_unit = rate_text.to_unit(label, rate.metric_unit)
     except UnreadableError as error:
         return LoggedRate(absence=f"{what}: {error}")

@@ -1,7 +1,8 @@
-"""Numbers as people and programs write them: read as a whole, or not at all.
+"""Numbers as people and programs write them. An ambiguous number is an error.
 
-`1,050.5` and `1.050,5` can be read; `1,050` may be either, and `5130,4` one number or two. An ambiguous number is
-refused; the user bounds it in the pattern or sets `workload.decimal_mark`.
+`1,050.5` and `1.050,5` are clear. `1,050` is ambiguous, because the comma may be either mark, and `5130,4` is ambiguous
+because it may be one number or two. For an ambiguous number, the user extends the pattern or sets
+`workload.decimal_mark`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-_GROUPERS = "_'\u2019\u00a0\u202f\u2009"  # separate thousands and nothing else
+_GROUPERS = "_'\u2019\u00a0\u202f\u2009"  # characters that only separate thousands
 _SIGNS = "-+\u2212"
 _BESIDE = 100
 """Number of characters before and after a number that are examined."""
@@ -19,7 +20,7 @@ _ENGLISH = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?")
 _EUROPEAN = re.compile(r"[1-9]\d{0,2}(?:\.\d{3})+(?:,\d+)?")
 _GROUPED = re.compile(rf"[1-9]\d{{0,2}}([ {_GROUPERS}])\d{{3}}(?:\1\d{{3}})*(?:[.,]\d*)?")
 _NOT_FINITE = re.compile(rf"[{_SIGNS}]?(?:nan|inf(?:inity)?)", re.IGNORECASE)
-# Another number of the line with a point that can only be a decimal one: then a comma separates thousands.
+# A number whose point can only be a decimal mark: commas in other numbers of its line separate thousands.
 _DECIMAL_POINT = re.compile(r"(?<![\w.,:])(?:\d+\.(?:\d{1,2}|\d{4,})|(?:0|\d{4,})\.\d+)(?![\d.,:]*\d)")
 _SIGN = re.compile(rf"(?:^|[^\w.,)\]])[{_SIGNS}]$")
 _PART_OF_MORE = (
@@ -33,28 +34,28 @@ _PART_OF_MORE = (
     (re.compile(rf"\d[{_SIGNS}]$"), re.compile(""), "it may be a range"),
     (re.compile(r"(?:\u00b1|\+/?-) ?$"), re.compile(""), "it is the uncertainty of another number"),
 )
-"""Patterns of the text before an ambiguous number and of its begin, and the reason."""
+"""Pattern of the text before an ambiguous number, pattern of the number's beginning, and reason."""
 
 _GOES_ON = (
     (re.compile(r"[1-9]\d{0,2}"), re.compile(r" \d{3}(?!\d)"), "the space may separate thousands"),
     (re.compile(r"\d+"), re.compile(r":\d\d(?!\d)"), "it may be a time"),
     (re.compile(""), re.compile(r"/\d"), "it may be a fraction"),
 )
-"""Patterns of an ambiguous number and of the text after it, and the reason."""
+"""Pattern of an ambiguous number, pattern of the text after the number, and reason."""
 
 _SAY_MARK = "set workload.decimal_mark=comma or point"
-_SAY_PATTERN = "add the text beside the number to the pattern"
+_SAY_PATTERN = "add the text before or after the number to the pattern"
 
 
 class UnreadableError(ValueError):
-    """A number that cannot be read as a whole; the text gives the reason, a semicolon and the remedy."""
+    """An unclear number; the text is the reason, a semicolon and the remedy."""
 
     def __init__(self, why: str, remedy: str = _SAY_PATTERN) -> None:
         super().__init__(f"{why}; {remedy}")
 
 
 class Number(NamedTuple):
-    """A number in a text, and its place there, with its sign."""
+    """A number in a text, with the positions of its beginning, including the sign, and of its end."""
 
     value: float
     begin: int
@@ -62,12 +63,12 @@ class Number(NamedTuple):
 
 
 def read(text: str, span: tuple[int, int], bounds: tuple[int, int], decimal_mark: str | None = None) -> Number | None:
-    """Return the number that a span of a text is part of; `None` if there is no number in it.
+    """Return the number that contains a span of a text; `None` if there is no number in the span.
 
-    `span` is the match of the user's pattern, and `bounds` limits the number where the pattern does.
+    `span` is the match of the user's group, and `bounds` are the limits that the user's pattern sets for the number.
 
     Raises:
-        UnreadableError: it cannot be read as a whole.
+        UnreadableError: the number is unclear.
     """
     chosen = text[slice(*span)].strip()
     if _NOT_FINITE.fullmatch(chosen):
@@ -77,7 +78,7 @@ def read(text: str, span: tuple[int, int], bounds: tuple[int, int], decimal_mark
         return None
     begin, end = tokens[0].start(), tokens[-1].end()
     if len(tokens) > 1 and not _GROUPED.fullmatch(text[begin:end]):
-        raise UnreadableError("the group has several numbers", "let it match one")
+        raise UnreadableError("the group matches several numbers", "limit it to one number")
     before, after = text[max(bounds[0], begin - _BESIDE) : begin], text[end : min(bounds[1], end + _BESIDE)]
     if (why := _explain_ambiguity(before, text[begin:end], after)) is not None:
         raise UnreadableError(why)
@@ -112,7 +113,7 @@ def _pick_from_list(text: str, token: tuple[int, int], matched: tuple[int, int])
 
 
 def _find_mark(text: str, begin: int, end: int) -> str | None:
-    """Return the decimal mark of a line, by its other numbers: a program has one."""
+    """Return the decimal mark of a line from its other numbers, because a program uses one mark."""
     if "," not in text[begin:end]:
         return None
     other_numbers = (match for match in _DECIMAL_POINT.finditer(text) if match.end() <= begin or match.start() >= end)
@@ -120,7 +121,7 @@ def _find_mark(text: str, begin: int, end: int) -> str | None:
 
 
 def _normalise(number: str, *, is_all_chosen: bool, mark: str | None) -> str:
-    """Return a number as Python reads it; `is_all_chosen` says that the user's group contains all of it."""
+    """Return a number in Python's notation; `is_all_chosen` is true if the user's group contains the entire number."""
     digits, *exponents = re.split("(?=[eE])", number, maxsplit=1)
     exponent = "".join(exponents)
     if (grouped := _GROUPED.fullmatch(digits)) is not None:
@@ -150,6 +151,6 @@ def _normalise(number: str, *, is_all_chosen: bool, mark: str | None) -> str:
         raise (
             UnreadableError("its comma may separate decimals or thousands", _SAY_MARK)
             if commas
-            else UnreadableError("it is no number")
+            else UnreadableError("it is not a number")
         )
     return plain + exponent

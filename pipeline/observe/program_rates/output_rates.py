@@ -1,7 +1,7 @@
-"""The rate in a program's output, with the times at which it was written (`Events.written`).
+"""The rates in a program's output, with the times at which they were written (`Events.written`).
 
-The output may have any size: of what was written between two looks at its size, a limited number of values is read.
-They share one instant, so their mean is one point.
+The size of the output is recorded at intervals. The values that were written in one interval share one instant, and
+their mean is one point. To limit the time for a large output, at most `MOST_VALUES` values of an interval are read.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pipeline.observe.program_rates import numbers, rate_text
 from pipeline.observe.program_rates.numbers import UnreadableError
 
 MOST_VALUES = 200
-"""Read of those that have one instant."""
+"""Largest number of values that are read for one instant."""
 
 _SHOWN = 50
-# In a pattern, what follows the number: `it/s`, ` samples/s`, `\s*tok/sec`.
+# The unit after the number in a user's pattern: `it/s`, ` samples/s`, `\s*tok/sec`.
 _RATE_IN_PATTERN = re.compile(r"(?P<gap>(?:\\s[*+?]?| [*+?]?)*)(?P<noun>(?<!\\)\b[A-Za-z]+)/(?P<time>s|sec)\b")
-# What a progress bar writes instead of `it/s`: `kit/s` when it is fast, `s/it` when it is slow.
+# The units that a progress bar writes instead of `it/s`: `kit/s` for high rates, `s/it` for low rates.
 _SEVERAL_FORMS = r"(?:[kMGT]?\g<gap>[kMGT]?\g<noun>/\g<time>|\\s?\g<time>/\\s?\g<noun>)"
 _TIME_OF_ONE = re.compile(r"\d ?(?:ms|s)/ ?([A-Za-z]+)")
 
 _BLOCK_BYTES = 1 << 20
 _LINE_BYTES = 1 << 16
-_LINE = re.compile(rb"[^\r\n]+")  # a progress bar writes over its line
+_LINE = re.compile(rb"[^\r\n]+")  # a progress bar overwrites its line after a carriage return
 _BREAK = re.compile(rb"[\r\n]")
 _ESCAPE = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 """Colours and movements of the cursor. Source: ECMA-48, section 5.4."""
@@ -44,12 +44,12 @@ class Rates:
     """Rates in the output of a program.
 
     Attributes:
-        sums: by instant, the sum of the rates and their number.
-        num_times: number of values that are the time of one, as `2.00s/it`.
-        nouns: what they count.
-        unreadable: the first line with an unreadable number, and why; empty if there is none.
-        without_number: the last line that matches and has no number.
-        passed_over: number of unmatched lines with the time of one, by its noun.
+        sums: sum and number of the rates at each instant.
+        num_times: number of values that are times, such as `2.00s/it`.
+        nouns: nouns in the units of the values, such as `it`.
+        unreadable: first line with an unclear number, and the reason; empty if there is none.
+        without_number: last line that matches the pattern and contains no number.
+        passed_over: number of unmatched lines with a time, such as `2.00s/it`, by noun.
     """
 
     sums: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -65,11 +65,11 @@ class Rates:
 
     @property
     def points(self) -> list[tuple[int, float]]:
-        """Instants in order, each with the mean of its rates."""
+        """Instants in order of time, each with the mean of its rates."""
         return [(t_ns, total / num) for t_ns, (total, num) in sorted(self.sums.items())]
 
     def add(self, t_ns: int, rate: float, *, is_time: bool) -> int:
-        """Add the rate of a line, and return how many have its instant."""
+        """Add the rate of a line, and return the number of rates at its instant."""
         if not math.isfinite(rate):
             self.num_not_finite += 1
             return 0
@@ -82,10 +82,10 @@ class Rates:
 
 
 class OutputReader:
-    """Reads the outputs of a program by a pattern, into `rates`.
+    """A reader of a program's outputs, which collects the matches of the user's pattern in `rates`.
 
-    A group that the pattern does not bound takes the whole number that it is part of: of `([0-9.]+) samples/s` and
-    `1,050.0 samples/s`, 1050, as of `1.05e3 samples/s`. A pattern with `it/s` takes `s/it` and `kit/s` as well. `unit`
+    If the user's group matches only a part of a number, the entire number is read: `([0-9.]+) samples/s` reads 1050
+    from `1,050.0 samples/s` and from `1.05e3 samples/s`. A pattern with `it/s` also matches `s/it` and `kit/s`. `unit`
     is the work unit of the workload.
     """
 
@@ -97,7 +97,7 @@ class OutputReader:
         self.rates = Rates()
 
     def read(self, path: Path, t_ns: Sequence[int], sizes: Sequence[int], end_ns: int) -> None:
-        """Read an output, which had these sizes at these instants, up to the first unclear number."""
+        """Read an output up to the first unclear number; `sizes` are the sizes of the output at the instants `t_ns`."""
         try:
             with os.fdopen(regular_files.open_regular_file(path), "rb") as file:
                 lines = OutputLines(file)
@@ -114,7 +114,7 @@ class OutputReader:
             return
 
     def _add(self, line: str, t_ns: int) -> int:
-        """Add the rate of a line, if it has one, and return how many have its instant."""
+        """Add the rate of a line, if it contains one, and return the number of rates at its instant."""
         rates = self.rates
         if (match := self._wanted.search(line)) is None:
             if not self._is_widened and (time := _TIME_OF_ONE.search(line)) is not None and len(rates.passed_over) < 9:
@@ -137,17 +137,17 @@ class OutputReader:
 
 
 def widen(pattern: str) -> re.Pattern[str]:
-    """Return the pattern, with the other forms of a rate if it contains `it/s`."""
+    """Return the pattern; if it contains a unit such as `it/s`, it also matches `s/it` and `kit/s`."""
     original = re.compile(pattern)
     try:
         extended = re.compile(_RATE_IN_PATTERN.sub(_SEVERAL_FORMS, pattern), original.flags)
-    except re.error:  # it stood where it means something else
+    except re.error:  # the text `it/s` had another meaning in the pattern
         return original
     return extended if extended.groups == original.groups else original
 
 
 def _find_bounds(match: re.Match[str]) -> tuple[int, int]:
-    """Return the limits of the number; the whole line where the pattern does not bound it."""
+    """Return the limits of the number: those of the user's group if the pattern continues there, else of the line."""
     begin, end = match.span(1)
     return 0 if match.start() == begin else begin, len(match.string) if match.end() == end else end
 
@@ -158,9 +158,9 @@ def _quote(line: str, begin: int, end: int) -> str:
 
 
 class OutputLines:
-    """Iterator over `(line, offset of its end)`, without escape sequences.
+    """Lines of a file without escape sequences, each with the offset of its end.
 
-    A line longer than 64 KiB is cut there, after a whole word.
+    A line longer than 64 KiB is cut after the last complete word within 64 KiB.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -168,7 +168,7 @@ class OutputLines:
         self._target = 0
 
     def skip_to(self, offset: int) -> None:
-        """Continue with the first line that begins behind an offset."""
+        """Continue with the first line that begins after an offset."""
         self._target = offset
 
     def __iter__(self) -> Iterator[tuple[str, int]]:

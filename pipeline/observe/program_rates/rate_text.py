@@ -1,4 +1,4 @@
-"""The unit in the text beside a number: `183.3k tok/s`, `2.00s/it`, `ms/step: 12.5`, `(tok/s): 80`."""
+"""The unit in the text before or after a number: `183.3k tok/s`, `2.00s/it`, `ms/step: 12.5`, `(tok/s): 80`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _TIME = f"(?:{'|'.join(sorted(_SECONDS, key=len, reverse=True))})"
 _PER = r"(?: ?/ ?| per |_per_)"
 _LETTER = "[A-Za-z\u00b5\u03bc]"
 
-# Beside a number, or in a label without one. `2.00s/it`, `3.1 ms / 100 steps`; `1.5it/s`, `207.45/s`, `12 GB/s`.
+# Texts after a number, or in a label. Times: `2.00s/it`, `3.1 ms / 100 steps`. Rates: `1.5it/s`, `207.45/s`, `12 GB/s`.
 _TIME_PER = re.compile(rf"[ \t]{{0,3}}[(\[]?(?P<time>{_TIME}){_PER}(?P<num>\d{{1,9}} ?)?(?P<noun>[A-Za-z]\w*)")
 _PER_TIME = re.compile(
     rf"[ \t]{{0,3}}[(\[]?(?:{_LETTER}{{2,}} )?(?P<work>{_LETTER}[\w#-]*)?{_PER}(?P<time>{_TIME})(?!_per_|[A-Za-z])"
 )
 _PREFIX = re.compile(r"(?P<prefix>[kKMGT]i?)(?![A-Za-z0-9])| (?P<spaced>[kMGT]) (?=[A-Za-z]+/)")
 _BARE_TIME = re.compile(rf" ?(?P<time>{_TIME})(?![A-Za-z0-9])")
-# `1.5m`, `1.5 B tok/s`, `1.5e5x`: one letter is ambiguous.
+# In `1.5m`, `1.5 B tok/s` and `1.5e5x`, the meaning of the letter is unknown.
 _UNKNOWN = re.compile(rf"(?![sh]\b)(?:{_LETTER}(?![A-Za-z/_])| {_LETTER} (?=[A-Za-z]+/)|{_LETTER}+\d)")
 _LABEL = re.compile(
     rf"(?P<words>(?:{_LETTER}+ per )?{_LETTER}[\w/.\u00b5\u03bc-]*)\s*(?:[(\[](?P<unit>[^()\[\]]{{1,24}})[)\]])?"
@@ -40,7 +40,7 @@ _WORD = re.compile(r"[A-Z]?[a-z\u00b5]+|[A-Z]+(?![a-z])")
 _TIME_WORDS = frozenset(
     {*_SECONDS, "time", "latency", "elapsed", "duration", "runtime", "took", "dt"} - {"s", "h", "min"}
 )
-# Nouns that are written with a prefix: `kit/s`, `Mtok/s`, `GB/s`.
+# Nouns that programs write with a prefix: `kit/s`, `Mtok/s`, `GB/s`.
 _COUNTED = frozenset(
     re.findall(
         r"\w+",
@@ -54,16 +54,16 @@ _SAY_UNIT = "set workload.metric_unit, such as s_per_step or M"
 
 
 class RateText(NamedTuple):
-    """Meaning of the text beside a number.
+    """Meaning of the text before or after a number.
 
     Attributes:
-        prefix: scale of its prefix, 1 if it has none.
-        seconds: of its unit of time; `None` without one.
-        is_time: whether the number is a time, `None` if unknown.
-        per_work: whether that is the time of some work.
-        noun: what is counted; empty if unknown.
+        prefix: factor of the unit's prefix; 1 without a prefix.
+        seconds: seconds in the unit of time; `None` without a unit of time.
+        is_time: whether the number is a time; `None` if unknown.
+        per_work: whether the time is per amount of work, as in `s/it`.
+        noun: noun of the work; empty if unknown.
         words: the text.
-        num: number of nouns that it is the time of.
+        num: amount of work of the time, such as 100 in `ms / 100 steps`.
     """
 
     prefix: float = 1.0
@@ -76,13 +76,13 @@ class RateText(NamedTuple):
 
 
 def read(before: str, after: str, unit: str, *, is_unit_given: bool = False) -> RateText:
-    """Return the meaning of the text after a number, or else before it.
+    """Return the meaning of the text after a number, or else of the text before it.
 
-    `unit` is that of the workload: `GB/s` has no prefix where it is `gb`. Unknown letters are ignored if the user gives
-    the unit.
+    `unit` is the workload's work unit; if it is `gb`, `GB/s` has no prefix. Unknown letters are ignored if the user
+    sets the unit.
 
     Raises:
-        UnreadableError: the number continues in an unknown way, as `1.5m`.
+        UnreadableError: the letters after the number are unknown, as in `1.5m`.
     """
     if not _PREFIX.match(after) and (unknown := _UNKNOWN.match(after)) is not None:
         if not is_unit_given:
@@ -93,7 +93,7 @@ def read(before: str, after: str, unit: str, *, is_unit_given: bool = False) -> 
         return behind
     ahead = read_label(before, unit)
     if behind.is_time and ahead.is_time is False:
-        raise UnreadableError(f"{ahead.words} is a rate, but {behind.words.strip()} a time", _SAY_UNIT)
+        raise UnreadableError(f"{ahead.words} is a rate, but {behind.words.strip()} is a time", _SAY_UNIT)
     if behind.is_time:
         return behind
     return ahead._replace(prefix=ahead.prefix if behind.prefix == 1 else behind.prefix)
@@ -120,10 +120,10 @@ def read_label(text: str, unit: str) -> RateText:
 
 
 def to_unit(text: RateText, setting: MetricUnit | None) -> MetricUnit:
-    """Return the unit of a number by the text beside it, completed by the user's unit.
+    """Return the unit of a number from the text next to it, completed by the user's unit.
 
     Raises:
-        UnreadableError: it is a time of unknown work.
+        UnreadableError: the number is a time of unknown work.
     """
     if text.is_time and not text.per_work and (setting is None or (not setting.is_time and text.seconds is not None)):
         raise UnreadableError(f"{text.words.strip()} is a time of unknown work", _SAY_UNIT)
@@ -136,7 +136,7 @@ def to_unit(text: RateText, setting: MetricUnit | None) -> MetricUnit:
 
 
 def _find_prefix(text: RateText, setting: MetricUnit | None) -> float:
-    """Return the user's scale for a rate without a prefix: `80 tok/s` with `workload.metric_unit=k`."""
+    """Return the user's scale for a rate without a prefix, such as `80 tok/s` with `workload.metric_unit=k`."""
     return (
         setting.scale if setting is not None and not setting.is_time and text.prefix == 1 and text.seconds == 1 else 1.0
     )
@@ -160,7 +160,7 @@ def _read_text(text: str, unit: str, *, is_beside: bool) -> RateText:
 
 
 def _split(work: str, unit: str) -> tuple[float, str]:
-    """Split a prefix from what is counted; none where the whole is the unit of the workload."""
+    """Split a unit into the factor of its prefix and its noun; the workload's work unit has no prefix."""
     if work.lower() in (unit.lower(), work_units.format_singular(unit).lower()):
         return 1.0, work
     for length in (2, 1):

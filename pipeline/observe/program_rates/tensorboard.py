@@ -1,7 +1,8 @@
 """Scalars of TensorBoard's event files, which are TFRecords of protocol buffers (`Event`, `Summary`).
 
-TensorBoard's own reader needs a package that only jobs may have. Checksums are not checked: the torn end that a
-killed job leaves is recognised by its length. Records with images and the like are skipped.
+TensorBoard's own reader needs a package that may be installed only for jobs. Checksums are not checked, because the
+incomplete record at the end of a killed job's file is recognised by its length. Records with large data, such as
+images, are skipped.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from pipeline.base.system import regular_files
 PATTERN = "events.out.tfevents.*"
 _MAX_RECORD_BYTES = 1 << 16
 _FLOAT, _DOUBLE = 1, 2
-"""Types of a tensor; Source: tensorflow/core/framework/types.proto, as the numbers of the other messages are."""
+"""Types of a tensor. Source: tensorflow/core/framework/types.proto; the field numbers below are from its folder."""
 
 Message = dict[int, list[int | bytes]]
-"""A protocol buffer: the values by the number of their field. Numbers of fixed length stay bytes."""
+"""Fields of a protocol buffer: the values by field number. Numbers of fixed length are stored as bytes."""
 
 
 def read_scalars(path: Path) -> dict[str, list[tuple[float, float]]]:
@@ -53,7 +54,7 @@ def _read_records(path: Path) -> Iterator[bytes]:
 
 
 def _parse_scalar(value: Message) -> float | None:
-    """Return the number of a `Summary.Value`: a plain one, or a tensor with one element."""
+    """Return the number in a `Summary.Value`: a plain number, or a tensor with one element."""
     if plain := _select_all(value, 2):
         return float(struct.unpack("<f", plain[0])[0])
     for tensor in map(_parse_message, _select_all(value, 8)):
@@ -66,7 +67,7 @@ def _parse_scalar(value: Message) -> float | None:
 
 
 def _parse_message(data: bytes) -> Message:
-    """Parse the fields of a message; ValueError if it is none."""
+    """Parse the fields of a message; raise ValueError if the data are not a message."""
     fields: Message = defaultdict(list)
     at = 0
     while at < len(data):

@@ -178,8 +178,8 @@ class TestSmiListener(ProgramListenerContract):
         values = self._first(program)
         assert values.keys() >= {"power_w", "temperature_c"}
         assert not {"utilization_memory_pct", "pstate"} & values.keys()
-        assert "does not know utilization.memory" in caplog.text
-        assert "does not know pstate" in caplog.text
+        assert "does not support utilization.memory" in caplog.text
+        assert "does not support pstate" in caplog.text
 
     def test_a_field_that_only_the_real_nvidia_smi_knows_is_left_out_of_a_simulated_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -188,11 +188,11 @@ class TestSmiListener(ProgramListenerContract):
         sink, watch = Collected(), OneDevice(Machine.make(tmp_path).rehearsed)
         with SmiListener(1000).observe(watch, sink):
             assert "memory_used_mib" in sink[0].values
-        assert "does not know power.limit, which is left out" in caplog.text
+        assert "does not support power.limit, which is left out" in caplog.text
 
     def test_a_program_that_knows_no_field_is_an_error(self, program: Program) -> None:
         program.header.clear()
-        with pytest.raises(ListenerError, match="knows none of its columns"):
+        with pytest.raises(ListenerError, match="supports none of its columns"):
             self._first(program)
 
     def test_lines_that_are_no_rows_are_no_samples(self, program: Program) -> None:

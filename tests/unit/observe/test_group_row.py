@@ -629,7 +629,7 @@ def test_everything_suspended_in_a_window_invalidates_the_row(tmp_path):
     alone = group("a", sequential=True)
     job = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 50), told_ns=11 * S)
     row = judge(tmp_path, alone, job, clock=ClockRecord(pauses=((2 * S, 6 * S),)))
-    words = "all processes were suspended for 4 s of the window, as in a paused container"
+    words = "all processes were suspended for 4 s of the window, as by docker pause"
     assert row.tags["collocation.invalid"] == words
     before = judge(tmp_path, alone, job, clock=ClockRecord(pauses=((-4 * S, 1 * S), (3 * S, 3 * S + S // 10))))
     assert "collocation.invalid" not in before.tags

@@ -87,7 +87,7 @@ def test_a_single_value_is_of_the_time_from_the_start_to_its_own(tmp_path, first
     assert row.metrics["window_s"] == window_s
     assert [job.metrics["throughput_samples_per_s"] for job in row.jobs] == rates
     assert row.tags.get("collocation.invalid") == mark
-    assert "job 0-a was measured by 1 value in" in row.tags["collocation.flag"]
+    assert "job 0-a logged only 1 value in" in row.tags["collocation.flag"]
 
 
 @pytest.mark.parametrize(("num_values", "every_s", "is_noted"), [(6, 2.0, False), (4, 5.0, True), (20, 0.2, True)])
@@ -95,7 +95,7 @@ def test_few_values_or_seconds_are_noted(tmp_path, num_values, every_s, is_noted
     alone, states = of_scripts(tmp_path, METRIC)
     log_through_mlflow(states[0].folder, METRIC.metric, [(1 + every_s * i, 5.0) for i in range(num_values)])
     row = judge(alone, states)
-    assert ("job 0-a was measured by" in row.tags.get("collocation.flag", "")) == is_noted
+    assert ("job 0-a logged only" in row.tags.get("collocation.flag", "")) == is_noted
     assert row.metrics["window_s"] == pytest.approx(every_s * (num_values - 1))
     assert row.metrics["overlap_ratio"] == 1
 

@@ -70,7 +70,7 @@ def test_a_study_that_has_not_begun_takes_what_its_like_took_before():
         ),
     ]
     seven = group(*"aaaaaaa", number=2)  # nothing closer than the same workload in the same window on the same device
-    assert forecast([pair, seven], past).words == "takes about 70 s, by similar earlier groups"
+    assert forecast([pair, seven], past).words == "takes about 70 s, estimated from similar earlier groups"
     skipped = dataclasses.replace(group("c", number=3), skip_reason="does not fit")
     unknown = forecast([pair, other, skipped], past)
     assert unknown.of_each == {1: 20.0, 3: 0.0}
@@ -102,9 +102,10 @@ def of_script(**changes):
 def test_a_script_with_other_packages_takes_as_long():
     the_group, same = of_script()
     _, packages = of_script(key="other packages", on_top_s=40.0)
-    assert forecast([the_group], [packages, same]).words == "takes about 60 s, by similar earlier groups"
+    assert forecast([the_group], [packages, same]).words == "takes about 60 s, estimated from similar earlier groups"
     with_packages = forecast([the_group], [packages])
-    assert with_packages.words == "takes about 40 s, by similar earlier groups; 1 of 1 by runs with other packages"
+    words = "takes about 40 s, estimated from similar earlier groups; 1 of 1 from runs with other packages"
+    assert with_packages.words == words
 
 
 def test_a_script_with_other_arguments_takes_about_as_long_as_the_newest_and_it_is_named():
@@ -113,7 +114,8 @@ def test_a_script_with_other_arguments_takes_about_as_long_as_the_newest_and_it_
     again = dataclasses.replace(newest, on_top_s=34.0)
     found = forecast([the_group], [newest, *older, again])
     assert found.words == (
-        "takes about 32 s, by similar earlier groups; 1 of 1 by runs with other arguments or code: a --epochs 3"
+        "takes about 32 s, estimated from similar earlier groups; "
+        "1 of 1 from runs with other arguments or code: a --epochs 3"
     )
     elsewhere = [
         dataclasses.replace(newest, **change)

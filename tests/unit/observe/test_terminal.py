@@ -104,7 +104,7 @@ def test_each_gpu_counts_once():
     others = [row(block, 20, "GPU-other") for block in (3, 4, 5)]
     first, note = format_table([*resumed, *others], FIELDS).splitlines()[1:]
     assert first.split() == ["naive-a", "5", "ok", "15.5"]
-    assert note == "figures are medians over the blocks; of the 2 GPUs each counts once"
+    assert note == "figures are medians over the blocks; each of the 2 GPUs counts once"
 
 
 def test_programs_that_differ_in_a_flag_are_cases_of_their_own():

@@ -142,7 +142,7 @@ def test_flush_says_what_it_leaves_with_the_command_that_closes_it(tmp_path, mon
     root = folder.parents[2]
     assert tracking.main(["flush", "--root", str(root)]) == 1
     out = capsys.readouterr().out
-    assert out.startswith(f"left {folder}: host there may still write it; if that host is lost: ")
+    assert out.startswith(f"skipped {folder}: host there may still write it; if that host is lost, run ")
     assert out.endswith(f" -m pipeline.tracking flush --root {root} --close-lost\n")
     monkeypatch.setattr(tracking.RequestHandler, "send", lambda *_: None)
     assert tracking.main(["flush", "--root", str(root), "--close-lost"]) == 0

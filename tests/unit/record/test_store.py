@@ -329,7 +329,7 @@ def test_relocating_refuses_what_it_cannot_tell(root: Path, tmp_path: Path) -> N
 def test_a_place_that_is_mistyped_is_an_error(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log_a_file(root, tmp_path, "one")
     assert tracking.main(["status", "--uri", "localhost:5000", "--root", str(root)]) == 2
-    assert "is no tracking server; give http://HOST:PORT" in capsys.readouterr().err
+    assert "is not a tracking server; use --uri http://HOST:PORT" in capsys.readouterr().err
     moved = tmp_path / "moved"
     root.rename(moved)
     assert tracking.main(["relocate", "--from", "/wrong", "--root", str(moved)]) == 1

@@ -363,7 +363,7 @@ def test_flush_sends_what_was_left_and_says_what_it_could_not(root: Path) -> Non
     assert flush(root).returncode == 0
     done = flush(root / "absent")
     assert done.returncode == 2
-    assert done.stderr == f"error: there is no folder {root / 'absent'}; name that of a study with --root\n"
+    assert done.stderr == f"error: the folder {root / 'absent'} does not exist; set --root to the folder of a study\n"
 
 
 def test_importing_the_tracking_modules_imports_no_mlflow() -> None:

@@ -112,7 +112,7 @@ def test_a_number_that_is_no_port_is_refused(port):
 
 
 def test_no_address_is_refused_and_not_taken_for_every_one():
-    with pytest.raises(ConfigError, match=r"exporter\.address is empty; give 127\.0\.0\.1"):
+    with pytest.raises(ConfigError, match=r"exporter\.address is empty; set 127\.0\.0\.1"):
         PrometheusExporter(9411, "")
 
 
