@@ -163,11 +163,11 @@ def leave_nothing(folder: Path) -> None:
         (remove_interpreter, "is broken"),
         (replace_interpreter, "is broken"),
         (point_elsewhere, "is broken"),
-        (remove_marker, "was built only in part"),
-        (tear_marker, "was built only in part"),
-        (remove_lock, "was built only in part"),
-        (change_lock, "has a lock file that was changed"),
-        (remove_package, "has other packages than it was built with"),
+        (remove_marker, "is incomplete"),
+        (tear_marker, "is incomplete"),
+        (remove_lock, "is incomplete"),
+        (change_lock, "has a changed lock file"),
+        (remove_package, "has other packages than at its build"),
         (remove_module, "/site-packages/tiny.py"),
         (cut_module, "has a missing or changed file: lib/python"),
         (leave_nothing, "is not built yet"),
@@ -286,7 +286,7 @@ def test_a_build_whose_orchestrator_was_killed_is_waited_for_and_done_again(star
     os.kill(int(step.read_text()), signal.SIGKILL)
     let_builds_go_on(tmp_path)
     out, err = second.communicate("", timeout=300)
-    assert "was built only in part" in err
+    assert "is incomplete" in err
     assert out.strip() and len(builds(tmp_path)) == 2
 
 
