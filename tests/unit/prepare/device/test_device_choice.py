@@ -50,7 +50,7 @@ def test_a_grant_of_nothing_is_the_cpus_or_an_error(nothing, monkeypatch) -> Non
 
 def test_no_device_at_all_is_said_as_such() -> None:
     with pytest.raises(
-        ConfigError, match=r"^--gpu=0 needs an NVIDIA GPU, but there is none; check that `nvidia-smi` lists one"
+        ConfigError, match=r"^--gpu=0 needs an NVIDIA GPU, but NVML lists none; check that `nvidia-smi` lists one"
     ):
         device_choice.choose("--gpu", "0", [])
 
