@@ -130,7 +130,8 @@ class Mig:
         if any(instance.parts for instance in layout.instances):
             instances = ", ".join(map(str, layout.instances))
             warnings.append(
-                f"[{names}] needs the GPU instances {instances}; compute instances share the memory of their GPU instance"
+                f"[{names}] needs the GPU instances {instances}; compute instances share the memory of their GPU "
+                "instance"
             )
         if unused := compute.count_idle_slices(gpu, layout):
             warnings.append(f"[{names}] leaves {unused} of {gpu.compute_slices} compute slices of {gpu.name} unused")

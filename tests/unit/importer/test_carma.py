@@ -105,7 +105,7 @@ def test_environments_are_kept_where_their_folder_is_known(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        (changed(n7="2"), "it uses 2 GPUs"),
+        (changed(n7="2"), "the job uses 2 GPUs"),
         (changed(n2="cd x && python train.py"), "needs a shell for '&&'"),
         (changed(n2="python train.py > log"), "needs a shell for '>'"),
         (changed(n2="python $HOME/train.py"), "needs a shell"),
@@ -136,7 +136,7 @@ def test_a_job_that_cannot_be_run_here_is_listed_and_the_others_are_taken(tmp_pa
         (changed(n6="maybe"), "its mode 'maybe' is neither exclusive nor collocated"),
         (changed(n7="-1"), "its number of GPUs '-1' is no"),
         (changed(n8="12 MB"), "its memory (measured) '12 MB' is not a number of MB"),
-        (changed(n9="nan"), "its memory (Horus) 'nan' is no number"),
+        (changed(n9="nan"), "its memory (Horus) 'nan' is not a number"),
         (changed(n4="a\0b"), "it is not text"),
         (("x" * 70_000,), "it is longer than 64 KiB"),
     ],
