@@ -296,7 +296,7 @@ def test_a_file_that_cannot_be_used_is_refused_before_anything_is_built(tmp_path
         ("-e hg+https://h/c#egg=c", "leave -e out: c @ hg+https://h/c"),
         ("-e git+https://u:s3cret@h/C.git", "leave -e out: git+https://<hidden>@h/C.git"),
         ("-e git+file:///r/C.git#egg=c", "leave -e out: c @ git+file:///r/C.git"),
-        *((f"-e {place}", "install a wheel of it") for place in (".", "./a[x]", "../b", "/c", "file:///d")),
+        *((f"-e {place}", "install a wheel of the package") for place in (".", "./a[x]", "../b", "/c", "file:///d")),
     ],
 )
 def test_a_package_that_can_be_edited_gets_the_remedy_of_its_place(tmp_path, line, remedy):

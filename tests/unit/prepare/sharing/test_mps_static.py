@@ -70,7 +70,7 @@ def test_the_commands_of_a_newer_protocol_are_not_those_that_are_used_here(machi
     )
     monkeypatch.setenv("CUDA_MPS_PROTOCOL_VERSION", "3")
     group = machine.group("a")
-    refused = pytest.raises(SharingError, match=r'answered .*Unknown command "get_server_list"')
+    refused = pytest.raises(SharingError, match=r'replied to .*Unknown command "get_server_list"')
     with refused, Mps().prepare(group.device, group, machine.folder):
         pytest.fail("it understands")
 
