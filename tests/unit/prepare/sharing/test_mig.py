@@ -621,7 +621,7 @@ def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, m
                 assert (slot.gi_id, slot.ci_id) == (device.gi_id, 0)
     assert divided.gpu == before
     Mps().check(divided.group(*[None] * 21, device=device))
-    with pytest.raises(ConfigError, match=r"takes 21 clients on NVIDIA .* 3g.20gb, not 22"):
+    with pytest.raises(ConfigError, match=r"supports at most 21 clients on NVIDIA .* 3g.20gb, not 22"):
         Mps().check(divided.group(*[None] * 22, device=device))
 
 
@@ -648,7 +648,7 @@ def test_jobs_get_the_instances_that_are_there_and_nothing_is_changed(divided: M
     assert places("S", "L", "M") == ["1g.5gb", "3g.20gb", "2g.10gb"]
     assert places(None, None, profiles=["2g", "1g.5gb"]) == ["2g.10gb", "1g.5gb"]
     with pytest.raises(
-        ConfigError, match=r"has no free MIG device of 2g for job 1; .* its devices: 3g.20gb, 2g.10gb, 1g.5gb"
+        ConfigError, match=r"has no free MIG device of 2g for job 1; .* its MIG devices: 3g.20gb, 2g.10gb, 1g.5gb"
     ):
         places(None, None, profile="2g")
     with pytest.raises(ConfigError, match=r"has no free MIG device for job 3"):
@@ -674,7 +674,7 @@ def test_jobs_get_parts_of_one_gpu_instance_that_is_there(divided: Machine) -> N
     assert places("1c.2g", "1c.2g.10gb") == parts
     assert [profile for _, _, profile in places(None, None, None, None)] == ["3g.20gb", *["1c.2g.10gb"] * 2, "1g.5gb"]
     with pytest.raises(
-        ConfigError, match=r"has no free MIG device of 2g for job 0; .* its devices: 3g.20gb, 1c.2g.10gb, 1c.2g"
+        ConfigError, match=r"has no free MIG device of 2g for job 0; .* its MIG devices: 3g.20gb, 1c.2g.10gb, 1c.2g"
     ):
         places("2g")
     assert divided.gpu == before
