@@ -127,7 +127,7 @@ def _list_notes(jobs: Sequence[Job], prefixes: Mapping[str, str], *, is_together
     if is_together and exclusive:
         notes.append(f"{EXCLUSIVE}: not kept for {format_count(len(exclusive), 'job')}, because of --together")
     elif len(exclusive) > 1:
-        notes.append(f"{format_count(len(exclusive), 'exclusive job')} run alone; --together makes one mix of all")
+        notes.append(f"{format_count(len(exclusive), 'exclusive job')} run alone; use --together for one mix of all")
     if len(jobs) - len(exclusive) == 1 and not is_together:
         notes.append(f"the only {COLLOCATED} job runs alone; add the files of its co-runners")
     return notes

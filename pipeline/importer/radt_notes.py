@@ -40,7 +40,7 @@ def _describe_devices(groups: Sequence[RowGroup]) -> str:
     placed = ", ".join(
         f"{format_count(counts[device], 'group')} on GPU {device}" for device in sorted(counts, key=natural_key)
     )
-    return f"Devices: not kept ({placed}), because groups are compared on one GPU; choose it with gpu.device=INDEX"
+    return f"Devices: not kept ({placed}), because groups are compared on one GPU; select it by gpu.device=INDEX"
 
 
 def _describe_listeners(rows: Sequence[Row]) -> Iterator[str]:

@@ -45,7 +45,8 @@ class WaitBudget:
         try:
             while not error.is_over():
                 if self._remaining_s <= 0:
-                    raise GpuBusyError(f"after {format_duration(self._limit_s)} ({self._limit}): {error}") from error
+                    waited = format_duration(self._limit_s)
+                    raise GpuBusyError(f"waited {waited} ({self._limit}), but {error}") from error
                 time.sleep(min(_LOOK_S, self._remaining_s))
                 self.waited_s = waited_s + time.monotonic() - begin_s
         except Interrupted as interrupted:

@@ -27,7 +27,7 @@ from pipeline.prepare.device.smi_commands import Smi, await_last_write
 log = logging.getLogger(__name__)
 
 VALUES = ("default", "short", "medium", "long")
-"""Names of the time slices; nvidia-smi takes their positions."""
+"""Names of the time slices, in the order of nvidia-smi's numbers for them."""
 _READ_LIMIT_S = 10.0
 _ABOUT_IT = re.compile(r"time[ _-]?slice", re.IGNORECASE)
 _VALUE = re.compile(rf"\b({'|'.join(VALUES)})\b", re.IGNORECASE)
@@ -42,7 +42,7 @@ def read(smi: Smi) -> str:
     try:
         completed = helper_program.run(smi.policy_command(), timeout_s=_READ_LIMIT_S, check=False)
     except CommandError as error:
-        raise SharingError(f"the time slice of {smi.uuid} cannot be read: {error}") from error
+        raise SharingError(f"the time slice of {smi.uuid} cannot be read: {error}; use scenario=naive") from error
     time_slice = _find_value(completed.stdout) if completed.status == 0 else None
     if time_slice is None:
         raise SharingError(

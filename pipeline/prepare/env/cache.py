@@ -168,7 +168,9 @@ class Cache:
             unfinished.write_text(json.dumps(marker, indent=1), encoding="utf-8")
             unfinished.rename(folder / _MARKER)
         except OSError as error:
-            raise ConfigError(f"{recipe.title} cannot be built in {folder}: {error}") from error
+            raise ConfigError(
+                f"{recipe.title} cannot be built in {folder}: {error}; free space there, or set env.cache_root"
+            ) from error
         except ConfigError:
             with suppress(OSError):  # the next start removes it as well
                 _remove(folder)

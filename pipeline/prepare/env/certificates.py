@@ -20,8 +20,8 @@ _NO_FILE = os.devnull
 def choose_variables() -> dict[str, str]:
     """Return the variables that make uv trust the same certificates as pip.
 
-    Variables that the user has set, and an empty system store, are left out. If pip is configured with a certificate
-    file, pip trusts only this file, and uv then does the same.
+    The result excludes variables that the user has set, and the system's store if it is empty. If pip is configured
+    with a certificate file, pip trusts only this file, and so does uv.
     """
     chosen: dict[str, str] = {}
     if not any(name in os.environ for name in _OF_SYSTEM) and _has_system_store():

@@ -1,4 +1,4 @@
-"""Files that describe a conda environment: environment.yml, and explicit package lists such as recorded locks."""
+"""Files that describe a conda environment: environment.yml, and explicit package lists, such as recorded locks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read(file: Path) -> CondaFile:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"env.file={file} cannot be read: {error}") from error
+        raise ConfigError(f"env.file={file} cannot be read: {error}; name a readable text file") from error
     if file.suffix in (".yml", ".yaml"):
         content = _read_yaml(file, text)
     elif re.search(f"^{_EXPLICIT}$", text, flags=re.MULTILINE):
@@ -106,7 +106,9 @@ def _read_yaml(file: Path, text: str) -> CondaFile:
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"env.file={file} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"env.file={file} is not valid YAML: {' '.join(str(error).split())}; fix this line"
+        ) from error
     if not isinstance(content, dict) or set(content) - _KEYS:
         unknown = ", ".join(sorted(map(str, set(content) - _KEYS))) if isinstance(content, dict) else ""
         keys = f"the unknown keys {unknown}" if unknown else "no keys"

@@ -1,4 +1,4 @@
-"""Locks of environments: texts that name every installed package exactly, to build the same environment again.
+"""Locks of environments: texts that name every installed package exactly, from which the environment can be rebuilt.
 
 A lock is also a valid input file of the build tool: requirements with exact versions for a virtual environment, an
 explicit list of packages for conda. Comments hold the facts that these formats cannot express.
@@ -64,7 +64,7 @@ class Distribution:
         return dict(json.loads(self.direct_url)) if self.direct_url else {}
 
     def requirement(self) -> str:
-        """Return a requirement that only this package fulfils; it includes the digest of an archive."""
+        """Return a requirement that only this package fulfils; for an archive, include its digest."""
         origin = self.origin
         url = str(origin.get("url", ""))
         if "vcs_info" in origin:
@@ -87,7 +87,7 @@ class Distribution:
 
 
 def pin(package: Distribution) -> Distribution:
-    """Add the current digest of its archive to a package from a local archive: uv does not record this digest."""
+    """Add the archive's current digest to a package from a local archive, because uv does not record the digest."""
     origin = package.origin
     url = str(origin.get("url", ""))
     if "dir_info" in origin:

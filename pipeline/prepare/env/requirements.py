@@ -48,7 +48,7 @@ def read(file: Path) -> Requirements:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"env.file={file} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"env.file={file} cannot be read: {error.strerror}; name a readable file") from error
     text = content.decode("utf-8", errors="replace")
     is_toml = file.suffix == ".toml" or file.name == "uv.lock"
     try:

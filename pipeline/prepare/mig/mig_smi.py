@@ -104,7 +104,7 @@ class MigSmi(Smi):
         rows = _INSTANCE_ROW.findall(completed.stdout)
         if not rows and "No GPU instances found" not in completed.stdout:
             raise SharingError(
-                f"nvidia-smi cannot list the MIG instances of {self.uuid}; fix what it printed: "
+                f"nvidia-smi cannot list the MIG instances of {self.uuid}; fix the problem that it printed: "
                 f"{completed.printed_line}"
             )
         instances = (GpuInstance(gi_id=int(gi), profile_id=int(profile), start=int(at)) for profile, gi, at in rows)
@@ -217,7 +217,7 @@ def destroy_part(
     recorded the id; then the compute instance is found because its id is not in `beside`.
 
     Raises:
-        SharingError: the compute instance still exists, or cannot be told apart from another program's.
+        SharingError: the compute instance still exists, or cannot be distinguished from another program's.
     """
     if boot != boot_id():
         return

@@ -51,7 +51,7 @@ class MpsSlots:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Stop the thread that `verify` started at the end of the body."""
+        """Run the body, then stop the thread that `verify` started."""
         try:
             yield
         finally:

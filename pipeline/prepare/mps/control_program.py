@@ -1,7 +1,7 @@
 """MPS control program for one daemon: sends commands and interprets the replies.
 
 The commands that a control program supports depend on its driver. They are not derived from its version: an unsupported
-command is recognised by the reply. Replies are judged by their text, because the exit status is 0 even if the program
+command is recognised by its reply. Replies are judged by their text, because the exit status is 0 even if the program
 rejects a command.
 Sources: NVIDIA's MPS documentation (release 615), and the output of the programs of drivers 535, 550 and 580.
 """
@@ -66,8 +66,8 @@ class ControlProgram:
     def environ(self, **further: str) -> dict[str, str]:
         """Return the orchestrator's variables without settings of other MPS daemons, and with this pipe folder.
 
-        The protocol version selects the commands that this module uses: since release 615, the program also has others
-        (MPS v3).
+        The protocol version selects the commands that this module uses, because since release 615 the program also has
+        other commands (MPS v3).
         """
         inherited = {
             k: v for k, v in os.environ.items() if not k.startswith("CUDA_MPS_") and k != "CUDA_VISIBLE_DEVICES"

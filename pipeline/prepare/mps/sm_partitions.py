@@ -1,6 +1,6 @@
 """MPS static partitions: created before the daemon's server starts, one per job, which receives the partition's name.
 
-A partition consists of chunks, and a chunk of several multiprocessors, which no other client can use. The number of
+A partition consists of chunks, and a chunk consists of multiprocessors that no other client can use. The number of
 chunks depends on the positions of the multiprocessors on the chip, so it is read from the daemon. Partitions exist
 until their daemon exits.
 

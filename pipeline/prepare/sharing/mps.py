@@ -92,7 +92,7 @@ class Mps:
     def run_server(
         self, device: Device, group: Group, scratch: Path, divide: Callable[[ControlProgram], None] | None = None
     ) -> Iterator[MpsDaemon]:
-        """Run the daemon for the whole device; before, set the compute mode if `gpu.exclusive_process` is set."""
+        """Set the compute mode if `gpu.exclusive_process` is set, and run a daemon for the whole device."""
         self.check(group)
         programs = find_group_programs(group, {CONTROL: self._program})
         program = programs.find(CONTROL)
