@@ -99,8 +99,8 @@ class GpuReader:
 
         Memory is in bytes. As in nvidia-smi, `used` excludes the memory that the driver reserves (480 MiB on an
         H100). Version 1 of the structure includes this memory, so drivers before 510, which lack version 2, return no
-        figure. Power is in mW (mean of 1 s since Ampere, instantaneous on GA100: nvml.h), energy in mJ since the driver
-        was loaded, clocks in MHz, temperature in degrees Celsius, utilisation in percent.
+        figure. Power is in mW (mean of 1 s from Ampere on, but instantaneous on GA100: nvml.h), energy in mJ since the
+        driver was loaded, clocks in MHz, temperature in degrees Celsius, utilisation in percent.
         """
         values: dict[str, float] = {}
         for name, read in self._quantities.items():

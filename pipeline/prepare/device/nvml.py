@@ -52,7 +52,7 @@ pynvml = _LazyModule()
 
 
 class NvmlError(CollocationError):
-    """Failure of a GPU that NVML lists to respond."""
+    """Error of a GPU that NVML lists but that does not respond."""
 
 
 @contextmanager
@@ -190,7 +190,7 @@ def ask(what: str, function: Callable[..., Any], *arguments: object) -> Any:
 def ask_if_offered(what: str, function: Callable[..., Any], *arguments: object) -> Any:
     """Like `ask`, but return `None` if the GPU, the driver or the permissions do not allow this call.
 
-    For example, most quantities of a GPU in MIG mode need root.
+    For example, NVML reports some quantities of a GPU in MIG mode to root only.
     """
     try:
         return ask(what, function, *arguments)

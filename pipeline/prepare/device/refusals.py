@@ -47,7 +47,7 @@ def refuse_without_admin(group: Group, change: str) -> None:
     admin = group.gpu.admin
     if admin is None:
         raise ConfigError(f"{change}, which gpu.admin=null forbids; set gpu.admin=[] as root, else gpu.admin=[sudo,-n]")
-    if group.device.details and not group.device.is_simulated:  # a plan for another machine runs no command
+    if group.device.details and not group.device.is_simulated:  # otherwise no command runs on this machine
         driver_programs.refuse_absent_admin(admin, f"gpu.admin={words.format_list(admin)}", "'gpu.admin=[sudo,-n]'")
 
 

@@ -70,7 +70,7 @@ class Smi:
         """Run one of the commands above; the caller has to read back its effect.
 
         Raises:
-            SharingError: the command cannot be run, or is not permitted.
+            SharingError: the command cannot be started, or is not permitted.
         """
         try:
             completed = helper_program.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
@@ -87,7 +87,7 @@ class Smi:
 
 
 def await_last_write(uuid: str) -> None:
-    """Wait for a command of a killed orchestrator, which still runs and could otherwise take effect after the undo.
+    """Wait for commands of a killed orchestrator that still run, because they could take effect after the undo.
 
     Raises:
         SharingError: the command does not exit.

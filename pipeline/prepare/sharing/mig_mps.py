@@ -1,6 +1,6 @@
 """MPS inside MIG: jobs share MIG devices, each of which has a separate MPS daemon.
 
-Each MIG device is a fault domain: if a job crashes its MPS server, only the jobs on the same MIG device are affected.
+Each instance is a fault domain: a job that crashes its MPS server affects only the jobs on the same instance.
 """
 
 from __future__ import annotations
