@@ -1,1 +1,1 @@
-"""Studies and results of other programs as experiments of this one."""
+"""Import of experiments of other tools as experiment files of this project."""

@@ -1,6 +1,6 @@
-"""The command `python -m pipeline.importer`: experiments of other tools as experiment files.
+"""The command `python -m pipeline.importer`, which converts experiments of other tools to experiment files.
 
-`python -m pipeline.importer radt TABLE.csv` and `python -m pipeline.importer carma JOB.rad ...`.
+Usage: `python -m pipeline.importer radt TABLE.csv` or `python -m pipeline.importer carma JOB.rad ...`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SEVERAL = "carma"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Import a table or job files; return the exit status: 1 if some jobs are left out, 2 without any file."""
+    """Import a table or job files; return the exit status: 1 if jobs are left out, 2 if no file is written."""
     args = make_parser().parse_args(argv)
     try:
         default_name = re.sub(r"\W", "_", args.files[0].stem) if len(args.files) == 1 else _SEVERAL
@@ -49,7 +49,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
     radt.add_argument("--slices", action="store_true", help="write MIG profiles by slices (1g), for any GPU model")
     carma = tools.add_parser("carma", help="job files of CARMA", description="Import job files of CARMA.")
     carma.add_argument("files", type=Path, nargs="+", metavar="JOB", help=".rad file")
-    carma.add_argument("--together", action="store_true", help="one mix of all jobs, including exclusive ones")
+    carma.add_argument("--together", action="store_true", help="make one mix of all jobs, including exclusive jobs")
     carma.add_argument("--envs", metavar="DIR", help="folder of the conda environments that the jobs activate")
     for tool in (radt, carma):
         tool.add_argument("--name", help="name of the experiment (default: from the file)")
@@ -60,7 +60,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
 
 def _check_name(name: str) -> str:
     if not NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is no valid name of an experiment; use letters, digits and _ with --name")
+        raise ConfigError(f"{name!r} is not a valid experiment name; use letters, digits and _ with --name")
     return name
 
 
@@ -71,7 +71,7 @@ def _finish(imported: Imported, name: str, args: argparse.Namespace) -> int:
         sys.stderr.write(f"note: {note}\n")
     jobs = f"{imported.num_read} {imported.unit}s"
     if not imported.num_groups:
-        raise ConfigError(f"none of the {jobs} of {args.files[0]} can be imported")
+        raise ConfigError(f"none of the {jobs} of {args.files[0]} can be imported; fix the problems listed above")
     if args.out == "-":
         sys.stdout.write(imported.text)
         where = "printed"

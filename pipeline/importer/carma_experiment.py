@@ -1,4 +1,4 @@
-"""Job files of CARMA as an experiment file: exclusive jobs alone, collocated ones together."""
+"""Conversion of CARMA's job files to an experiment file: exclusive jobs run alone, collocated jobs together."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pipeline.importer.experiment_file import Imported, Program, Value, assign_n
 
 
 def read(paths: Sequence[Path], name: str, *, is_together: bool = False, environments: str | None = None) -> Imported:
-    """Import job files as the experiment of this name, with `is_together` as one mix.
+    """Import job files as an experiment with this name; with `is_together`, all jobs become one mix.
 
     Raises:
-        ConfigError: one of them cannot be read, or is no job file.
+        ConfigError: a file cannot be read, or is not a job file.
     """
     jobs = [carma_job.read(path) for path in paths]
     taken = [job for job in jobs if not job.obstacle]
@@ -52,7 +52,7 @@ def read(paths: Sequence[Path], name: str, *, is_together: bool = False, environ
 
 
 def _find_prefixes(jobs: Sequence[Job], environments: str | None) -> Mapping[str, str]:
-    """Return the folder of each environment; nothing unless all are known."""
+    """Return the folder of each environment by name; return nothing unless all folders are known."""
     named = {job.environment for job in jobs}
     if "" in named:
         return {}
@@ -112,21 +112,22 @@ def _list_notes(jobs: Sequence[Job], prefixes: Mapping[str, str], *, is_together
     notes = []
     if jobs:
         notes.append(
-            "model, data set, batch size and memory are comments in the experiment file; jobs follow their arguments"
+            "model, data set, batch size and memory are only comments in the experiment file; jobs use the arguments "
+            "of their commands"
         )
     names = sorted({job.environment for job in jobs if job.environment})
     if names and not prefixes:
         notes.append(
-            f"conda environment {', '.join(names)}: not kept, its folder is unknown; add --envs FOLDER, or run with "
-            "env=existing env.prefix=FOLDER"
+            f"conda environment {', '.join(names)}: not kept, because its folder is unknown; add --envs FOLDER, or run "
+            "with env=existing env.prefix=FOLDER"
         )
     if variables := sorted({name for job in jobs for name in job.dropped}):
-        notes.append(f"{', '.join(variables)}: not kept, jobs use the device of their group")
+        notes.append(f"{', '.join(variables)}: not kept, because jobs use the device of their group")
     exclusive = [job for job in jobs if job.mode == EXCLUSIVE]
     if is_together and exclusive:
         notes.append(f"{EXCLUSIVE}: not kept for {format_count(len(exclusive), 'job')}, because of --together")
     elif len(exclusive) > 1:
-        notes.append(f"{format_count(len(exclusive), 'exclusive job')} run alone; --together makes one mix of all")
+        notes.append(f"{format_count(len(exclusive), 'exclusive job')} run alone; use --together for one mix of all")
     if len(jobs) - len(exclusive) == 1 and not is_together:
         notes.append(f"the only {COLLOCATED} job runs alone; add the files of its co-runners")
     return notes

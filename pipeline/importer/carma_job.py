@@ -1,8 +1,8 @@
-"""Job files of CARMA, the collocation-aware resource manager of radT's authors.
+"""Job files of CARMA, the collocation-aware resource manager by radT's authors.
 
-Lines of a file: `conda activate NAME`, the command, the summary of the model, the data set, the batch size, the mode,
-the number of GPUs and, optionally, the job's memory as measured and by three estimators. Lines that begin with `#` are
-comments. Source: `src/server.py` and `workloads/*.rad` of itu-rad/CARMA.
+The lines of a file are: `conda activate NAME`, the command, the summary of the model, the data set, the batch size, the
+mode, the number of GPUs and, optionally, the job's memory: one measured and three estimated amounts. Lines that begin
+with `#` are comments. Source: `src/server.py` and `workloads/*.rad` of itu-rad/CARMA.
 """
 
 from __future__ import annotations
@@ -34,11 +34,17 @@ class Job:
     """A job file.
 
     Attributes:
-        environment: name or path of a conda environment; empty if it activates none.
-        model: file name of the summary of its model, without suffix.
-        memory_mib: source and figure.
-        dropped: variables of the command that are not kept: the group decides the device.
-        obstacle: why it cannot be run here; else empty.
+        path: path of the file.
+        environment: name or path of the job's conda environment; empty if the job activates none.
+        script: path of the job's Python script.
+        args: arguments of the script.
+        model: file name of the model's summary, without suffix.
+        dataset: name of the data set.
+        batch_size: batch size.
+        mode: `exclusive` or `collocated`.
+        memory_mib: memory in MiB by source: measured, or an estimator's name.
+        dropped: variables that the command sets and the import leaves out, because the group determines the device.
+        obstacle: reason for which the job cannot be imported; else empty.
     """
 
     path: Path
@@ -58,7 +64,7 @@ def read(path: Path) -> Job:
     """Read a job file.
 
     Raises:
-        ConfigError: it cannot be read, or is no job file.
+        ConfigError: the file cannot be read, or is not a job file.
     """
     try:
         with path.open("rb") as file:
@@ -80,8 +86,8 @@ def read(path: Path) -> Job:
 
 def _make_error(path: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"{path} is no job file of CARMA: {reason}; its lines must be: conda activate NAME, command, model, data set, "
-        "batch size, exclusive or collocated, number of GPUs, measured and estimated memory in MB"
+        f"{path} is not a job file of CARMA: {reason}; write these lines: conda activate NAME, command, model, data "
+        "set, batch size, exclusive or collocated, number of GPUs, measured and estimated memory in MB"
     )
 
 
@@ -91,7 +97,7 @@ def _parse_job(path: Path, lines: Sequence[str]) -> Job:
     if activated := _ACTIVATE.fullmatch(text[0]):
         environment, text = activated["name"], text[1:]
     if not text or "python" not in text[0]:
-        raise ValueError(f"the command is {_shorten(text[0] if text else '')}")
+        raise ValueError(f"its command {_shorten(text[0] if text else '')} does not run python")
     command, *fields = text
     if len(fields) < len(_FIELDS):
         raise ValueError(f"it ends before {_FIELDS[len(fields)]}")
@@ -101,7 +107,7 @@ def _parse_job(path: Path, lines: Sequence[str]) -> Job:
     if mode.lower() not in _MODES:
         raise ValueError(f"its mode {_shorten(mode)} is neither {EXCLUSIVE} nor {COLLOCATED}")
     gpus = _parse_whole("number of GPUs", num_gpus)
-    obstacle = f"it uses {gpus} GPUs; a job here has one" if gpus > 1 else ""
+    obstacle = f"the job uses {gpus} GPUs; only jobs with one GPU are supported" if gpus > 1 else ""
     dropped: tuple[str, ...] = ()
     script, args = "", dropped
     try:
@@ -128,12 +134,12 @@ def _parse_program(command: str) -> tuple[tuple[str, ...], str, tuple[str, ...]]
     tokens = shlex.shlex(command, posix=True, punctuation_chars=True)
     tokens.whitespace_split = True
     if shell_token := next((token for token in tokens if _SHELL_TOKEN.search(token)), ""):
-        raise ValueError(f"its command needs a shell for {_shorten(shell_token)}; put it into a script")
+        raise ValueError(f"its command needs a shell for {_shorten(shell_token)}; move the command into a script")
     words = shlex.split(command)
     names = []
     while words and (assignment := _ASSIGNMENT.fullmatch(words[0])):
         if not assignment["name"].startswith("CUDA_VISIBLE"):
-            raise ValueError(f"its command sets {assignment['name']}; put it into a script")
+            raise ValueError(f"its command sets {assignment['name']}; set the variable in a script")
         names.append(assignment["name"])
         del words[0]
     script, args = user_command.parse_program(words, "its command")
@@ -142,7 +148,7 @@ def _parse_program(command: str) -> tuple[tuple[str, ...], str, tuple[str, ...]]
 
 def _parse_whole(what: str, text: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,8}", text):
-        raise ValueError(f"its {what} {_shorten(text)} is no whole number above 0")
+        raise ValueError(f"its {what} {_shorten(text)} is not a whole number above 0")
     return int(text)
 
 
@@ -152,7 +158,7 @@ def _parse_amount(source: str, text: str) -> float:
     except ValueError:
         amount = math.nan
     if not (math.isfinite(amount) and amount >= 0):
-        raise ValueError(f"its memory ({source}) {_shorten(text)} is no number of MB")
+        raise ValueError(f"its memory ({source}) {_shorten(text)} is not a number of MB")
     return amount
 
 

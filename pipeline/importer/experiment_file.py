@@ -1,4 +1,4 @@
-"""The writer of experiment files."""
+"""Writer of experiment files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.base.system.user_command import escape_interpolations
 
 NAME = re.compile(r"[A-Za-z]\w*")
-"""Valid names of experiments, and of programs in mixes."""
+"""Pattern of valid names of experiments, and of programs in mixes."""
 
 Value = int | float | str | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program as a choice of `conf/workload` with overrides; `name` is its preferred name in mixes."""
+    """A program: a choice of `conf/workload` with overrides of its options; `name` is its preferred name in mixes."""
 
     workload: str
     values: tuple[tuple[str, Value], ...] = ()
@@ -31,7 +31,7 @@ class Program:
 
     @property
     def label(self) -> str:
-        """Its name in mixes, unless another program has it."""
+        """Name of the program in mixes, unless another program already has this name."""
         values = dict(self.values)
         stem = Path(str(values["script"])).stem if "script" in values else self.workload
         default = f"{stem}_bs{values['batch_size']}" if "batch_size" in values else stem
@@ -40,13 +40,14 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """The experiment of another tool as an experiment file.
+    """An experiment of another tool, converted to an experiment file.
 
     Attributes:
+        text: text of the experiment file.
         num_read: number of jobs that were read.
-        unit: of these: row or file.
+        unit: name of a job's source: row or file.
         refused: jobs that could not be imported, with reasons.
-        notes: settings that were not kept.
+        notes: settings that are not kept.
     """
 
     text: str
@@ -82,7 +83,7 @@ def format_file(
     defaults: Sequence[Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> str:
-    """Return the text of an experiment file; `head` is its comment, `sizes` are the programs of mixes."""
+    """Return the text of an experiment file; `head` is its first comment, `sizes` has the programs of mixes."""
     content: dict[str, Any] = {
         "defaults": [
             *({f"/workload@sizes.{size}": program.workload} for program, size in sizes.items()),
@@ -100,18 +101,18 @@ def format_file(
 
 
 def write(text: str, name: str, folder: Path | None, *, replace: bool) -> str:
-    """Write `FOLDER/experiment/NAME.yaml`; return the command that runs it.
+    """Write `FOLDER/experiment/NAME.yaml`; return the command that runs the experiment.
 
-    The default folder is `conf` of the clone or, with `collocate`, of the working folder.
+    The default folder is `conf` in the clone or, with the command `collocate`, in the working folder.
 
     Raises:
-        ConfigError: it exists without `replace`, or cannot be written.
+        ConfigError: the file already exists and `replace` is not set, or the file cannot be written.
     """
     if folder is None and entry_points.is_by_command():
         folder = Path("conf")
     path = (folder or PROJECT_DIR / "conf") / "experiment" / f"{name}.yaml"
     if path.exists() and not replace:
-        raise ConfigError(f"{path} exists; choose another --name, or replace it with --force")
+        raise ConfigError(f"{path} already exists; choose another --name, or replace it with --force")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -128,7 +129,7 @@ def _yaml(value: Value) -> Any:
 
 
 class _Quoted(str):
-    """Text that is written in quotes: OmegaConf reads `1e-3` as a number, which PyYAML takes for text."""
+    """Text that is written in quotes, because OmegaConf reads an unquoted `1e-3` as a number, unlike PyYAML."""
 
     __slots__ = ()
 

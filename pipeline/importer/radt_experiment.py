@@ -1,4 +1,4 @@
-"""Groups of a table of radT as an experiment file."""
+"""Conversion of the groups of a radT table to an experiment file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.importer.experiment_file import Imported, Program, assign_name, ov
 from pipeline.importer.radt_table import LISTENERS, Refused, Row, RowGroup
 
 _EPOCHS = 5  # radT's default
-# What the published tables train, by model and data set, among the workloads of this project.
+# Workloads of this project for the models and data sets of the published tables.
 _EFFICIENTNET = {
     "cifar10": "robroek_efficientnetv2_s_small",
     "imagenet64": "robroek_efficientnetv2_s_medium",
@@ -28,7 +28,7 @@ _MODELS = {
     "resnet152": {"imagenet": "robroek_large"},
     "efficientnetv2_s": _EFFICIENTNET,
     "efficientnet_v2_s": _EFFICIENTNET,
-    # The model refuses the 32 and 64 px of the other two data sets, so they are scaled up.
+    # The model does not accept images of 32 or 64 px, so the images of cifar10 and imagenet64 are scaled up.
     "cait_xxs24_224": {
         "cifar10": "cait_xxs24_cifar10",
         "imagenet64": "cait_xxs24_imagenet64",
@@ -45,17 +45,17 @@ _KNOWN_SCRIPT = ("timm", "train.py")
 
 
 def choose_program(row: Row) -> Program:
-    """Return the workload of this project for a row, else its script.
+    """Return the workload of this project for a row, or else a workload that runs the row's script.
 
     Raises:
-        ValueError: an older table names an unknown model or data set, and no script.
+        ValueError: the row names an unknown model or data set, and no script.
     """
     options = _options(row)
     if options is not None:
         model, data = options.pop("model", ""), Path(options.pop("data-dir", "")).name
         workload = _MODELS.get(model, {}).get(_DATASETS.get(data, ""))
         batch_size = options.pop("batch-size", "128")
-        if options.get("warmup-epochs") == "0":  # the default of these workloads
+        if options.get("warmup-epochs") == "0":  # equals the default of these workloads
             del options["warmup-epochs"]
         if workload is not None and not options and batch_size.isdecimal():
             return Program(workload=workload, values=(("batch_size", int(batch_size)),))
@@ -76,7 +76,7 @@ def _is_known(row: Row) -> bool:
 
 
 def _options(row: Row) -> dict[str, str] | None:
-    """Return the options of radT's training program, by name; `None` for other programs or arguments."""
+    """Return the options of radT's training program by name; `None` for other programs, or for other arguments."""
     if row.file and Path(row.file).parts[-2:] != _KNOWN_SCRIPT:
         return None
     words = row.args
@@ -87,7 +87,7 @@ def _options(row: Row) -> dict[str, str] | None:
 
 
 def find_slices(groups: Sequence[RowGroup]) -> dict[str, str]:
-    """Return slices by plain profile: `1g` for `1g.5gb`, if no other profile of the table has as many."""
+    """Map plain profiles to their slices: `1g.5gb` to `1g`, if no other profile of the table has one slice."""
     plain = {profile for group in groups for profile in group.profiles if re.fullmatch(r"\d+g\.\d+gb", profile)}
     number = Counter(profile.partition(".")[0] for profile in plain)
     return {profile: slices for profile in plain if number[slices := profile.partition(".")[0]] == 1}
@@ -96,17 +96,17 @@ def find_slices(groups: Sequence[RowGroup]) -> dict[str, str]:
 def make_block(
     group: RowGroup, sizes: dict[Program, str], profiles: Mapping[str, str], device: str | None
 ) -> dict[str, Any]:
-    """Return a group as one of the `blocks`, and add the programs of a mix to `sizes`."""
+    """Return a group as an entry of `blocks`, and add the programs of a mix to `sizes`."""
     programs = [choose_program(row) for row in group.rows]
     block: dict[str, Any] = {"scenario": group.scenario}
-    # An override would resolve an interpolation; a program of `sizes` keeps it as text.
+    # An override would resolve an interpolation such as `${x}`; in `sizes` it stays text.
     if len(set(programs)) == 1 and "${" not in str(programs[0]):
         block |= {"workload": programs[0].workload, "degree": len(programs)}
         block |= {f"workload.{key}": override_value(value) for key, value in programs[0].values}
     else:
         block["mix"] = override_value(tuple(assign_name(program, sizes) for program in programs))
     if device is not None:
-        block["gpu.device"] = override_values.format_override(device)  # gpu=CHOICE on the command line drops it
+        block["gpu.device"] = override_values.format_override(device)  # gpu=CHOICE on the command line removes this key
     if group.profiles:
         block["scenario.profiles"] = override_value(tuple(profiles.get(profile, profile) for profile in group.profiles))
     return block
@@ -115,7 +115,7 @@ def make_block(
 def format_experiment(
     groups: Sequence[RowGroup], name: str, source: str, profiles: Mapping[str, str]
 ) -> tuple[str, list[Refused]]:
-    """Return the text of an experiment file, and the rows that could not be imported."""
+    """Return the text of the experiment file, and the rows that cannot be imported."""
     sizes: dict[Program, str] = {}
     blocks, refused = [], []
     device = radt_table.find_kept_device(groups)
@@ -134,7 +134,7 @@ def format_experiment(
         defaults=[{"override /window": "work"}, {"override /listeners": listeners}],
         settings={
             "window": {"epochs": _EPOCHS},
-            "data": {"source": "files"},  # what timm's train.py reads
+            "data": {"source": "files"},  # timm's train.py reads image files
             "tracking": {"experiment": name},
         },
     )
@@ -142,10 +142,10 @@ def format_experiment(
 
 
 def read(path: Path, name: str, *, has_slices: bool) -> Imported:
-    """Import a table as the experiment of this name; `has_slices` writes MIG profiles by slices if possible.
+    """Import a table as an experiment with this name; `has_slices` writes MIG profiles as slices if possible.
 
     Raises:
-        ConfigError: it cannot be read, or is no table of radT.
+        ConfigError: the file cannot be read, or is not a radT table.
     """
     groups, left_out = radt_table.read(path)
     profiles = find_slices(groups) if has_slices else {}
@@ -154,7 +154,7 @@ def read(path: Path, name: str, *, has_slices: bool) -> Imported:
     notes = list(radt_notes.describe(groups, [row for group in groups for row in group.rows if _is_known(row)]))
     table_profiles = {profile for group in groups for profile in group.profiles}
     if has_slices and (full := sorted(table_profiles - profiles.keys())):
-        notes.append(f"{', '.join(full)}: full names kept despite --slices, as their slices are ambiguous")
+        notes.append(f"{', '.join(full)}: full names kept despite --slices, because their slices are ambiguous")
     return Imported(
         text=text,
         num_read=sum(len(group.rows) for group in groups) + len(left_out),

@@ -1,4 +1,4 @@
-"""Notes on the columns of a table of radT that an experiment file does not keep."""
+"""Notes on the columns of a radT table whose content is not kept in the experiment file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME, _MOST_NAMED = "Name", 3
 
 
 def describe(groups: Sequence[RowGroup], known: Sequence[Row]) -> Iterator[str]:
-    """Yield a note for each column of which something is not kept; `known` are rows with workloads of this project."""
+    """Yield a note for each column that is not kept completely; `known` has the rows with workloads of this project."""
     rows = [row for group in groups for row in group.rows]
     if note := _describe_devices(groups):
         yield note
@@ -36,33 +36,33 @@ def _describe_devices(groups: Sequence[RowGroup]) -> str:
     if (device := find_kept_device(groups)) is not None:
         return f"Devices {device}: kept as gpu.device; choose another GPU with gpu.device=INDEX"
     if set(counts) == {"0"} and len({group.device for group in groups}) == 1:
-        return "Devices 0: replaced by gpu.device=auto, the first GPU or that of the allocation"
+        return "Devices 0: replaced by gpu.device=auto, which is the first GPU or the GPU of the allocation"
     placed = ", ".join(
         f"{format_count(counts[device], 'group')} on GPU {device}" for device in sorted(counts, key=natural_key)
     )
-    return f"Devices: not kept ({placed}), as groups are compared on one GPU; choose it with gpu.device=INDEX"
+    return f"Devices: not kept ({placed}), because groups are compared on one GPU; select it by gpu.device=INDEX"
 
 
 def _describe_listeners(rows: Sequence[Row]) -> Iterator[str]:
     listener_words = {word for row in rows for word in row.listeners}
     if absent := sorted(listener_words - LISTENERS.keys() - _PROFILERS.keys()):
-        yield f"Listeners {', '.join(absent)}: not kept, there is no counterpart"
+        yield f"Listeners {', '.join(absent)}: not kept, because this project has no counterpart"
     for word in sorted(listener_words & _PROFILERS.keys()):
         yield f"Listeners {word}: not kept; run with profiler={_PROFILERS[word]}"
     if len({frozenset(row.listeners).intersection(LISTENERS) for row in rows}) > 1:
-        yield "Listeners differ between rows; all groups get all of them"
+        yield "Listeners differ between rows; all groups use the listeners of all rows"
 
 
 def _describe_columns(rows: Sequence[Row]) -> Iterator[str]:
     columns = _drop_repeats(column for row in rows for column in row.other_cells)
     if names := _drop_repeats(row.other_cells[_NAME] for row in rows if _NAME in row.other_cells):
-        yield f"{_NAME} {list_first(names, _MOST_NAMED)}: not kept, groups are named after their jobs"
+        yield f"{_NAME} {list_first(names, _MOST_NAMED)}: not kept, because groups are named after their jobs"
     if results := [column for column in _RESULTS if column in columns]:
         yield f"{' and '.join(results)}: results of radT, not kept; every row runs again"
     for column in columns:
         if column not in (_NAME, *_RESULTS):
             values = _drop_repeats(row.other_cells[column] for row in rows if column in row.other_cells)
-            yield f"{column} {list_first(values, _MOST_NAMED)}: not kept, there is no counterpart"
+            yield f"{column} {list_first(values, _MOST_NAMED)}: not kept, because this project has no counterpart"
 
 
 def _drop_repeats(values: Iterator[str]) -> list[str]:

@@ -1,8 +1,8 @@
-"""Tables written for radT, read as groups of jobs.
+"""Reader of radT's tables, which returns groups of jobs.
 
-A row is a job; rows that share Experiment and Workload run together. `Devices` is an index, several joined by `+`;
-`Collocation` is `-`, `MPS` or a MIG profile; `Params` are arguments as in a shell or, in older tables, `x=1+y=2`.
-Status and Run are results of radT. Source: radT's README and the tables that its authors published.
+A row is a job, and rows with equal Experiment and Workload run together. `Devices` is an index, or several joined by
+`+`; `Collocation` is `-`, `MPS` or a MIG profile; `Params` has arguments in shell syntax or, in older tables, as
+`x=1+y=2`. Status and Run are results of radT. Source: radT's README and the tables that its authors published.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _COLUMNS = ("Experiment", "Workload", "Devices", "Collocation", "Listeners", "Pa
 _PROGRAM_COLUMNS = (("File",), ("Model", "Data"))
 _BEYOND = "beyond the last column"
 LISTENERS = {"smi": "smi", "top": "host", "ps": "host", "dcgmi": "dcgm"}
-"""Listeners of this project, by those of radT."""
-# Empty cells, also of tables that were written from a data frame.
+"""Listeners of this project, by radT's names of listeners."""
+# Content of empty cells, including tables that were written from a data frame.
 _EMPTY = frozenset({"", "-", "nan", "None"})
 _INDEX = re.compile(r"(\d+)(\.0)?")  # 0.0 in tables that were written from a data frame
 _UUID = re.compile(r"(GPU|MIG)-[\w/-]+")
@@ -34,9 +34,16 @@ class Row:
     """One job of a table.
 
     Attributes:
-        line: last line of the row in the file, from 1.
-        file: the training script; empty in older tables, which name `model` and `data` instead.
-        other_cells: non-empty cells of other columns.
+        line: number of the row's last line in the file, from 1.
+        experiment: column Experiment.
+        devices: index or UUID of the GPU; empty if the row names none.
+        collocation: column Collocation.
+        file: path of the training script; empty in older tables, which name `model` and `data` instead.
+        model: column Model of older tables.
+        data: column Data of older tables.
+        listeners: radT's names of listeners.
+        args: arguments of the program.
+        other_cells: non-empty cells of further columns.
     """
 
     line: int
@@ -53,7 +60,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """Rows that run together in the scenario `naive`, `mps` or `mig`; of `mig` with a profile for each job."""
+    """Rows that run together under the scenario `naive`, `mps` or `mig`; `mig` has one profile per job."""
 
     rows: tuple[Row, ...]
     scenario: str
@@ -61,25 +68,25 @@ class RowGroup:
 
     @property
     def device(self) -> str:
-        """The index or UUID of the GPU that all rows share; empty if they name none."""
+        """Index or UUID of the GPU that all rows share; empty if the rows name none."""
         return self.rows[0].devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A row that cannot be imported, and why."""
+    """A row that cannot be imported, with the reason."""
 
     line: int
     reason: str
 
 
 def read(path: Path) -> tuple[list[RowGroup], list[Refused]]:
-    """Read the groups of a table, in the order of their first rows, and the rows that cannot be imported.
+    """Return the groups of a table, in the order of their first rows, and the rows that cannot be imported.
 
-    A row that cannot be imported excludes its whole group.
+    If a row cannot be imported, its whole group is left out.
 
     Raises:
-        ConfigError: the file cannot be read, is no table of radT or holds no row.
+        ConfigError: the file cannot be read, is not a radT table, or has no rows.
     """
     by_group: dict[tuple[str, str], list[Row | Refused]] = {}
     for line, cells in _cells(path):
@@ -104,7 +111,7 @@ def read(path: Path) -> tuple[list[RowGroup], list[Refused]]:
 
 
 def find_kept_device(groups: Sequence[RowGroup]) -> str | None:
-    """Return the GPU of all groups for `gpu.device`; `None` if they have several, or the first one (the default)."""
+    """Return the GPU of all groups for `gpu.device`; `None` if the groups use several GPUs, or GPU 0 (the default)."""
     devices = {group.device for group in groups}
     device = devices.pop() if len(devices) == 1 else ""
     return device if device not in ("", "0") else None
@@ -123,12 +130,12 @@ def _cells(path: Path) -> list[tuple[int, dict[str, str]]]:
         raise ConfigError(f"cannot read the table {path}: {reason}; it must be a CSV file in UTF-8") from error
     rows = [(line, cells) for line, cells in rows if any(cells.values())]
     if not rows:
-        raise ConfigError(f"the table {path} has no row below its header")
+        raise ConfigError(f"the table {path} has no row below its header; add one row per job")
     return rows
 
 
 def _strip_cells(cells: dict[str | Any, str | Any]) -> dict[str, str]:
-    """Strip the cells of a row; join those beyond the last column."""
+    """Strip the cells of a row; join the cells beyond the last column."""
     beyond = cells.pop(None, [])
     stripped = {key: (value or "").strip() for key, value in cells.items()}
     return stripped | {_BEYOND: ",".join(beyond).strip(" ,")}
@@ -140,23 +147,23 @@ def _require_columns(path: Path, names: Sequence[str]) -> None:
         missing.append("File")
     if missing:
         raise ConfigError(
-            f"{path} is no table of radT: its first line lacks {', '.join(missing)}; it must be like "
+            f"{path} is not a radT table, because its first line lacks {', '.join(missing)}; begin it with "
             "Experiment,Workload,Status,Run,Devices,Collocation,File,Listeners,Params"
         )
 
 
 def _row(line: int, cells: dict[str, str]) -> Row:
     if cells[_BEYOND]:
-        raise ValueError(f"it has more cells than columns, from {cells[_BEYOND]!r} on; quote cells with a comma")
+        raise ValueError(f"the row has more cells than columns, from {cells[_BEYOND]!r} on; quote cells with commas")
     if not cells["Experiment"] or not cells["Workload"]:
-        raise ValueError("Experiment or Workload is empty; they name the group")
+        raise ValueError("Experiment or Workload is empty; fill in both, because they name the group")
     devices = _blank_to_empty(cells["Devices"])
     if "+" in devices:
-        raise ValueError(f"Devices {devices} are several GPUs; a job here has one")
+        raise ValueError(f"Devices {devices} are several GPUs; only jobs with one GPU are supported")
     if index := _INDEX.fullmatch(devices):
         devices = str(int(index[1]))
     elif devices and not _UUID.fullmatch(devices):
-        raise ValueError(f"Devices {devices} is neither index nor UUID of a GPU")
+        raise ValueError(f"Devices {devices} is not a GPU; use an index or UUID")
     file, model = _blank_to_empty(cells.get("File", "")), _blank_to_empty(cells.get("Model", ""))
     read = {*_COLUMNS, "File", *(() if file else ("Model", "Data"))}
     if not file and not model:
@@ -184,13 +191,13 @@ def _blank_to_empty(cell: str) -> str:
 
 
 def _arguments(params: str) -> tuple[str, ...]:
-    """Split arguments like a shell; `x=1+y=2` of older tables is `--x 1 --y 2`."""
+    """Split arguments like a shell; convert `x=1+y=2` of older tables to `--x 1 --y 2`."""
     try:
         words = shlex.split(params)
     except ValueError as error:
         raise ValueError(f"Params {params!r}: {error}") from error
     closed = re.sub(r"\s+\+\s+", "+", params)
-    if closed.startswith("-") or "=" not in closed or len(closed.split()) > 1:  # several words: overrides of Hydra
+    if closed.startswith("-") or "=" not in closed or len(closed.split()) > 1:  # several words are overrides of Hydra
         return tuple(words)
     older = [part.partition("=") for part in closed.split("+")]
     return tuple(word for key, equals, value in older for word in (f"--{key}", *([value] if equals else [])))
@@ -200,7 +207,7 @@ def _group(rows: Sequence[Row]) -> RowGroup:
     devices = sorted({row.devices for row in rows})
     if len(devices) > 1:
         named = " and ".join(device or "none" for device in devices)
-        raise ValueError(f"its group is on several GPUs ({named}); a group here has one")
+        raise ValueError(f"the rows of its group use several GPUs ({named}); set Devices to the same GPU in each")
     modes = [row.collocation for row in rows]
     if all(mode in _EMPTY for mode in modes):
         return RowGroup(rows=tuple(rows), scenario="naive")
@@ -211,4 +218,4 @@ def _group(rows: Sequence[Row]) -> RowGroup:
     known = (mode in _EMPTY or mode.lower() == "mps" or _PROFILE.fullmatch(mode) for mode in modes)
     if unknown := sorted({mode for mode, is_known in zip(modes, known, strict=True) if not is_known}):
         raise ValueError(f"Collocation {', '.join(unknown)} of its group is unknown; use -, MPS or a MIG profile")
-    raise ValueError(f"its group mixes the collocations {', '.join(sorted(set(modes)))}; use one of them")
+    raise ValueError(f"its group has several values of Collocation: {', '.join(sorted(set(modes)))}; use one of them")

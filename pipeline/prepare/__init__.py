@@ -1,1 +1,1 @@
-"""Preparation of a group: the device, how it is shared, the jobs' environments."""
+"""Preparation of a group: its device, its sharing mode and the environments of its jobs."""

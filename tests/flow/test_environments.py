@@ -248,7 +248,7 @@ def test_a_solve_that_fails_is_one_refusal_and_nothing_was_started(begin, channe
     ("arguments", "words"),
     [
         (["env=existing"], "env=existing names no environment"),
-        (["env=existing", "env.prefix=wheels"], "it has no interpreter"),
+        (["env=existing", "env.prefix=wheels"], "the environment has no interpreter"),
         (["workload.env_prefix=wheels"], "choose env=existing"),
         (["env=venv", "env.file=gone.txt"], "gone.txt does not exist"),
         (["workload.env_file=environment.yml"], "choose env=conda or env=venv"),

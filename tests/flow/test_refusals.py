@@ -101,7 +101,7 @@ def test_mig_without_permission_is_one_line_that_names_the_command_to_allow(mach
     (line,) = [line for line in err.splitlines() if "failed:" in line]
     uuid = before[0].uuid
     assert f"failed: no permission for `{machine.folder / 'recording/nvidia-smi'} -i {uuid} -mig 1`" in line
-    assert "have an administrator allow it" in line and "'gpu.admin=[sudo,-n]'" in line
+    assert "ask an administrator to allow this command" in line and "'gpu.admin=[sudo,-n]'" in line
     assert line.partition("no permission")[2].rpartition(" (")[0] in out
     assert machine.commands == [f"{machine.folder}/recording/nvidia-smi -i {uuid} -mig 1"]
     assert machine.file.read().gpus == before

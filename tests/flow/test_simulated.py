@@ -417,7 +417,7 @@ def test_a_study_that_waits_begins_when_the_other_study_and_the_strangers_are_go
         status, out, err = run(*study)
         assert (status, out) == (2, "") and "held by another orchestrator" in err and "with wait=true" in err
         status, out, err = run(*study, "wait=true", "wait_limit_s=0.2")
-        assert (status, out) == (2, "") and "after 0 s (wait_limit_s): " in err
+        assert (status, out) == (2, "") and "waited 0 s (wait_limit_s), but " in err
         waiting = start(*study, "wait=true")
         assert f"({gpu.uuid}), which is held by " in next(waiting.stderr)
         clients.hold(gpu.uuid, os.getpid(), "stranger", 100)

@@ -1,1 +1,1 @@
-"""One GPU: reading it, holding it, its settings, and why it is refused."""
+"""One GPU: its state, its lease, its settings, and the reasons to refuse it."""

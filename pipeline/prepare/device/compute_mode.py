@@ -1,7 +1,7 @@
-"""`gpu.exclusive_process`: only the MPS server may compute on the GPU, so that bypassing MPS fails loudly.
+"""`gpu.exclusive_process`: only the MPS server may compute on the GPU, so a job that bypasses MPS fails.
 
-Set through nvidia-smi, read back through NVML, and set back to what was found. A restart resets it
-(nvidia-smi(1)).
+The compute mode is set through nvidia-smi, verified through NVML, and restored afterwards. A restart of the machine
+resets it (nvidia-smi(1)).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXCLUSIVE = "exclusive_process"
 
 
 def refuse_exclusive(group: Group) -> None:
-    """Raise ConfigError if a sharing mode without a server is to use `gpu.exclusive_process`."""
+    """Raise ConfigError if `gpu.exclusive_process` is set for a sharing mode without an MPS server."""
     if group.gpu.exclusive_process:
         raise ConfigError(
             f"gpu.exclusive_process does not work with scenario={group.scenario}; leave it out, or use scenario=mps, "
@@ -34,7 +34,7 @@ def refuse_exclusive(group: Group) -> None:
 
 
 def refuse_forbidden(group: Group, at_once: int) -> None:
-    """Raise ConfigError if the compute mode keeps so many processes from computing on the device at once."""
+    """Raise ConfigError if the compute mode does not allow `at_once` processes on the device."""
     device = group.device
     mode = dict(device.details).get("compute_mode", "default")
     if mode == "prohibited":
@@ -50,13 +50,13 @@ def refuse_forbidden(group: Group, at_once: int) -> None:
 
 
 def list_commands(smi: Smi, previous: str) -> Commands:
-    """List the commands that set the mode, and set it back to the previous one."""
+    """List the commands that set the exclusive mode, and that restore the previous mode."""
     return Commands(do=(smi.compute_mode_command(EXCLUSIVE),), undo=(smi.compute_mode_command(previous),))
 
 
 @contextmanager
 def hold_exclusive(smi: Smi, journal: Journal) -> Iterator[None]:
-    """Let only one process compute on the GPU for a while; do nothing if that is already so."""
+    """Set the exclusive mode during the body; do nothing if the mode is already set."""
     previous = nvml.read_compute_mode(smi.uuid)
     if previous == EXCLUSIVE:
         yield
@@ -68,7 +68,7 @@ def hold_exclusive(smi: Smi, journal: Journal) -> Iterator[None]:
 
 @undoes("compute_mode", "set the compute mode back to {mode}")
 def restore(programs: Programs, uuid: str, admin: Sequence[str], mode: str, boot: str | None = None) -> None:
-    """Undo `hold_exclusive`; a mode that somebody else, or a restart, has set since then stays."""
+    """Undo `hold_exclusive`, unless another program or a restart has changed the mode since then."""
     if boot not in (None, boot_id()):
         return
     await_last_write(uuid)
@@ -76,11 +76,11 @@ def restore(programs: Programs, uuid: str, admin: Sequence[str], mode: str, boot
     if current == EXCLUSIVE:
         set_mode(Smi.locate(programs, uuid, admin), mode)
     elif current != mode:
-        log.warning("the compute mode of %s stays %s, as another program set it", uuid, current)
+        log.warning("the compute mode of %s stays %s, because another program set it", uuid, current)
 
 
 def set_mode(smi: Smi, mode: str) -> None:
-    """Set the compute mode if it is another one; SharingError if it is not set afterwards."""
+    """Set the compute mode if it differs; SharingError if the mode is not set afterwards."""
     await_last_write(smi.uuid)
     if nvml.read_compute_mode(smi.uuid) == mode:
         return
@@ -88,6 +88,6 @@ def set_mode(smi: Smi, mode: str) -> None:
     output = smi.run(words).printed_line
     if nvml.read_compute_mode(smi.uuid) != mode:
         raise SharingError(
-            f"the compute mode of {smi.uuid} is not {mode} after `{' '.join(words)}` ({output}); have an administrator "
-            "allow this command, and set gpu.admin, as in 'gpu.admin=[sudo,-n]'"
+            f"the compute mode of {smi.uuid} is not {mode} after `{' '.join(words)}` ({output}); ask an administrator "
+            "to allow this command, and set gpu.admin, as in 'gpu.admin=[sudo,-n]'"
         )

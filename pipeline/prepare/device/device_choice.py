@@ -1,4 +1,4 @@
-"""Choice of the device of a study: the one that is named, or else granted."""
+"""Choice of a study's device: the device that the user names, else the device that an allocation grants."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import nvml
 
-# By which an allocation says what it grants, the one that counts most first. Slurm's are of the job step and the job.
+# Variables in which an allocation lists its GPUs, highest precedence first; Slurm has one for job steps, one for jobs.
 _GRANTS = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-_NOTHING = ("", "-1", "NoDevFiles")  # what CUDA programs, and Slurm without a GPU, set to see none
+_NOTHING = ("", "-1", "NoDevFiles")  # values that grant no GPU, as set by users and by Slurm
 
 
 def find_device(name: str | None, *, needs_gpu: bool) -> Device:
-    """Find the GPU that is named, by its index or UUID, or else granted.
+    """Find the device with this index or UUID, or else the GPU that an allocation grants.
 
-    Without a name, and unless a GPU is needed, these are the CPUs where there is no GPU.
+    Without a name and without a GPU, return the CPUs, unless a GPU is needed.
 
     Raises:
-        ConfigError: there is no such GPU.
+        ConfigError: the GPU does not exist.
     """
     is_named = name is not None
     key, selector = ("gpu.device", name) if name is not None else read_grant()
@@ -29,7 +29,9 @@ def find_device(name: str | None, *, needs_gpu: bool) -> Device:
     if selector in _NOTHING and not is_named:
         if may_be_cpu:
             return cpu_device()
-        raise ConfigError(f"gpu=nvidia needs a GPU, but {key}={selector!r} grants none; request one, or set gpu.device")
+        raise ConfigError(
+            f"gpu=nvidia needs a GPU, but {key}={selector!r} grants no GPU; request one, or set gpu.device"
+        )
     devices = nvml.list_devices()
     if devices:
         return choose(key, selector, list_selectable(selector, devices))
@@ -43,13 +45,13 @@ def find_device(name: str | None, *, needs_gpu: bool) -> Device:
 
 
 def read_grant() -> tuple[str, str]:
-    """Return the variable that grants GPUs, and the first of them by index or UUID; GPU 0 without a grant."""
+    """Return the variable that grants GPUs and the index or UUID of its first GPU; GPU 0 without a grant."""
     variable, names = _find_grant() or ("gpu.device", ["0"])
     return variable, names[0]
 
 
 def select_granted(devices: Sequence[Device]) -> Sequence[Device]:
-    """Select the GPUs that this process may use: all without a grant; ConfigError if one does not exist."""
+    """Select the granted GPUs, or all GPUs without a grant; ConfigError if a granted GPU does not exist."""
     if (grant := _find_grant()) is None:
         return devices
     variable, names = grant
@@ -64,21 +66,21 @@ def _find_grant() -> tuple[str, list[str]] | None:
 
 
 def list_selectable(selector: str, devices: Sequence[Device]) -> Sequence[Device]:
-    """List what a selector may mean: MIG devices for the UUID of one, else the GPUs."""
+    """List the devices that a selector can match: MIG devices if the selector is a MIG UUID, else the GPUs."""
     if not selector.startswith(nvml.MIG_PREFIX):
         return devices
     return [mig_device for device in devices for mig_device in nvml.list_mig_devices(device)]
 
 
 def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "") -> Device:
-    """Choose the device with this index, UUID or beginning of a UUID; ConfigError if it is not exactly one.
+    """Choose the device with this index, UUID or beginning of a UUID; ConfigError unless exactly one matches.
 
-    `key` is that of the configuration or environment, for the error, and `remedy` its end.
+    In the error, `key` is the configuration key or environment variable, and `remedy` is appended.
     """
     is_mig = selector.startswith(nvml.MIG_PREFIX)
     if not devices and not is_mig:
         raise ConfigError(
-            f"{key}={selector} needs an NVIDIA GPU, but there is none; check that `nvidia-smi` lists one{remedy}"
+            f"{key}={selector} needs an NVIDIA GPU, but NVML lists none; check that `nvidia-smi` lists one{remedy}"
         )
     if is_mig and devices and not any(device.parent for device in devices):
         raise ConfigError(f"{key}={selector} names a MIG device; name a whole GPU{remedy}")

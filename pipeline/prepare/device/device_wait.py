@@ -1,4 +1,4 @@
-"""Waiting for a device that somebody else uses, if the user asked for it."""
+"""Wait for a device that another program uses, if the user requested it with `wait=true`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _LOOK_S = 1.0
 
 
 class WaitBudget:
-    """Time that a start may wait for its devices, in all.
+    """Total time that a study may wait for its devices.
 
     Args:
-        limit_s: `wait_limit_s`.
-        time_limit_s: of the study, which the wait is a part of; `None` if it has none.
+        is_wanted: whether waiting is requested.
+        limit_s: value of `wait_limit_s`.
+        time_limit_s: time limit of the study, which includes the wait; `None` if there is none.
     """
 
     def __init__(self, *, is_wanted: bool, limit_s: float, time_limit_s: float | None = None) -> None:
@@ -28,12 +29,12 @@ class WaitBudget:
         self.waited_s = 0.0
 
     def wait(self, error: InUseError) -> None:
-        """Wait until nobody uses the device any more that an error is about; says once for whom.
+        """Wait until the device of an error is free; print each holder once.
 
         Raises:
-            InUseError: the error, where waiting is not wanted.
+            InUseError: the same error, if waiting is not requested.
             GpuBusyError: the limit is reached.
-            Interrupted: the user or the system ends the wait, which is said.
+            Interrupted: the user or the system ended the wait; the time waited is printed.
         """
         if not self._is_wanted:
             raise error
@@ -44,7 +45,8 @@ class WaitBudget:
         try:
             while not error.is_over():
                 if self._remaining_s <= 0:
-                    raise GpuBusyError(f"after {format_duration(self._limit_s)} ({self._limit}): {error}") from error
+                    waited = format_duration(self._limit_s)
+                    raise GpuBusyError(f"waited {waited} ({self._limit}), but {error}") from error
                 time.sleep(min(_LOOK_S, self._remaining_s))
                 self.waited_s = waited_s + time.monotonic() - begin_s
         except Interrupted as interrupted:

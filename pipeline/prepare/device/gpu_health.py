@@ -1,6 +1,6 @@
-"""Health of a GPU as the driver reports it: memory errors, rows, pages, pending resets, XIDs, throttling.
+"""Health of a GPU, as reported by the driver: memory errors, rows, pages, pending resets, XIDs, throttling.
 
-Reads only, and judges nothing. Facts that a GPU or its driver does not report are `None`.
+Reads only, without any judgement. Facts that a GPU or its driver does not report are `None`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import pynvml
 
 KERNEL_LOG = Path("/dev/kmsg")
-_MOST_OF_A_RECORD = 8192  # Source: Documentation/ABI/testing/dev-kmsg: a shorter buffer is refused
+_MOST_OF_A_RECORD = 8192  # a buffer shorter than the record fails. Source: Documentation/ABI/testing/dev-kmsg
 
-# What the driver wants done before the GPU is used again. Source: nvml.h, nvmlDeviceGpuRecoveryAction_t.
+# Actions that the driver requires before the next use of the GPU. Source: nvml.h, nvmlDeviceGpuRecoveryAction_t.
 _RECOVERY_ACTIONS = {
     0: "none",
     1: "reset of the GPU",
@@ -31,7 +31,7 @@ _RECOVERY_ACTIONS = {
     7: "restart of the machine",
 }
 RECOVERY_ACTION = 230
-"""Its number among NVML's fields. Source: nvml.h, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which older packages lack."""
+"""Id of NVML's field. Source: nvml.h, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, a name that older pynvml versions lack."""
 
 # Source: nvml.h, nvmlClocksEventReason*.
 THROTTLE_REASONS = {
@@ -45,7 +45,7 @@ THROTTLE_REASONS = {
     0x80: "power brake (hardware)",
     0x100: "display clocks",
 }
-"""Why the clocks are what they are, by bit."""
+"""Reasons for the current clocks, by bit of NVML's mask."""
 
 _XID = re.compile(r"NVRM: Xid \(PCI:(?P<bus>[0-9a-fA-F:.]+)\): (?P<number>\d+)(?:, )?(?P<text>.*)")
 
@@ -55,8 +55,9 @@ class Xid:
     """An error that the driver wrote to the kernel's log.
 
     Attributes:
-        number: as NVIDIA's catalogue of Xids has it.
-        t_s: when, in seconds since the machine was started (the kernel's clock, close to CLOCK_MONOTONIC).
+        number: number of the error in NVIDIA's XID catalogue.
+        t_s: time of the error in seconds since the machine's start (the kernel's clock, close to CLOCK_MONOTONIC).
+        text: first line of the record.
     """
 
     number: int
@@ -66,20 +67,23 @@ class Xid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """One reading. Numbers count from the making of the board, unless they say since when.
+    """One reading of a GPU's health. Counters cover the GPU's whole lifetime, unless described otherwise.
 
     Attributes:
-        num_ecc_uncorrected_now: uncorrected ECC errors since the driver was loaded or the GPU was reset.
-        num_rows_remapped_correctable, num_rows_remapped_uncorrectable: rows of the memory that were replaced for such
-            errors.
+        ecc_mode: `on` or `off`.
+        num_ecc_uncorrected_now: number of uncorrected ECC errors since the driver was loaded or the GPU was reset.
+        num_ecc_uncorrected_ever: number of uncorrected ECC errors.
+        num_rows_remapped_correctable: number of memory rows that were replaced because of correctable errors.
+        num_rows_remapped_uncorrectable: number of memory rows that were replaced because of uncorrectable errors.
         is_remap_pending: whether rows will be replaced at the next reset.
-        has_remap_failed: whether there was no row left to replace one with.
-        num_pages_retired: of GPUs before Ampere, which replace pages instead.
-        recovery_action: what the driver wants done, `none` if nothing.
-        waiting: settings that come into force with the next reset, each as `what: now -> then`.
-        throttle_reasons: why the clocks are what they are at this instant.
-        xids: of this GPU in the kernel's log, oldest first.
-        xids_unread: why they cannot be read.
+        has_remap_failed: whether a row could not be replaced, because no spare row was left.
+        num_pages_retired: number of retired memory pages, on GPUs before Ampere, which do not remap rows.
+        is_page_retirement_pending: whether pages will be retired at the next reset.
+        recovery_action: action that the driver requires, or `none`.
+        waiting: settings that change at the next reset, each as `SETTING: NOW -> THEN`.
+        throttle_reasons: reasons for the clocks at this instant.
+        xids: XIDs of this GPU in the kernel's log, oldest first.
+        xids_unread: reason for which the XIDs cannot be read.
     """
 
     ecc_mode: str | None = None
@@ -99,10 +103,10 @@ class Health:
 
 
 def read(device: Device) -> Health:
-    """Read the health of a GPU; a simulated one has no kernel that would log XIDs.
+    """Read the health of a GPU; a simulated GPU has no kernel log and so no XIDs.
 
     Raises:
-        NvmlError: it does not answer.
+        NvmlError: the GPU does not respond.
     """
     with nvml.session():
         with nvml.translate_errors(f"GPU {device.gpu_uuid}"):
@@ -151,14 +155,14 @@ def read(device: Device) -> Health:
 
 
 def describe_reasons(reasons: int) -> tuple[str, ...]:
-    """Describe the reasons for the clocks in a bit mask of NVML."""
+    """Describe the reasons in NVML's bit mask of clock reasons."""
     return tuple(words for bit, words in THROTTLE_REASONS.items() if reasons & bit)
 
 
 def parse_xids(bus_id: str, records: Iterable[str]) -> tuple[Xid, ...]:
-    """Parse the records of the kernel's log about the GPU at a PCI address.
+    """Parse the XIDs of the GPU at a PCI address from records of the kernel's log.
 
-    A record is `6,1023,5140900,-;text`, with the time in us as its third number.
+    A record has the form `6,1023,5140900,-;text`; its third number is the time in us.
     """
     xids = []
     for record in records:
@@ -232,7 +236,7 @@ def _read_kernel_log() -> Iterator[str]:
             while True:
                 try:
                     record = os.read(descriptor, _MOST_OF_A_RECORD)
-                except BrokenPipeError:  # the one that came next was overwritten meanwhile
+                except BrokenPipeError:  # the next record was overwritten meanwhile
                     continue
                 if not record:
                     return

@@ -1,4 +1,4 @@
-"""Readings of one GPU by NVML that change while programs run: sensors, memory and processes."""
+"""Readings of one GPU through NVML: sensors, memory and processes, which change while programs run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class GpuProcess:
     """A process that holds a context on a GPU.
 
     Attributes:
-        pid: as the driver counts: of the host, even for a process in a container with PIDs of its own.
-        name: of its program; `None` when neither the driver nor /proc tells it.
-        memory_mib: GPU memory in MiB; `None` when the driver does not tell it.
-        kind: `mps` for a client of an MPS server, else `compute` (an MPS server too) or `graphics`.
+        pid: PID on the host, even for a process in a container with a separate PID namespace.
+        name: name of the program; `None` if neither the driver nor /proc reports it.
+        memory_mib: GPU memory in MiB; `None` if the driver does not report it.
+        kind: `mps` for a client of an MPS server, else `compute` (including an MPS server) or `graphics`.
     """
 
     pid: int
@@ -42,7 +42,7 @@ class GpuProcess:
 def list_processes(uuid: str) -> tuple[GpuProcess, ...]:
     """List the processes with a context on the GPU or, under MIG, on one of its MIG devices, by PID.
 
-    A list that cannot be had is an error, never empty.
+    If NVML cannot list the processes, an error is raised instead of returning an empty list.
     """
     with nvml.session():
         return tuple(
@@ -52,10 +52,10 @@ def list_processes(uuid: str) -> tuple[GpuProcess, ...]:
 
 
 def list_staying_processes(uuid: str, is_meant: Callable[[GpuProcess], bool]) -> list[GpuProcess]:
-    """List the chosen processes that are still on a GPU after two seconds; return at once if there are none.
+    """List the selected processes that are still on a GPU after two seconds; return at once if no process is selected.
 
-    A process that starts CUDA is listed on every GPU of the machine for a moment, whichever it will compute on: four
-    studies on the four GPUs of one host saw each other's jobs.
+    The wait is necessary because a process that initialises CUDA is listed on every GPU of the machine for a short
+    time: four studies on the four GPUs of one host listed each other's jobs.
     """
     staying = {process.pid: process for process in list_processes(uuid) if is_meant(process)}
     until = time.monotonic() + _STARTS_WITHIN_S
@@ -67,17 +67,17 @@ def list_staying_processes(uuid: str, is_meant: Callable[[GpuProcess], bool]) ->
 
 
 class GpuReader:
-    """One GPU, opened for many readings; to be used within `session()`. Knows the MIG devices of its creation.
+    """Reader of one GPU for repeated readings within `session()`, with the MIG devices that existed at its creation.
 
-    Of a MIG device, processes alone can be read.
+    For a MIG device, only its processes can be read.
     """
 
     def __init__(self, uuid: str) -> None:
         handle = nvml.ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
         parts = None if uuid.startswith(nvml.MIG_PREFIX) else _list_mig_handles(handle)
-        # Of a GPU in MIG mode, the process lists of its MIG devices need no privilege.
+        # In MIG mode, reading the process lists of the MIG devices needs no privilege, unlike those of the GPU.
         self._process_handles = [handle] if parts is None else parts
-        with nvml.translate_errors("the MIG devices"):  # those of one GPU instance share its memory
+        with nvml.translate_errors("the MIG devices"):  # the MIG devices of one GPU instance share its memory
             self._instances = {pynvml.nvmlDeviceGetGpuInstanceId(part): part for part in parts or ()}
         self._quantities: dict[str, Callable[[], Any]] = {
             "nvmlDeviceGetMemoryInfo_v2": partial(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2),
@@ -87,7 +87,7 @@ class GpuReader:
             "nvmlDeviceGetClockInfo(SM)": partial(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
             "nvmlDeviceGetClockInfo(MEM)": partial(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
             "nvmlDeviceGetTemperature": partial(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
-            # The name of nvmlDeviceGetCurrentClocksEventReasons that drivers before 535 know as well.
+            # The old name of nvmlDeviceGetCurrentClocksEventReasons, which drivers before 535 support as well.
             "nvmlDeviceGetCurrentClocksThrottleReasons": partial(
                 pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle
             ),
@@ -95,12 +95,12 @@ class GpuReader:
         }
 
     def quantities(self) -> dict[str, float]:
-        """Read the whole GPU once, by NVML function (and `.member` of a structure), in NVML's units.
+        """Read the whole GPU once; return figures in NVML's units by name of the NVML function and `.member`.
 
-        Memory is in bytes, and `used` leaves out what the driver keeps for itself (480 MiB on an H100), as nvidia-smi
-        does: version 1 of the structure counts that as used, so drivers before 510 (no version 2) give no value.
-        Power is in mW (mean of 1 s from Ampere on, instantaneous on GA100: nvml.h), energy in mJ since the driver
-        was loaded, clocks in MHz, temperature in degrees Celsius, utilisation in percent.
+        Memory is in bytes. As in nvidia-smi, `used` excludes the memory that the driver reserves (480 MiB on an
+        H100). Version 1 of the structure includes this memory, so drivers before 510, which lack version 2, return no
+        figure. Power is in mW (mean of 1 s from Ampere on, but instantaneous on GA100: nvml.h), energy in mJ since the
+        driver was loaded, clocks in MHz, temperature in degrees Celsius, utilisation in percent.
         """
         values: dict[str, float] = {}
         for name, read in self._quantities.items():
@@ -113,7 +113,7 @@ class GpuReader:
         return values
 
     def instance_memory_bytes(self) -> dict[int, float]:
-        """Read the used memory of each GPU instance by its id, in bytes, counted as in `quantities`."""
+        """Read the used memory in bytes of each GPU instance, by id, counted as in `quantities`."""
         used_bytes = {}
         for gi_id, handle in self._instances.items():
             memory = nvml.ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
@@ -122,9 +122,10 @@ class GpuReader:
         return used_bytes
 
     def process_memory_bytes(self) -> dict[int, int]:
-        """Read the GPU memory in bytes of each computing process by its PID of the host, where it is told.
+        """Read the GPU memory in bytes of each computing process, by PID on the host, if the driver reports it.
 
-        A client of MPS is in two of NVML's lists and counts once; a process on several MIG devices has that of all.
+        An MPS client is in two of NVML's lists but counts once. For a process on several MIG devices, the memory on all
+        of them is added.
         """
         lists = (
             pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
@@ -140,13 +141,13 @@ class GpuReader:
         return dict(used_bytes)
 
     def listed_processes(self) -> dict[int, tuple[str, int | None]]:
-        """Read kind and memory in bytes of each process by its PID.
+        """Read kind and memory in bytes of each process, by PID.
 
-        A client of MPS is in two of NVML's lists and counts once, as `mps`; a process on several MIG devices has the
-        memory of all.
+        An MPS client is in two of NVML's lists but counts once, as `mps`. For a process on several MIG devices, the
+        memory on all of them is added.
         """
-        # The list that says most about a process comes last and decides. By versioned names: with the others pynvml
-        # turns "function not found" into an exception that is no NVMLError.
+        # A later list overrides an earlier one, so the most specific list is the last. The function names have
+        # versions, because pynvml raises an exception that is no NVMLError if an unversioned function is missing.
         lists = (
             ("graphics", nvml.ask_if_offered, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
             ("compute", nvml.ask, pynvml.nvmlDeviceGetComputeRunningProcesses_v3),
@@ -180,7 +181,7 @@ def _list_mig_handles(handle: object) -> list[object] | None:
 
 
 def _read_name(pid: int) -> str | None:
-    """Read the name of a program from the driver first: in a container its PIDs are not those of /proc."""
+    """Read a program's name from the driver, else from /proc, whose PIDs differ from the driver's in a container."""
     try:
         command: str = pynvml.nvmlSystemGetProcessName(pid)
         return PurePosixPath(command.split(" ", 1)[0]).name or None

@@ -1,7 +1,7 @@
-"""Lease of a device: one orchestrator holds it, and nobody else's processes are on it.
+"""Lease of a device: one orchestrator holds the device, and no process of another program is on it.
 
-The lock is an flock on a file that every user of the machine can open. The kernel drops it when its holder dies,
-however it dies; children do not inherit it, because Python opens files close-on-exec.
+The lock is an flock on a file that every user of the machine can open. The kernel releases the lock when its holder
+exits for any reason. Child processes do not inherit it, because Python opens files close-on-exec.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.base.system import host_info, locks
 from pipeline.base.system.errors import GpuBusyError, InUseError
 from pipeline.prepare.device import gpu_reader
 
-# A query for the holder locks the file for a moment. Unit: s.
+# A query for the holder locks the file for a short time, which a lease waits for. Unit: s.
 _PATIENCE_S = 0.3
 _LOOK_S = 0.02
 _MOST_BYTES = 4096
@@ -30,7 +30,7 @@ _MOST_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Holder of a device in its own words: its PID as it counts (in a container not ours), user and folder."""
+    """Holder of a device, from its entry in the lock file; in a container, its PID differs from the PID on the host."""
 
     pid: int | None = None
     user: str | None = None
@@ -43,9 +43,10 @@ class Holder:
 
 @contextmanager
 def hold(device: Device, folder: Path) -> Iterator[None]:
-    """Hold the device for this process. The folder is the same for all users, or they would not see each other.
+    """Hold the device for this process; all users must use the same folder, because each lock is a file in it.
 
-    Of a MIG device, the GPU is held as well, with others who hold MIG devices of it: nobody holds it alone meanwhile.
+    For a MIG device, its GPU is also held, with a lock that is shared with holders of other MIG devices: meanwhile no
+    orchestrator can hold the whole GPU.
 
     Raises:
         InUseError: another orchestrator holds the device.
@@ -73,19 +74,19 @@ def _hold_alone(path: Path, device: Device) -> Iterator[None]:
 
 
 def find_holder(device_uuid: str, folder: Path) -> Holder | None:
-    """Find the holder of a device; `None` if nobody holds it. Holds nothing itself."""
+    """Find the holder of a device; `None` if the device is free. Does not hold the device."""
     return _find_blocker(_find_path(folder, device_uuid), is_shared=True)
 
 
 def describe_holder(device: Device, folder: Path) -> str | None:
-    """Describe who holds a device, or MIG devices of a GPU; `None` if nobody does."""
+    """Describe the holder of a device, or the holders of a GPU's MIG devices; `None` if all are free."""
     if (owner := find_holder(device.uuid, folder)) is not None:
         return str(owner)
     return "; ".join(f"{who} on {uuid}" for uuid, who in find_part_holders(device, folder).items()) or None
 
 
 def find_part_holders(device: Device, folder: Path) -> dict[str, Holder]:
-    """Find the holders of a GPU's MIG devices by UUID; the GPU's own lock file does not name them."""
+    """Find the holders of a GPU's MIG devices by UUID; the lock file of the GPU does not name these holders."""
     if not device.mig_enabled:
         return {}
     from pipeline.prepare.device import nvml
@@ -95,7 +96,7 @@ def find_part_holders(device: Device, folder: Path) -> dict[str, Holder]:
 
 
 def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
-    """Raise InUseError if a process that is not tolerated is on a GPU: it would be part of what is measured."""
+    """Raise InUseError if a process that is not tolerated is on a GPU, because it would affect the measurement."""
     if not device.is_gpu:
         return
 
@@ -106,7 +107,7 @@ def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
         listed = ", ".join(map(str, processes))
         raise InUseError(
             f"{device.name} ({device.uuid}) is in use by {listed}; end these processes, wait with wait=true, choose "
-            "another GPU with gpu.device, or accept light users: 'gpu.tolerate=[NAME]'",
+            "another GPU with gpu.device, or accept programs with little load: 'gpu.tolerate=[NAME]'",
             f"{device.name} ({device.uuid}), which is in use by {listed}",
             lambda: not strangers(),
         )
@@ -120,7 +121,7 @@ def _check_folder(folder: Path) -> None:
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         what = "is not writable" if folder.is_dir() else "does not exist"
         raise GpuBusyError(
-            f"gpu.lock_dir={folder} {what}; choose a folder that survives a restart and every user can write"
+            f"gpu.lock_dir={folder} {what}; choose a folder that survives a restart and is writable for every user"
         )
 
 
@@ -142,17 +143,17 @@ def _lock(path: Path, device: Device, *, is_shared: bool = False) -> int:
             )
         try:
             if os.path.samestat(os.fstat(descriptor), path.stat()):
-                os.utime(descriptor)  # young files survive the cleaning of temporary folders
+                os.utime(descriptor)  # cleaners of temporary folders remove only old files
                 return descriptor
         except FileNotFoundError:
             pass
-        os.close(descriptor)  # removed between open and lock: the lock on it protects nothing
+        os.close(descriptor)  # the file was removed between opening and locking, so its lock has no effect
 
 
 def _find_blocker(path: Path, *, is_shared: bool) -> Holder | None:
-    """Find who keeps others from taking a lock, alone or shared; `None` if nobody does."""
+    """Find the holder that prevents an exclusive or shared lock; `None` if there is none."""
     try:
-        # Not to be kept waiting by a pipe in its place.
+        # O_NONBLOCK avoids waiting if the path is a named pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
@@ -178,7 +179,7 @@ def _keep_printable(text: object) -> str | None:
 
 
 def _open(path: Path, device: Device) -> int:
-    """Open the lock file, made if need be. O_CREAT on another user's file in a sticky folder is refused by Linux."""
+    """Open or create the lock file; O_CREAT is used last, because in sticky folders it fails on other users' files."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         try:
@@ -186,7 +187,7 @@ def _open(path: Path, device: Device) -> int:
         except FileNotFoundError:
             try:
                 descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-                os.fchmod(descriptor, 0o666)  # whatever the umask says: other users lock it too
+                os.fchmod(descriptor, 0o666)  # independent of the umask: other users lock it too
             except FileExistsError:
                 descriptor = os.open(path, flags)
     except OSError as error:
@@ -195,7 +196,7 @@ def _open(path: Path, device: Device) -> int:
             "that every user can write, or choose another gpu.lock_dir"
         ) from error
     status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:  # else we would empty somebody's file
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:  # otherwise another user's file would be truncated
         os.close(descriptor)
         raise GpuBusyError(f"the lock file {path} of {device.name} is not a plain file with one link; remove it")
     return descriptor

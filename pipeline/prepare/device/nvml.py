@@ -1,8 +1,10 @@
-"""Reads NVML, but for `gpu_health`, `prepare.mig` and the counters of `listeners.gpm`; writes go through nvidia-smi.
+"""Reads devices through NVML; changes go through nvidia-smi.
 
-What a GPU, its driver or our permissions do not offer is absent from the answers; anything else that goes wrong is an
-error: `NvmlError` of a GPU that does not answer, `ConfigError` of a driver that does not work, which is never taken for
-a machine without a GPU.
+Further users of NVML are `gpu_health`, `gpu_reader`, `prepare.mig` and `listeners.gpm`.
+
+Facts that the GPU, the driver or the user's permissions do not provide are left out. All other failures are errors:
+`NvmlError` if a GPU does not respond, `ConfigError` if the driver does not work. A driver that does not work is never
+treated like a machine without a GPU.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from pipeline.base.system.errors import CollocationError, ConfigError
 
 _log = logging.getLogger(__name__)
 MIG_PREFIX = "MIG-"
-"""The beginning of the UUID of a MIG device."""
+"""Prefix of the UUIDs of MIG devices."""
 _MIB = 2**20
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA_VENDOR, _DISPLAY_CLASS = "0x10de", "0x03"  # Source: PCI ID repository
 _SWITCH = {0: "disabled", 1: "enabled"}
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
-# Source: CUDA C++ Programming Guide, compute capabilities: cores for single precision of one multiprocessor.
+# Single-precision cores of one multiprocessor. Source: CUDA C++ Programming Guide, compute capabilities.
 _CORES_PER_MULTIPROCESSOR = {
     **dict.fromkeys(((7, 0), (7, 5), (8, 0)), 64),
     **dict.fromkeys(((8, 6), (8, 9), (9, 0), (10, 0), (12, 0)), 128),
@@ -36,7 +38,7 @@ _CORES_PER_MULTIPROCESSOR = {
 
 
 class _LazyModule:
-    """Module pynvml, imported at its first use: reports and plans for CPUs do without."""
+    """Module pynvml, imported at its first use, because reports and plans for CPUs do not need it."""
 
     @functools.cached_property
     def _module(self) -> ModuleType:
@@ -50,15 +52,15 @@ pynvml = _LazyModule()
 
 
 class NvmlError(CollocationError):
-    """A GPU that NVML knows did not answer."""
+    """Error of a GPU that NVML lists but that does not respond."""
 
 
 @contextmanager
 def session() -> Iterator[None]:
-    """Keep NVML open. Can be nested and used by several threads: NVML counts.
+    """Open NVML during the body. Sessions can be nested and used by several threads, because NVML counts them.
 
     Raises:
-        ConfigError: there is no NVIDIA driver, or it does not work.
+        ConfigError: the NVIDIA driver is missing or does not work.
     """
     if not _start():
         raise ConfigError("this machine has no NVIDIA driver; install one, or use gpu=cpu")
@@ -69,10 +71,10 @@ def session() -> Iterator[None]:
 
 
 def release() -> None:
-    """Close NVML in this process, however often it is open: for a moment when nobody here may use it.
+    """Close all NVML sessions of this process; no thread may use NVML meanwhile.
 
-    A signal that comes while a session is opened or closed leaves it open, and then we ourselves would keep an Ampere
-    GPU from switching its MIG mode.
+    A signal during the opening or closing of a session can leave the session open, and an open session prevents an
+    Ampere GPU from switching its MIG mode.
     """
     with suppress(pynvml.NVMLError):
         while True:
@@ -80,7 +82,7 @@ def release() -> None:
 
 
 def list_devices() -> tuple[Device, ...]:
-    """List every GPU that this process may use, in NVML's order; none without an NVIDIA driver."""
+    """List all GPUs that this process may use, in NVML's order; return none without an NVIDIA driver."""
     if not _start():
         return ()
     try:
@@ -98,10 +100,10 @@ def list_devices() -> tuple[Device, ...]:
 
 
 def refresh_state(device: Device) -> Device:
-    """Return the device with the settings that an administrator may have changed since it was read.
+    """Return the device with its current settings, which an administrator may have changed since the last reading.
 
     Raises:
-        NvmlError: its GPU does not answer.
+        NvmlError: the GPU does not respond.
         ConfigError: the driver does not work.
     """
     with session():
@@ -112,7 +114,7 @@ def refresh_state(device: Device) -> Device:
 
 
 def list_mig_devices(gpu: Device) -> tuple[Device, ...]:
-    """List the MIG devices of a GPU as devices, in NVML's order; none unless MIG mode is on."""
+    """List the MIG devices of a GPU in NVML's order; return none unless MIG mode is on."""
     if not gpu.mig_enabled:
         return ()
     with session(), translate_errors(f"the MIG devices of {gpu.uuid}"):
@@ -129,7 +131,7 @@ def read_compute_mode(uuid: str) -> str:
 
 
 def read_compute_capability(uuid: str) -> tuple[int, int]:
-    """Read the compute capability: (8, 0) of an A100, (9, 0) of an H100."""
+    """Read the compute capability, such as (8, 0) for an A100 and (9, 0) for an H100."""
     with session():
         handle = ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
         major, minor = ask("the compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, handle)
@@ -137,7 +139,7 @@ def read_compute_capability(uuid: str) -> tuple[int, int]:
 
 
 def _start() -> bool:
-    """Open NVML; `False` without a driver, and `ConfigError` with one that does not work."""
+    """Open NVML; return `False` without a driver; ConfigError if the driver does not work."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
@@ -146,16 +148,18 @@ def _start() -> bool:
         if not _has_nvidia_hardware():
             return False
         raise ConfigError(
-            "the kernel module of the NVIDIA GPU is not loaded; see what `modprobe nvidia` and `dkms status` print, "
-            "or use gpu=cpu"
+            "the kernel module of the NVIDIA GPU is not loaded; run `modprobe nvidia` and `dkms status` to find the "
+            "cause, or use gpu=cpu"
         ) from error
     except pynvml.NVMLError_LibRmVersionMismatch as error:
         raise ConfigError(
-            "the NVIDIA kernel module and libnvidia-ml have different versions, as after a driver upgrade; restart the "
-            "machine, reload the nvidia kernel modules, or use gpu=cpu"
+            "the NVIDIA kernel module and libnvidia-ml have different versions, probably after a driver upgrade; "
+            "restart the machine, reload the nvidia kernel modules, or use gpu=cpu"
         ) from error
     except pynvml.NVMLError as error:
-        raise ConfigError(f"NVML does not start: {error}; see what `nvidia-smi` prints, or use gpu=cpu") from error
+        raise ConfigError(
+            f"NVML does not start: {error}; run `nvidia-smi` to find the cause, or use gpu=cpu"
+        ) from error
     return True
 
 
@@ -170,7 +174,7 @@ def _has_nvidia_hardware() -> bool:
 
 @contextmanager
 def translate_errors(what: str) -> Iterator[None]:
-    """Raise an error of NVML as `NvmlError`."""
+    """Raise errors of NVML as `NvmlError`; `what` names the quantity that is read."""
     try:
         yield
     except pynvml.NVMLError as error:
@@ -178,13 +182,16 @@ def translate_errors(what: str) -> Iterator[None]:
 
 
 def ask(what: str, function: Callable[..., Any], *arguments: object) -> Any:
-    """Call a function of NVML; NvmlError, which says what was asked, if it fails."""
+    """Call a function of NVML; if the call fails, raise an NvmlError that names the quantity `what`."""
     with translate_errors(what):
         return function(*arguments)
 
 
 def ask_if_offered(what: str, function: Callable[..., Any], *arguments: object) -> Any:
-    """As `ask`, but `None` for what this GPU or driver does not offer, or not to us (the whole GPU under MIG)."""
+    """Like `ask`, but return `None` if the GPU, the driver or the permissions do not allow this call.
+
+    For example, NVML reports some quantities of a GPU in MIG mode to root only.
+    """
     try:
         return ask(what, function, *arguments)
     except NvmlError as error:
@@ -206,7 +213,7 @@ def list_mig_handles(handle: object) -> Iterator[object]:
 
 def _make_device(index: int, handle: object) -> Device:
     mode = ask_if_offered("the MIG mode", pynvml.nvmlDeviceGetMigMode, handle)
-    # Of a GPU in MIG mode as a whole, NVML tells it to root only.
+    # For a GPU in MIG mode, NVML reports the memory to root only.
     memory = ask_if_offered("the memory", pynvml.nvmlDeviceGetMemoryInfo, handle)
     return Device(
         kind="nvidia",
@@ -220,7 +227,7 @@ def _make_device(index: int, handle: object) -> Device:
 
 
 def count_multiprocessors(attributes: Any) -> int | None:
-    """Read the multiprocessors from a structure of NVML; `None` if the driver does not count them."""
+    """Read the number of multiprocessors from a structure of NVML; `None` if the driver does not report it."""
     count = int(attributes.multiprocessorCount)
     return None if count == pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value else count
 
@@ -228,7 +235,7 @@ def count_multiprocessors(attributes: Any) -> int | None:
 def _make_mig_device(gpu: Device, handle: object) -> Device:
     attributes = pynvml.nvmlDeviceGetAttributes_v2(handle)
     name = pynvml.nvmlDeviceGetName(handle)
-    if " MIG " not in name:  # not every driver says more than the GPU's
+    if " MIG " not in name:  # some drivers return the GPU's name only
         is_part = attributes.computeInstanceSliceCount < attributes.gpuInstanceSliceCount
         of_it = f"{attributes.computeInstanceSliceCount}c." if is_part else ""
         name = f"{gpu.name} MIG {of_it}{attributes.gpuInstanceSliceCount}g, {attributes.memorySizeMB} MiB"
@@ -270,9 +277,9 @@ def _read_details(handle: object, mig_mode: list[int] | None) -> dict[str, str |
 
 
 def _read_state(handle: object) -> dict[str, str | None]:
-    """Read what decides how fast a GPU is and can change under a study (`base.machine_state`).
+    """Read the settings that affect a GPU's speed and can change during a study (`base.domain.machine_state`).
 
-    NVML has no function that tells the clocks which `nvidia-smi -lgc` and `-lmc` lock. Source: nvml.h of CUDA 13.
+    NVML has no function for the clocks that `nvidia-smi -lgc` and `-lmc` lock. Source: nvml.h of CUDA 13.
     """
     power_limit_mw = ask_if_offered("the power limit", pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     ecc = ask_if_offered("the ECC mode", pynvml.nvmlDeviceGetEccMode, handle)

@@ -1,4 +1,4 @@
-"""Refusals of a device: MIG mode, another's MPS server, a setting that must not be changed."""
+"""Reasons to refuse a device: MIG mode, another program's MPS server, missing permission to change settings."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from pipeline.prepare.device import gpu_reader
 def refuse_mps_clients(device: Device, tolerated: Sequence[str]) -> None:
     """Check that no process on the GPU, or on one of its MIG devices, is a client of an MPS server.
 
-    Nobody but the programs that are tolerated was on the GPU when the group began, so a client is a job, whatever its
-    PID is called here: in a container the driver's PIDs are not ours.
+    A client is assumed to be a job, because only tolerated programs were on the GPU at the start of the group. PIDs are
+    not compared, because in a container the driver's PIDs differ from the container's.
 
     Raises:
-        SharingError: there is one.
+        SharingError: a process is a client of an MPS server.
         NvmlError: the processes cannot be listed.
     """
     clients = gpu_reader.list_staying_processes(device.uuid, lambda p: p.kind == "mps" and p.name not in tolerated)
     if clients:
         listed = ", ".join(map(str, clients))
         raise SharingError(
-            f"MPS clients are on {device.name} ({device.uuid}), though this scenario runs without MPS: {listed}; keep "
-            "CUDA_MPS_PIPE_DIRECTORY in the environment of the job, or stop the machine's MPS daemon: echo quit | "
+            f"MPS clients are on {device.name} ({device.uuid}), but this scenario runs without MPS: {listed}; do not "
+            "change CUDA_MPS_PIPE_DIRECTORY in the job, or stop the machine's MPS daemon: echo quit | "
             "nvidia-cuda-mps-control"
         )
 
 
 def isolate_from_mps(scratch: Path) -> tuple[tuple[str, str], ...]:
-    """Return variables that keep a job from the machine's MPS daemon: a pipe folder without one.
+    """Return variables that prevent a job from using the machine's MPS daemon: an empty pipe folder.
 
-    Such a daemon would otherwise take the job for its client, and nothing would say so.
+    Without these variables, the job would silently become a client of this daemon.
     """
     pipes = scratch / "no-mps"
     pipes.mkdir()
@@ -43,16 +43,16 @@ def isolate_from_mps(scratch: Path) -> tuple[tuple[str, str], ...]:
 
 
 def refuse_without_admin(group: Group, change: str) -> None:
-    """Raise ConfigError if `gpu.admin` forbids a change of the GPU's settings, or names no program that is there."""
+    """Raise ConfigError if `gpu.admin` forbids a change of the GPU's settings, or names a missing program."""
     admin = group.gpu.admin
     if admin is None:
         raise ConfigError(f"{change}, which gpu.admin=null forbids; set gpu.admin=[] as root, else gpu.admin=[sudo,-n]")
-    if group.device.details and not group.device.is_simulated:  # else nothing is run here
+    if group.device.details and not group.device.is_simulated:  # otherwise no command runs on this machine
         driver_programs.refuse_absent_admin(admin, f"gpu.admin={words.format_list(admin)}", "'gpu.admin=[sudo,-n]'")
 
 
 def refuse_cpus(group: Group, needs: str = "an NVIDIA GPU", rehearsal: str = "gpu=simulated_h100_80gb") -> None:
-    """Raise ConfigError if the device is no GPU; `rehearsal` is what rehearses the sharing mode without one."""
+    """Raise ConfigError if the device is no GPU; `rehearsal` has the overrides that simulate a suitable GPU."""
     if not group.device.is_gpu:
         raise ConfigError(
             f"scenario={group.scenario} needs {needs}, not {group.device.name}; rehearse it with {rehearsal}, "
@@ -61,11 +61,11 @@ def refuse_cpus(group: Group, needs: str = "an NVIDIA GPU", rehearsal: str = "gp
 
 
 def refuse_mig(group: Group) -> None:
-    """Raise ConfigError if MIG mode is on: the whole device cannot be used."""
+    """Raise ConfigError if MIG mode is on, because then jobs cannot use the whole device."""
     device = group.device
     if device.mig_enabled:
         raise ConfigError(
-            f"scenario={group.scenario} needs the whole of {device.name} ({device.uuid}), but MIG mode is on; "
-            f"switch it off as administrator: nvidia-smi -i {device.index} -mig 0; after a killed run: "
-            f"{entry_points.spell('gpu', 'clean')}; after `create`: {entry_points.spell('gpu', 'destroy')}"
+            f"scenario={group.scenario} needs the whole GPU, but MIG mode is on for {device.name} ({device.uuid}); "
+            f"switch it off as administrator: nvidia-smi -i {device.index} -mig 0, after a killed run: "
+            f"{entry_points.spell('gpu', 'clean')}, after `create`: {entry_points.spell('gpu', 'destroy')}"
         )

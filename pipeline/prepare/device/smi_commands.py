@@ -1,7 +1,7 @@
-"""Commands of nvidia-smi for one GPU, and the wait for those that a killed orchestrator still runs.
+"""Commands of nvidia-smi for one GPU, and the wait for commands of a killed orchestrator that still run.
 
-Every command names its GPU by UUID: without it nvidia-smi acts on all there is. What it says and its exit status are
-never believed to mean success.
+Every command names its GPU by UUID, because without a UUID nvidia-smi changes all GPUs. Output and exit status are
+never used as proof of success: callers read the changed setting back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.base.system.errors import CommandError, SharingError
 
 log = logging.getLogger(__name__)
 
-# An Ampere GPU is reset when its MIG mode is switched, which takes seconds.
+# Switching the MIG mode of an Ampere GPU resets the GPU, which takes seconds.
 _COMMAND_LIMIT_S = 60.0
 _LOOK_S = 0.05
 _SUDO_REFUSES = "sudo:"
@@ -31,9 +31,12 @@ _WRITES = frozenset({"-mig", "-cgi", "-cci", "-dci", "-dgi", "-c", _SET_TIME_SLI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smi:
-    """Program nvidia-smi, by its absolute path, for one GPU. Each method returns a command for `run`.
+    """Program nvidia-smi for one GPU. Methods named `*_command` return commands for `run`.
 
-    `admin` is put before a command that needs an administrator.
+    Attributes:
+        uuid: UUID of the GPU.
+        program: absolute path of nvidia-smi.
+        admin: words before a command that needs an administrator, such as `sudo -n`.
     """
 
     uuid: str
@@ -42,12 +45,12 @@ class Smi:
 
     @classmethod
     def locate(cls, programs: Programs, uuid: str, admin: Sequence[str] = ()) -> Self:
-        """Locate the program for a device, with the `admin` of a journal if its programs have none."""
+        """Locate nvidia-smi for a device; `admin` is used unless `programs` sets the words of an administrator."""
         prefix = tuple(admin) if programs.admin is None else programs.admin
         return cls(uuid=uuid, program=programs.find("nvidia-smi"), admin=prefix)
 
     def to_record(self) -> dict[str, Any]:
-        """Return what undoing needs to find this GPU, for a journal: programs by name, never by path."""
+        """Return the arguments of this GPU's undo steps for the journal; programs are named without their paths."""
         first, rest = self.admin[:1], self.admin[1:]
         return {"uuid": self.uuid, "admin": [*(Path(word).name for word in first), *rest]}
 
@@ -64,10 +67,10 @@ class Smi:
         return (self.program, "compute-policy", "-i", self.uuid, "-l")
 
     def run(self, words: Sequence[str]) -> helper_program.Completed:
-        """Run one of the commands above; whether it did what it should is for the caller to read back.
+        """Run one of the commands above; the caller has to read back its effect.
 
         Raises:
-            SharingError: it could not be run, or we are not allowed to.
+            SharingError: the command cannot be started, or is not permitted.
         """
         try:
             completed = helper_program.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
@@ -77,29 +80,29 @@ class Smi:
         is_refused = self.admin and completed.status != 0 and _SUDO_REFUSES in completed.printed_line
         if "permission" in completed.printed_line.lower() or is_refused:
             raise SharingError(
-                f"no permission for `{' '.join(words)}`: {completed.printed_line}; have an administrator allow it, as "
-                "in sudoers, and set 'gpu.admin=[sudo,-n]', or by hand --admin sudo,-n"
+                f"no permission for `{' '.join(words)}`: {completed.printed_line}; ask an administrator to allow this "
+                "command in sudoers, and set 'gpu.admin=[sudo,-n]' (--admin sudo,-n for the gpu commands)"
             )
         return completed
 
 
 def await_last_write(uuid: str) -> None:
-    """Wait for a command of an orchestrator that was killed: it runs on by itself and would come after the undoing.
+    """Wait for commands of a killed orchestrator that still run, because they could take effect after the undo.
 
     Raises:
-        SharingError: it does not end.
+        SharingError: the command does not exit.
     """
     deadline = time.monotonic() + _COMMAND_LIMIT_S
     while pids := _find_writers(uuid):
         if time.monotonic() > deadline:
             raise SharingError(
-                f"nvidia-smi (pid {', '.join(map(str, pids))}) still changes {uuid}, as it hangs in the driver; "
-                f"when it is gone, or after a restart of the machine: {entry_points.spell('gpu', 'clean')}"
+                f"nvidia-smi (pid {', '.join(map(str, pids))}) hangs in the driver while it changes {uuid}; wait until "
+                f"it exits, or restart the machine, then run: {entry_points.spell('gpu', 'clean')}"
             )
         time.sleep(_LOOK_S)
 
 
 def _find_writers(uuid: str) -> list[int]:
-    """List the PIDs of programs that change this GPU, by command line: sudo hides everything else."""
+    """List the PIDs of programs that change this GPU, by command line, because sudo hides all other properties."""
     command_lines = ((p.pid, p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
     return [pid for pid, line in command_lines if uuid in line and not _WRITES.isdisjoint(line)]

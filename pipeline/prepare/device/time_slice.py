@@ -1,11 +1,11 @@
-"""Time slice of a GPU: how long each of the processes that share it runs in turn.
+"""Time slice of a GPU: the time for which each process runs before the next process, if several share the GPU.
 
-Set through nvidia-smi, read back, and set back to what was found. NVML does not know it, so it is read from what
-nvidia-smi lists; a list that does not tell it is refused before anything is changed.
+The time slice is set through nvidia-smi, read back, and restored afterwards. NVML has no function for the time slice,
+so it is parsed from the output of nvidia-smi; if the output does not contain it, nothing is changed.
 
-Sources: `nvidia-smi compute-policy --help` (R525, quoted in NVIDIA/k8s-device-plugin, issue 354); R455 brought it, and
-some GPUs do not have it (kubernetes-sigs/dra-driver-nvidia-gpu, pull request 1183 and issue 41). How long each is,
-NVIDIA does not say. It is not kept over a restart.
+Sources: `nvidia-smi compute-policy --help` (R525, quoted in NVIDIA/k8s-device-plugin, issue 354). The setting exists
+since R455, but not on every GPU (kubernetes-sigs/dra-driver-nvidia-gpu, pull request 1183 and issue 41). NVIDIA does
+not publish the durations. A restart of the machine resets the setting.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipeline.prepare.device.smi_commands import Smi, await_last_write
 log = logging.getLogger(__name__)
 
 VALUES = ("default", "short", "medium", "long")
-"""In the order of the numbers that nvidia-smi takes."""
+"""Names of the time slices, in the order of nvidia-smi's numbers for them."""
 _READ_LIMIT_S = 10.0
 _ABOUT_IT = re.compile(r"time[ _-]?slice", re.IGNORECASE)
 _VALUE = re.compile(rf"\b({'|'.join(VALUES)})\b", re.IGNORECASE)
@@ -37,24 +37,24 @@ def read(smi: Smi) -> str:
     """Read the time slice of the GPU, one of `VALUES`.
 
     Raises:
-        SharingError: nvidia-smi does not tell it.
+        SharingError: nvidia-smi does not print the time slice.
     """
     try:
         completed = helper_program.run(smi.policy_command(), timeout_s=_READ_LIMIT_S, check=False)
     except CommandError as error:
-        raise SharingError(f"the time slice of {smi.uuid} cannot be read: {error}") from error
+        raise SharingError(f"the time slice of {smi.uuid} cannot be read: {error}; use scenario=naive") from error
     time_slice = _find_value(completed.stdout) if completed.status == 0 else None
     if time_slice is None:
         raise SharingError(
-            f"`{' '.join(completed.argv)}` does not show the time slice of the GPU, which needs driver R455 and not "
-            f"every GPU has: {completed.printed_line or 'no message'} (status {completed.status}); use scenario=naive"
+            f"`{' '.join(completed.argv)}` does not print the time slice: {completed.printed_line or 'no message'} "
+            f"(status {completed.status}); use scenario=naive, or a GPU with this setting and driver R455 or newer"
         )
     return time_slice
 
 
 @study_cache.cache_for_study
 def explain_refusal(smi: Smi) -> str | None:
-    """Explain why the time slice cannot be read; asked once in a study, which many groups do."""
+    """Explain why the time slice cannot be read, or return `None`; cached, because many groups call this function."""
     try:
         read(smi)
     except SharingError as error:
@@ -63,7 +63,7 @@ def explain_refusal(smi: Smi) -> str | None:
 
 
 def list_commands(smi: Smi, target: str, previous: str) -> Commands:
-    """List the commands that set the time slice and set it back; none if both are the same."""
+    """List the commands that set the time slice and restore the previous one; no commands if both are equal."""
     if target == previous:
         return Commands()
     return Commands(
@@ -73,10 +73,10 @@ def list_commands(smi: Smi, target: str, previous: str) -> Commands:
 
 @contextmanager
 def hold(target: str, smi: Smi, journal: Journal) -> Iterator[None]:
-    """Let the GPU have this time slice for a while; do nothing if that is already so.
+    """Set this time slice during the body; do nothing if the time slice is already set.
 
     Raises:
-        SharingError: it is not told, cannot be set, or we have no permission; the GPU is as it was.
+        SharingError: the time slice cannot be read or set, or the command is not permitted; the GPU is unchanged.
     """
     previous = read(smi)
     if previous == target:
@@ -89,7 +89,7 @@ def hold(target: str, smi: Smi, journal: Journal) -> Iterator[None]:
 
 @undoes("time_slice", "set the time slice back to {found}")
 def restore(programs: Programs, uuid: str, admin: Sequence[str], found: str, ours: str, boot: str) -> None:
-    """Undo `hold`; a time slice that somebody else, or a restart, has set since then stays."""
+    """Undo `hold`, unless another program or a restart has changed the time slice since then."""
     if boot != boot_id():
         return
     smi = Smi.locate(programs, uuid, admin)
@@ -98,7 +98,7 @@ def restore(programs: Programs, uuid: str, admin: Sequence[str], found: str, our
     if current == ours:
         _set(smi, found)
     elif current != found:
-        log.warning("the time slice of %s stays %s, as another program set it", uuid, current)
+        log.warning("the time slice of %s stays %s, because another program set it", uuid, current)
 
 
 def _set(smi: Smi, target: str) -> None:
@@ -107,13 +107,13 @@ def _set(smi: Smi, target: str) -> None:
     output = smi.run(words).printed_line
     if read(smi) != target:
         raise SharingError(
-            f"the time slice of {smi.uuid} is not {target} after `{' '.join(words)}` ({output}), and not every GPU has "
-            "this setting; have an administrator allow the command, and set gpu.admin, as in 'gpu.admin=[sudo,-n]'"
+            f"the time slice of {smi.uuid} is not {target} after `{' '.join(words)}` ({output}); ask an administrator "
+            "to allow this command, and set gpu.admin, as in 'gpu.admin=[sudo,-n]', or use a GPU that has this setting"
         )
 
 
 def _find_value(listing: str) -> str | None:
-    """Find the one value in the lines about time slices, else in all lines: only the layout of driver 580 is known."""
+    """Find the value in lines about time slices, else in all lines; formats other than driver 580's are unknown."""
     lines = listing.splitlines()
     for about in ([line for line in lines if _ABOUT_IT.search(line)], lines):
         values: set[str] = {word.lower() for line in about for word in _VALUE.findall(line)}

@@ -1,1 +1,1 @@
-"""The environments that jobs run in: one module a kind, named by a YAML of `conf/env`."""
+"""The environments that jobs run in: one module per kind, selected by a YAML of `conf/env`."""

@@ -1,4 +1,4 @@
-"""Environments that are built from a file and kept in a cache: what every kind of them shares."""
+"""Common base of the environments that are built from a file and stored in a cache."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from pipeline.prepare.env.recipe import Recipe, find_interpreter
 
 
 class BuiltEnv(Recipe):
-    """Jobs run in an environment of their own, kept below `cache_root`. A kind of it says how that is built.
+    """Environment that is built for jobs and stored below `cache_root`; subclasses implement the build.
 
-    Without `file` it is built from the project's own, which has what the networks of `conf/workload/` need.
+    Without `file`, the project's default file is used: it lists the packages that the workloads of `conf/workload/`
+    need.
     """
 
     default: str
     requested: tuple[str, ...] = ()
-    """The packages that the file asks for, line by line; of a lock, what was asked for when it was made."""
+    """Lines of the file that request packages; for a lock, the lines of the file from which the lock was made."""
 
     def __init__(self, file: str | None, cache_root: str | None) -> None:
         self.file = PROJECT_DIR / "workloads" / self.default if file is None else find_file("env.file", file)
         self.cache = Cache(expand_path("env.cache_root", cache_root).resolve() if cache_root else choose_default_root())
 
     def preview(self) -> Interpreter:
-        """Return the environment if it is there; else where it would be."""
+        """Return the environment if it exists, else the path at which it would be built."""
         state = self.cache.find(self)
         if isinstance(state, Interpreter):
             return self._add_request(state)

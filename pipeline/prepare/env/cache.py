@@ -1,10 +1,10 @@
-"""Environments on disk, found again by what they are built from: waited for, checked, rebuilt.
+"""Cache of built environments on disk: environments are found by their key, checked, and rebuilt if necessary.
 
-<root>/<kind>-<key>/prefix/             the environment. Built in place: its files name their own path
+<root>/<kind>-<key>/prefix/             the environment, built in its final folder: its files contain their own path
 <root>/<kind>-<key>/environment.txt     its lock
-<root>/<kind>-<key>/files.txt           size and path of every file of its packages, but for compiled modules
-<root>/<kind>-<key>/environment.json    written last, so that an environment without it is half-built
-<root>/<kind>-<key>.lock                held shared by who uses the environment, alone by who builds it
+<root>/<kind>-<key>/files.txt           size and path of every file of its packages, except compiled modules
+<root>/<kind>-<key>/environment.json    marker, written last: an environment without it is incomplete
+<root>/<kind>-<key>.lock                lock file: shared by processes that use the environment, exclusive for a build
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pipeline.prepare.env.recipe import BUILD_LIMIT_S, FORMAT, Builder, Recipe, 
 
 _MARKER, _LOCK, _FILES = "environment.json", "environment.txt", "files.txt"
 _POLL_S = 0.2
-# Descriptors by lock file: an environment that a study uses is kept from being rebuilt until the process ends.
+# Descriptors by lock file. They stay locked until the process exits, so nobody rebuilds an environment in use.
 _held: dict[Path, int] = {}
 
 
 class Cache:
-    """The environments of one folder. Other users who could decide what root runs are a ConfigError."""
+    """The environments of one folder. As root, a folder that other users can change is a ConfigError."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -42,7 +42,7 @@ class Cache:
         return self._folder(recipe) / "prefix"
 
     def find(self, recipe: Recipe) -> Interpreter | str:
-        """Find the environment and keep it from being rebuilt; return in words why there is none."""
+        """Find the environment and lock it against a rebuild; if there is none, return the reason in words."""
         path = self._lock_path(recipe)
         if path not in _held and not path.exists():
             self._refuse_unsafe(recipe)
@@ -56,7 +56,7 @@ class Cache:
         return state
 
     def prepare(self, recipe: Recipe) -> Interpreter:
-        """Return the environment, built if need be, and keep it from being rebuilt."""
+        """Return the environment, built if necessary, and lock it against a rebuild."""
         handle = self._open(recipe)
         is_told = False
         while True:
@@ -64,7 +64,7 @@ class Cache:
                 state = self._inspect(recipe)
                 if isinstance(state, Interpreter):
                     return state
-                # A change of an flock is not atomic, so what was seen before it is looked at again.
+                # Upgrading an flock is not atomic, so the environment is inspected again afterwards.
                 if locks.try_take(handle) and isinstance(why := self._inspect(recipe), str):
                     try:
                         self._build(recipe, handle, why)
@@ -72,7 +72,7 @@ class Cache:
                         locks.drop(handle)
                     continue
             if not is_told:
-                words.say(f"{recipe.title}: another process builds or uses {self._folder(recipe)}; waiting for it")
+                words.say(f"{recipe.title}: waiting for another process that builds or uses {self._folder(recipe)}")
                 is_told = True
             time.sleep(_POLL_S)
 
@@ -88,9 +88,9 @@ class Cache:
         if path not in _held:
             try:
                 self.root.mkdir(parents=True, exist_ok=True)
-                # Below a folder as /tmp somebody else may have been the one who made it.
+                # Below a folder such as /tmp, another user may have created the folder in the meantime.
                 self._refuse_unsafe(recipe)
-                # What others built in a folder that only they may write can be used, and locked, all the same.
+                # Environments in a folder that only another user can write can still be used and locked.
                 is_ours = os.access(path if path.exists() else self.root, os.W_OK)
                 mode = os.O_RDWR | os.O_CREAT if is_ours else os.O_RDONLY
                 _held[path] = os.open(path, mode | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -101,7 +101,7 @@ class Cache:
         return _held[path]
 
     def _refuse_unsafe(self, recipe: Recipe) -> None:
-        """Refuse a folder that others can change, because root runs what lies there."""
+        """Refuse a folder that other users can change, because root runs programs from this folder."""
         if os.geteuid() != 0:
             return
         nearest = next(path for path in (self.root, *self.root.parents) if os.path.lexists(path))
@@ -122,18 +122,18 @@ class Cache:
             text = (folder / _LOCK).read_text(encoding="utf-8")
             files = (folder / _FILES).read_text(encoding="utf-8")
         except (OSError, ValueError):
-            return "was built only in part"
+            return "is incomplete"
         if marker.get("format") != FORMAT or marker.get("lock") != _sha256(text):
-            return "has a lock file that was changed"
+            return "has a changed lock file"
         if (archive := find_changed_archive(text)) is not None:
-            return f"was built from {archive}, which has changed since"
+            return f"was built from {archive}, which is missing or has changed"
         try:
             probed = probe(prefix)
         except CommandError as error:
             return f"is broken ({' '.join(str(error).split())[:300]})"
         if _digest_packages(prefix, probed) != marker.get("fingerprint"):
-            return "has other packages than it was built with"
-        # Looked at each time: 0.2 s of CPU time for the 35,000 files of an environment with torch.
+            return "has other packages than at its build"
+        # This check takes 0.2 s of CPU time for the 35,000 files of an environment with torch.
         if changed := set(files.splitlines()) - set(_iterate_files(prefix)):
             return f"has a missing or changed file: {min(line.partition(' ')[2] for line in changed)}"
         return Interpreter(
@@ -168,7 +168,9 @@ class Cache:
             unfinished.write_text(json.dumps(marker, indent=1), encoding="utf-8")
             unfinished.rename(folder / _MARKER)
         except OSError as error:
-            raise ConfigError(f"{recipe.title} cannot be built in {folder}: {error}") from error
+            raise ConfigError(
+                f"{recipe.title} cannot be built in {folder}: {error}; free space there, or set env.cache_root"
+            ) from error
         except ConfigError:
             with suppress(OSError):  # the next start removes it as well
                 _remove(folder)
@@ -177,7 +179,7 @@ class Cache:
 
 
 def choose_default_root() -> Path:
-    """Return the folder of environments below the user's cache folder."""
+    """Return the default folder for environments, below the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gpu-collocation" / "environments"
 
 
@@ -187,7 +189,7 @@ def _digest_packages(prefix: Path, probed: Probe) -> str:
 
 
 def _iterate_files(prefix: Path) -> Iterator[str]:
-    """Yield size and path of each file of the packages, but for compiled modules."""
+    """Yield size and path of each file of the packages, except compiled modules."""
     folders = [str(prefix / "lib")]
     while folders:
         with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
@@ -201,14 +203,14 @@ def _iterate_files(prefix: Path) -> Iterator[str]:
 
 
 def _compile(prefix: Path, lock: int) -> None:
-    """Compile what is not yet, or the first jobs would do it: a script's time would then tell first from later runs."""
+    """Compile all modules; otherwise the first jobs would compile them, and their scripts would take longer."""
     argv = [str(find_interpreter(prefix)), "-I", "-m", "compileall", "-q", "-j", "0", str(prefix / "lib")]
-    # Packages carry files that cannot be compiled, such as templates; nobody imports those.
+    # The exit status is ignored: packages contain files that cannot be compiled and are never imported (templates).
     helper_program.run(argv, timeout_s=BUILD_LIMIT_S, check=False, keep_open=[lock])
 
 
 def _remove(folder: Path) -> None:
-    # The marker goes first: a removal that is interrupted must not leave what looks whole.
+    # The marker is removed first: after an interrupted removal, the environment must not look complete.
     (folder / _MARKER).unlink(missing_ok=True)
     if folder.exists():
         shutil.rmtree(folder)

@@ -1,4 +1,4 @@
-"""The certificates that uv trusts: those of the system and of pip, as behind a TLS proxy its own are not enough."""
+"""The certificates that uv trusts: behind a TLS proxy, uv also needs the certificates of the system and of pip."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-# The second is the older name; uv 0.13 warns of it where the first is absent.
+# The second is the older name; uv 0.13 prints a warning if only the older name is set.
 _OF_SYSTEM = ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS")
 _OF_ANY = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 _SECTIONS = ("install", "global")  # the first wins
@@ -18,9 +18,10 @@ _NO_FILE = os.devnull
 
 
 def choose_variables() -> dict[str, str]:
-    """Return the variables that make uv trust what pip does; none that the user has set, or of a store that is empty.
+    """Return the variables that make uv trust the same certificates as pip.
 
-    A certificate that pip was told is its only one, and so it is uv's.
+    The result excludes variables that the user has set, and the system's store if it is empty. If pip is configured
+    with a certificate file, pip trusts only this file, and so does uv.
     """
     chosen: dict[str, str] = {}
     if not any(name in os.environ for name in _OF_SYSTEM) and _has_system_store():
@@ -46,13 +47,13 @@ def _find_path_of_pip() -> Path | None:
 def _read_files() -> Iterator[str]:
     for path in _list_config_files():
         parser = configparser.RawConfigParser()
-        with suppress(OSError, UnicodeDecodeError, configparser.Error):  # pip itself says what is wrong with it
+        with suppress(OSError, UnicodeDecodeError, configparser.Error):  # pip itself reports the error
             parser.read(path, encoding="utf-8")
             yield from (parser[section]["cert"] for section in _SECTIONS if parser.has_option(section, "cert"))
 
 
 def _list_config_files() -> Iterator[Path]:
-    """Yield the places of pip's files, those that win first. Source: `pip config debug`, pip 26."""
+    """Yield the paths of pip's configuration files, highest precedence first. Source: `pip config debug`, pip 26."""
     config_file = os.environ.get("PIP_CONFIG_FILE")
     if config_file == _NO_FILE:
         return

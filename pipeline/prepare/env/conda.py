@@ -19,14 +19,14 @@ from pipeline.prepare.env.lock import Distribution, Lock
 from pipeline.prepare.env.probe import Probe, probe_new
 from pipeline.prepare.env.recipe import Builder, digest_facts, find_interpreter
 
-# conda and mamba have no common flag that keeps every version of them from asking.
+# These variables suppress questions; no command-line flag does so in every version of conda and mamba.
 _NEVER_ASK = {"CONDA_ALWAYS_YES": "true", "MAMBA_ALWAYS_YES": "true"}
 
 
 class CondaEnv(BuiltEnv):
-    """Jobs run in a conda environment that is built from a file.
+    """Conda environment that is built from a file.
 
-    The packages of py-rattler are kept below `cache_root` as well, and linked into environments on that disk.
+    py-rattler stores its packages below `cache_root` as well, and links them into environments on the same disk.
     """
 
     kind, default = "conda", "environment.yml"
@@ -38,7 +38,7 @@ class CondaEnv(BuiltEnv):
         self.requested = self._content.requested or (*self._content.specs, *pip)
         self.tool = "py-rattler" if tool is EnvTool.rattler else tool.name
         self.title = f"the conda environment of {self.file}"
-        # What stands in for the machine's properties, so that a solve for another machine is another environment.
+        # Overrides of the machine's properties change the solve, so they are part of the key.
         overrides = sorted(item for item in os.environ.items() if item[0].startswith("CONDA_OVERRIDE_"))
         self.key = digest_facts(
             self.kind,
@@ -55,8 +55,8 @@ class CondaEnv(BuiltEnv):
             self._program()
         elif importlib.util.find_spec("rattler") is None:
             raise ConfigError(
-                "env=conda needs py-rattler; run pip install 'py-rattler>=0.28,<1', or set env.tool to conda, mamba or "
-                "micromamba"
+                "env=conda needs py-rattler; install it: pip install 'py-rattler>=0.28,<1', or set env.tool to conda, "
+                "mamba or micromamba"
             )
         if self._content.pip:
             uv.find_program()
@@ -66,12 +66,12 @@ class CondaEnv(BuiltEnv):
         if self._tool is EnvTool.rattler:
             request = {name: getattr(self._content, name) for name in ("channels", "specs", "packages")}
             task = json.dumps(request | {"prefix": str(prefix), "cache": str(self.cache.root / "rattler")})
-            # -P: with its folder first on the module path, our file names would shadow the standard library's.
+            # -P keeps the script's folder off the module path, where its files would shadow the standard library.
             builder.step([sys.executable, "-P", str(Path(rattler.__file__))], tool=self.tool, stdin=task)
         else:
             builder.step(self._command(prefix, builder.scratch), tool=self.tool, environ=_NEVER_ASK)
         if self._content.variables:
-            # Where every tool of conda keeps the variables of an environment.
+            # All conda tools store an environment's variables in this file.
             state = json.dumps({"version": 1, "env_vars": self._content.variables})
             (prefix / "conda-meta" / "state").write_text(state, encoding="utf-8")
         probed = probe_new(prefix, self.title)
@@ -89,7 +89,7 @@ class CondaEnv(BuiltEnv):
         return [lock.pin(package) for package in sorted(added, key=lambda package: package.name)]
 
     def _program(self) -> str:
-        # An activated conda is a function of the shell; the program itself may be known by a variable only.
+        # After activation, conda is a shell function, and its program may be found only through a variable.
         variable = "MAMBA_EXE" if self._tool is EnvTool.micromamba else "CONDA_EXE"
         program = shutil.which(self._tool.name) or (
             None if self._tool is EnvTool.mamba else shutil.which(os.environ.get(variable, ""))
@@ -105,7 +105,7 @@ class CondaEnv(BuiltEnv):
             text = "\n".join(["@EXPLICIT", *lines]) + "\n"
         else:
             file = scratch / "environment.yml"
-            # Without `nodefaults`, the channels of the user's own settings would have a say.
+            # Without `nodefaults`, the channels of the user's settings would be searched too.
             channels = [*self._content.channels, "nodefaults"]
             text = yaml.safe_dump({"channels": channels, "dependencies": list(self._content.specs)})
         file.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The files that describe a conda environment: environment.yml, and explicit lists of packages, ours among them."""
+"""Files that describe a conda environment: environment.yml, and explicit package lists, such as recorded locks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _EXPLICIT, _PIP, _VARIABLES, _DIGEST = "@EXPLICIT", "# pip ", "# variables ", "#
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondaFile:
-    """Content of a file: either `specs` are to be solved, or `packages` to be installed as they are.
+    """Content of a conda file: either `specs` to be solved, or `packages` to be installed without a solve.
 
     Attributes:
-        channels: addresses and names, most important first.
-        specs: as conda writes them.
-        packages: each with its `url` and, if the file has them, its `sha256` and `md5`.
+        channels: URLs and names of channels, highest priority first.
+        specs: requested packages in conda's notation.
+        packages: packages of an explicit list, each with its `url` and, if listed, its `sha256` and `md5`.
         pip: lines of a requirements file.
-        variables: that an activated environment has.
-        content: digest of the file and of what it includes.
-        requested: of a lock, what was asked for when it was made.
+        variables: variables that activating the environment sets.
+        content: text of the file and digests of its included files.
+        requested: for a lock, the packages requested by the file from which the lock was made.
     """
 
     channels: tuple[str, ...] = ()
@@ -46,18 +46,18 @@ class CondaFile:
 
 
 def read(file: Path) -> CondaFile:
-    """Read an environment.yml or an explicit list of packages; all that is not understood is a ConfigError."""
+    """Read an environment.yml or an explicit package list; an unknown key or line is a ConfigError."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"env.file={file} cannot be read: {error}") from error
+        raise ConfigError(f"env.file={file} cannot be read: {error}; name a readable text file") from error
     if file.suffix in (".yml", ".yaml"):
         content = _read_yaml(file, text)
     elif re.search(f"^{_EXPLICIT}$", text, flags=re.MULTILINE):
         content = _read_explicit(file, text)
     else:
         raise ConfigError(
-            f"env.file={file} is not a file for env=conda; give an environment.yml or a package list with a line "
+            f"env.file={file} is not a file for env=conda; set it to an environment.yml or a package list with a line "
             f"{_EXPLICIT}, or use env=venv"
         )
     return replace(content, content=(text, *requirements.parse(content.pip, file).content))
@@ -66,12 +66,15 @@ def read(file: Path) -> CondaFile:
 def make_explicit_lock(
     python: str, records: Sequence[Mapping[str, Any]], file: CondaFile, pip: Sequence[lock.Distribution]
 ) -> Lock:
-    """Make the lock: a list that conda, mamba and micromamba take as well, with the rest in comments.
+    """Make the lock: an explicit list that conda, mamba and micromamba also accept, with further facts in comments.
 
-    Records of packages are as `conda-meta` holds them, in the order in which to install them; those of `pip` did not
-    come from a channel.
+    Args:
+        python: version of Python in the environment.
+        records: records of `conda-meta`, in the order of installation.
+        file: file from which the environment was built.
+        pip: packages that pip or uv installed.
     """
-    # A tool that installed a list knows of a package only what stood there.
+    # After the installation of an explicit list, a record may lack digests that the list contains.
     listed = {package["url"]: package for package in file.packages}
     records = [{**listed.get(record["url"], {}), **record} for record in records]
     lines = [*lock.make_header("conda", python)]
@@ -103,15 +106,18 @@ def _read_yaml(file: Path, text: str) -> CondaFile:
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"env.file={file} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"env.file={file} is not valid YAML: {' '.join(str(error).split())}; fix this line"
+        ) from error
     if not isinstance(content, dict) or set(content) - _KEYS:
-        unknown = ", ".join(sorted(map(str, set(content) - _KEYS))) if isinstance(content, dict) else "no keys"
-        raise ConfigError(f"env.file={file} has {unknown}; use only the keys {', '.join(sorted(_KEYS))}")
+        unknown = ", ".join(sorted(map(str, set(content) - _KEYS))) if isinstance(content, dict) else ""
+        keys = f"the unknown keys {unknown}" if unknown else "no keys"
+        raise ConfigError(f"env.file={file} has {keys}; use only the keys {', '.join(sorted(_KEYS))}")
     dependencies, channels = content.get("dependencies") or [], content.get("channels") or []
     variables = content.get("variables") or {}
     if not isinstance(dependencies, list) or not isinstance(channels, list) or not isinstance(variables, dict):
         raise ConfigError(
-            f"env.file={file}: channels and dependencies must be lists, variables must be keys with values"
+            f"env.file={file} has an invalid entry; write channels and dependencies as lists, variables as `KEY: VALUE`"
         )
     specs, pip = list[str](), list[str]()
     for dependency in dependencies:
@@ -122,12 +128,15 @@ def _read_yaml(file: Path, text: str) -> CondaFile:
         elif isinstance(dependency, dict) and set(dependency) == {"pip"} and isinstance(dependency["pip"], list):
             pip += [requirements.make_place_absolute(str(line).strip(), file.parent) for line in dependency["pip"]]
         else:
-            raise ConfigError(f"env.file={file}: dependency {dependency} is neither a package nor a list `pip:`")
+            raise ConfigError(
+                f"env.file={file}: dependency {dependency} is neither a package nor a list `pip:`; write packages as "
+                "text, as in `- numpy=2`"
+            )
     named = [address for channel in channels for address in _list_addresses(str(channel), file.parent)]
     if not specs or not named:
         missing = "dependencies" if not specs else "channels"
         raise ConfigError(
-            f"env.file={file} names no {missing}; give at least one, as in "
+            f"env.file={file} has no {missing}; add at least one, as in "
             "`channels: [conda-forge]` and `dependencies: [python=3.12, numpy]`"
         )
     return CondaFile(
@@ -158,7 +167,9 @@ def _read_explicit(file: Path, text: str) -> CondaFile:
     wrong = [package["url"] for package in packages if "://" not in package["url"]]
     if wrong or not packages:
         raise ConfigError(
-            f"env.file={file}: every line after {_EXPLICIT} must be the URL of a package, not {wrong[:3]}"
+            f"env.file={file} has lines after {_EXPLICIT} that are not package URLs: {wrong[:3]}; list one URL per line"
+            if wrong
+            else f"env.file={file} lists no package; add one package URL per line after {_EXPLICIT}"
         )
     requested = lock.read_request(text.splitlines())
     return CondaFile(packages=tuple(packages), pip=tuple(pip), variables=variables, requested=requested)
@@ -168,7 +179,9 @@ def _parse_variables(file: Path, text: str) -> dict[str, str]:
     try:
         return {str(key): str(value) for key, value in dict(json.loads(text)).items()}
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"env.file={file}: `{_VARIABLES.strip()}` needs a JSON object, not {text}") from error
+        raise ConfigError(
+            f"env.file={file}: `{_VARIABLES.strip()}` is followed by {text}; write a JSON object there"
+        ) from error
 
 
 def _list_addresses(channel: str, folder: Path) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Packages that conda says are installed in an environment: one JSON file each, in `conda-meta`."""
+"""Installed packages of a conda environment, which conda lists in `conda-meta`, one JSON file per package."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 def is_conda(prefix: Path) -> bool:
-    """Return whether an environment was made by conda or one of its kind."""
+    """Return whether an environment was created by conda, mamba, micromamba or py-rattler."""
     return (prefix / "conda-meta").is_dir()
 
 
 def read_records(prefix: Path) -> list[dict[str, Any]]:
-    """Read the installed packages, each after its dependencies: some tools install a list in its order."""
+    """Read the installed packages, dependencies first, because some tools install a list in its order."""
     by_name: dict[str, dict[str, Any]] = {}
     for path in sorted((prefix / "conda-meta").glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -23,6 +23,6 @@ def read_records(prefix: Path) -> list[dict[str, Any]]:
     graph = {name: [needed for needed in sorted(needs[name]) if needed in by_name] for name in sorted(by_name)}
     try:
         ordered = list(graphlib.TopologicalSorter(graph).static_order())
-    except graphlib.CycleError:  # pip and python, for one, may name each other
+    except graphlib.CycleError:  # for example, pip and python may depend on each other
         ordered = sorted(by_name, key=lambda name: (name != "python", name))
     return [by_name[name] for name in ordered]

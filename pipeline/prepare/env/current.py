@@ -1,4 +1,4 @@
-"""Jobs in the orchestrator's own environment."""
+"""The orchestrator's own environment, used for jobs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pipeline.prepare.env import editable
 from pipeline.prepare.env import lock as env_lock
 from pipeline.prepare.env.lock import Distribution
 
-# Not told by the lock: the project itself is told by its commit.
+# The lock leaves out the project itself, because the commit identifies it.
 _OWN_NAME = "gpu-collocation"
 _FIELD = re.compile(r"^(Name|Version): (.*)$", re.MULTILINE)
 
 
 class CurrentEnv:
-    """Jobs run with the interpreter, and the packages, of the orchestrator."""
+    """Interpreter and packages of the orchestrator, which jobs use as well."""
 
     def preview(self) -> Interpreter:
         return _describe()
@@ -30,7 +30,7 @@ class CurrentEnv:
 
 @study_cache.cache_for_study
 def _describe() -> Interpreter:
-    """Describe our own environment, once: it does not change under a running study, and listing it takes 10 ms."""
+    """Describe the orchestrator's environment once per study, because listing its packages takes 10 ms."""
     packages = [
         editable.add_state(
             Distribution(name=name, version=version, direct_url=dist.read_text("direct_url.json")),
@@ -45,7 +45,7 @@ def _describe() -> Interpreter:
 
 
 def _read_name_and_version(dist: metadata.Distribution) -> tuple[str, str]:
-    """Read what `dist.name` and `dist.version` take 90 ms to parse for 140 packages."""
+    """Read name and version by a regular expression: `dist.name` and `dist.version` take 90 ms for 140 packages."""
     text = next(filter(None, map(dist.read_text, ("METADATA", "PKG-INFO", ""))), "")
     fields = dict(reversed(_FIELD.findall(text.partition("\n\n")[0])))
     return fields.get("Name", ""), fields.get("Version", "")

@@ -1,4 +1,4 @@
-"""Packages that are installed from a folder which can be edited: their commit, and what their code is now."""
+"""Editable packages, which are installed from a source folder: their commit and the digest of their current code."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from urllib.parse import unquote, urlsplit
 from pipeline.base.system import git
 from pipeline.prepare.env.lock import Distribution
 
-# What an import can execute.
+# Files that an import can execute.
 _SUFFIXES = (".py", ".so", ".pyd")
-_READ_BYTES = 1 << 24  # of a longer file, such as a library that was compiled here, its time stands for its content
+_READ_BYTES = 1 << 24  # for a longer file, such as a compiled library, the time of its last change is hashed instead
 _NO_SOURCES = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
 def add_state(package: Distribution, place: str) -> Distribution:
-    """Add commit and digest of its code to a package that can be edited, whose version does not tell it.
+    """Add commit and code digest to an editable package, because its version does not identify its code.
 
-    `place` is where its metadata lies: an old `setup.py develop` leaves nothing else.
+    `place` is the path of the package's metadata, which is all that an old `setup.py develop` leaves.
     """
     folder = _find_folder(package, place)
     if folder is None or not folder.is_dir():
@@ -62,7 +62,7 @@ def _digest_modules(folder: Path) -> str:
                     status = path.stat()
                     content = path.read_bytes() if status.st_size <= _READ_BYTES else str(status.st_mtime_ns).encode()
                 except OSError:
-                    continue  # a link that leads nowhere
+                    continue  # a broken link
                 digest.update(f"{path.relative_to(folder)}\0{status.st_size}\0".encode())
                 digest.update(content)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""An existing environment or interpreter: its packages are listed, and it is never changed."""
+"""Existing environments and interpreters: their packages are listed, and they are never changed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipeline.prepare.env.lock import Distribution, Lock
 from pipeline.prepare.env.probe import Probe, ask
 from pipeline.prepare.env.recipe import find_interpreter, make_path_variables
 
-_WANTED = "give the folder of a conda or virtual environment, or the path of an interpreter"
+_WANTED = "set it to the folder of a conda or virtual environment, or to the path of an interpreter"
 
 
 class ExistingEnv:
-    """Jobs run in a conda environment, a virtual environment or with an interpreter, as it is."""
+    """Existing conda environment, virtual environment or interpreter, in which jobs run without any change to it."""
 
     def __init__(self, prefix: str | None = None) -> None:
         if prefix is None:
@@ -38,13 +38,13 @@ class ExistingEnv:
 
 
 def _find_interpreter(prefix: str) -> Path:
-    """Find the interpreter under its own name: that of a virtual environment is a link to another one."""
+    """Find the interpreter without following links: the interpreter of a virtual environment is a link."""
     path = Path(os.path.abspath(expand_path("env.prefix", prefix)))  # noqa: PTH100  `resolve` would follow that link
     python = find_interpreter(path) if path.is_dir() else path
     if not path.exists():
         seen = f"{path} does not exist"
     elif not python.is_file():
-        seen = f"it has no interpreter {python}"
+        seen = f"the environment has no interpreter {python}"
     elif not os.access(python, os.X_OK):
         seen = f"{python} cannot be executed"
     else:
@@ -52,12 +52,12 @@ def _find_interpreter(prefix: str) -> Path:
     raise ConfigError(f"env.prefix={prefix}: {seen}; {_WANTED}")
 
 
-@study_cache.cache_for_study  # what is installed does not change under a running study
+@study_cache.cache_for_study  # installed packages do not change while a study runs
 def _describe(python: Path, setting: str) -> Interpreter:
     try:
         probed = ask(python)
     except CommandError as error:
-        raise ConfigError(f"env.prefix={setting}: its interpreter cannot run jobs: {error}; {_WANTED}") from error
+        raise ConfigError(f"env.prefix={setting}: the interpreter cannot run jobs: {error}; {_WANTED}") from error
     packages = [editable.add_state(package, probed.places[package.name]) for package in probed.packages]
     prefix = probed.prefix
     if conda_meta.is_conda(prefix):
@@ -78,7 +78,7 @@ def _lock_conda(probed: Probe, packages: Sequence[Distribution]) -> Lock:
     variables = activation.read_state(probed.prefix)
     if not variables:
         return explicit
-    # Nobody set them with a record in mind: their values stay here, and decide nevertheless.
+    # Values may be secret, so the lock records only their names; the digest covers the values too.
     names = f"# variables whose values are not recorded: {', '.join(sorted(variables))}"
     identity = (f"variable {name}={value}" for name, value in variables.items())
     return Lock(lines=(explicit.lines[0], names, *explicit.lines[1:]), identity=(*explicit.identity, *identity))

@@ -1,7 +1,7 @@
-"""The lock of an environment: a text that names every package exactly, and from which it can be built again.
+"""Locks of environments: texts that name every installed package exactly, from which the environment can be rebuilt.
 
-A lock is at the same time a file of the kind that its tool takes: requirements with exact versions for a virtual
-environment, an explicit list of packages for conda. What that format has no word for stands in comments.
+A lock is also a valid input file of the build tool: requirements with exact versions for a virtual environment, an
+explicit list of packages for conda. Comments hold the facts that these formats cannot express.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlencode, urlsplit
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.secrets import strip_logins
 
-EDITABLE = "a package installed from a folder can change and cannot be recorded; install a wheel of it"
+EDITABLE = "a package installed from a folder can change and cannot be recorded; install a wheel of the package"
 _FIRST_LINE = "# environment lock: "
 _REQUESTED = "# requested: "
 _ARCHIVE = re.compile(r" @ (file://\S+)#sha256=([0-9a-f]{64})$", flags=re.MULTILINE)
@@ -28,9 +28,9 @@ _ARCHIVE = re.compile(r" @ (file://\S+)#sha256=([0-9a-f]{64})$", flags=re.MULTIL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
-    """Installed packages: a text, line by line, and their identity without their places.
+    """Installed packages: the lines of the lock's text, and the packages' identity without their sources.
 
-    A mirror or another folder thus makes no difference to the digest.
+    The digest covers the identity only, so another mirror or folder does not change the digest.
     """
 
     lines: tuple[str, ...]
@@ -51,8 +51,8 @@ class Distribution:
     """An installed Python package.
 
     Attributes:
-        direct_url: content of `direct_url.json` (PEP 610) if it was installed from a place rather than by its name;
-            with a key `state` of ours (`editable.py`) if it was installed from a folder that can be edited.
+        direct_url: content of `direct_url.json` (PEP 610) if the package was installed from a URL or folder; for an
+            editable package, `editable.py` adds the key `state`.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Distribution:
         return dict(json.loads(self.direct_url)) if self.direct_url else {}
 
     def requirement(self) -> str:
-        """Return a requirement that only this package fulfils; an archive's digest is part of it."""
+        """Return a requirement that only this package fulfils; for an archive, include its digest."""
         origin = self.origin
         url = str(origin.get("url", ""))
         if "vcs_info" in origin:
@@ -78,8 +78,8 @@ class Distribution:
         return f"{self.name}=={self.version}"
 
     def identity(self) -> str:
-        """Return name, version and, if it was not installed by its name, what tells its content."""
-        if state := self.origin.get("state"):  # a commit that leaves the code as it was changes nothing
+        """Return name, version and, if the package was installed from a URL or folder, its digest or commit."""
+        if state := self.origin.get("state"):  # without the commit: a commit may leave the code unchanged
             return f"{self.name}=={self.version} content={state['content']}"
         _, _, fragment = self.requirement().partition("#")
         commit = self.origin.get("vcs_info", {}).get("commit_id", "")
@@ -87,7 +87,7 @@ class Distribution:
 
 
 def pin(package: Distribution) -> Distribution:
-    """Add its digest of now to a package from an archive on this machine, which uv does not record."""
+    """Add the archive's current digest to a package from a local archive, because uv does not record the digest."""
     origin = package.origin
     url = str(origin.get("url", ""))
     if "dir_info" in origin:
@@ -101,7 +101,7 @@ def pin(package: Distribution) -> Distribution:
 
 
 def find_changed_archive(text: str) -> Path | None:
-    """Find an archive on this machine that a lock names and that is gone or has changed."""
+    """Find a local archive that a lock names and that is missing or has changed."""
     for url, digest in _ARCHIVE.findall(text):
         if _sha256(path := _path(url)) != digest:
             return path
@@ -109,7 +109,7 @@ def find_changed_archive(text: str) -> Path | None:
 
 
 def _path(url: str) -> Path:
-    return Path(unquote(urlsplit(url).path))  # as the `+` of `1.0+cu121`
+    return Path(unquote(urlsplit(url).path))  # a URL quotes characters such as the `+` in `1.0+cu121`
 
 
 def _sha256(file: Path) -> str | None:
@@ -125,7 +125,7 @@ def make_header(kind: str, python: str) -> tuple[str, ...]:
 
 
 def lock_packages(kind: str, python: str, packages: Iterable[str | Distribution], options: Sequence[str] = ()) -> Lock:
-    """Make the lock of Python packages alone; `options` are requirements' lines of their sources."""
+    """Make the lock of Python packages; `options` are the lines of a requirements file that name package sources."""
     listed = list(packages)
     lines = [package if isinstance(package, str) else package.requirement() for package in listed]
     identity = [package if isinstance(package, str) else package.identity() for package in listed]
@@ -136,19 +136,19 @@ def lock_packages(kind: str, python: str, packages: Iterable[str | Distribution]
 
 
 def add_request(lines: Sequence[str], requested: Iterable[str]) -> tuple[str, ...]:
-    """Add what the file of an environment asked for to its lock, as comments below the header."""
+    """Add the packages that an environment's file requests to its lock, as comments below the header."""
     comments = [_REQUESTED + line for line in map(strip_logins, requested)]
     size = len(make_header("", ""))
     return (*lines[:size], *comments, *lines[size:])
 
 
 def read_request(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return what the file of an environment asked for, as its lock has it."""
+    """Return the requested packages that a lock lists in its comments."""
     return tuple(line.removeprefix(_REQUESTED) for line in lines if line.startswith(_REQUESTED))
 
 
 def read_kind(text: str) -> str | None:
-    """Read the kind of environment that a lock describes, as `venv`; `None` if it is no lock of ours."""
+    """Read the kind of environment that a lock describes, such as `venv`; `None` if the text is not a lock."""
     match = re.match(rf"{_FIRST_LINE}(.*)", text)
     return match[1].strip() if match else None
 
@@ -160,5 +160,5 @@ def read_python_version(text: str) -> str | None:
 
 
 def name_platform() -> str:
-    """Name system and architecture, as `linux-x86_64`."""
+    """Name the system and the architecture, such as `linux-x86_64`."""
     return f"{platform.system()}-{platform.machine()}".lower()

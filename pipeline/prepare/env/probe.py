@@ -1,4 +1,4 @@
-"""Probe of an interpreter: a program, standard library only, that runs in its environment."""
+"""Probe of an interpreter: a program that runs in its environment and uses only the standard library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(json.dumps({"prefix": sys.prefix, "executable": sys.executable, "python": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """An interpreter that starts; `places` is the folder of the metadata of each package, by its name."""
+    """Facts that a working interpreter reported; `places` maps each package's name to its metadata folder."""
 
     python: str
     executable: Path
@@ -36,17 +36,17 @@ class Probe:
 
 
 def ask(python: Path) -> Probe:
-    """Start an interpreter and ask it what is installed. Writes nothing, not even compiled modules.
+    """Start an interpreter and read its installed packages. Writes nothing, not even compiled modules.
 
     Raises:
-        CommandError: it does not start, is too old, or is no Python.
+        CommandError: the interpreter does not start, is too old, or is not Python.
     """
-    # Isolated, as jobs are: neither PYTHONPATH nor the user's own packages count.
+    # -I isolates the interpreter like a job's: PYTHONPATH and the user's site packages are ignored.
     argv = [str(python), "-I", "-B", "-c", _PROGRAM]
     try:
         answer = helper_program.run(argv, timeout_s=_LIMIT_S).stdout
     except CommandError as error:
-        raise CommandError([str(python)], error.status, error.stderr) from error  # without the program's text
+        raise CommandError([str(python)], error.status, error.stderr) from error  # omits the text of `_PROGRAM`
     try:
         facts = json.loads(answer)
         return Probe(
@@ -57,11 +57,11 @@ def ask(python: Path) -> Probe:
             places={name: place for name, _, _, place in facts["packages"]},
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise CommandError([str(python)], 0, f"answered {answer[:200]!r}") from error
+        raise CommandError([str(python)], 0, f"printed {answer[:200]!r}") from error
 
 
 def probe(prefix: Path) -> Probe:
-    """Probe the interpreter of an environment; CommandError also if it belongs to another one."""
+    """Probe an environment's interpreter; CommandError also if the interpreter belongs to another environment."""
     probed = ask(find_interpreter(prefix))
     if probed.prefix.resolve() != prefix.resolve():
         raise CommandError([str(find_interpreter(prefix))], 0, f"belongs to {probed.prefix}, not to {prefix}")
@@ -71,8 +71,10 @@ def probe(prefix: Path) -> Probe:
 def probe_new(prefix: Path, title: str) -> Probe:
     """Probe an environment that was just built; ConfigError if it cannot run jobs."""
     if not find_interpreter(prefix).exists():
-        raise ConfigError(f"{title} has no interpreter; add `python` to its dependencies")
+        raise ConfigError(f"{title} has no interpreter; add `python` to the dependencies in its file")
     try:
         return probe(prefix)
     except CommandError as error:
-        raise ConfigError(f"{title} was built, but its interpreter cannot run jobs: {error}") from error
+        raise ConfigError(
+            f"{title} was built, but its interpreter cannot run jobs: {error}; change the version of Python"
+        ) from error

@@ -1,9 +1,9 @@
-"""Solves and installs conda packages with py-rattler, as a program of its own.
+"""Program that solves and installs conda packages with py-rattler in a separate process.
 
-A process of its own, because the library's threads must not stay beside the measurement, and because a build ends with
-its process. It reads its task as JSON from stdin: channels, specs, prefix and cache; instead of specs there may be
-packages (`url`, `sha256`, `md5`), which are installed as they are. It is started by its path and imports nothing of
-ours.
+A separate process is needed because the library's threads must not run during a measurement, and because a build must
+end if its process is killed. The task is read as JSON from stdin: channels, specs, prefix and cache. Instead of specs,
+the task may have packages (`url`, `sha256`, `md5`), which are installed without a solve. The program is started by its
+path and imports no other module of this project.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 
 def main() -> int:
-    """Do the task; what cannot be done is said on stderr, in the library's words."""
+    """Run the task; print an error of the library on stderr."""
     from rattler import exceptions
 
     task = json.load(sys.stdin)
@@ -57,15 +57,15 @@ def _pin(record: Any, package: dict[str, str]) -> None:
         if name not in package:
             continue
         setattr(record, name, bytes.fromhex(package[name]))
-        # The library checks what it downloads, and does not look at the digest of a file on this machine.
+        # The library checks the digests of downloads, but not of local files.
         if record.url.startswith("file://"):
             digest = hashlib.new(name, Path(unquote(urlsplit(record.url).path)).read_bytes()).hexdigest()
             if digest != package[name]:
-                raise ValueError(f"{record.url} has the {name} {digest}, not {package[name]} as recorded")
+                raise ValueError(f"{record.url} has the {name} {digest}, but {package[name]} is recorded")
 
 
 if __name__ == "__main__":
     status = main()
     sys.stderr.flush()
-    # py-rattler 0.28 crashes in about one of thirty ordinary exits, when its work is done.
+    # `os._exit` avoids a crash of py-rattler 0.28, which happens in about one of thirty ordinary exits.
     os._exit(status)

@@ -1,4 +1,4 @@
-"""Recipes of environments: the steps of building one, the program that runs them, and the resulting environment."""
+"""Recipes of environments, and the builder that runs the steps of a recipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.prepare.env.lock import Lock
 
 BUILD_LIMIT_S = 3600.0
-FORMAT = 1  # of what the cache keeps beside an environment
+FORMAT = 1  # version of the files that the cache stores next to an environment
 _SHOWN_LINES = 40
 
 
@@ -23,10 +23,10 @@ class Recipe(ABC):
     """The steps of building an environment.
 
     Attributes:
-        kind: as in `env=venv`.
-        title: what users call it.
-        tool: what builds it.
-        key: digest of everything that decides what is built.
+        kind: name of the environment's kind, such as `venv` in `env=venv`.
+        title: name of the environment in messages.
+        tool: name of the program that builds the environment.
+        key: digest of everything that determines the built environment.
     """
 
     kind: str
@@ -36,26 +36,29 @@ class Recipe(ABC):
 
     @abstractmethod
     def check_tools(self) -> None:
-        """Raise `ConfigError` if a program that builds it is not there."""
+        """Raise `ConfigError` if a program that the build needs is missing."""
 
     @abstractmethod
     def build(self, prefix: Path, builder: Builder) -> Lock:
-        """Build it in its final place, a folder that does not exist yet; returns what is installed.
+        """Build the environment in its final folder, which does not exist yet; return the installed packages.
 
         Raises:
-            ConfigError: a solve or an installation failed, or made what cannot run jobs or be recorded.
+            ConfigError: solving or installing failed, or the environment cannot run jobs or cannot be recorded.
         """
 
     @abstractmethod
     def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
-        """Variables that a job in it needs: those of an activated environment, without the orchestrator's packages."""
+        """Variables of the activated environment, for its jobs; they hide the orchestrator's own packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Builder:
-    """Runs the steps of a build, each of which holds the lock: a step may outlive an orchestrator that is killed.
+    """Runner of build steps. Each step inherits the lock, because a step may outlive an orchestrator that is killed.
 
-    `scratch` is a folder for files that the build needs.
+    Attributes:
+        title: name of the environment in messages.
+        scratch: folder for temporary files of the build.
+        lock: descriptor of the lock file.
     """
 
     title: str
@@ -65,9 +68,9 @@ class Builder:
     def step(
         self, argv: Sequence[str], *, tool: str, environ: Mapping[str, str] | None = None, stdin: str | None = None
     ) -> None:
-        """Run one program to its end, with these further variables.
+        """Run one program until it exits, with `environ` added to the orchestrator's variables.
 
-        If it fails, a ConfigError gives the words of the program, which users call `tool`.
+        If the program fails, raise a ConfigError with its last lines; `tool` is the program's name in this message.
         """
         variables = None if environ is None else {**os.environ, **environ}
         try:
@@ -84,14 +87,14 @@ def find_interpreter(prefix: Path) -> Path:
 
 
 def digest_facts(*facts: object) -> str:
-    """Return the digest of what decides an environment."""
+    """Return the digest of the facts that determine an environment."""
     return hashlib.sha256(json.dumps([FORMAT, *facts]).encode()).hexdigest()
 
 
 def make_path_variables(prefix: Path) -> dict[str, str]:
-    """Return variables that put an environment's programs first, and keep all other packages out of it.
+    """Return variables that put an environment's programs first on PATH and exclude packages from other places.
 
-    An empty value counts as none for Python.
+    Python treats an empty variable like an unset one.
     """
     return {
         "PATH": os.pathsep.join(filter(None, (str(prefix / "bin"), os.environ.get("PATH")))),

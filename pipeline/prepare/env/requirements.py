@@ -14,7 +14,7 @@ from pipeline.base.system.paths import expand_path
 from pipeline.prepare.env import lock
 
 _EDITABLE = ("-e", "--editable")
-# What stands behind `-e`: an address, with or without the name of its package, and that of a repository as scp has it.
+# Targets of `-e`: a URL, with or without the package's name, and a repository in the notation of scp.
 _ADDRESS = re.compile(r"(?:(?P<name>[\w.-]+(?:\[[\w.,-]*\])?)\s*@\s*)?(?P<url>(?!file:)[\w.+-]+://\S+)")
 _AS_SCP = re.compile(r"git\+(?P<user>[\w.-]+@[\w.-]+):(?!//)(?P<path>\S+)")
 _INCLUDES = ("-r", "--requirement", "-c", "--constraint")
@@ -25,15 +25,15 @@ _SOURCES = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirements:
-    """A requirements file, or what stands for one.
+    """Content of a requirements file, or of the pip lines of a conda file.
 
     Attributes:
-        content: digests of the file and of those that it includes, and what else decides what they mean: the folder
-            that they name files in, and the archives in folders that packages come from.
-        options: lines that say where packages come from, with absolute paths.
-        python: version that a lock names.
-        packages: lines that ask for a package.
-        requested: of a lock, what was asked for when it was made.
+        content: digests of the file and of its included files, the folder of their relative paths, and the archives in
+            folders that packages are installed from.
+        options: lines that name package sources, with absolute paths.
+        python: version of Python that a lock names.
+        packages: lines that request a package.
+        requested: for a lock, the lines of the file from which the lock was made.
     """
 
     content: tuple[str, ...]
@@ -44,11 +44,11 @@ class Requirements:
 
 
 def read(file: Path) -> Requirements:
-    """Read a file of requirements and what it includes; TOML is left to uv, and counts as a whole."""
+    """Read a requirements file and its included files; a TOML file is only hashed, because uv parses it."""
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"env.file={file} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"env.file={file} cannot be read: {error.strerror}; name a readable file") from error
     text = content.decode("utf-8", errors="replace")
     is_toml = file.suffix == ".toml" or file.name == "uv.lock"
     try:
@@ -66,15 +66,16 @@ def read(file: Path) -> Requirements:
 
 
 def parse(lines: Iterable[str], file: Path) -> Requirements:
-    """Read what lines of a file bring with them; their relative paths are from its folder.
+    """Parse lines of a file, with relative paths that start at the file's folder.
 
-    An include that cannot be read, and a line that asks for what can be edited, are a ConfigError.
+    Raises:
+        ConfigError: an included file cannot be read, or a line requests an editable package.
     """
     content, options, packages = list[str](), list[str](), list[str]()
     folder = file.parent
     for line in lines:
         word, place = _split(line)
-        if word in _EDITABLE:  # other folders are seen once they are installed
+        if word in _EDITABLE:  # packages from other folders are refused by `lock.pin`, after their installation
             raise ConfigError(f"{file}: `{line}`: {_explain_editable(place)}")
         if word in _INCLUDES:
             included = read((folder / place).resolve())
@@ -108,7 +109,7 @@ def _explain_editable(place: str) -> str:
 
 
 def make_place_absolute(line: str, folder: Path) -> str:
-    """Return the line with its path, if it has one, made absolute."""
+    """Return the line with an absolute path, if the line has a path."""
     word, place = _split(line)
     if word in (*_INCLUDES, *_SOURCES):
         is_path = place and "://" not in place and word != "--trusted-host"
@@ -122,7 +123,7 @@ def _list_archives(line: str) -> list[str]:
     try:
         files = [file for file in sorted(Path(_split(line)[1]).iterdir()) if _ARCHIVE.search(file.name)]
         return [f"{file.name} {(status := file.stat()).st_size} {status.st_mtime_ns}" for file in files]
-    except OSError:  # an address, or what uv will find no folder either
+    except OSError:  # a URL, or a missing folder, which uv reports
         return []
 
 

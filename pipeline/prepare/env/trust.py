@@ -1,7 +1,7 @@
-"""Trust in a path: whether another user could decide what lies there. Reads only.
+"""Check whether another user could replace the files at a path. Reads only.
 
-Root runs an environment that was built days ago. What lay below a folder such as /tmp may have been removed since, and
-put there again by somebody else.
+The check matters if root runs an environment that was built days ago: below a folder such as /tmp, another user may
+have replaced a file that was removed in the meantime.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ _MOST_LINKS = 40  # Source: path_resolution(7)
 
 
 def find_replaceable_part(path: Path) -> Path | None:
-    """Find the first part of an absolute path that others than root and we can change; `None` if there is none.
+    """Find the first part of an absolute path that users other than root and this user can change; else `None`.
 
-    Links are followed one by one, and each of them is looked at. What our own group may write counts as ours.
+    Every link on the path is checked as well. Write permission for this user's group is accepted.
     """
     for part in _iterate_parts(path):
         try:
             status = part.lstat()
         except OSError:
-            return part if _is_open_to_others(part.parent.stat()) else None  # whoever can write its folder can make it
+            # A user who can write the parent folder can create the missing part.
+            return part if _is_open_to_others(part.parent.stat()) else None
         if status.st_uid not in _list_trusted_owners():
             return part
         is_sticky_folder = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
@@ -38,7 +39,7 @@ def _is_open_to_others(status: os.stat_result) -> bool:
 
 
 def _iterate_parts(path: Path) -> Iterator[Path]:
-    """Yield every file and link on the way to a path, from the root up to the first that is missing."""
+    """Yield every folder, link and file on a path, from the root up to the first missing part."""
     folder, rest, num_links = Path("/"), list(path.parts[1:]), 0
     yield folder
     while rest:
@@ -61,7 +62,7 @@ def _iterate_parts(path: Path) -> Iterator[Path]:
 
 def _list_trusted_owners() -> set[int]:
     owners = {0, os.geteuid()}
-    # In a container without a number for the machine's root, its files seem to belong to the overflow user.
+    # If a container's user map lacks the machine's root, root's files seem to belong to the overflow user.
     if " ".join(Path("/proc/self/uid_map").read_text(encoding="ascii").split()) != _WHOLE_MAP:
         owners.add(int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii")))
     return owners

@@ -1,4 +1,4 @@
-"""uv, which makes virtual environments and installs Python packages into any environment."""
+"""The program uv, which creates virtual environments and installs Python packages into any environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNTRUSTED = "invalid peer certificate"
 
 
 def find_program() -> str:
-    """Find the absolute path of uv: that of the extra `envs`, else the one on PATH."""
+    """Find the absolute path of uv: the program that the extra `envs` installs, else the program on PATH."""
     try:
         from uv import find_uv_bin
 
@@ -27,16 +27,16 @@ def find_program() -> str:
 
 
 def run(builder: Builder, arguments: Sequence[str], folder: Path) -> None:
-    """Run uv with relative paths from a folder."""
+    """Run uv; relative paths start at `folder`."""
     argv = [find_program(), "--no-progress", "--color=never", "--directory", str(folder), *arguments]
     try:
         builder.step(argv, tool="uv", environ=certificates.choose_variables())
     except ConfigError as error:
         if _UNTRUSTED in str(error):
-            raise ConfigError(f"{error}\n    set SSL_CERT_FILE to the file of the issuer's certificate") from error
+            raise ConfigError(f"{error}\n    set SSL_CERT_FILE to the issuer's certificate file") from error
         raise
 
 
 def install(builder: Builder, python: Path, requirements: Path, folder: Path) -> None:
-    """Install what a file of requirements names; its relative paths are from `folder`."""
+    """Install the packages of a requirements file, whose relative paths start at `folder`."""
     run(builder, ["pip", "install", "--python", str(python), "--requirement", str(requirements)], folder)

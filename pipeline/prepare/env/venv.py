@@ -1,4 +1,4 @@
-"""Virtual environments, built by uv from a file of requirements or from its lock."""
+"""Virtual environments that uv builds from a requirements file, a pyproject.toml or a lock."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _SUFFIXES = (".txt", ".in", ".toml", ".lock")
 
 
 class VenvEnv(BuiltEnv):
-    """Jobs run in a virtual environment that uv builds from a file.
+    """Virtual environment that uv builds from a file.
 
-    Without `python`, its version is that of the lock, or of the orchestrator.
+    Without `python`, the version of Python is taken from the lock, else from the orchestrator.
     """
 
     kind, tool, default = "venv", "uv", "requirements.txt"
@@ -30,8 +30,8 @@ class VenvEnv(BuiltEnv):
         super().__init__(file, cache_root)
         if self.file.suffix not in _SUFFIXES:
             raise ConfigError(
-                f"env.file={self.file} is not a file for env=venv; give requirements.txt, pyproject.toml, uv.lock, "
-                "pylock.toml or a recorded lock, or use env=conda with an environment.yml"
+                f"env.file={self.file} is not a file for env=venv; set it to a requirements.txt, pyproject.toml, "
+                "uv.lock, pylock.toml or recorded lock, or use env=conda with an environment.yml"
             )
         self.title = f"the virtual environment of {self.file}"
         read = env_requirements.read(self.file)
@@ -42,7 +42,7 @@ class VenvEnv(BuiltEnv):
         if python and "/" in python:
             python = str(expand_path("env.python", python).absolute())
         named, current = python or read.python or platform.python_version(), platform.python_version()
-        # Its own version for a venv of the orchestrator's interpreter: an upgrade of it makes another environment.
+        # With the orchestrator's interpreter, the key has its full version: an upgrade leads to a new environment.
         self._python = sys.executable if named == current else named
         version = current if self._python == sys.executable else named
         self.requested = read.requested or (f"python=={version}", *read.packages)

@@ -1,1 +1,1 @@
-"""MIG: profiles, legal layouts, and making and undoing instances."""
+"""MIG: profiles, legal layouts, and the creation and destruction of instances."""

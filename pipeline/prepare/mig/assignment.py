@@ -1,4 +1,4 @@
-"""Assignment of the MIG devices that an administrator made. Changes nothing, needs no privilege."""
+"""Assignment of existing MIG devices, created by an administrator, to jobs. Changes nothing, needs no privilege."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _NAME = re.compile(r" MIG (?P<profile>(?:\d+c\.)?\d+g\S*)")
 
 
 def read_profile(device: Device) -> str:
-    """Read the profile in a MIG device's name: `3g.20gb`, or `1c.3g.20gb` for a part of that."""
+    """Read the profile in a MIG device's name: `3g.20gb`, or `1c.3g.20gb` for a smaller compute instance."""
     match = _NAME.search(device.name)
     return "" if match is None else match["profile"].rstrip(",")
 
 
 def assign(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
-    """Assign a MIG device to each job by its request (`2g`, `2g.10gb`, `1c.3g`), or the largest free one.
+    """Assign each job the MIG device that it requests (`2g`, `2g.10gb`, `1c.3g`), or else the largest free device.
 
-    Parts of a GPU instance that follow each other in the requests, as they do where instances are made for them, come
-    from one GPU instance if there is one that has them all.
+    Consecutive requests for compute instances, such as `1c.3g,2c.3g`, are served from one GPU instance if one GPU
+    instance has all of these compute instances.
 
     Raises:
-        ConfigError: the GPU is not divided, or lacks a requested device; the message lists its devices.
+        ConfigError: the GPU has no MIG devices, or lacks a requested one; the message lists its MIG devices.
     """
     devices = [device for device in nvml.list_mig_devices(gpu) if read_profile(device)]
     unassigned = sorted(devices, key=_measure)
     by_job: dict[int, Device] = {}
-    # Who asks for more detail chooses first, so that nobody takes the only one that fits another.
+    # More specific requests choose first; otherwise a general request could take the only device that fits them.
     for jobs in sorted(_group_jobs(requests), key=lambda jobs: (-len(jobs), -len(requests[jobs[0]] or ""))):
         one = next(
             (
@@ -51,8 +51,7 @@ def assign(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
                 profile_words = "" if request is None else f" of {request}"
                 raise ConfigError(
                     f"scenario.layout=existing: {gpu.name} ({gpu.uuid}) has no free MIG device{profile_words} "
-                    f"for job {job}; "
-                    f"choose with scenario.profiles from its devices: {listed}"
+                    f"for job {job}; set scenario.profiles to profiles of its MIG devices: {listed}"
                 )
             by_job[job] = fitting[-1] if request is None else fitting[0]
             unassigned.remove(by_job[job])
@@ -60,7 +59,7 @@ def assign(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
 
 
 def read_share(device: Device) -> float:
-    """Return the share of its GPU's compute slices that a MIG device has; 1 if its name does not say it."""
+    """Return a MIG device's share of its GPU's compute slices; 1 if the device's name has no profile."""
     with nvml.session(), nvml.translate_errors(f"the MIG profiles of the GPU of {device.name}"):
         gpu = pynvml.nvmlDeviceGetHandleByUUID(device.gpu_uuid)
         of_gpu = max((profile.sliceCount for profile in list_offered(gpu)), default=0)
@@ -68,7 +67,7 @@ def read_share(device: Device) -> float:
 
 
 def _measure(device: Device) -> tuple[int, int]:
-    """Return memory, then compute slices: a part of a GPU instance has all of its memory."""
+    """Return memory, then compute slices: each compute instance can use all memory of its GPU instance."""
     return device.memory_mib or 0, _count_compute_slices(device)
 
 
@@ -78,7 +77,7 @@ def _count_compute_slices(device: Device) -> int:
 
 
 def _group_jobs(requests: Sequence[str | None]) -> Iterator[list[int]]:
-    """Yield the positions of parts that one GPU instance would be made for, and every other one by itself."""
+    """Yield groups of jobs whose compute instances fit into one GPU instance; each other job is a separate group."""
     jobs: list[int] = []
     of_jobs, used = "", 0
     for job, request in enumerate(requests):
@@ -95,7 +94,7 @@ def _group_jobs(requests: Sequence[str | None]) -> Iterator[list[int]]:
 
 
 def _parse_slices(profile: str) -> int:
-    """Return 3 for `3g.20gb`; 0 for what is no profile."""
+    """Return 3 for `3g.20gb`; 0 for a text that is not a profile."""
     number = profile.partition("g")[0]
     return int(number) if number.isdecimal() else 0
 
@@ -107,7 +106,7 @@ def _list_instances(devices: Sequence[Device]) -> list[int | None]:
 def _assign_from_instance(
     unassigned: Sequence[Device], jobs: Sequence[int], requests: Sequence[str | None], gi_id: int | None
 ) -> dict[int, Device]:
-    """Assign devices of one GPU instance to all jobs; none if it lacks one or there is only one job."""
+    """Assign devices of one GPU instance to all jobs; return nothing if a device is missing, or for a single job."""
     inside = [device for device in unassigned if device.gi_id == gi_id]
     by_job: dict[int, Device] = {}
     for job in jobs if len(jobs) > 1 else ():

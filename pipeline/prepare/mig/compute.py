@@ -1,8 +1,9 @@
-"""Compute instances: parts of a GPU instance, which share its memory; and how a list of them makes GPU instances.
+"""Compute instances, and the GPU instances that a list of requested compute instances needs.
 
-A `1c.3g.40gb` has one of the three compute slices of a 3g.40gb. Parts of one profile that follow each other in a list
-fill a GPU instance; the first that has no room there opens the next one. Pure: `layouts` places the GPU
-instances. Source of the widths: `mig_table.ci_profiles`.
+The compute instances of a GPU instance share its memory: a `1c.3g.40gb` has one of the three compute slices of a
+3g.40gb. In a list of requests, consecutive compute instances of one profile fill a GPU instance; the first one without
+room begins the next GPU instance. This module touches no hardware, and `layouts` places the GPU instances.
+Source of the widths: `mig_table.ci_profiles`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pipeline.prepare.mig.profiles import MigGpu, Profile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Share of one job: `slices` compute slices of a GPU instance of a profile; `None` for all of it."""
+    """Share of one job: a GPU instance of a profile, or `slices` of its compute slices; `None` for all of them."""
 
     profile: Profile
     slices: int | None = None
@@ -32,29 +33,29 @@ class Share:
 
 
 def list_widths(profile: Profile) -> tuple[int, ...]:
-    """List the compute slices that a part of a GPU instance can have, in rising order."""
+    """List the possible widths of a compute instance that is smaller than its GPU instance, in rising order."""
     return tuple(row.compute_slices for row in mig_table.ci_profiles(profile.compute_slices)[:-1])
 
 
 def find_profile_id(profile: Profile, slices: int) -> int:
-    """Find the id by which nvidia-smi creates a part of a GPU instance."""
+    """Find the profile id with which nvidia-smi creates a compute instance of a width."""
     return next(p.id for p in mig_table.ci_profiles(profile.compute_slices) if p.compute_slices == slices)
 
 
 def order_for_creation(parts: Sequence[int]) -> list[int]:
-    """Order the parts of a GPU instance so that each finds room: even widths first, wider first.
+    """Order the compute instances of a GPU instance for creation: even widths first, then wider ones first.
 
-    The driver chooses where they begin, and no source tells how. With this order any that fit by their sum find room
-    both if it takes the first free slice and if it aligns a part to its width.
+    The driver chooses their positions by an undocumented rule. In this order, all compute instances whose sum fits find
+    room, whether the driver takes the first free slice or aligns a compute instance to its width.
     """
     return sorted(range(len(parts)), key=lambda position: (parts[position] % 2, -parts[position]))
 
 
 def resolve(gpu: MigGpu, request: str) -> Share:
-    """Resolve a profile of GPU instances (`3g`, `3g.40gb`) or a part of one (`1c.3g`, `1c.3g.40gb`).
+    """Resolve a profile of a GPU instance (`3g`, `3g.40gb`) or of a compute instance (`1c.3g`, `1c.3g.40gb`).
 
     Raises:
-        ConfigError: the GPU has no such profile, or it has no such part; the message lists them.
+        ConfigError: the GPU has no such profile; the message lists the possible profiles.
     """
     of_instance, slices = mig_names.split(request.strip().lower())
     if slices is None:
@@ -76,19 +77,19 @@ def resolve(gpu: MigGpu, request: str) -> Share:
 
 
 def choose(gpu: MigGpu, requests: Sequence[str | None]) -> tuple[Share, ...]:
-    """Choose the share of each job from `layouts.list_requests`; ConfigError if there is none."""
+    """Choose the share of each job for the requests of `layouts.list_requests`; ConfigError if none fits."""
     if None in requests:
         return (Share(profile=layouts.choose_auto_profile(gpu, len(requests))),) * len(requests)
     return tuple(resolve(gpu, str(request)) for request in requests)
 
 
 def plan_layout(gpu: MigGpu, shares: Sequence[Share]) -> Layout:
-    """Place the GPU instances of the shares, one a job, on an empty GPU, with the parts of each.
+    """Place the GPU instances for the shares, one share per job, on an empty GPU.
 
-    The jobs, in their order, have the parts of the first GPU instance, then those of the second, and so on.
+    The jobs use, in their order, the compute instances of the first GPU instance, then of the second, and so on.
 
     Raises:
-        ConfigError: they do not fit; it says why, and what does.
+        ConfigError: the GPU instances do not fit; the message gives the reason and the nearest layouts that fit.
     """
     divided = _fill_instances(shares)
     profiles = [profile for profile, _ in divided]
@@ -100,7 +101,7 @@ def plan_layout(gpu: MigGpu, shares: Sequence[Share]) -> Layout:
         into = ", ".join(str(_make_instance(*pair)) for pair in divided)
         near = " or ".join(f"[{','.join(names)}]" for names in _find_nearest(gpu, divided))
         raise ConfigError(
-            f"[{request}], as the GPU instances {into}, does not fit on {gpu.name}: "
+            f"[{request}] needs the GPU instances {into}, which do not fit on {gpu.name}: "
             f"{layouts.explain_illegal(gpu, profiles)}; use {near}"
         )
     return Layout(
@@ -112,14 +113,14 @@ def plan_layout(gpu: MigGpu, shares: Sequence[Share]) -> Layout:
 
 
 def count_idle_slices(gpu: MigGpu, layout: Layout) -> int:
-    """Count the compute slices of the GPU that are in no MIG device of a layout."""
+    """Count the compute slices of the GPU that no MIG device of a layout uses."""
     return gpu.compute_slices - sum(
         sum(instance.parts) or instance.profile.compute_slices for instance in layout.instances
     )
 
 
 _Divided = tuple[Profile, tuple[int, ...]]
-"""A GPU instance and the compute slices of its parts; none if it is not divided."""
+"""Profile of a GPU instance and widths of its compute instances; no widths for a single full compute instance."""
 
 
 def _fill_instances(shares: Sequence[Share]) -> list[_Divided]:
@@ -139,7 +140,7 @@ def _make_instance(profile: Profile, parts: tuple[int, ...]) -> Instance:
 
 
 def _find_nearest(gpu: MigGpu, divided: Sequence[_Divided], limit: int = 3) -> list[tuple[str, ...]]:
-    """Find the devices of legal layouts most like a request, nearest first, with as many devices if possible."""
+    """Find legal layouts most similar to a request, as device names, nearest number of devices first."""
     legal = layouts.find_nearest_by_job(gpu, [profile for profile, _ in divided], limit=None)
     alike = dict.fromkeys(
         tuple(
@@ -154,12 +155,12 @@ def _find_nearest(gpu: MigGpu, divided: Sequence[_Divided], limit: int = 3) -> l
 
 
 def _shrink_to_fit(profile: Profile, parts: Sequence[int]) -> tuple[int, ...]:
-    """Return the first parts, each narrower if need be, that fit into a GPU instance; none for all of it."""
+    """Return the compute instances that fit into a GPU instance, narrowed if necessary; `()` for a full one."""
     if len(parts) == 1 and profile.compute_slices <= parts[0]:
         return ()
     fitted: list[int] = []
     for position, part in enumerate(parts):
         free = profile.compute_slices - sum(fitted)
-        room = free - min(len(parts) - position - 1, max(free - 1, 0))  # without a slice for each that follows
+        room = free - min(len(parts) - position - 1, max(free - 1, 0))  # reserves a slice for each later part
         fitted += [width for width in list_widths(profile) if width <= min(part, room)][-1:]
     return tuple(fitted)

@@ -1,6 +1,6 @@
-"""Divides a GPU into the instances of a layout, each change in the journal before it is made.
+"""Divides a GPU into the instances of a layout; each change is written to the journal first.
 
-What somebody else made on the GPU is never touched: a GPU that is not as empty as MIG needs it is refused.
+Instances of other users are never changed: a GPU that already has instances, or is in use, is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.prepare.mig.mig_state import GpuInstance, MigDevice, MigState
 
 
 def refuse_unready(device: Device, state: MigState) -> None:
-    """Raise SharingError if a GPU is between two modes, already divided, or in use."""
+    """Raise SharingError if a GPU has a pending change of MIG mode, has GPU instances, or is in use."""
     which = f"{device.name} ({device.uuid})"
     if not state.is_settled:
         pending, current = ("on", "off") if state.is_pending_on else ("off", "on")
@@ -33,8 +33,8 @@ def refuse_unready(device: Device, state: MigState) -> None:
         ids = ", ".join(str(instance.gi_id) for instance in state.instances)
         raise SharingError(
             f"{which} already has the GPU instances {ids}; use them with scenario=mig scenario.layout=existing, "
-            "choose another GPU, or have their owner remove them: made by hand with "
-            f"{entry_points.spell('gpu', 'destroy')}, left by a killed run with {entry_points.spell('gpu', 'clean')}"
+            f"choose another GPU, or remove them: {entry_points.spell('gpu', 'clean')} after a killed run, "
+            f"{entry_points.spell('gpu', 'destroy')} for instances made by hand"
         )
     if clients := gpu_reader.list_staying_processes(device.uuid, lambda process: True):
         whom = ", ".join(map(str, clients))
@@ -45,7 +45,7 @@ def refuse_unready(device: Device, state: MigState) -> None:
 
 
 def list_commands(control: MigSmi, instances: Sequence[Instance], *, is_on: bool) -> Commands:
-    """List what `divide` runs on a GPU whose MIG mode is on or off, and what undoes it."""
+    """List the commands that `divide` runs on a GPU whose MIG mode is on or off, and the commands that undo them."""
     do: list[tuple[str, ...]] = []
     undo: list[tuple[str, ...]] = []
     for instance in instances:
@@ -66,12 +66,12 @@ def list_commands(control: MigSmi, instances: Sequence[Instance], *, is_on: bool
 
 
 def divide(control: MigSmi, before: MigState, layout: Layout, journal: Journal, stack: UndoStack) -> list[MigDevice]:
-    """Switch MIG mode on if it was off, and make the instances; the stack undoes what was done, also after an error.
+    """Switch MIG mode on if it is off, and create the instances; return the MIG devices in the order of the jobs.
 
-    Gives the MIG devices in the order of the jobs.
+    The stack undoes all changes, also after an error.
 
     Raises:
-        SharingError: the GPU is not divided as planned afterwards, or a command is not permitted.
+        SharingError: a command is not permitted, or the instances on the GPU differ from the layout afterwards.
     """
     if not before.is_on:
         stack.enter_context(journal.guard("mig_mode", **control.to_mode_record()))
@@ -89,15 +89,15 @@ def divide(control: MigSmi, before: MigState, layout: Layout, journal: Journal, 
     state = control.read()
     if set(state.instances or ()) != set(instances.values()):
         raise SharingError(
-            f"{control.uuid} was divided into the instances {describe_instances(instances.values())}, but NVML lists "
-            f"{describe_instances(state.instances or ())}; stop the other program that changes this GPU"
+            f"{control.uuid} was divided into the GPU instances {describe_instances(instances.values())}, but NVML "
+            f"lists {describe_instances(state.instances or ())}; stop the other program that changes this GPU"
         )
     undivided = {device.gi_id: [device] for device in state.devices}
     devices = [device for job in sorted(instances) for device in parts[job] or undivided.get(instances[job].gi_id, [])]
     if set(devices) != set(state.devices):
         places = ", ".join(f"{device.gi_id}/{device.ci_id}" for device in state.devices)
         raise SharingError(
-            f"{control.uuid} was divided, but NVML lists other compute instances: {places} (GPU instance/compute "
+            f"{control.uuid} was divided, but NVML lists unexpected compute instances: {places} (GPU instance/compute "
             "instance); stop the other program that changes this GPU"
         )
     return devices
@@ -129,5 +129,5 @@ def _make_parts(
 
 
 def describe_instances(instances: Iterable[GpuInstance]) -> str:
-    """Describe GPU instances by their starts."""
+    """Describe GPU instances in the order of their first memory slices."""
     return ", ".join(map(str, sorted(instances, key=lambda instance: instance.start))) or "none"

@@ -1,7 +1,7 @@
-"""Legal combinations of GPU instances on one GPU, and their places. Pure: touches no hardware.
+"""Legal combinations of GPU instances on one GPU, and their placements. Touches no hardware.
 
-A layout is legal when the placements of its instances do not overlap on the memory-slice axis, their compute slices
-suffice, no profile is used more often than the driver allows, and the units that exist once are given once.
+A layout is legal if the placements of its instances do not overlap, the GPU has enough compute slices, no profile is
+used more often than the driver allows, and engines that exist once are used by one instance only.
 Source of the limits: NVIDIA MIG User Guide (concepts, supported profiles) and nvml.h, API 13 (profiles with engines).
 """
 
@@ -25,7 +25,7 @@ SIZE_PROFILE: Mapping[str, str] = MappingProxyType({"S": "1g", "M": "2g", "L": "
 # Instances of a GPU with their first memory slices.
 Placed = tuple[tuple[Profile, int], ...]
 # Before this branch, a 4-slice and a 3-slice instance of four memory slices each could not coexist.
-# Source: NVIDIA MIG User Guide, concepts; seen to work with driver 550.54.14 on an A100-80GB.
+# Source: NVIDIA MIG User Guide, concepts; tested with driver 550.54.14 on an A100-80GB.
 _HALVES_COEXIST_BRANCH = 510
 _WITH_ENGINES = ("+me", "+me.all")
 
@@ -35,9 +35,10 @@ class Instance:
     """One GPU instance of a layout.
 
     Attributes:
-        job: its position from 0 among what was asked for; of a divided one, among the GPU instances.
-        start: its first memory slice.
-        parts: compute slices of each of its compute instances; none for a single one that has all of it.
+        job: position of the instance in the request, from 0; with `parts`, its position among the GPU instances.
+        profile: MIG profile of the instance.
+        start: first memory slice of the instance.
+        parts: compute slices of each compute instance; empty for a single compute instance of full size.
     """
 
     job: int
@@ -47,7 +48,7 @@ class Instance:
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """Names of its MIG devices, one a compute instance: `1c.3g.40gb`, or `3g.40gb` if it has all of it."""
+        """Names of the MIG devices, one per compute instance: `1c.3g.40gb`, or `3g.40gb` for one of full size."""
         return tuple(mig_names.name_of(self.profile.name, part) for part in self.parts or (None,))
 
     def __str__(self) -> str:
@@ -62,19 +63,19 @@ class Layout:
 
     @property
     def devices(self) -> tuple[tuple[Instance, str], ...]:
-        """MIG devices in the order of the jobs: GPU instance and name of each."""
+        """GPU instance and name of each MIG device, in the order of the jobs."""
         return tuple((instance, name) for instance in self.instances for name in instance.device_names)
 
     @property
     def creation_order(self) -> tuple[Instance, ...]:
-        """Instances in the order of creation, larger first: in another order some drivers refuse what fits."""
+        """Instances in the order of creation, larger first: in other orders, some drivers refuse legal layouts."""
         return tuple(
             sorted(self.instances, key=lambda i: (-i.profile.memory_slices, -i.profile.compute_slices, i.start))
         )
 
 
 def list_slice_profiles(gpu: MigGpu) -> tuple[Profile, ...]:
-    """List the profiles that `1g`, `2g`, ... name: for each number of slices the plain one with the least memory."""
+    """List the profiles for `1g`, `2g`, ...: for each number of slices, the plain profile with the least memory."""
     smallest: dict[int, Profile] = {}
     for profile in list_plain_profiles(gpu):
         smallest.setdefault(profile.compute_slices, profile)
@@ -82,7 +83,7 @@ def list_slice_profiles(gpu: MigGpu) -> tuple[Profile, ...]:
 
 
 def list_plain_profiles(gpu: MigGpu) -> tuple[Profile, ...]:
-    """List the profiles without a suffix, smaller first: `list_slice_profiles`, and 1g with twice the memory."""
+    """List the profiles without a suffix, smaller first: `list_slice_profiles` and the 1g with twice the memory."""
     return tuple(profile for profile in gpu.profiles if not profile.suffix)
 
 
@@ -97,7 +98,7 @@ def resolve(gpu: MigGpu, request: str) -> Profile:
 
 
 def choose_auto_profile(gpu: MigGpu, degree: int) -> Profile:
-    """Choose the largest plain profile of which `degree` instances fit; compute slices count before memory."""
+    """Choose the largest plain profile of which `degree` instances fit; compare compute slices, then memory slices."""
     for profile in sorted(list_plain_profiles(gpu), key=lambda profile: profile.size, reverse=True):
         if place(gpu, [profile] * degree) is not None:
             return profile
@@ -112,13 +113,19 @@ def list_requests(
     profile: str = AUTO,
     size_profile: Mapping[str, str] = SIZE_PROFILE,
 ) -> list[str | None]:
-    """List the request of each job; the first argument that says something decides.
+    """List the requested profile of each job: from `profiles`, else from `profile`, else from the job's size.
 
-    `sizes` has the mix letter of each job, or `None` for each of equal jobs; `profiles` are by position, `profile` is
-    for all jobs. A request is `None` for each of equal jobs if nothing is asked for.
+    Args:
+        sizes: mix letter of each job; `None` for each job if all jobs are equal.
+        profiles: requested profiles by position.
+        profile: requested profile of all jobs.
+        size_profile: profile by mix letter.
+
+    Returns:
+        The requests; `None` for each job if all jobs are equal and no profile is requested.
 
     Raises:
-        ConfigError: the lists do not match, or a size has no profile.
+        ConfigError: the numbers of profiles and jobs differ, or a size has no profile.
     """
     if profiles:
         if len(profiles) != len(sizes):
@@ -132,12 +139,12 @@ def list_requests(
     if all(size is None for size in sizes):
         return [None] * len(sizes)
     if unknown := sorted({str(size) for size in sizes} - set(size_profile)):
-        raise ConfigError(f"size {', '.join(unknown)} has no MIG profile; add it to scenario.size_profile")
+        raise ConfigError(f"size {', '.join(unknown)} has no MIG profile; add a profile to scenario.size_profile")
     return [size_profile[str(size)] for size in sizes]
 
 
 def plan_layout(gpu: MigGpu, profiles: Sequence[Profile]) -> Layout:
-    """Place the instances, one a job, on an empty GPU; a ConfigError says why they do not fit, and what does."""
+    """Place one instance per job on an empty GPU; if they do not fit, a ConfigError names the nearest layouts."""
     layout = place(gpu, profiles)
     if layout is None:
         near = " or ".join(f"[{','.join(names)}]" for names in find_nearest(gpu, profiles))
@@ -147,9 +154,9 @@ def plan_layout(gpu: MigGpu, profiles: Sequence[Profile]) -> Layout:
 
 
 def place(gpu: MigGpu, profiles: Sequence[Profile], around: Placed = ()) -> Layout | None:
-    """Place exactly these instances, the same way every time; `None` if they do not fit.
+    """Place instances of these profiles deterministically; return `None` if they do not fit.
 
-    `around` are instances that stay, each with its start; the layout is of the new ones alone.
+    `around` lists existing instances, each with its first memory slice; the layout contains the new instances only.
     """
     if _find_broken_limit(gpu, [*(profile for profile, _ in around), *profiles]) is not None:
         return None
@@ -171,19 +178,19 @@ def place(gpu: MigGpu, profiles: Sequence[Profile], around: Placed = ()) -> Layo
 
 
 def explain_illegal(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
-    """Explain which limit these instances break; `None` if they fit."""
+    """Name the limit that these instances exceed; `None` if they fit."""
     limit = _find_broken_limit(gpu, profiles)
     if limit is not None or place(gpu, profiles) is not None:
         return limit
     possible = "; ".join(
-        f"{profile.name} takes {profile.memory_slices}, from slice {', '.join(map(str, profile.starts))}"
+        f"{profile.name} needs {profile.memory_slices}, beginning at slice {', '.join(map(str, profile.starts))}"
         for profile in sorted(set(profiles), key=_order_largest_first)
     )
-    return f"not all of them have room on the {gpu.memory_slices} memory slices ({possible})"
+    return f"the {gpu.memory_slices} memory slices have no room for all of them ({possible})"
 
 
 def explain_misplaced(gpu: MigGpu, placed: Placed) -> str | None:
-    """Explain which limit instances at these starts break; `None` if the driver would make them there."""
+    """Name the limit that instances at these first memory slices exceed; `None` if the driver would create them."""
     limit = _find_broken_limit(gpu, [profile for profile, _ in placed])
     if limit is not None:
         return limit
@@ -198,10 +205,11 @@ def explain_misplaced(gpu: MigGpu, placed: Placed) -> str | None:
 
 
 def find_nearest(gpu: MigGpu, profiles: Sequence[Profile], limit: int = 3) -> tuple[tuple[str, ...], ...]:
-    """Find the profiles of the legal layouts most like a request, nearest first: as many instances, or all that fit.
+    """Find the legal layouts most similar to a request, nearest first, as profile names in the order of the request.
 
-    Nearness is the change in the instances' shares of the compute and memory slices. Candidates are the profiles of
-    `slice_profiles` and those that were asked for. Each names its profiles in the order of the request.
+    The layouts have the requested number of instances, or the largest number that fits. The distance is the change in
+    the instances' shares of compute and memory slices. Candidates use the profiles of `list_slice_profiles` and the
+    requested profiles.
     """
     return tuple(
         tuple(profile.name for _, profile in sorted(layout.items()))
@@ -210,7 +218,7 @@ def find_nearest(gpu: MigGpu, profiles: Sequence[Profile], limit: int = 3) -> tu
 
 
 def find_nearest_by_job(gpu: MigGpu, profiles: Sequence[Profile], limit: int | None) -> tuple[dict[int, Profile], ...]:
-    """Find the same layouts by position of the request; all legal ones without a limit."""
+    """Find the layouts of `find_nearest` as profiles by position in the request; without a limit, all of them."""
     pool = tuple(sorted({*list_slice_profiles(gpu), *profiles}, key=_order_largest_first))
     legal = [tuple(profile for profile, _ in placed) for placed in _find_first_placements(gpu, pool).values()]
     num_instances = min(len(profiles), max(map(len, legal)))
@@ -238,7 +246,7 @@ def find_nearest_by_job(gpu: MigGpu, profiles: Sequence[Profile], limit: int | N
 def list_maximal_combinations(gpu: MigGpu, profiles: Sequence[Profile] | None = None) -> tuple[tuple[str, ...], ...]:
     """List every legal combination, as sorted names, to which none of the profiles can be added.
 
-    Placements do not tell combinations apart. The profiles are those of `slice_profiles` if none are given.
+    Combinations that differ only in placements count once. The default profiles are those of `list_slice_profiles`.
     """
     pool = tuple(list_slice_profiles(gpu) if profiles is None else profiles)
     legal = set(_find_first_placements(gpu, pool))
@@ -248,10 +256,10 @@ def list_maximal_combinations(gpu: MigGpu, profiles: Sequence[Profile] | None = 
 
 
 def list_maximal_layouts(gpu: MigGpu, profiles: Sequence[Profile] | None = None) -> tuple[Placed, ...]:
-    """List every arrangement of profiles and starts that leaves no place for one more.
+    """List every arrangement of profiles and starts that has no room for another instance.
 
-    The same combination counts once for each way to place it, and one that a better arrangement could extend counts
-    as well: so this is more than `maximal_combinations`, and what is often quoted as the number of MIG layouts.
+    The list is longer than `list_maximal_combinations`, because each placement of a combination counts, even if another
+    placement would have room for another instance. Its length is often quoted as the number of MIG layouts.
     """
     pool = tuple(list_slice_profiles(gpu) if profiles is None else profiles)
     legal = {frozenset(placed) for placed in _iterate_arrangements(gpu, pool)}
@@ -263,14 +271,14 @@ def list_maximal_layouts(gpu: MigGpu, profiles: Sequence[Profile] | None = None)
 
 @functools.lru_cache(maxsize=4096)
 def _place_beside(gpu: MigGpu, profiles: tuple[Profile, ...], around: Placed) -> Placed | None:
-    """Find the first arrangement, equal instances next to each other, in the room that others leave."""
+    """Find the first arrangement of profiles between existing instances; equal profiles are consecutive."""
     occupied = {slice_ for profile, start in around for slice_ in range(start, start + profile.memory_slices)}
 
     def extend(placed: Placed, taken: frozenset[int]) -> Placed | None:
         if len(placed) == len(profiles):
             return placed
         profile = profiles[len(placed)]
-        # Equal instances are put down in rising order: another order would be the same arrangement.
+        # Equal instances are placed in rising order, because another order is the same arrangement.
         lowest = placed[-1][1] if placed and placed[-1][0] == profile else -1
         for start in profile.starts:
             slices = frozenset(range(start, start + profile.memory_slices))
@@ -285,7 +293,7 @@ def _place_beside(gpu: MigGpu, profiles: tuple[Profile, ...], around: Placed) ->
 
 @functools.lru_cache(maxsize=128)
 def _find_first_placements(gpu: MigGpu, pool: tuple[Profile, ...]) -> dict[tuple[str, ...], Placed]:
-    """Find each legal combination of the pool, by its sorted names, with its first arrangement."""
+    """Map the sorted names of each legal combination of the pool to the first arrangement of this combination."""
     first: dict[tuple[str, ...], Placed] = {}
     for placed in _iterate_arrangements(gpu, pool):
         first.setdefault(_sort_names([profile for profile, _ in placed]), placed)
@@ -293,7 +301,7 @@ def _find_first_placements(gpu: MigGpu, pool: tuple[Profile, ...]) -> dict[tuple
 
 
 def _iterate_arrangements(gpu: MigGpu, pool: Sequence[Profile]) -> Iterator[Placed]:
-    """Yield every legal arrangement once, also the empty one: instances are placed from the lowest slice upwards."""
+    """Yield every legal arrangement once, including the empty one; instances are placed from the lowest slice up."""
     options = sorted(
         ((start, profile) for profile in pool for start in profile.starts),
         key=lambda option: (option[0], _order_largest_first(option[1])),
@@ -309,7 +317,7 @@ def _iterate_arrangements(gpu: MigGpu, pool: Sequence[Profile]) -> Iterator[Plac
 
 
 def _find_broken_limit(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
-    """Find a limit that is broken wherever the instances lie; one more instance breaks it as well."""
+    """Find a limit that these instances exceed independently of their placement; any superset exceeds it too."""
     for profile, count in Counter(profiles).items():
         if count > profile.max_instances:
             return f"{count} instances of {profile.name}, but the driver allows {profile.max_instances}"
@@ -320,10 +328,10 @@ def _find_broken_limit(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
         return f"{memory} memory slices, but there are {gpu.memory_slices}"
     with_engines = [profile.name for profile in profiles if profile.suffix in _WITH_ENGINES]
     if len(with_engines) > 1:
-        return f"only one instance can have the media engines, not {' and '.join(with_engines)}"
+        return f"only one instance can have the media engines, but {' and '.join(with_engines)} need them"
     without = [profile.name for profile in profiles if profile.suffix not in ("-me", "+me.all")]
     if without and any(profile.suffix == "+me.all" for profile in profiles):
-        return f"{with_engines[0]} has all media engines, so profiles beside it need -me, unlike {without[0]}"
+        return f"{with_engines[0]} uses all media engines, so {without[0]} needs the suffix -me"
     halves = {profile.size for profile in profiles} >= {(3, 4), (4, 4)}
     if halves and gpu.driver_branch is not None and gpu.driver_branch < _HALVES_COEXIST_BRANCH:
         return f"4g and 3g together need a driver of branch {_HALVES_COEXIST_BRANCH} or later, not {gpu.driver_branch}"

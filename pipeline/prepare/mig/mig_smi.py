@@ -1,6 +1,7 @@
-"""Writes MIG through nvidia-smi, reads it back through NVML, and undoes it: mode and instances of one GPU.
+"""Changes of MIG mode and instances of one GPU: made through nvidia-smi, verified through NVML, and undone.
 
-Nothing here decides what to make. What is destroyed is named by its ids: without them nvidia-smi destroys all there is.
+Callers decide which instances are created. Commands that destroy instances always name their ids, because without ids
+nvidia-smi destroys all instances.
 """
 
 from __future__ import annotations
@@ -21,30 +22,30 @@ from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.prepare.device.smi_commands import Smi, await_last_write
 from pipeline.prepare.mig.mig_state import GpuInstance, MigDevice, MigState, read_state
 
-# A GPU can report itself in use for a moment after its last process ended. Unit: s.
+# For a short time after its last process exited, a GPU can still report that it is in use. Unit: s.
 _RETRY_LIMIT_S = 10.0
 _RETRY_S = 0.5
 _IN_USE = "in use"
 _LOSES_MODE = (9, 0)  # Hopper and later. Source: NVIDIA MIG User Guide
-_CLEAN = f"{entry_points.spell('gpu', 'clean')} (destroy, for what was made by hand)"
+_CLEAN = f"{entry_points.spell('gpu', 'clean')} (`destroy` for instances made by hand)"
 # `GPU  MIG NAME  profile id  instance id  start:size` of `nvidia-smi mig -lgi`; the widths differ between drivers.
 _INSTANCE_ROW = re.compile(r"^\|\s*\d+\s+MIG \S+\s+(\d+)\s+(\d+)\s+(\d+):\d+\s*\|$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigSmi(Smi):
-    """Program nvidia-smi for MIG on one GPU; a change that does not take effect is a SharingError."""
+    """Program nvidia-smi for MIG on one GPU; a change without effect is a SharingError."""
 
     def mode_command(self, *, is_on: bool) -> tuple[str, ...]:
         return self.admin_command("-i", self.uuid, "-mig", str(int(is_on)))
 
     def to_mode_record(self) -> dict[str, Any]:
-        """Return what undoing `switch_on` needs, with the boot if a restart switches the mode off by itself."""
+        """Return the arguments that undo `switch_on`; the boot is included if a restart switches MIG mode off."""
         is_lost = nvml.read_compute_capability(self.uuid) >= _LOSES_MODE
         return self.to_record() | ({"boot": boot_id()} if is_lost else {})
 
     def creation_command(self, profile_id: int, start: int, *, is_divided: bool = False) -> tuple[str, ...]:
-        """Return the command for a GPU instance at a start, with a full compute instance unless parts follow."""
+        """Return the command that creates a GPU instance, with one full compute instance unless it is divided."""
         option = () if is_divided else ("-C",)
         return self.admin_command("mig", "-i", self.uuid, "-cgi", f"{profile_id}:{start}", *option)
 
@@ -57,24 +58,24 @@ class MigSmi(Smi):
         return self.admin_command("mig", "-dci", "-i", self.uuid, "-gi", str(gi_id), "-ci", str(ci_id))
 
     def read(self) -> MigState:
-        """Read mode, instances and MIG devices; the instances are never `None`."""
+        """Read mode, instances and MIG devices; if NVML hides the instances, read them through nvidia-smi."""
         state = read_state(self.uuid)
         return state if state.instances is not None else replace(state, instances=self._list_by_program())
 
     def switch_on(self) -> None:
-        """Switch MIG mode on, at once or not at all: what stays pending is for the caller to take back."""
+        """Switch MIG mode on; raise SharingError if the change stays pending, which the caller has to undo."""
         output = self.run(self.mode_command(is_on=True)).printed_line
         if not self.read().is_on:
             raise SharingError(
-                f"MIG mode of {self.uuid} was not switched on; stop what holds the GPU (DCGM, an exporter, a display "
-                f"server), or switch it as administrator, as in a virtual machine: nvidia-smi -i {self.uuid} -mig 1, "
-                f"then --gpu-reset. nvidia-smi printed: {output}"
+                f"MIG mode of {self.uuid} was not switched on (nvidia-smi printed: {output}); stop programs that use "
+                "the GPU (DCGM, an exporter, a display server) or, as is necessary in a virtual machine, switch it on "
+                f"as administrator: nvidia-smi -i {self.uuid} -mig 1, then nvidia-smi -i {self.uuid} --gpu-reset"
             )
 
     def create(self, profile_id: int, start: int, *, is_divided: bool = False) -> GpuInstance:
-        """Make a GPU instance at a start, with its compute instance or, for parts to follow, without one.
+        """Create a GPU instance at a memory slice, with one full compute instance unless it is to be divided.
 
-        After an error some of it may be there.
+        After an error, the GPU instance may exist without its compute instance.
         """
         output = self.run(self.creation_command(profile_id, start, is_divided=is_divided)).printed_line
         state = self.read()
@@ -82,19 +83,19 @@ class MigSmi(Smi):
         num_parts = 0 if is_divided else 1
         if len(created) != 1 or sum(device.gi_id == created[0].gi_id for device in state.devices) != num_parts:
             raise SharingError(
-                f"nvidia-smi created no MIG instance of profile {profile_id} at slice {start} of {self.uuid} with "
-                f"{format_count(num_parts, 'compute instance')}; it printed: {output}. {_suggest_remedy(output)}"
+                f"nvidia-smi did not create a GPU instance of profile {profile_id} at slice {start} of {self.uuid} "
+                f"with {format_count(num_parts, 'compute instance')} (it printed: {output}); {_suggest_remedy(output)}"
             )
         return created[0]
 
     def create_part(self, gi_id: int, profile_id: int, slices: int, beside: Collection[int]) -> MigDevice:
-        """Make a compute instance of so many slices in a GPU instance, `beside` those with these ids."""
+        """Create a compute instance with `slices` in a GPU instance; `beside` has the ids of existing ones."""
         output = self.run(self.part_creation_command(gi_id, profile_id)).printed_line
         created = [device for device in self.read().devices if device.gi_id == gi_id and device.ci_id not in beside]
         if len(created) != 1 or created[0].compute_slices != slices:
             raise SharingError(
-                f"nvidia-smi did not create one {slices}c compute instance in GPU instance {gi_id} of {self.uuid}; it "
-                f"printed: {output}. {_suggest_remedy(output)}"
+                f"nvidia-smi did not create one {slices}c compute instance in GPU instance {gi_id} of {self.uuid} (it "
+                f"printed: {output}); {_suggest_remedy(output)}"
             )
         return created[0]
 
@@ -103,7 +104,8 @@ class MigSmi(Smi):
         rows = _INSTANCE_ROW.findall(completed.stdout)
         if not rows and "No GPU instances found" not in completed.stdout:
             raise SharingError(
-                f"the MIG instances of {self.uuid} cannot be listed; nvidia-smi printed: {completed.printed_line}"
+                f"nvidia-smi cannot list the MIG instances of {self.uuid}; fix the problem that it printed: "
+                f"{completed.printed_line}"
             )
         instances = (GpuInstance(gi_id=int(gi), profile_id=int(profile), start=int(at)) for profile, gi, at in rows)
         return tuple(sorted(instances, key=lambda instance: instance.start))
@@ -111,12 +113,13 @@ class MigSmi(Smi):
 
 @undoes("mig_mode", "switch MIG mode off")
 def switch_off(programs: Programs, uuid: str, admin: Sequence[str], boot: str | None = None) -> None:
-    """Undo `MigSmi.switch_on`, also when it left the mode pending. Safe to repeat.
+    """Undo `MigSmi.switch_on`, also if the change is still pending. Safe to repeat.
 
-    With a boot, nothing is done after a restart of the machine: a mode that is on was switched on by somebody else.
+    If `boot` is given, nothing is done after a restart of the machine, because then another program switched the mode
+    on.
 
     Raises:
-        SharingError: instances are left, which switching off would take from their owner; or it does not switch.
+        SharingError: GPU instances of other users exist, or the mode cannot be switched off.
     """
     if boot not in (None, boot_id()):
         return
@@ -129,7 +132,7 @@ def switch_off(programs: Programs, uuid: str, admin: Sequence[str], boot: str | 
         if state.instances:
             raise SharingError(
                 f"MIG mode of {uuid} stays on because of {format_count(len(state.instances), 'GPU instance')} that "
-                f"this project did not make or could not destroy; when they are gone: {_CLEAN}"
+                f"this project did not create or could not destroy; after their destruction, run: {_CLEAN}"
             )
         return not state.is_on and state.is_settled
 
@@ -150,14 +153,15 @@ def destroy_instance(
     gi_id: int | None = None,
     is_divided: bool = False,
 ) -> None:
-    """Undo `MigSmi.create`: the compute instance first. Safe to repeat, and after half of it was done.
+    """Undo `MigSmi.create`: destroy the compute instance, then the GPU instance. Safe to repeat, also after a failure.
 
-    Only an instance of this profile at this start is touched, and after a restart of the machine none. Its id is not
-    known if the orchestrator was killed before it could write it down. Of a divided one, each part has a step of its
-    own, undone before: what is left in it is somebody else's and keeps it.
+    Only an instance of this profile at this memory slice is destroyed, and none after a restart of the machine. `gi_id`
+    is `None` if the orchestrator was killed before it recorded the id. In a divided GPU instance, a separate step of
+    the journal destroys each compute instance first; any other compute instance belongs to another program, and then
+    the GPU instance is not destroyed.
 
     Raises:
-        SharingError: it is still there.
+        SharingError: the GPU instance still exists.
     """
     if boot != boot_id():
         return
@@ -179,7 +183,7 @@ def destroy_instance(
         if is_divided and (parts := inside(state, target)):
             raise SharingError(
                 f"{what} failed because of the compute instances {', '.join(map(str, parts))} that this project "
-                f"did not make or could not destroy; when they are gone: {_CLEAN}"
+                f"did not create or could not destroy; after their destruction, run: {_CLEAN}"
             )
         outputs = [
             control.run(control.destruction_command(target, ci_id)).printed_line for ci_id in inside(state, target)
@@ -209,11 +213,11 @@ def destroy_part(
 ) -> None:
     """Undo `MigSmi.create_part` in the GPU instance of this profile, start and id. Safe to repeat.
 
-    Only a compute instance of this width is touched. Without its id, which the orchestrator could not write down if it
-    was killed, it is the one that is not among those that it was made beside.
+    Only a compute instance of this width is destroyed. `ci_id` is `None` if the orchestrator was killed before it
+    recorded the id; then the compute instance is found because its id is not in `beside`.
 
     Raises:
-        SharingError: it is still there, or somebody else made one as well, and nobody knows which is ours.
+        SharingError: the compute instance still exists, or cannot be distinguished from another program's.
     """
     if boot != boot_id():
         return
@@ -234,8 +238,8 @@ def destroy_part(
         if len(candidates) > 1:
             ids = ",".join(map(str, candidates))
             raise SharingError(
-                f"{what} failed: one of {ids} was made by another program; destroy all of them as administrator: "
-                f"nvidia-smi mig -dci -i {uuid} -gi {gi_id} -ci {ids}; then: {_CLEAN}"
+                f"{what} failed, because another program created one of {ids}; destroy all of them as administrator: "
+                f"nvidia-smi mig -dci -i {uuid} -gi {gi_id} -ci {ids}; then run: {_CLEAN}"
             )
         return control.run(control.destruction_command(gi_id, candidates[0])).printed_line
 
@@ -243,32 +247,32 @@ def destroy_part(
 
 
 def _repeat(step: Callable[[], str], is_done: Callable[[], bool], control: MigSmi, what: str) -> None:
-    """Take a step until reading back shows that it is done, for as long as the GPU says that it is in use."""
+    """Repeat a command until its effect is read back; repeat only while the GPU reports that it is in use."""
     deadline = time.monotonic() + _RETRY_LIMIT_S
     while not is_done():
         output = step()
         if is_done():
             return
         if _IN_USE not in output.lower():
-            raise SharingError(f"{what} failed; nvidia-smi printed: {output}; when that is fixed: {_CLEAN}")
+            raise SharingError(f"{what} failed; nvidia-smi printed: {output}; fix this problem, then run: {_CLEAN}")
         if time.monotonic() > deadline:
             raise SharingError(
                 f"{what} failed for {_RETRY_LIMIT_S:g} s; nvidia-smi printed: {output}; "
-                f"{_describe_holders(control.uuid)}; then: {_CLEAN}"
+                f"{_describe_holders(control.uuid)}; then run: {_CLEAN}"
             )
         time.sleep(_RETRY_S)
 
 
 def _describe_holders(uuid: str) -> str:
     if names := ", ".join(map(str, gpu_reader.list_processes(uuid))):
-        return f"end what holds the GPU: {names}"
+        return f"end the processes on the GPU: {names}"
     return (
-        "no process is on the GPU, so stop monitors (DCGM, an exporter), or reset it as administrator: "
+        "no process is on the GPU, so stop monitors (DCGM, an exporter), or reset the GPU as administrator: "
         f"nvidia-smi -i {uuid} --gpu-reset"
     )
 
 
 def _suggest_remedy(output: str) -> str:
     if "insufficient resources" in output.lower():
-        return "It has no room: another program divides this GPU at the same time, or the driver is older"
-    return "Try again when nobody else uses or monitors the GPU"
+        return "stop the other program that divides this GPU at the same time, or install a newer driver"
+    return "try again when no other program uses or monitors the GPU"

@@ -1,7 +1,7 @@
 """MIG state of a GPU, read through NVML: mode, GPU instances, MIG devices and their processes.
 
-Reads only. NVML is open in this process only while a function runs: on Ampere whoever has it open keeps the MIG mode
-from being switched.
+Reads only. NVML is open in this process only while a function runs, because on Ampere GPUs the MIG mode cannot be
+switched while any process has NVML open.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from pipeline.prepare.mig import profiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuInstance:
-    """A GPU instance that exists; `start` is its first memory slice, `profile_id` what nvidia-smi calls the ID."""
+    """An existing GPU instance.
+
+    Attributes:
+        gi_id: id of the GPU instance.
+        profile_id: id of its profile, which nvidia-smi prints as `Profile ID`.
+        start: its first memory slice.
+    """
 
     gi_id: int
     profile_id: int
@@ -29,7 +35,7 @@ class GpuInstance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigDevice:
-    """A compute instance in a GPU instance: what a job can be given; `multiprocessors` where the driver counts them."""
+    """A compute instance in a GPU instance, on which a job can run; `multiprocessors` is `None` if not reported."""
 
     uuid: str
     gi_id: int
@@ -43,8 +49,10 @@ class MigState:
     """State of MIG on a GPU.
 
     Attributes:
-        is_pending_on: whether the mode will be on after the next reset of the GPU.
-        instances: in the order of their starts; `None` if NVML shows them to administrators only.
+        is_on: whether MIG mode is on.
+        is_pending_on: whether MIG mode will be on after the next reset of the GPU.
+        instances: GPU instances in the order of their starts; `None` if NVML shows them to administrators only.
+        devices: MIG devices in NVML's order.
     """
 
     is_on: bool
@@ -62,7 +70,7 @@ def read_state(uuid: str) -> MigState:
 
     Raises:
         SharingError: the GPU has no MIG.
-        NvmlError: it does not answer.
+        NvmlError: the GPU does not respond.
     """
     with nvml.session(), nvml.translate_errors(f"the MIG state of {uuid}"):
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -79,7 +87,7 @@ def read_state(uuid: str) -> MigState:
 
 
 def list_processes_on(device_uuid: str) -> frozenset[int]:
-    """List the PIDs of the host on a MIG device; NvmlError if the list cannot be had."""
+    """List the processes on a MIG device by their PIDs on the host; NvmlError if NVML cannot list them."""
     with nvml.session(), nvml.translate_errors(f"the processes on {device_uuid}"):
         handle = pynvml.nvmlDeviceGetHandleByUUID(device_uuid)
         pids = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)}
@@ -92,7 +100,7 @@ def list_processes_on(device_uuid: str) -> frozenset[int]:
 
 @study_cache.cache_for_study
 def _list_profiles(uuid: str) -> tuple[tuple[int, int], ...]:
-    """List id and most instances of each profile; asked once, as it takes most of the calls."""
+    """List id and largest number of instances of each profile; cached, because this query needs most of the calls."""
     handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     return tuple((profile.id, profile.instanceCount) for profile in profiles.list_offered(handle))
 

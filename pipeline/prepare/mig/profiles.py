@@ -1,6 +1,6 @@
-"""The MIG profiles of a GPU as records: from the table of known models, or as NVML reports them of a real GPU.
+"""MIG profiles of a GPU as records: from the table of known models, or from NVML for a real GPU.
 
-Reads only. What the table or the driver does not know is `None`. Which instances fit together is in `layouts`.
+Reads only. A fact that neither the table nor the driver has is `None`. `layouts` decides which instances fit together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.prepare.device.nvml import pynvml
 SIMULATED = "simulated_"
 
 _NAME = re.compile(r"\d+g\.\d+gb(?P<suffix>.*)")
-# More than any axis has slices (12 on the RTX PRO 6000), so that one call gets all placements of a profile.
+# Larger than the number of memory slices of any GPU (12 on the RTX PRO 6000): one call returns all placements.
 _PLACEMENTS_ROOM = 64
 
 
@@ -30,11 +30,14 @@ class Profile:
     """One kind of GPU instance.
 
     Attributes:
-        name: as nvidia-smi prints it without its `MIG`: `3g.20gb`, `1g.10gb+me`. The GB are nominal.
-        profile_id: what the driver takes to create one; not the argument of NVML's profile query.
-        memory_slices: how much of the axis of placements it occupies.
-        starts: where on that axis it may begin, in rising order.
-        max_instances: how many of them an empty GPU takes.
+        name: name without the prefix `MIG` of nvidia-smi: `3g.20gb`, `1g.10gb+me`. Its GB are nominal.
+        profile_id: id with which the driver creates an instance; not the argument of NVML's profile query.
+        compute_slices: number of compute slices of an instance.
+        memory_slices: number of memory slices that an instance occupies.
+        starts: memory slices at which an instance may begin, in rising order.
+        max_instances: largest number of such instances on an empty GPU.
+        multiprocessors: number of SMs of an instance.
+        memory_mib: memory of an instance in MiB.
     """
 
     name: str
@@ -54,19 +57,21 @@ class Profile:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Compute slices, then memory slices: what "larger" means among profiles."""
+        """Compute slices, then memory slices: the order of profiles by size."""
         return self.compute_slices, self.memory_slices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigGpu:
-    """A GPU as MIG divides it.
+    """A GPU with its MIG profiles.
 
     Attributes:
-        memory_slices: length of the axis of placements.
-        multiprocessors: SMs of the undivided GPU; with MIG mode on, even the largest instance may have fewer.
-        profiles: the smaller ones first.
-        driver_branch: the first number of the driver's version; `None` for a current one.
+        name: product name of the GPU.
+        compute_slices: number of compute slices of the GPU.
+        memory_slices: number of memory slices of the GPU.
+        multiprocessors: SMs of the GPU with MIG mode off; with MIG mode on, the largest instance may have fewer.
+        profiles: MIG profiles, smaller ones first.
+        driver_branch: first number of the driver's version; `None` for a current driver.
     """
 
     name: str
@@ -77,10 +82,10 @@ class MigGpu:
     driver_branch: int | None = None
 
     def ideal_ratio(self, profile: Profile) -> float | None:
-        """Return the share of the undivided GPU's SMs that an instance has, from 0 to 1; `None` if unknown.
+        """Return an instance's share of the SMs of the GPU with MIG mode off, from 0 to 1; `None` if unknown.
 
-        What a job that is limited by computing would keep of its solo speed. Slices are no measure of it: on an H100
-        80GB, 3g has 60 of 132 SMs, seven 1g together 112.
+        This share is the ideal normalised progress of a job that is limited by computing. The number of slices does
+        not give this share: on an H100 80GB, a 3g has 60 of 132 SMs, and seven 1g have 112 together.
         """
         if self.multiprocessors is None or profile.multiprocessors is None:
             return None
@@ -88,7 +93,7 @@ class MigGpu:
 
 
 def load_model(name: str, driver_branch: int | None = None) -> MigGpu:
-    """Load one model of the table, named as for `mig_table.find`, under a driver; a current one if not given."""
+    """Load a model of the table, with a name that `mig_table.find` accepts; the default driver is a current one."""
     model = mig_table.find(name)
     return MigGpu(
         name=model.product,
@@ -101,29 +106,29 @@ def load_model(name: str, driver_branch: int | None = None) -> MigGpu:
 
 
 def find_gpu(selector: str) -> MigGpu:
-    """Find a model of the table for `simulated_MODEL`, else a GPU of this machine by index or UUID, with MIG."""
+    """Find a model of the table for `simulated_MODEL`, else a GPU with MIG on this machine, by index or UUID."""
     return load_model(selector) if selector.startswith(SIMULATED) else read_gpu(_choose_device(selector))
 
 
 def look_up(selector: str) -> tuple[str, MigGpu | None]:
-    """Look up a GPU of this machine by index or UUID: its name, and how MIG divides it; `None` if it does not."""
+    """Look up a GPU of this machine by index or UUID: its name and MIG profiles; `None` without MIG."""
     device = _choose_device(selector)
     return device.name, _read(device)
 
 
 def _choose_device(selector: str) -> Device:
-    from pipeline.prepare.device.device_choice import choose  # which imports Hydra; a model can be looked at without it
+    from pipeline.prepare.device.device_choice import choose  # imported here because it imports Hydra
 
     devices = nvml.list_devices()
     if not devices:
         raise ConfigError(
-            f"this machine has no NVIDIA GPU, or no driver for it; name a model instead: --gpu {SIMULATED}a100_40gb"
+            f"this machine has no NVIDIA GPU or no driver; install a driver, or use a model: --gpu {SIMULATED}a100_40gb"
         )
     return choose("--gpu", selector, devices)
 
 
 def read_gpu(device: Device) -> MigGpu:
-    """Read the profiles of a GPU of this machine from NVML; MIG mode may be off. ConfigError if it shows none."""
+    """Read the MIG profiles of a GPU from NVML, with MIG mode on or off; ConfigError if NVML lists no profile."""
     gpu = _read(device)
     if gpu is None:
         raise ConfigError(f"{device.name} ({device.uuid}) has no MIG profile; choose another GPU")
@@ -165,9 +170,9 @@ def _convert_row(profile: mig_table.GiProfile) -> Profile:
 
 
 def list_offered(handle: object, **version: int) -> Iterator[Any]:
-    """Yield NVML's structure, in the requested version, for each profile of an open GPU."""
+    """Yield NVML's structure, in the requested version, for each MIG profile of a GPU handle."""
     for query in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-        # Not supported: this GPU has no such profile. Invalid: the driver does not know the query.
+        # NotSupported: this GPU has no such profile. InvalidArgument: the driver does not support the query.
         with suppress(pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument):
             yield pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, query, **version)
 
@@ -178,7 +183,7 @@ def _read_profiles(device: Device) -> list[Profile]:
         try:
             infos = list(list_offered(handle, version=2))
         except pynvml.NVMLError_FunctionNotFound as error:
-            raise ConfigError("this NVIDIA driver is too old to list MIG profiles; install a newer one") from error
+            raise ConfigError("this NVIDIA driver is too old to list MIG profiles; install a newer driver") from error
     return [_convert_info(info, _read_placements(device, handle, info.id)) for info in infos]
 
 
@@ -197,7 +202,7 @@ def _convert_info(info: Any, placements: list[tuple[int, int]]) -> Profile:
 
 
 def _read_placements(device: Device, handle: object, profile_id: int) -> list[tuple[int, int]]:
-    """Read start and size of each possible placement, whatever exists on the GPU now."""
+    """Read start and size of each possible placement, independent of the GPU's current instances."""
     count = ctypes.c_uint(_PLACEMENTS_ROOM)
     room = (pynvml.c_nvmlGpuInstancePlacement_t * _PLACEMENTS_ROOM)()
     with nvml.translate_errors(f"the MIG placements of {device.name}"):

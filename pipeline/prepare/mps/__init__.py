@@ -1,1 +1,1 @@
-"""MPS: its daemon, its clients, its static partitions, and the active thread percentages that give wrong results."""
+"""MPS: daemon, clients, static partitions, and the active thread percentages that lead to wrong results."""

@@ -1,4 +1,4 @@
-"""Proof that each job is a client of the MPS server that was started for it."""
+"""Proof that each job is a client of the MPS server that was started for this job."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ _WATCH_S = 0.5
 
 
 class MpsSlots:
-    """One slot a job, and the proof that each job is a client of its server; all in the order of the jobs."""
+    """One slot per job, and the proof that each job is a client of its server.
+
+    Slots and servers are in the order of the jobs.
+    """
 
     def __init__(self, slots: Sequence[Slot], servers: Sequence[MpsDaemon], jobs: Sequence[Job]) -> None:
         self.slots = slots
         self._servers = servers
-        # A program that knows nothing of the barrier initialises CUDA some time after it.
+        # Unmodified scripts do not wait at the barrier, and initialise CUDA at an unknown time.
         self._late = {job.index for job in jobs if job.workload.ends_by_itself}
         self._names = {job.index: job.name for job in jobs}
         self._unproved: dict[int, int] = {}
@@ -34,7 +37,7 @@ class MpsSlots:
         self._watcher: threading.Thread | None = None
 
     def verify(self, pids: Mapping[int, int]) -> None:
-        """Check the jobs now, and unmodified scripts while they run: they do not say when they initialise CUDA."""
+        """Check the jobs now, but unmodified scripts while they run: they do not report when they initialise CUDA."""
         due = {index: pid for index, pid in pids.items() if index not in self._late}
         deadline = time.monotonic() + _PROOF_LIMIT_S
         while due := self._find_bypassing(due):
@@ -48,7 +51,7 @@ class MpsSlots:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Let `verify` look for clients until the end of the body."""
+        """Run the body, then stop the thread that `verify` started."""
         try:
             yield
         finally:
@@ -57,7 +60,7 @@ class MpsSlots:
                 self._watcher.join()
 
     def check_scripts(self) -> None:
-        """Raise SharingError if a script that `verify` left to be looked for was never seen as a client."""
+        """Raise SharingError if an unmodified script was never a client while it ran."""
         if self._unproved:
             raise self._explain_bypass(self._unproved)
 
@@ -66,7 +69,7 @@ class MpsSlots:
             try:
                 self._unproved = self._find_bypassing(self._unproved)
             except SharingError as error:
-                log.debug("looking for MPS clients: %s", error)  # the check of the server's health says what is wrong
+                log.debug("looking for MPS clients: %s", error)  # `MpsDaemon.check_health` reports the cause
                 return
             if not self._unproved:
                 return
@@ -82,5 +85,5 @@ class MpsSlots:
     def _explain_bypass(self, pids: Mapping[int, int]) -> SharingError:
         jobs = ", ".join(f"{self._names[index]} (pid {pid})" for index, pid in pids.items())
         return SharingError(
-            f"not clients of MPS: {jobs}; check that these programs use CUDA and keep CUDA_MPS_PIPE_DIRECTORY"
+            f"not clients of MPS: {jobs}; check that these programs use CUDA and do not change CUDA_MPS_PIPE_DIRECTORY"
         )

@@ -1,10 +1,10 @@
-"""The shares of an H100 under MPS at which matrix products of half precision come out wrong, with no error."""
+"""Active thread percentages at which half-precision matrix products on an H100 are wrong, without an error."""
 
 from __future__ import annotations
 
 from pipeline.base.domain.records import Device, Job
 
-# Multiprocessors left to a client at which fp16 and bf16 matrix products came out wrong or unwritten, with no error.
+# Numbers of multiprocessors at which a client's fp16 and bf16 matrix products were wrong or unwritten, with no error.
 # Source: measured on an H100 80GB HBM3 (132 multiprocessors, driver 580.159.04, torch 2.11.0+cu130); docs/mps.md.
 _FAULTY_MULTIPROCESSORS = frozenset(
     {18, 20, 22, 26, 28, 36, 38, 42, 46, 52, 54, 58, 68, 72, 78, 86, 92, 98, 104, 112, 116}
@@ -13,7 +13,7 @@ _MEASURED_ON = {"compute_capability": "9.0", "multiprocessors": "132"}
 
 
 def describe_fault(job: Job, device: Device, share_pct: float) -> str | None:
-    """Describe what is known to go wrong in the job's arithmetic under its share; `None` if nothing is."""
+    """Describe the known fault in a job's arithmetic at its active thread percentage; `None` if there is none."""
     precision = dict(job.workload.params).get("precision")
     if precision in ("default", "fp32", "tf32") or not _MEASURED_ON.items() <= dict(device.details).items():
         return None
@@ -27,5 +27,5 @@ def describe_fault(job: Job, device: Device, share_pct: float) -> str | None:
 
 
 def _count_multiprocessors(share_pct: float) -> int:
-    """Count the multiprocessors of 132 that a share leaves to a client: pairs, rounded down, at least four."""
+    """Count the multiprocessors, out of 132, that a client may use: pairs, rounded down, at least four pairs."""
     return max(8, int(share_pct * 132 / 200) * 2)

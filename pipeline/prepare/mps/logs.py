@@ -1,7 +1,7 @@
-"""The logs of an MPS daemon and its server: whether a server is ready, and why one ended.
+"""The logs of an MPS daemon and its server: readiness of a server, and reasons for its exit.
 
-Most lines of `control.log` are the daemon's account of our own questions, so its end says nothing by itself.
-Sources: logs of drivers 535, 550 and 580, and the texts within the control programs of 535.261.03 and 550.163.01.
+Most lines of `control.log` repeat commands of the orchestrator, so its last lines rarely contain the reason.
+Sources: logs of drivers 535, 550 and 580, and the texts in the control programs of 535.261.03 and 550.163.01.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TELLING = re.compile(
     r"|not permitted|(not|only) supported|no such|out of memory)\b",
     re.IGNORECASE,
 )
-# How logs begin, what the daemon writes of questions and their answers, and what healthy ones write of clients.
+# First lines of logs, lines about commands and their replies, and lines about clients in logs of healthy servers.
 _CHATTER = re.compile(
     r"Starting control daemon|To connect CUDA|CUDA MPS Control binary|Using log directory"
     r"|Accepting connection|NEW UI|UI closed|Cmd:|Unknown command|Server (\d+ )?not found|Removed Shm file"
@@ -30,13 +30,13 @@ _MOST_LINES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsLogs:
-    """The log folder of one daemon; a log that cannot be read is empty."""
+    """The log folder of one daemon; a log that cannot be read is treated as empty."""
 
     folder: Path
 
     @property
     def is_written(self) -> bool:
-        """True if the daemon writes its log; it goes on without one if it cannot."""
+        """True if the daemon writes its log; a daemon that cannot write its log runs without one."""
         return bool(self._read("control.log"))
 
     def is_server_ready(self, server: int) -> bool:
@@ -46,10 +46,10 @@ class MpsLogs:
         return any(_END.match(line) for line in self._read("control.log"))
 
     def explain(self) -> str:
-        """Return the lines that say why a server ended, to be put behind an error: at most two of each log.
+        """Return the lines with the reason for a server's exit, for the end of an error message: two per log.
 
-        Without such lines it is the last one of each log that is not about questions. The logs go with the group's
-        folder.
+        Without such lines, return the last line of each log that is not about a command. The lines are copied into the
+        message, because the logs are deleted with the group's folder.
         """
         words = ""
         for name in ("server.log", "control.log"):

@@ -1,6 +1,6 @@
-"""One MPS daemon with its server, from its start to its end, by the control program.
+"""One MPS daemon with its server: started, checked and ended through the control program.
 
-A daemon is known by its pipe folder, which is ours alone: one that somebody else runs is never asked and never ended.
+A daemon is identified by its pipe folder, which only this orchestrator uses; other users' daemons are never contacted.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 _LONGEST_SOCKET_PATH = 107  # bytes; Source: sun_path in unix(7)
 _ANSWER_LIMIT_S = 10.0
-_START_LIMIT_S = 60.0  # a server initialises CUDA first, which takes seconds without persistence mode
-_APPEAR_LIMIT_S = 5.0  # a server is listed from its first moment on
+_START_LIMIT_S = 60.0  # a server first initialises CUDA, which takes seconds without persistence mode
+_APPEAR_LIMIT_S = 5.0  # a server is listed as soon as its process starts
 _CLIENTS_END_S = 2.0
 _END_GRACE_S = 3.0
 _LOOK_S = 0.02
@@ -38,7 +38,13 @@ _HELP = "docs/mps.md#when-mps-does-not-start"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsDaemon:
-    """A running daemon whose server, of this PID, is ready for clients. What it does not answer is a SharingError."""
+    """A running daemon whose server is ready for clients; a missing reply is a SharingError.
+
+    Attributes:
+        control: control program for this daemon.
+        logs: logs of the daemon.
+        server: PID of the server.
+    """
 
     control: ControlProgram
     logs: MpsLogs
@@ -51,9 +57,9 @@ class MpsDaemon:
             raise SharingError(f"the MPS daemon is gone: {error}{self.logs.explain()}") from error
 
     def check_health(self) -> None:
-        """Raise SharingError if the server ended, was replaced or is in FAULT: what ran under it does not count.
+        """Raise SharingError if the server exited, was replaced or is in FAULT: measurements under it are not valid.
 
-        Of a control program that does not tell the status, the list of servers and the log count instead.
+        If the control program does not report the status, the list of servers and the log are checked instead.
         """
         try:
             servers = self.control.list_pids("get_server_list")
@@ -65,8 +71,8 @@ class MpsDaemon:
             status = "unknown to this control program" if status is None else status or "none"
             raise SharingError(
                 f"the MPS server {self.server} was replaced or is not active (status: {status}; "
-                f"servers now: {servers or 'none'}); look in stderr.log of the jobs for a fatal GPU error of one "
-                f"client, which ends all{self.logs.explain()}"
+                f"servers now: {servers or 'none'}); look in stderr.log of the jobs for a fatal GPU error, which ends "
+                f"all clients{self.logs.explain()}"
             )
 
 
@@ -80,13 +86,13 @@ def run_daemon(
     *,
     number: int | None = None,
 ) -> Iterator[MpsDaemon]:
-    """Run an MPS daemon of our own, with a server that is ready, and end both.
+    """Run a separate MPS daemon with a server that is ready for clients during the body; then end both.
 
-    Pipes and logs go into `mps/` below the group's `scratch`, or into `mps-NUMBER/` if the group has several daemons.
-    The daemon is in the journal before it is started. `divide` makes static partitions before there is a server.
+    Pipes and logs are in `mps/` below the group's `scratch`, or in `mps-NUMBER/` if the group has several daemons.
+    The journal records the daemon before its start. `divide` creates static partitions before the server starts.
 
     Raises:
-        SharingError: it did not become ready, or did not end.
+        SharingError: the server did not become ready, or the daemon did not end.
     """
     folder = scratch / ("mps" if number is None else f"mps-{number}")
     control = ControlProgram(program=program, pipes=folder / "pipe")
@@ -104,27 +110,27 @@ def run_daemon(
 
 @undoes("mps_daemon", "end the MPS daemon in {pipes}", ends_processes=True)
 def end_daemon(programs: Programs, pipes: str) -> None:
-    """Undo the start of a daemon of ours, in whatever state it is: the clients first, then server and daemon.
+    """Undo the start of a daemon, whatever its state: end its clients, then server and daemon.
 
-    Safe to repeat, and without the pipe folder: daemon and server carry a mark in their environment, so no other
-    process is ever signalled, not even one that got the PID of the daemon.
+    Safe to repeat, also without the pipe folder. Daemon and server are found by a mark in their environment, so another
+    process that reused the daemon's PID is never signalled.
 
     Raises:
-        SharingError: something of it is still alive.
+        SharingError: a process of the daemon still runs.
     """
     mark = _make_mark(Path(pipes))
     if processes.list_marked(mark):
         try:
             _quit(ControlProgram(program=programs.find(CONTROL), pipes=Path(pipes)))
-            _wait(lambda: not processes.list_marked(mark), _END_GRACE_S)  # the answer may come before both are gone
+            _wait(lambda: not processes.list_marked(mark), _END_GRACE_S)  # both may still run when the reply arrives
         except (CommandError, SharingError) as error:
             log.info("the MPS daemon in %s is ended by signals, because it did not quit: %s", pipes, error)
     processes.end(mark, _END_GRACE_S)
     if survivors := processes.list_marked(mark):
         pids = ", ".join(map(str, survivors))
         raise SharingError(
-            f"the MPS processes {pids} of {pipes} survive SIGKILL, as they hang in the driver; "
-            f"when they are gone, or after a restart of the machine: {entry_points.spell('gpu', 'clean')}"
+            f"the MPS processes {pids} of {pipes} survive SIGKILL, because they hang in the driver; wait until they "
+            f"exit, or restart the machine, then run: {entry_points.spell('gpu', 'clean')}"
         )
 
 
@@ -147,13 +153,13 @@ def _start(
 
 
 def _start_daemon(control: ControlProgram, environ: Mapping[str, str], options: Sequence[str]) -> None:
-    """Start the daemon and wait until it answers. One that knows not all options may say so with exit status 0."""
+    """Start the daemon and wait for its first reply; a program may reject an option with exit status 0."""
     done = helper_program.run([control.program, *options], environ=environ, timeout_s=_ANSWER_LIMIT_S)
     first_line = (done.stdout or done.stderr).partition("\n")[0].strip(" \0")
     if first_line.startswith(_REFUSAL):
         raise SharingError(f"{CONTROL} {' '.join(options)} was refused: {first_line}")
     if not _wait(lambda: _answers(control), _ANSWER_LIMIT_S):
-        raise SharingError(f"the daemon does not answer{f'; it printed: {first_line}' if first_line else ''}")
+        raise SharingError(f"the daemon does not reply{f'; it printed: {first_line}' if first_line else ''}")
 
 
 def _answers(control: ControlProgram) -> bool:
@@ -167,24 +173,24 @@ def _answers(control: ControlProgram) -> bool:
 
 
 def _start_server(control: ControlProgram, logs: MpsLogs) -> int:
-    """Start the server before there is a client, whose time it would take; returns its PID when it accepts clients.
+    """Start the server before the first client, which would otherwise wait for it; return its PID when it is ready.
 
     Raises:
-        SharingError: it ended, is in FAULT, or was not ready in time.
-        CommandError: nobody answers.
+        SharingError: the server exited, is in FAULT, or was not ready in time.
+        CommandError: the daemon does not reply.
     """
     reply: list[str] = []
     try:
         reply = control.ask_again(f"start_server -uid {os.getuid()}")
     except CommandError as error:
         if error.status is None:
-            raise  # else the answer was dropped, as it may be while a server exits: the log tells
+            raise  # otherwise the reply was dropped, perhaps because a server exits; the log is checked below
     deadline = time.monotonic() + _START_LIMIT_S
-    # A start is answered with nothing: words are a refusal.
+    # The reply to a successful start is empty, so any text is a rejection.
     doubtful_until = time.monotonic() + (0 if reply else _APPEAR_LIMIT_S)
     while True:
         if logs.has_server_ended():
-            raise SharingError(f"its server ended at once ({_HELP})")
+            raise SharingError(f"its server exited immediately ({_HELP})")
         servers = control.list_pids("get_server_list", _limit_left(deadline))
         status = control.read_status(servers[0], _limit_left(deadline)) if len(servers) == 1 else ""
         if status == "ACTIVE" or (status is None and logs.is_server_ready(servers[0])):
@@ -195,7 +201,7 @@ def _start_server(control: ControlProgram, logs: MpsLogs) -> int:
                 f"({_HELP})"
             )
         if (not servers or status == "FAULT") and time.monotonic() > doubtful_until:
-            answer = f"; start_server was answered with: {' / '.join(reply)}" if reply else ""
+            answer = f"; the reply to start_server was: {' / '.join(reply)}" if reply else ""
             raise SharingError(f"{'its server is in FAULT' if servers else 'there is no server'}{answer} ({_HELP})")
         if time.monotonic() > deadline:
             untold = "; this control program has no get_server_status" if status is None else ""
@@ -204,24 +210,24 @@ def _start_server(control: ControlProgram, logs: MpsLogs) -> int:
 
 
 def _limit_left(deadline: float) -> float:
-    """Return the time until then, but enough for an answer: a daemon may be silent while its server initialises."""
+    """Return the time left, but enough for a reply: a daemon may not reply while its server initialises."""
     return max(_ANSWER_LIMIT_S, deadline - time.monotonic())
 
 
 def _quit(control: ControlProgram) -> None:
-    """Ask the daemon to end. It waits for its clients, so those that stay are disconnected first."""
+    """Make the daemon quit. The daemon waits for its clients, so remaining clients are disconnected first."""
     for server in control.list_pids("get_server_list"):
         listing = f"get_client_list {server}"
-        with suppress(SharingError):  # the server has ended meanwhile
+        with suppress(SharingError):  # the server exited meanwhile
             if not _wait(partial(_has_no_client, control, listing), _CLIENTS_END_S):
-                # A client killed by a signal while its kernels run leaves the server in an undefined state.
+                # Killing a client by a signal while its kernels run would leave the server in an undefined state.
                 for client in control.list_pids(listing):
                     control.ask(f"terminate_client {server} {client}")
     try:
         control.ask("quit")
     except CommandError as error:
         if error.status is None:
-            raise  # else it quits: the exit status is that of its servers
+            raise  # otherwise the daemon quits: the exit status is the exit status of its servers
 
 
 def _has_no_client(control: ControlProgram, listing: str) -> bool:

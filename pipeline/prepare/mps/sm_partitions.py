@@ -1,12 +1,13 @@
-"""Static SM partitions of an MPS daemon: made before its server starts, each for the one job that is told its name.
+"""MPS static partitions: created before the daemon's server starts, one per job, which receives the partition's name.
 
-A partition has a number of chunks, and a chunk some multiprocessors, which nobody else may use meanwhile. How many
-there are depends on how the multiprocessors lie on the chip, so the daemon is asked. Partitions end with their daemon.
+A partition consists of chunks, and a chunk consists of multiprocessors that no other client can use. The number of
+chunks depends on the positions of the multiprocessors on the chip, so it is read from the daemon. Partitions exist
+until their daemon exits.
 
 Sources: NVIDIA's MPS documentation, release 615 (common-tasks, Using Static SM Partitioning; mpsv2-interface), and
-public programs that read the answers of earlier control programs, which differ a little (sgl-project/sglang-omni,
-`mps/control.py`; NVIDIA-ISAAC-ROS/isaac_ros_common, `isaac_ros_gpu_partitioning`): `sm_partition add` is answered by
-the name, alone or within a sentence, and in `lspart` a column that does not apply is `-` or blank.
+public programs that read the replies of earlier control programs, which differ slightly (sgl-project/sglang-omni,
+`mps/control.py`; NVIDIA-ISAAC-ROS/isaac_ros_common, `isaac_ros_gpu_partitioning`). The reply to `sm_partition add` is
+the name, alone or in a sentence. In the output of `lspart`, an inapplicable column is `-` or blank.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from dataclasses import dataclass
 from pipeline.base.system.errors import CommandError, SharingError
 from pipeline.prepare.mps.control_program import ControlProgram
 
-# Multiprocessors of a chunk, from a compute capability on. Source: MPS documentation, Static SM Partitioning; one chunk
-# of an L40S (8.9) was told to have four.
+# Multiprocessors of a chunk, by lowest compute capability. Sources: MPS documentation, Static SM Partitioning; the
+# reported chunk of an L40S (8.9) has four.
 _CHUNK = (((9, 0), 8), ((8, 0), 4))
-# The first such command initialises CUDA.
+# The first command about partitions initialises CUDA, which takes seconds.
 _LIMIT_S = 60.0
 _NAME = re.compile(r"\bGPU-[0-9a-fA-F-]+/(\S+)")
 
@@ -31,9 +32,10 @@ class Partition:
     """Static partition of a daemon.
 
     Attributes:
-        name: which a client is told, `GPU-<UUID>/<id>`; the id may have slashes.
-        multiprocessors: that it has, as the daemon says: the one that takes the last chunk also gets those that fill no
-            chunk.
+        name: name that a client receives, `GPU-<UUID>/<id>`; the id may contain slashes.
+        chunks: number of chunks.
+        multiprocessors: number of multiprocessors, as reported by the daemon; the partition with the last chunk also
+            has the multiprocessors that belong to no chunk.
     """
 
     name: str
@@ -56,15 +58,15 @@ class _Row:
 
 
 def count_chunks(compute_capability: tuple[int, int], multiprocessors: int) -> int:
-    """Return the most chunks that a GPU can have; it may have fewer, and none before Ampere."""
+    """Return the upper limit of chunks on a GPU, which may have fewer; 0 before Ampere."""
     return next((multiprocessors // size for since, size in _CHUNK if compute_capability >= since), 0)
 
 
 def divide(control: ControlProgram, uuid: str, request: Sequence[int] | None, num_jobs: int) -> list[Partition]:
-    """Make a partition for each job, with so many chunks, or of equal size where nothing is asked for.
+    """Create a partition for each job with the requested number of chunks, by default of equal size.
 
     Raises:
-        SharingError: the daemon makes no partitions, or not these. Those made so far end with the daemon.
+        SharingError: the daemon cannot create these partitions; existing partitions disappear with the daemon.
     """
     (free,) = [row.free for row in _list_rows(control, uuid) if row.partition is None]
     chunks = list(request or [free // num_jobs] * num_jobs)
@@ -79,13 +81,13 @@ def divide(control: ControlProgram, uuid: str, request: Sequence[int] | None, nu
     for name, number in zip(names, chunks, strict=True):
         row = rows.get(name.partition("/")[2])
         if row is None or row.used != number:
-            raise SharingError(f"the MPS daemon does not list the partition {name} with {number} chunks: {rows}")
+            raise SharingError(f"the MPS daemon does not list the new partition {name} with {number} chunks: {rows}")
         partitions.append(Partition(name=name, chunks=number, multiprocessors=row.multiprocessors))
     return partitions
 
 
 def list_unused(control: ControlProgram, partitions: Sequence[Partition]) -> list[Partition]:
-    """List the partitions that no client is in."""
+    """List the partitions without a client."""
     uuid = partitions[0].name.partition("/")[0]
     used = {row.partition for row in _list_rows(control, uuid) if row.is_in_use}
     return [partition for partition in partitions if partition.id not in used]
@@ -95,7 +97,7 @@ def _add(control: ControlProgram, uuid: str, chunks: int) -> str:
     reply = " / ".join(_ask(control, f"sm_partition add {uuid} {chunks}"))
     name = _NAME.search(reply)
     if name is None:
-        raise SharingError(f"the MPS daemon made no partition of {chunks} chunks on {uuid}: {reply}")
+        raise SharingError(f"the MPS daemon did not create a partition of {chunks} chunks on {uuid}: {reply}")
     return f"{uuid}/{name[1]}"
 
 
@@ -104,8 +106,8 @@ def _list_rows(control: ControlProgram, uuid: str) -> list[_Row]:
     rows = [row for line in lines if (row := _parse_row(line)) is not None and uuid.startswith(row.gpu)]
     if sum(row.partition is None for row in rows) != 1:
         raise SharingError(
-            f"the MPS daemon lists no chunks of multiprocessors of {uuid} ({' / '.join(lines) or 'no answer'}); static "
-            "partitions need driver R590 (CUDA 13.1) or newer, and an Ampere GPU or newer"
+            f"the MPS daemon lists no chunks of multiprocessors for {uuid} (reply: {' / '.join(lines) or 'none'}); use "
+            "driver R590 (CUDA 13.1) or newer, and an Ampere GPU or newer"
         )
     return rows
 
@@ -130,4 +132,4 @@ def _ask(control: ControlProgram, text: str) -> list[str]:
     try:
         return control.ask(text, _LIMIT_S)
     except CommandError as error:
-        raise SharingError(f"the MPS daemon did not answer {text}: {error}") from error
+        raise SharingError(f"the MPS daemon did not reply to '{text}': {error}") from error

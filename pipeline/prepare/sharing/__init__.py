@@ -1,1 +1,1 @@
-"""The sharing modes: one module each, named by a YAML of `conf/scenario`."""
+"""The sharing modes: one module per mode, selected by a YAML of `conf/scenario`."""

@@ -1,6 +1,6 @@
-"""MIG: each job has its own MIG devices: made for the group and destroyed after it, or existing ones.
+"""MIG: each job has separate MIG devices, which are created for the group and destroyed after it, or already exist.
 
-What somebody else made on the GPU is never touched: a GPU that is not as empty as MIG needs it is refused.
+Instances of other users are never changed: a GPU that already has instances, or is in use, is not divided.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from pipeline.prepare.mig.mig_smi import MigSmi
 from pipeline.prepare.mig.mig_state import MigDevice, MigState, list_processes_on
 
 _EXISTING = "existing"
-"""`scenario.layout`: the instances that are there are used, none is made."""
-_MAX_INSTANCES = 7  # of a GPU, of any model
+"""Value of `scenario.layout` for existing MIG devices; no instance is created."""
+_MAX_INSTANCES = 7  # largest number of GPU instances on any GPU model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigSlots:
-    """One slot a job, each on a MIG device of `device`, the whole GPU."""
+    """One slot per job, each on MIG devices of the GPU `device`."""
 
     slots: Sequence[Slot]
     jobs: Sequence[Job]
@@ -45,23 +45,23 @@ class MigSlots:
 
 
 def check_places(slots: Sequence[Slot], jobs: Sequence[Job], pids: Mapping[int, int]) -> None:
-    """Raise SharingError if a job is on the MIG device of another.
+    """Raise SharingError if a job runs on the MIG device of another job.
 
-    A job of which the driver lists no process is not an error: it may not have begun to use CUDA, and in a container
-    its PIDs are not the driver's.
+    A job without a process in the driver's lists is not an error: the job may not have initialised CUDA yet, or it may
+    run in a container, where PIDs differ from the driver's.
     """
     for uuid in dict.fromkeys(uuid for slot in slots for uuid in slot.device_uuids):
         computing = list_processes_on(uuid)
         for index, pid in pids.items():
             if uuid not in slots[index].device_uuids and list_tree(pid) & computing:
                 raise SharingError(
-                    f"job {jobs[index].name} (pid {pid}) runs on {uuid}, which is not its MIG device; it must not "
-                    "change CUDA_VISIBLE_DEVICES"
+                    f"job {jobs[index].name} (pid {pid}) runs on {uuid}, which is not its MIG device; do not change "
+                    "CUDA_VISIBLE_DEVICES in the job"
                 )
 
 
 class Mig:
-    """Each job has a MIG device. Options: `config_schema.MigConfig`, sizes as in `layouts.SIZE_PROFILE`."""
+    """MIG devices for each job. Options: `config_schema.MigConfig`; default profiles of sizes: `SIZE_PROFILE`."""
 
     def __init__(
         self,
@@ -73,7 +73,9 @@ class Mig:
         instances_per_job: int | None = None,
     ) -> None:
         if layout not in (None, _EXISTING):
-            raise ConfigError(f"scenario.layout={layout} is unknown; use existing, or leave it out to make instances")
+            raise ConfigError(
+                f"scenario.layout={layout} is unknown; use existing, or leave the key out to create instances"
+            )
         if instances_per_job is not None and not 1 <= instances_per_job <= _MAX_INSTANCES:
             raise ConfigError(f"scenario.instances_per_job={instances_per_job} must be from 1 to {_MAX_INSTANCES}")
         if profiles is not None and not profiles:
@@ -88,10 +90,10 @@ class Mig:
 
     def check(self, group: Group) -> Layout | None:
         self._check_request(group)
-        if not group.device.details:  # it was not read: what it can do is not known before it is
+        if not group.device.details:  # the device was not read, so its capabilities are unknown
             return None
         if self._uses_existing:
-            self._assign_existing(group)  # which others can change until the group runs
+            self._assign_existing(group)  # result not stored: instances can change before the group runs
             return None
         return self._plan_layout(group)
 
@@ -101,8 +103,8 @@ class Mig:
         if device.parent is not None:
             raise ConfigError(
                 f"{what} divides a whole GPU, but {device.name} ({device.uuid}) is a MIG device; use scenario=serial, "
-                f"naive or mps on it, or all MIG devices of its GPU: gpu.device={device.parent} scenario=mig "
-                "scenario.layout=existing"
+                f"naive or mps on this MIG device, or all MIG devices of its GPU: gpu.device={device.parent} "
+                "scenario=mig scenario.layout=existing"
             )
         compute_mode.refuse_exclusive(group)
         compute_mode.refuse_forbidden(group, 1 if group.sequential else group.degree)
@@ -110,7 +112,7 @@ class Mig:
             raise ConfigError(
                 f"scenario.profiles names {format_count(len(self._profiles), 'instance')}, but "
                 f"{format_count(len(group.jobs), 'job')} with scenario.instances_per_job={self._per_job} need "
-                f"{len(group.jobs) * self._per_job}; name one for each"
+                f"{len(group.jobs) * self._per_job}; list one MIG profile for each instance"
             )
         if not self._uses_existing:
             refusals.refuse_without_admin(group, f"{what} changes settings of {device.name}")
@@ -128,7 +130,8 @@ class Mig:
         if any(instance.parts for instance in layout.instances):
             instances = ", ".join(map(str, layout.instances))
             warnings.append(
-                f"[{names}] is made as {instances}: compute instances share the memory of their GPU instance"
+                f"[{names}] needs the GPU instances {instances}; compute instances share the memory of their GPU "
+                "instance"
             )
         if unused := compute.count_idle_slices(gpu, layout):
             warnings.append(f"[{names}] leaves {unused} of {gpu.compute_slices} compute slices of {gpu.name} unused")
@@ -152,13 +155,13 @@ class Mig:
 
     @contextmanager
     def divide(self, device: Device, group: Group) -> Iterator[tuple[Slot, ...]]:
-        """Switch MIG mode on if it is off, make the instances, and put everything back in the end.
+        """Switch MIG mode on if it is off, create the instances, and restore the GPU after the body.
 
-        Yields the MIG devices as slots without an environment, in the order of what was asked for.
+        Yields the MIG devices as slots without variables, in the order of the request.
 
         Raises:
-            SharingError: the GPU is in use, divided already or between two modes, we have no permission, or it does
-                not become what was asked for; at the end, it is not as it was found, and the journal says what is left.
+            SharingError: the GPU is in use, already divided or has a pending change of mode; a command is not permitted
+                or has no effect; or the GPU is not restored, and then the journal has the remaining steps.
         """
         self._check_request(group)
         layout = self._layout(group)
@@ -188,7 +191,7 @@ class Mig:
         )
 
     def list_sizes(self, group: Group) -> Sequence[str | None]:
-        """List the mix letter of each instance, or `None`: here, as many instances a job, one job after another."""
+        """List the mix letter of the job of each instance, or `None`; the instances of a job are consecutive."""
         return [job.size for job in group.jobs for _ in range(self._per_job)]
 
     def _programs(self, group: Group) -> Programs:
@@ -204,14 +207,14 @@ class Mig:
         return layout
 
     def _refuse_parts_of_one(self, instances: Sequence[object]) -> None:
-        # Source: MIG User Guide, CUDA device enumeration: a process uses one compute instance of a GPU instance.
+        # A process can use only one compute instance. Source: MIG User Guide, CUDA device enumeration.
         for begin in range(0, len(instances), self._per_job):
             of_job = instances[begin : begin + self._per_job]
             if len(set(of_job)) < len(of_job):
                 raise ConfigError(
                     f"scenario.instances_per_job={self._per_job}: job {begin // self._per_job} would get several "
-                    "compute instances of one GPU instance, of which a process can use only one; give it whole GPU "
-                    "instances, or parts of different ones"
+                    "compute instances of one GPU instance, but a process can use only one of them; request whole GPU "
+                    "instances, or compute instances of different GPU instances"
                 )
 
 
@@ -229,7 +232,7 @@ def _make_places(control: MigSmi, devices: Sequence[MigDevice], layout: Layout) 
 
 
 def _merge_places(places: Sequence[Slot]) -> Slot:
-    """Merge the places of a job; several have no one GPU instance whose figures could be the job's."""
+    """Merge the slots of a job; several slots are not one GPU instance, so `gi_id` and `ci_id` are left out."""
     if len(places) == 1:
         return places[0]
     profiles = "+".join(dict(place.facts)["mig_profile"] for place in places)
@@ -250,8 +253,8 @@ def _list_facts(instance: Instance, name: str, device: MigDevice) -> tuple[tuple
 
 
 def _describe(state: MigState) -> str:
-    hidden = "instances that only administrators see"
-    instances = hidden if state.instances is None else f"instances {division.describe_instances(state.instances)}"
+    hidden = "GPU instances visible to administrators only"
+    instances = hidden if state.instances is None else f"GPU instances {division.describe_instances(state.instances)}"
     now, then = ("on" if is_on else "off" for is_on in (state.is_on, state.is_pending_on))
     pending = "" if state.is_settled else f", {then} after a reset"
     return f"MIG mode {now}{pending}, {instances}, {len(state.devices)} MIG devices"
@@ -261,6 +264,6 @@ def _compare(control: MigSmi, before: MigState) -> None:
     after = control.read()
     if after != before:
         raise SharingError(
-            f"{control.uuid} was not restored: before {_describe(before)}; now {_describe(after)}; if the journal "
-            f"still holds steps: {entry_points.spell('gpu', 'clean')}"
+            f"{control.uuid} was not restored (before: {_describe(before)}; now: {_describe(after)}); if the journal "
+            f"still has steps, run: {entry_points.spell('gpu', 'clean')}"
         )

@@ -1,6 +1,6 @@
-"""MPS inside MIG: jobs share GPU instances, each of which has an MPS daemon of its own.
+"""MPS inside MIG: jobs share MIG devices, each of which has a separate MPS daemon.
 
-An instance is a fault domain: what one job does to its MPS server harms the jobs of its own instance only.
+Each instance is a fault domain: a job that crashes its MPS server affects only the jobs on the same instance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipeline.prepare.sharing.mps import Mps, MpsPercent, refuse_too_many
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigMpsSlots:
-    """One slot for each job. Several may share a MIG device; each job is a client of the MPS server of its instance."""
+    """One slot per job. Jobs may share a MIG device; each job is a client of the MPS server of its MIG device."""
 
     clients: MpsSlots
     jobs: Sequence[Job]
@@ -44,7 +44,7 @@ class MigMpsSlots:
 
 
 class MigMps(Mig):
-    """Jobs share MIG instances under MPS. Options: `pipeline.plan.config_schema.MigMpsConfig`."""
+    """MIG devices that jobs share under MPS. Options: `pipeline.plan.config_schema.MigMpsConfig`."""
 
     def __init__(
         self,
@@ -72,20 +72,20 @@ class MigMps(Mig):
         num_instances, dealt = len(self.list_sizes(group)), self._deal(group)
         if len(dealt) != group.degree:
             raise ConfigError(
-                f"scenario.instance_of has {len(dealt)} values for {group.degree} jobs; give one for each job"
+                f"scenario.instance_of has {len(dealt)} values for {group.degree} jobs; list one value for each job"
             )
         if sorted(set(dealt)) != list(range(num_instances)):
             used = ", ".join(map(str, sorted(set(dealt))))
             raise ConfigError(
-                f"the jobs use the instances {used} of {num_instances}, counted from 0; give each instance a job, with "
-                "scenario.instance_of, fewer scenario.profiles or more jobs"
+                f"the jobs use the instances {used} of {num_instances} (counted from 0); set scenario.instance_of "
+                "so that each instance has a job, or use fewer scenario.profiles or more jobs"
             )
         for position in range(group.degree):
             self._mps.list_variables(position, group.degree)
         super()._check_request(group)
 
     def list_sizes(self, group: Group) -> Sequence[str | None]:
-        """List one `None` for each instance: their profiles do not depend on the sizes of jobs."""
+        """List `None` for each instance, because the profiles do not depend on the sizes of jobs."""
         return [None] * (len(self._profiles) or min(self._num_instances, group.degree))
 
     def _plan_layout(self, group: Group) -> Layout:

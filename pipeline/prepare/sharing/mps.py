@@ -1,7 +1,7 @@
-"""MPS: the jobs of a group are clients of one MPS server, whose daemon is ours and lives as long as the group.
+"""MPS: the jobs of a group are clients of one MPS server, whose daemon runs only for this group.
 
-The compute mode of the GPU is not changed, so a program that bypasses MPS would run: that every job is a client is
-proved by asking the daemon.
+By default, the compute mode of the GPU is not changed, so a program could bypass MPS. The daemon's list of clients
+proves that every job is a client.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pipeline.prepare.mps.client_proof import MpsSlots
 from pipeline.prepare.mps.control_program import CONTROL, ControlProgram
 from pipeline.prepare.mps.mps_daemon import MpsDaemon, run_daemon
 
-# Clients that MPS takes on one GPU, since a version of CUDA. Source: MPS documentation, release 615, architecture.
-# On a MIG device the limit is reduced in proportion to its size (MIG User Guide, concepts). Neither says how that is
-# rounded: it is rounded up here, so that nothing is refused that may run.
+# Largest number of MPS clients on one GPU, by lowest version of CUDA. Source: MPS documentation, release 615,
+# architecture. On a MIG device, the limit is reduced in proportion to its size (MIG User Guide, concepts). The rounding
+# is not documented. This module rounds up, because rounding down might refuse groups that can run.
 _MOST_CLIENTS = (((13, 1), 60), ((0, 0), 48))
 
 
 class Mps:
-    """Jobs share the GPU under MPS. Options: `pipeline.plan.config_schema.MpsConfig`."""
+    """One MPS server whose clients are all jobs of a group. Options: `pipeline.plan.config_schema.MpsConfig`."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Mps:
     def run_server(
         self, device: Device, group: Group, scratch: Path, divide: Callable[[ControlProgram], None] | None = None
     ) -> Iterator[MpsDaemon]:
-        """Run the daemon of the whole device, whose compute mode is set before if the group asks for that."""
+        """Set the compute mode if `gpu.exclusive_process` is set, and run a daemon for the whole device."""
         self.check(group)
         programs = find_group_programs(group, {CONTROL: self._program})
         program = programs.find(CONTROL)
@@ -104,9 +104,10 @@ class Mps:
 
     @contextmanager
     def as_clients(self, places: Sequence[Slot], servers: Sequence[MpsDaemon], group: Group) -> Iterator[MpsSlots]:
-        """Make the places of the jobs clients of their servers, both in the order of the jobs.
+        """Yield slots in which the jobs are clients of their servers; places and servers are in the order of the jobs.
 
-        At the end, a server that is not healthy, or a job that was never seen as its client, is a SharingError.
+        Raises:
+            SharingError: after the body, a server is not healthy, or a job was never a client.
         """
         slots = []
         for position, (place, server) in enumerate(zip(places, servers, strict=True)):
@@ -126,16 +127,16 @@ class Mps:
         limit = value_at("pinned_mem_limit", self._limits, position, num_jobs)
         priority = value_at("priority", self._priorities, position, num_jobs)
         return {
-            # A daemon serves one device here, which its clients know as number 0.
+            # Each daemon serves one device, which has the number 0 for its clients.
             **({} if limit is None else {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit}"}),
             **({} if priority is None else {"CUDA_MPS_CLIENT_PRIORITY": str(priority)}),
         }
 
 
 class MpsPercent(Mps):
-    """Jobs share the GPU under MPS, each capped to a share of its multiprocessors; see `MpsPercentConfig`.
+    """MPS with an active thread percentage for each job. Options: `pipeline.plan.config_schema.MpsPercentConfig`.
 
-    A share that MPS does not know is refused here: MPS would ignore it and tell its log only.
+    An invalid percentage is refused here, because MPS would ignore it and report it only in its log.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class MpsPercent(Mps):
                 raise ConfigError(f"scenario.active_thread_pct={share} must be greater than 0 and at most 100")
 
     def share_pct(self, position: int, num_jobs: int) -> float:
-        """Return the cap of the job at a position, in per cent of the multiprocessors."""
+        """Return the active thread percentage of the job at a position."""
         share = value_at("active_thread_pct", self._shares_pct, position, num_jobs)
         return 100 / num_jobs if share is None else share
 
@@ -176,9 +177,9 @@ def parse_version(version: str) -> tuple[int, int]:
 
 
 def refuse_too_many(group: Group, num_jobs: int, where: str = "one GPU", share: float = 1.0) -> None:
-    """Raise ConfigError if MPS takes fewer clients than jobs on a device, which has a share of its GPU.
+    """Raise ConfigError if MPS supports fewer clients than jobs on a device with this share of its GPU.
 
-    Nothing is refused on a device that was not read.
+    The check is skipped if the device was not read.
     """
     if (cuda := dict(group.device.details).get("cuda_version")) is None:
         return
@@ -186,22 +187,22 @@ def refuse_too_many(group: Group, num_jobs: int, where: str = "one GPU", share: 
     if num_jobs > most:
         larger = "" if share == 1 else " or larger MIG devices"
         raise ConfigError(
-            f"scenario={group.scenario}: MPS of CUDA {cuda} takes {most} clients on {where}, not {num_jobs}; choose a "
-            f"lower degree{larger}"
+            f"scenario={group.scenario}: MPS of CUDA {cuda} supports at most {most} clients on {where}, not "
+            f"{num_jobs}; use a lower degree{larger}"
         )
 
 
 def list_values(option: object) -> Sequence[object]:
-    """List the values of an option that is nothing, one value, or a list by position."""
+    """List the values of an option that is `None`, one value, or a list with one value per job."""
     if option is None:
         return ()
     return option if isinstance(option, list | tuple) else (option,)
 
 
 def value_at(key: str, option: Any, position: int, num_jobs: int) -> Any:
-    """Return the value of such an option for one job."""
+    """Return the value for one job of an option that is `None`, one value, or a list with one value per job."""
     if not isinstance(option, list | tuple):
         return option
     if len(option) != num_jobs:
-        raise ConfigError(f"scenario.{key} has {len(option)} values for {num_jobs} jobs; give one for each job")
+        raise ConfigError(f"scenario.{key} has {len(option)} values for {num_jobs} jobs; list one value for each job")
     return option[position]

@@ -1,4 +1,4 @@
-"""MPS with static partitions: each job has multiprocessors of its own, without MIG and without shares in per cent."""
+"""MPS with static partitions: each job has reserved multiprocessors, without MIG and active thread percentages."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from pipeline.prepare.mps.mps_daemon import MpsDaemon
 from pipeline.prepare.mps.sm_partitions import Partition
 from pipeline.prepare.sharing.mps import Mps, list_values, parse_version, value_at
 
-# Source: NVIDIA's MPS documentation, release 615: CUDA 13.1 brought static partitions, on Ampere and newer GPUs.
+# Static partitions need CUDA 13.1 and an Ampere GPU. Source: NVIDIA's MPS documentation, release 615.
 _SINCE_CUDA, _SINCE_CAPABILITY = (13, 1), (8, 0)
 _PROOF_LIMIT_S, _LOOK_S = 5.0, 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionSlots:
-    """One slot a job, each in a partition of its own, and the proof of it; all in the order of the jobs."""
+    """One slot per job, each in a separate partition, and the proof that each job uses its partition.
+
+    Slots and partitions are in the order of the jobs.
+    """
 
     clients: MpsSlots
     jobs: Sequence[Job]
@@ -40,9 +43,9 @@ class PartitionSlots:
         return self.clients.slots
 
     def verify(self, pids: Mapping[int, int]) -> None:
-        """Check that each job is a client, and a client is in each partition: so each is in its own.
+        """Check that each job is an MPS client and that each partition has a client, so each job is in its partition.
 
-        Unmodified scripts are left out: they do not report when they initialise CUDA.
+        Partitions of unmodified scripts are not checked, because scripts do not report when they initialise CUDA.
         """
         self.clients.verify(pids)
         due = {
@@ -55,13 +58,13 @@ class PartitionSlots:
             if time.monotonic() > deadline:
                 names = ", ".join(f"{due[partition].name} (pid {pids[due[partition].index]})" for partition in unused)
                 raise SharingError(
-                    f"not in its MPS static partition: {names}; a job must not change CUDA_MPS_SM_PARTITION"
+                    f"not in their MPS static partitions: {names}; do not change CUDA_MPS_SM_PARTITION in a job"
                 )
             time.sleep(_LOOK_S)
 
 
 class MpsStatic(Mps):
-    """Jobs share the GPU under MPS, each on multiprocessors of its own; see `config_schema.MpsStaticConfig`."""
+    """MPS with a static partition for each job. Options: `pipeline.plan.config_schema.MpsStaticConfig`."""
 
     def __init__(
         self,
@@ -86,15 +89,15 @@ class MpsStatic(Mps):
         refusals.refuse_cpus(group, rehearsal="gpu=simulated_h100_80gb gpu.driver=590")
         super().check(group)
         chunks = self._list_chunks(group.degree)
-        if not details:  # it was not read: what it can do is not known before it is
+        if not details:  # the device was not read, so its capabilities are unknown
             return
         capability = parse_version(details.get("compute_capability", "0.0"))
         if capability < _SINCE_CAPABILITY:
-            raise ConfigError(f"{what} needs an Ampere GPU or a newer one, not {device.name}; use scenario=mps_percent")
+            raise ConfigError(f"{what} needs an Ampere GPU or newer, not {device.name}; use scenario=mps_percent")
         if parse_version(details.get("cuda_version", "0.0")) < _SINCE_CUDA:
             remedy = ", or rehearse it with gpu.driver=590" if device.is_simulated else ""
             raise ConfigError(
-                f"{what} needs a driver of CUDA 13.1 or newer (R590), not {details.get('driver_version')} with CUDA "
+                f"{what} needs a driver with CUDA 13.1 or newer (R590), not {details.get('driver_version')} with CUDA "
                 f"{details.get('cuda_version')}; use scenario=mps or mps_percent{remedy}"
             )
         if device.is_simulated and "multiprocessors" not in details:

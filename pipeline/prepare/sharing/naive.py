@@ -1,4 +1,4 @@
-"""Plain collocation: every job sees the whole device, and the driver time-slices between them."""
+"""Naive sharing: every job uses the whole device, and the driver switches between the jobs by time slices."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pipeline.prepare.device import compute_mode, refusals
 
 @dataclass(frozen=True, slots=True)
 class WholeDevice:
-    """One slot a job, all of them on the same device."""
+    """One slot per job, all on the same device."""
 
     slots: Sequence[Slot]
     device: Device
     tolerated: Sequence[str] = ()
 
     def verify(self, pids: Mapping[int, int]) -> None:
-        """Check that no MPS daemon of the machine turns naive into MPS."""
+        """Check that no job is a client of an MPS daemon that runs on the machine."""
         if self.device.is_gpu:
             refusals.refuse_mps_clients(self.device, self.tolerated)
 
 
 class Naive:
-    """Also the serial baseline: then there is one job at a time."""
+    """Sharing without settings of the GPU; also used for serial groups, which run one job at a time."""
 
     def check(self, group: Group) -> None:
         refusals.refuse_mig(group)

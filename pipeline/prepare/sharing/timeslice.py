@@ -1,4 +1,4 @@
-"""Plain collocation with a time slice of the driver's that the user chooses: short, medium, long or the default."""
+"""Naive sharing with a time slice that the user chooses: default, short, medium or long."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pipeline.prepare.sharing.naive import Naive, WholeDevice
 
 
 class Timeslice(Naive):
-    """Jobs take turns on the whole GPU, each for this time slice. Options: `config_schema.TimesliceConfig`."""
+    """Naive sharing with a chosen time slice. Options: `pipeline.plan.config_schema.TimesliceConfig`."""
 
     def __init__(self, timeslice: str = "default", program: str | None = None) -> None:
         if timeslice not in time_slice.VALUES:
@@ -33,7 +33,7 @@ class Timeslice(Naive):
                 "scenario=naive"
             )
         refusals.refuse_without_admin(group, f"{what} changes the time slice of {device.name}")
-        if not device.details:  # it was not read: what it can do is not known before it is
+        if not device.details:  # the device was not read, so its capabilities are unknown
             return
         try:
             why_not = time_slice.explain_refusal(self._smi(group))
@@ -44,7 +44,8 @@ class Timeslice(Naive):
 
     def privileged(self, group: Group) -> Commands:
         smi = self._smi(group)
-        previous = time_slice.read(smi) if group.device.details else time_slice.VALUES[0]  # of a GPU that was not read
+        # If the GPU was not read, the default time slice is assumed.
+        previous = time_slice.read(smi) if group.device.details else time_slice.VALUES[0]
         return time_slice.list_commands(smi, self._timeslice, previous)
 
     @contextmanager

@@ -105,7 +105,7 @@ def test_environments_are_kept_where_their_folder_is_known(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        (changed(n7="2"), "it uses 2 GPUs"),
+        (changed(n7="2"), "the job uses 2 GPUs"),
         (changed(n2="cd x && python train.py"), "needs a shell for '&&'"),
         (changed(n2="python train.py > log"), "needs a shell for '>'"),
         (changed(n2="python $HOME/train.py"), "needs a shell"),
@@ -126,17 +126,17 @@ def test_a_job_that_cannot_be_run_here_is_listed_and_the_others_are_taken(tmp_pa
 @pytest.mark.parametrize(
     ("lines", "reason"),
     [
-        (("",), "the command is ''"),
-        (("Experiment,Workload", "1,1"), "the command is 'Experiment,Workload'"),
-        (LINES[:2], "the command is ''"),
+        (("",), "its command '' does not run python"),
+        (("Experiment,Workload", "1,1"), "its command 'Experiment,Workload' does not run python"),
+        (LINES[:2], "its command '' does not run python"),
         (LINES[:5], "it ends before its batch size"),
         ((*LINES, "9"), "it has a line after its memory: '9'"),
-        (changed(n5="x"), "its batch size 'x' is no whole number above 0"),
-        (changed(n5="0"), "its batch size '0' is no whole number above 0"),
+        (changed(n5="x"), "its batch size 'x' is not a whole number above 0"),
+        (changed(n5="0"), "its batch size '0' is not a whole number above 0"),
         (changed(n6="maybe"), "its mode 'maybe' is neither exclusive nor collocated"),
         (changed(n7="-1"), "its number of GPUs '-1' is no"),
-        (changed(n8="12 MB"), "its memory (measured) '12 MB' is no number of MB"),
-        (changed(n9="nan"), "its memory (Horus) 'nan' is no number"),
+        (changed(n8="12 MB"), "its memory (measured) '12 MB' is not a number of MB"),
+        (changed(n9="nan"), "its memory (Horus) 'nan' is not a number"),
         (changed(n4="a\0b"), "it is not text"),
         (("x" * 70_000,), "it is longer than 64 KiB"),
     ],
@@ -145,7 +145,7 @@ def test_what_is_no_job_file_is_refused_in_one_line(tmp_path, capsys, lines, rea
     wrong = write(tmp_path, "wrong", *lines)
     assert run(tmp_path, write(tmp_path, "right", *changed(n2="python x.py")), wrong) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {wrong} is no job file of CARMA: {reason}")
+    assert line.startswith(f"error: {wrong} is not a job file of CARMA: {reason}")
     assert not (tmp_path / "conf").exists()
 
 

@@ -167,9 +167,9 @@ def test_what_looks_like_a_placeholder_is_text(tmp_path, monkeypatch):
     ("rows", "lines", "reason"),
     [
         ([job(1, devices="0+1")], [2], "several GPUs"),
-        ([job(1, devices="0"), job(1, devices="1")], [2, 3], "its group is on several GPUs"),
+        ([job(1, devices="0"), job(1, devices="1")], [2, 3], "the rows of its group use several GPUs"),
         ([job(1, "vGPU"), job(1)], [2, 3], "Collocation vGPU of its group is unknown"),
-        ([job(1, "MPS"), job(1)], [2, 3], "mixes the collocations"),
+        ([job(1, "MPS"), job(1)], [2, 3], "has several values of Collocation"),
         ([job(1, file="")], [2], "name a program"),
         ([job(1, params="--note 'open")], [2], "No closing quotation"),
         ([[*job(1, params="--layers 1"), "2", "3"]], [2], "from '2,3' on"),
@@ -210,7 +210,7 @@ def test_to_the_terminal(tmp_path, capsys):
     rows = [job(1, "MPS")] * 2 + [[*job(1, "MPS")[:7], "smi+top+iostat+free", ""]]
     assert __main__.main(["radt", str(write(tmp_path / "t.csv", rows)), "--out", "-"]) == 0
     out, err = capsys.readouterr()
-    assert "note: Listeners free, iostat: not kept, there is no counterpart\n" in err
+    assert "note: Listeners free, iostat: not kept, because this project has no counterpart\n" in err
     printed = yaml.safe_load(out)
     assert printed["blocks"][0]["degree"] == 3
     assert not (PROJECT_DIR / "conf/experiment/t.yaml").exists()
@@ -246,11 +246,11 @@ def test_the_device_of_a_table_is_kept_unless_a_gpu_is_chosen(tmp_path, capsys, 
 def test_devices_that_are_not_kept_are_said_with_their_groups(tmp_path, capsys):
     rows = [job(number, devices=str(device)) for number, device in enumerate([0, 2, 10, 2])]
     assert import_table(tmp_path, rows) == 0
-    said = "note: Devices: not kept (1 group on GPU 0, 2 groups on GPU 2, 1 group on GPU 10), as "
+    said = "note: Devices: not kept (1 group on GPU 0, 2 groups on GPU 2, 1 group on GPU 10), because "
     assert said in capsys.readouterr().err
     assert {config.gpu.device for config in configs_of(arguments_to_run(tmp_path))} == {"auto"}
     assert import_table(tmp_path, [job(1, devices="cuda")], "--force") == 2
-    assert "Devices cuda is neither index nor UUID of a GPU" in capsys.readouterr().err
+    assert "Devices cuda is not a GPU; use an index or UUID" in capsys.readouterr().err
 
 
 def test_every_column_that_is_not_kept_is_said(tmp_path, capsys):
@@ -263,15 +263,15 @@ def test_every_column_that_is_not_kept_is_said(tmp_path, capsys):
     ]
     said = notes_of(tmp_path, capsys, rows, header)
     assert [line for line in said.splitlines() if line.startswith("note: ")] == [
-        "note: Devices 0: replaced by gpu.device=auto, the first GPU or that of the allocation",
-        "note: Listeners free: not kept, there is no counterpart",
+        "note: Devices 0: replaced by gpu.device=auto, which is the first GPU or the GPU of the allocation",
+        "note: Listeners free: not kept, because this project has no counterpart",
         "note: Listeners nsys: not kept; run with profiler=nsys",
-        "note: Listeners differ between rows; all groups get all of them",
+        "note: Listeners differ between rows; all groups use the listeners of all rows",
         "note: Experiment 1, 2: merged into one experiment, with groups in random order",
         "note: --data-dir /raid/cifar10: not kept; set data.root=FOLDER to the folder of the data sets",
-        "note: Name no sharing, again: not kept, groups are named after their jobs",
+        "note: Name no sharing, again: not kept, because groups are named after their jobs",
         "note: Status and Run: results of radT, not kept; every row runs again",
-        "note: WorkloadListener nsys profile -o x: not kept, there is no counterpart",
+        "note: WorkloadListener nsys profile -o x: not kept, because this project has no counterpart",
     ]
 
 

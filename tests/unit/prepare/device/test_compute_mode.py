@@ -93,7 +93,7 @@ def test_what_an_administrator_has_set_since_the_kill_stays(machine, caplog):
     compute_mode.set_mode(machine.smi, "prohibited")
     assert [step.kind for step in replay(machine.journal)] == ["compute_mode"]
     assert machine.mode == 2
-    assert "stays prohibited, as another program set it" in caplog.text
+    assert "stays prohibited, because another program set it" in caplog.text
 
 
 def test_after_a_restart_nothing_is_put_back_but_by_a_journal_that_knows_of_none(machine, monkeypatch):

@@ -43,14 +43,14 @@ def test_auto_is_the_gpu_that_is_granted(environ, uuid, monkeypatch) -> None:
 def test_a_grant_of_nothing_is_the_cpus_or_an_error(nothing, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", nothing)
     assert device_choice.find_device(None, needs_gpu=False).kind == "cpu"
-    with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES=.* grants none"):
+    with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES=.* grants no GPU"):
         device_choice.find_device(None, needs_gpu=True)
     assert device_choice.find_device("2", needs_gpu=False).uuid == "GPU-22"
 
 
 def test_no_device_at_all_is_said_as_such() -> None:
     with pytest.raises(
-        ConfigError, match=r"^--gpu=0 needs an NVIDIA GPU, but there is none; check that `nvidia-smi` lists one"
+        ConfigError, match=r"^--gpu=0 needs an NVIDIA GPU, but NVML lists none; check that `nvidia-smi` lists one"
     ):
         device_choice.choose("--gpu", "0", [])
 

@@ -307,7 +307,7 @@ def test_clean_names_what_stays_with_its_remedy(a100: Kept, sleeper: int, monkey
     code, text = a100.ask("clean", as_json=False)
     assert code == 1
     assert "not undone: destroy the GPU instance of profile 14 at slice 4; " in text or "at slice 0; " in text
-    assert f"end what holds the GPU: train (pid {sleeper}); then: python -m pipeline.gpu clean" in text
+    assert f"end the processes on the GPU: train (pid {sleeper}); then run: python -m pipeline.gpu clean" in text
     assert len(a100.gpu.instances) == 1
     os.kill(sleeper, 9)
     assert a100.ask("clean")[0] == 0

@@ -93,7 +93,7 @@ def test_what_somebody_else_has_set_meanwhile_stays(machine, caplog):
     machine.driver.set_timeslice(0, 2)
     replay(machine.journal)
     assert machine.gpu.timeslice == 2
-    assert "stays medium, as another program set it" in caplog.text
+    assert "stays medium, because another program set it" in caplog.text
 
 
 def test_after_a_restart_of_the_machine_nothing_is_put_back(machine, monkeypatch):
@@ -147,12 +147,12 @@ def test_the_list_is_read_whatever_its_layout(machine, listing, found):
 def test_without_the_time_slice_that_was_there_nothing_is_changed(machine, words, status):
     machine.say(words, status)
     with (
-        pytest.raises(SharingError, match=rf"does not show the time slice .*\(status {status}\)"),
+        pytest.raises(SharingError, match=rf"does not print the time slice.*\(status {status}\)"),
         machine.sliced("long"),
     ):
         pytest.fail("it is not known")
     assert not machine.journal.path.exists()
-    with pytest.raises(ConfigError, match=r"scenario=.*: `.*does not show the time slice") as refused:
+    with pytest.raises(ConfigError, match=r"scenario=.*: `.*does not print the time slice") as refused:
         Timeslice("long").check(machine.group("a"))
     assert "\n" not in str(refused.value)
 

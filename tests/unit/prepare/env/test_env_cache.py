@@ -163,11 +163,11 @@ def leave_nothing(folder: Path) -> None:
         (remove_interpreter, "is broken"),
         (replace_interpreter, "is broken"),
         (point_elsewhere, "is broken"),
-        (remove_marker, "was built only in part"),
-        (tear_marker, "was built only in part"),
-        (remove_lock, "was built only in part"),
-        (change_lock, "has a lock file that was changed"),
-        (remove_package, "has other packages than it was built with"),
+        (remove_marker, "is incomplete"),
+        (tear_marker, "is incomplete"),
+        (remove_lock, "is incomplete"),
+        (change_lock, "has a changed lock file"),
+        (remove_package, "has other packages than at its build"),
         (remove_module, "/site-packages/tiny.py"),
         (cut_module, "has a missing or changed file: lib/python"),
         (leave_nothing, "is not built yet"),
@@ -256,7 +256,7 @@ def test_several_at_once_build_it_once_and_the_others_wait_and_say_so(start, tmp
     (builder,) = builds(tmp_path)
     for process in processes:
         if process.pid != int(builder):
-            wait_for(lambda process=process: "waiting for it" in process.stderr.readline())
+            wait_for(lambda process=process: "waiting for another process" in process.stderr.readline())
     let_builds_go_on(tmp_path)
     outputs = [process.communicate("", timeout=300)[0] for process in processes]
     assert len(set(outputs)) == 1 and outputs[0].strip()
@@ -268,7 +268,7 @@ def test_who_waits_goes_on_while_the_builder_still_uses_it(start, tmp_path):
     first = start()
     wait_for(lambda: builds(tmp_path))
     second = start()
-    wait_for(lambda: "waiting for it" in second.stderr.readline())
+    wait_for(lambda: "waiting for another process" in second.stderr.readline())
     let_builds_go_on(tmp_path)
     digest = first.stdout.readline()
     assert second.stdout.readline() == digest and first.poll() is None
@@ -282,11 +282,11 @@ def test_a_build_whose_orchestrator_was_killed_is_waited_for_and_done_again(star
     first.wait()
     second = start()
     # The step of the killed build goes on by itself, and two builds in one folder would spoil each other.
-    wait_for(lambda: "waiting for it" in second.stderr.readline())
+    wait_for(lambda: "waiting for another process" in second.stderr.readline())
     os.kill(int(step.read_text()), signal.SIGKILL)
     let_builds_go_on(tmp_path)
     out, err = second.communicate("", timeout=300)
-    assert "was built only in part" in err
+    assert "is incomplete" in err
     assert out.strip() and len(builds(tmp_path)) == 2
 
 
@@ -298,7 +298,7 @@ def test_an_environment_that_is_used_is_not_taken_away_from_its_jobs(start, env,
     (marker,) = tmp_path.glob("cache/venv-*/environment.json")
     marker.unlink()
     other = start()
-    wait_for(lambda: "waiting for it" in other.stderr.readline())
+    wait_for(lambda: "waiting for another process" in other.stderr.readline())
     assert len(builds(tmp_path)) == 1 and (marker.parent / "prefix/bin/python").exists()
     user.communicate("", timeout=300)
     assert other.stdout.readline().strip() and len(builds(tmp_path)) == 2

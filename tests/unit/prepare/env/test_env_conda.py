@@ -81,7 +81,7 @@ def test_a_script_that_fails_is_an_error_that_names_the_environment(channel, res
 
 def test_a_script_that_ends_the_shell_is_an_error_that_names_the_environment(channel, resolve, tmp_path):
     channel.add("tinyact", "1.0", {"etc/conda/activate.d/tiny.sh": "exit 0\n"})
-    with pytest.raises(ConfigError, match=r"e\.yml cannot be activated: an activation script ended the shell"):
+    with pytest.raises(ConfigError, match=r"e\.yml cannot be activated, because an activation script ended the shell"):
         resolve(channel.environment_yml(tmp_path / "e.yml", "tinyact"))
 
 
@@ -141,7 +141,7 @@ def test_a_package_with_another_content_than_recorded_is_refused(channel, resolv
     lock = tmp_path / "environment.txt"
     lock.write_text("\n".join(resolve(channel.environment_yml(tmp_path / "e.yml", "tiny=1")).lock))
     archive = channel.add("tiny", "1.0", {"site-packages/tiny.py": "VERSION = 'forged'"}, noarch="python")
-    with pytest.raises(ConfigError, match=r"environment\.txt cannot be built(.|\n)*tiny-1\.0.*as recorded"):
+    with pytest.raises(ConfigError, match=r"environment\.txt cannot be built(.|\n)*tiny-1\.0.*is recorded"):
         resolve(lock)
     assert archive.exists() and not list((tmp_path / "cache").glob("*/environment.json"))[1:]
 
@@ -185,10 +185,10 @@ def test_an_environment_without_python_is_refused(channel, resolve, tmp_path):
         ("e.yml", "channels: [a\n", "is not valid YAML"),
         ("e.yml", "- python\n", "has no keys; use only the keys"),
         ("e.yml", "channels: [a]\ndependencys: [python]\n", "dependencys"),
-        ("e.yml", "channels: [a]\n", "names no dependencies"),
+        ("e.yml", "channels: [a]\n", "has no dependencies"),
         ("e.yml", "channels: [~nobody-here/c]\ndependencies: [python]\n", "unknown user ~nobody-here"),
-        ("lock.txt", "@EXPLICIT\n# variables {bad\nhttps://x/y.conda\n", "needs a JSON object, not {bad"),
-        ("e.yml", "dependencies: [python]\n", "names no channels"),
+        ("lock.txt", "@EXPLICIT\n# variables {bad\nhttps://x/y.conda\n", "is followed by {bad; write a JSON object"),
+        ("e.yml", "dependencies: [python]\n", "has no channels"),
         ("e.yml", "channels: [a]\ndependencies: [{npm: [x]}]\n", "neither a package nor a list"),
         ("e.yml", "channels: [a]\ndependencies: [python, {pip: ['-e .']}]\n", "install a wheel"),
         (
@@ -198,9 +198,9 @@ def test_an_environment_without_python_is_refused(channel, resolve, tmp_path):
         ),
         ("e.yml", "channels: [a]\ndependencies: [python, {pip: ['-r gone.txt']}]\n", "gone.txt cannot be read"),
         ("e.yml", "channels: [a]\ndependencies: [python, '-e git+https://h/C.git']\n", "put it below `- pip:`"),
-        ("e.yml", "channels: a\ndependencies: [python]\n", "must be lists"),
+        ("e.yml", "channels: a\ndependencies: [python]\n", "channels and dependencies as lists"),
         ("e.txt", "numpy\n", "or use env=venv"),
-        ("e.txt", "@EXPLICIT\nnumpy\n", "URL of a package"),
+        ("e.txt", "@EXPLICIT\nnumpy\n", "not package URLs"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_before_anything_is_built(tmp_path, name, text, words):

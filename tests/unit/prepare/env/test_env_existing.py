@@ -132,15 +132,15 @@ def test_an_interpreter_of_the_system_is_one(tmp_path):
     ("make", "seen"),
     [
         (lambda path: None, "does not exist"),
-        (lambda path: path.mkdir(), r"it has no interpreter .*/bin/python"),
+        (lambda path: path.mkdir(), r"the environment has no interpreter .*/bin/python"),
         (lambda path: path.write_text(""), "cannot be executed"),
-        (lambda path: (path.write_text("#!/bin/sh\necho hello\n"), path.chmod(0o755)), "answered 'hello"),
+        (lambda path: (path.write_text("#!/bin/sh\necho hello\n"), path.chmod(0o755)), "printed 'hello"),
         (lambda path: (path.write_text("#!/bin/sh\nexit 3\n"), path.chmod(0o755)), "ended with status 3"),
     ],
 )
 def test_a_prefix_without_an_interpreter_is_refused(tmp_path, make, seen):
     make(tmp_path / "prefix")
-    with pytest.raises(ConfigError, match=rf"env\.prefix={tmp_path}/prefix: .*{seen}.*; give the folder of"):
+    with pytest.raises(ConfigError, match=rf"env\.prefix={tmp_path}/prefix: .*{seen}.*; set it to the folder of"):
         described(tmp_path / "prefix")
 
 

@@ -190,14 +190,14 @@ def test_an_archive_that_a_lock_names_and_that_changed_is_refused(resolve, tmp_p
     change(tmp_path / WHEEL)
     with pytest.raises(ConfigError, match=r"cannot be built; uv printed:(.|\n)*[Hh]ash"):
         resolve(tmp_path / name)
-    assert f"was built from {tmp_path / WHEEL}, which has changed since" in capsys.readouterr().err
+    assert f"was built from {tmp_path / WHEEL}, which is missing or has changed" in capsys.readouterr().err
 
 
 def test_an_archive_that_is_gone_is_said_by_a_dry_run(tmp_path):
     env = VenvEnv(str(write(tmp_path / "requirements.txt", WHEEL)), cache_root=str(tmp_path / "cache"))
     env.resolve()
     (tmp_path / WHEEL).unlink()
-    assert f"was built from {tmp_path / WHEEL}, which has changed since" in str(env.preview().to_build)
+    assert f"was built from {tmp_path / WHEEL}, which is missing or has changed" in str(env.preview().to_build)
 
 
 @pytest.mark.slow
@@ -296,7 +296,7 @@ def test_a_file_that_cannot_be_used_is_refused_before_anything_is_built(tmp_path
         ("-e hg+https://h/c#egg=c", "leave -e out: c @ hg+https://h/c"),
         ("-e git+https://u:s3cret@h/C.git", "leave -e out: git+https://<hidden>@h/C.git"),
         ("-e git+file:///r/C.git#egg=c", "leave -e out: c @ git+file:///r/C.git"),
-        *((f"-e {place}", "install a wheel of it") for place in (".", "./a[x]", "../b", "/c", "file:///d")),
+        *((f"-e {place}", "install a wheel of the package") for place in (".", "./a[x]", "../b", "/c", "file:///d")),
     ],
 )
 def test_a_package_that_can_be_edited_gets_the_remedy_of_its_place(tmp_path, line, remedy):

@@ -38,7 +38,7 @@ def made(gpu: MigGpu, *requests: str) -> list[str]:
 )
 def test_parts_of_one_profile_that_follow_each_other_fill_a_gpu_instance(requests, instances) -> None:
     if instances is None:
-        with pytest.raises(ConfigError, match="does not fit on NVIDIA A100"):
+        with pytest.raises(ConfigError, match="do not fit on NVIDIA A100"):
             made(A100, *requests)
     else:
         assert made(A100, *requests) == instances
@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_refused_with_lists_that_do() -> None:
     )
     for asked in lists:
         requests = asked.split(",")
-        with pytest.raises(ConfigError, match="does not fit on") as caught:
+        with pytest.raises(ConfigError, match="do not fit on") as caught:
             made(H100, *requests)
         said = str(caught.value)
         near = [each.strip(" []").split(",") for each in said.partition("; use ")[2].split(" or ")]
@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_refused_with_lists_that_do() -> None:
         for names in near:
             assert len(names) <= len(requests)
             made(H100, *names)
-    assert "as the GPU instances 2g.20gb(1c+1c), 2g.20gb(1c+1c), 4g.40gb, does not" in said
+    assert "needs the GPU instances 2g.20gb(1c+1c), 2g.20gb(1c+1c), 4g.40gb, which do not" in said
 
 
 def test_every_model_divides_gpu_instances_in_the_same_way() -> None:

@@ -159,11 +159,11 @@ def test_twelve_slices_of_memory_for_four_of_compute() -> None:
         (
             A30,
             ["1g.6gb+me", "2g.12gb+me"],
-            "only one instance can have the media engines, not 1g.6gb+me and 2g.12gb+me",
+            "only one instance can have the media engines, but 1g.6gb+me and 2g.12gb+me need them",
         ),
         (RTX, ["1g.24gb+me", "1g.24gb+me.all"], "only one instance can have the media engines"),
-        (RTX, ["1g.24gb+me.all", "1g"], "so profiles beside it need -me, unlike 1g.24gb"),
-        (RTX, ["1g.24gb+gfx", "1g.24gb+me.all"], "so profiles beside it need -me, unlike 1g.24gb+gfx"),
+        (RTX, ["1g.24gb+me.all", "1g"], "so 1g.24gb needs the suffix -me"),
+        (RTX, ["1g.24gb+gfx", "1g.24gb+me.all"], "so 1g.24gb+gfx needs the suffix -me"),
         (RTX, ["2g", "2g", "1g"], "5 compute slices, but there are 4"),
     ],
 )
@@ -205,7 +205,8 @@ def test_slices_that_suffice_and_still_leave_no_place() -> None:
     narrow = Profile(name="1g.10gb", profile_id=2, memory_slices=1, starts=(1, 2), **common)
     gpu = MigGpu(name="made up", compute_slices=4, memory_slices=4, multiprocessors=None, profiles=(narrow, wide))
     assert layouts.place(gpu, [narrow, wide]) is None
-    reason = "have room on the 4 memory slices (1g.20gb takes 2, from slice 1; 1g.10gb takes 1, from slice 1, 2)"
+    places = "1g.20gb needs 2, beginning at slice 1; 1g.10gb needs 1, beginning at slice 1, 2"
+    reason = f"the 4 memory slices have no room for all of them ({places})"
     assert reason in str(layouts.explain_illegal(gpu, [narrow, wide]))
     assert layouts.find_nearest(gpu, [narrow, wide]) == (("1g.10gb", "1g.10gb"),)
 

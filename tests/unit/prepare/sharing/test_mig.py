@@ -212,7 +212,7 @@ def test_a_compute_instance_that_cannot_be_made_takes_all_back(a100: Machine) ->
     a100.fail("nvmlGpuInstanceCreateComputeInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
     message = refused(a100, SharingError, None, None, profiles=("1c.3g", "2c.3g"))
     assert "did not create one 1c compute instance in GPU instance" in message
-    assert "It has no room" in message
+    assert "install a newer driver" in message
 
 
 def test_a_compute_instance_of_somebody_else_keeps_our_gpu_instance(h100: Machine) -> None:
@@ -251,7 +251,7 @@ def test_a_compute_instance_whose_id_nobody_wrote_down_is_the_one_that_came(h100
 
     for other in ({"gi_id": gi_id + 1}, {"slices": 2}, {"boot": "an earlier one"}, {"ci_id": 5}, {"beside": [0, 1]}):
         assert undo(**other) == [0, 1]
-    with pytest.raises(SharingError, match="one of 0,1 was made by another program"):
+    with pytest.raises(SharingError, match="another program created one of 0,1;"):
         undo()
     assert undo(beside=[0]) == [0]
     assert undo(beside=[0]) == [0]
@@ -377,18 +377,18 @@ def test_a_simulated_gpu_has_its_own_program_or_none(a100: Machine, monkeypatch:
 def test_a_mode_left_pending_is_taken_back(a100: Machine) -> None:
     a100.fail("nvmlDeviceSetMigMode", codes.IN_USE)
     message = refused(a100, SharingError)
-    assert "was not switched on; stop what holds the GPU" in message
+    assert "; stop programs that use the GPU" in message
     assert "All done." in message  # what nvidia-smi said is shown, and not believed
 
 
 def test_a_list_that_fails_half_way_is_taken_back(a100: Machine) -> None:
     a100.fail("nvmlDeviceCreateGpuInstance", codes.INSUFFICIENT_RESOURCES, skip=1)
-    assert "It has no room" in refused(a100, SharingError, None, None, None)
+    assert "install a newer driver" in refused(a100, SharingError, None, None, None)
 
 
 def test_an_instance_without_a_compute_instance_is_taken_back(a100: Machine) -> None:
     a100.fail("nvmlGpuInstanceCreateComputeInstance", codes.INSUFFICIENT_RESOURCES)
-    assert "with 1 compute instance; it printed" in refused(a100, SharingError)
+    assert "with 1 compute instance (it printed" in refused(a100, SharingError)
 
 
 def test_in_use_with_nobody_on_it_is_tried_again(a100: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,7 +419,7 @@ def test_what_stays_in_use_is_named_and_stays_in_the_journal(a100: Machine) -> N
 @pytest.mark.usefixtures("impatient")
 def test_a_process_that_stays_on_an_instance_is_named(a100: Machine, sleeper: int) -> None:
     with (
-        pytest.raises(SharingError, match=rf"end what holds the GPU: train \(pid {sleeper}\)"),
+        pytest.raises(SharingError, match=rf"end the processes on the GPU: train \(pid {sleeper}\)"),
         a100.shared(None) as slots,
     ):
         Clients(a100.file).hold(slots.slots[0].visible_devices, sleeper, "train", 100)
@@ -459,7 +459,7 @@ def test_whoever_may_not_list_instances_lists_them_as_administrator(a100: Machin
 
 def test_what_does_not_list_instances_is_an_error(h100: Machine) -> None:
     h100.fail("nvmlDeviceGetGpuInstances", codes.NO_PERMISSION, times=None)
-    assert "cannot be listed" in refused(h100, SharingError, program="/bin/true")
+    assert "cannot list the MIG instances" in refused(h100, SharingError, program="/bin/true")
 
 
 def test_a_later_instance_with_another_id_is_not_destroyed(h100: Machine) -> None:
@@ -512,7 +512,8 @@ def test_slices_that_no_job_gets_are_a_warning(h100: Machine) -> None:
     assert warning == f"[3g.40gb,3g.40gb] leaves 1 of 7 compute slices of {name} unused"
     grouped, unused = Mig(profiles=["2c.3g", "3g"]).warnings(h100.group(None, None))
     made = (
-        "[2c.3g.40gb,3g.40gb] is made as 3g.40gb(2c), 3g.40gb: compute instances share the memory of their GPU instance"
+        "[2c.3g.40gb,3g.40gb] needs the GPU instances 3g.40gb(2c), 3g.40gb; "
+        "compute instances share the memory of their GPU instance"
     )
     assert grouped == made and "leaves 2 of 7 " in unused
 
@@ -620,7 +621,7 @@ def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, m
                 assert (slot.gi_id, slot.ci_id) == (device.gi_id, 0)
     assert divided.gpu == before
     Mps().check(divided.group(*[None] * 21, device=device))
-    with pytest.raises(ConfigError, match=r"takes 21 clients on NVIDIA .* 3g.20gb, not 22"):
+    with pytest.raises(ConfigError, match=r"supports at most 21 clients on NVIDIA .* 3g.20gb, not 22"):
         Mps().check(divided.group(*[None] * 22, device=device))
 
 
@@ -647,7 +648,7 @@ def test_jobs_get_the_instances_that_are_there_and_nothing_is_changed(divided: M
     assert places("S", "L", "M") == ["1g.5gb", "3g.20gb", "2g.10gb"]
     assert places(None, None, profiles=["2g", "1g.5gb"]) == ["2g.10gb", "1g.5gb"]
     with pytest.raises(
-        ConfigError, match=r"has no free MIG device of 2g for job 1; .* its devices: 3g.20gb, 2g.10gb, 1g.5gb"
+        ConfigError, match=r"has no free MIG device of 2g for job 1; .* its MIG devices: 3g.20gb, 2g.10gb, 1g.5gb"
     ):
         places(None, None, profile="2g")
     with pytest.raises(ConfigError, match=r"has no free MIG device for job 3"):
@@ -673,7 +674,7 @@ def test_jobs_get_parts_of_one_gpu_instance_that_is_there(divided: Machine) -> N
     assert places("1c.2g", "1c.2g.10gb") == parts
     assert [profile for _, _, profile in places(None, None, None, None)] == ["3g.20gb", *["1c.2g.10gb"] * 2, "1g.5gb"]
     with pytest.raises(
-        ConfigError, match=r"has no free MIG device of 2g for job 0; .* its devices: 3g.20gb, 1c.2g.10gb, 1c.2g"
+        ConfigError, match=r"has no free MIG device of 2g for job 0; .* its MIG devices: 3g.20gb, 1c.2g.10gb, 1c.2g"
     ):
         places("2g")
     assert divided.gpu == before

@@ -138,7 +138,9 @@ def test_what_does_not_match_is_refused(make, options, degree, words):
 )
 def test_more_jobs_than_mps_takes_clients_on_an_instance_are_refused(make, options, device, most):
     dealt = options.pop("instance_of", [0] * (most + 1))
-    with pytest.raises(ConfigError, match=f"takes {most} clients on a {device}, not {most + 1}; .* larger MIG devices"):
+    with pytest.raises(
+        ConfigError, match=f"supports at most {most} clients on a {device}, not {most + 1}; .* larger MIG devices"
+    ):
         MigMps(**options, instance_of=dealt).check(make(len(dealt)))
     MigMps(**options, instance_of=dealt[:-1]).check(make(len(dealt) - 1))
 

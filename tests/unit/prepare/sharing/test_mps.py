@@ -262,10 +262,10 @@ def wait_until(is_true: Callable[[], bool]) -> None:
     [
         ("start_fails", "Failed to start the MPS control daemon"),
         ("no_answer", "time limit"),
-        ("server_dies", r"its server ended at once \(.*\); control\.log: Server \d+ exited with status 1$"),
+        ("server_dies", r"its server exited immediately \(.*\); control\.log: Server \d+ exited with status 1$"),
         (
             "server_fails",
-            r"its server ended at once .*; server\.log: Failed to start : invalid argument; control\.log: Server encou",
+            r"its server exited immediately .*; server\.log: Failed to start : invalid argument; control\.log: Server",
         ),
         ("never_ready", "its server was not ready within 0.5 s"),
     ],
@@ -341,7 +341,7 @@ def test_a_start_that_is_refused_says_so_at_once(folder):
     refusal = "Insufficient privileges for UID 1000. Only the root user may start server for another user."
     script = f'case "$line" in start_server*) echo "{refusal}"; exit 0;; esac; {PASS_ON}'
     program = wrap_program(folder, script)
-    says = rf"there is no server; start_server was answered with: {re.escape(refusal)} \(docs/mps"
+    says = rf"there is no server; the reply to start_server was: {re.escape(refusal)} \(docs/mps"
     begin = time.monotonic()
     with (
         pytest.raises(SharingError, match=says),
@@ -564,7 +564,7 @@ def test_more_jobs_than_mps_takes_clients_are_refused(folder, cuda, most):
     device = dataclasses.replace(GPU, details=() if cuda is None else (("cuda_version", cuda),))
     Mps().check(group_in(folder, *map(str, range(most)), device=device))
     with (
-        pytest.raises(ConfigError, match=rf"takes {most} clients on one GPU, not {most + 1}") if cuda else nullcontext()
+        pytest.raises(ConfigError, match=rf"most {most} clients on one GPU, not {most + 1}") if cuda else nullcontext()
     ):
         Mps().check(group_in(folder, *map(str, range(most + 1)), device=device))
 

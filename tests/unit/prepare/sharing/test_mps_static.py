@@ -70,7 +70,7 @@ def test_the_commands_of_a_newer_protocol_are_not_those_that_are_used_here(machi
     )
     monkeypatch.setenv("CUDA_MPS_PROTOCOL_VERSION", "3")
     group = machine.group("a")
-    refused = pytest.raises(SharingError, match=r'answered .*Unknown command "get_server_list"')
+    refused = pytest.raises(SharingError, match=r'replied to .*Unknown command "get_server_list"')
     with refused, Mps().prepare(group.device, group, machine.folder):
         pytest.fail("it understands")
 
@@ -96,7 +96,7 @@ def test_a_partition_that_the_daemon_refuses_is_an_error_with_its_words(machine,
         ControlProgram, "ask", lambda self, text, *limit: asked(self, text.replace(" 4", " 40"), *limit)
     )
     group = machine.group("a")
-    says = "made no partition of 4 chunks .*: Failed to fulfill the requested SM partition of 40 chunks"
+    says = "did not create a partition of 4 chunks .*: Failed to fulfill the requested SM partition of 40 chunks"
     with pytest.raises(SharingError, match=says), MpsStatic(chunks=4).prepare(group.device, group, machine.folder):
         pytest.fail("it was refused")
 
@@ -108,7 +108,7 @@ def test_a_job_that_is_in_the_partition_of_another_is_an_error_that_names_it(mac
         first, second = slots.slots
         pids = [stack.enter_context(client(first))]
         pids.append(stack.enter_context(client(second, **{VARIABLE: partition_of(first)})))
-        with pytest.raises(SharingError, match=rf"not in its MPS static partition: 1-b \(pid {pids[1]}\)"):
+        with pytest.raises(SharingError, match=rf"not in their MPS static partitions: 1-b \(pid {pids[1]}\)"):
             slots.verify(dict(enumerate(pids)))
         with pytest.raises(RuntimeError, match=INVALID):
             connect({key: value for key, value in first.environ if key != VARIABLE})
@@ -130,7 +130,7 @@ def test_a_program_that_starts_all_the_same_but_has_no_partitions_is_refused(mac
     monkeypatch.setattr(
         ControlProgram, "ask", lambda self, text, *_: ['Unknown command "lspart"'] if text == "lspart" else []
     )
-    says = r"lists no chunks of multiprocessors of .* \(Unknown command.*static partitions need driver R590"
+    says = r"lists no chunks of multiprocessors for .* \(reply: Unknown command.*; use driver R590"
     with pytest.raises(SharingError, match=says):
         sm_partitions.divide(ControlProgram(program="/x", pipes=Path("/p")), machine.device.uuid, None, 2)
 
