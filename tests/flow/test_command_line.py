@@ -228,7 +228,7 @@ def test_a_damaged_file_of_the_configuration_is_one_line_that_names_it(tmp_path)
 
 
 def test_keys_that_nobody_has_explained_are_an_error_too(tmp_path):
-    message = f"no key begins with nothing; {RUN} --help-keys prints all"
+    message = f"no key begins with nothing; {RUN} --help-keys prints all keys"
     assert run(tmp_path, "--help-keys", "nothing") == (2, f"error: {message}\n")
 
 
