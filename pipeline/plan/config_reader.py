@@ -27,7 +27,7 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
     for config in configs:
         try:
             source = OmegaConf.select(config, "data.source")
-            if source not in SOURCES:  # before a workload that refers to data.source reports the error
+            if source not in SOURCES:  # check this key before the workloads that refer to it
                 raise ConfigError(f"data.source={source} must be one of {', '.join(SOURCES)}")
             settings = OmegaConf.to_object(config)
             assert isinstance(settings, Config)
@@ -91,7 +91,7 @@ def _lists_and_maps(node: type[Any]) -> dict[str, type[Any]]:
 
 
 def _node(where: str, node: Any, **defaults: object) -> Any:
-    """Convert a map to an object with these defaults; a node whose YAML extends the schema is an object already."""
+    """Convert a map to an object with these defaults; return a node of the schema unchanged."""
     if not isinstance(node, dict):
         return node
     values = {"_target_": MISSING, **defaults, **node}

@@ -1,4 +1,4 @@
-"""Names of MLflow experiments: rehearsals and reproductions have experiments of their own."""
+"""Names of MLflow experiments: rehearsals and reproductions have separate experiments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def separate_rehearsals(configs: Iterable[Config]) -> None:
 
 
 def name_rehearsal(experiment: str) -> str:
-    """Return the experiment for rehearsals of an experiment's studies; the name of a rehearsal stays."""
+    """Return the experiment for rehearsals of an experiment's studies; return a rehearsal's name unchanged."""
     return experiment.removesuffix(_REHEARSAL) + _REHEARSAL
 
 

@@ -51,7 +51,7 @@ def defer_settings(overrides: Sequence[str]) -> list[str]:
     """Defer settings of swept choices to the jobs: `-m scenario=mig,mig_mps scenario.profile=1g`.
 
     Before Hydra composes the jobs, it composes all unswept overrides with the group's default choice, and refuses a
-    key that the default lacks. Each such setting therefore becomes a sweep over one value, which Hydra omits there.
+    key that the default lacks. Hydra omits swept overrides in this step, so settings become sweeps over one value.
     """
     parser = OverridesParser.create()
     places = tuple(_places(overrides, parser))
@@ -66,7 +66,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _complete_info(arguments: Sequence[str]) -> Iterator[str]:
-    """Set the value of an `--info` without a value: an override, an option or nothing follows it."""
+    """Add the value `all` to each `--info` without a value, which the next word shows."""
     for word, following in zip(arguments, [*arguments, "-"][1:], strict=True):
         yield f"{_INFO[0]}=all" if word in _INFO and ("=" in following or following.startswith("-")) else word
 

@@ -34,7 +34,7 @@ class Inventory:
         interpreters: interpreters by requested environment; some environments may still have to be built.
         scripts: code by the path of a script in the configuration, the name of an environment's program, or the name of
             a preloaded module of the project.
-        may_lack: environments that the study tries to build; if the build fails, their groups are skipped.
+        may_lack: environments whose failed build skips their groups instead of refusing the study.
     """
 
     devices: dict[tuple[GpuKind, str, str | None], Device]

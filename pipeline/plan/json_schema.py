@@ -224,7 +224,7 @@ def _flattened(properties: Schema, prefix: str) -> Iterator[tuple[str, Schema]]:
 
 
 def _choices_schema() -> Schema:
-    """Return the schema of a defaults list entry that names a choice; unknown choices, a user's own, are valid."""
+    """Return the schema of a defaults list entry that names a choice; users may add choices."""
     properties: Schema = {}
     patterns: Schema = {}
     for group in _groups():

@@ -53,7 +53,7 @@ def explain_several(override: str) -> str:
     key, _, text = override.partition("=")
     values = _split(text)
     command = f"{entry_points.spell('run', '-m')} {quote(override)}"
-    problem = f"{_abbreviate(override)} has {len(values)} values; add -m for a run of each ({command})"
+    problem = f"{_abbreviate(override)} has {len(values)} values; to run each value, add -m ({command})"
     as_list = (
         f"{key}={override_values.format_override(values)}" if not _reads_as(f"{key}=[{text}]") else f"{key}=[{text}]"
     )
@@ -68,7 +68,7 @@ def explain_interpolation(override: str) -> str:
     key, _, value = override.partition("=")
     text = re.sub(r"^([\"'])(.*)\1$", r"\2", value, flags=re.DOTALL)
     escaped = _quote_text(key, user_command.escape_interpolations(text))
-    return f"{_abbreviate(override)} holds an invalid interpolation; write {escaped} for the text itself"
+    return f"{_abbreviate(override)} contains an invalid interpolation; to set this text, write {escaped}"
 
 
 def note_on_sweep(override: str) -> str | None:
@@ -77,7 +77,8 @@ def note_on_sweep(override: str) -> str | None:
     name, values = key.lstrip("+"), list(dict.fromkeys(_split(text)))
     if len(values) < 2 or _FUNCTION.match(text) or list_choices(name) or not is_known_to_take(name, values):
         return None
-    return f"note: -m makes {len(values)} runs of {override}; one run with the list is {quote(f'{key}=[{text}]')}"
+    as_list = quote(f"{key}=[{text}]")
+    return f"note: -m starts {len(values)} runs for {override}; for one run with the list, write {as_list}"
 
 
 def may_take(key: str, value: Any) -> bool:
@@ -118,7 +119,7 @@ def _explain_type(shown: str, name: str, value: str, why_refused: Callable[[str,
     function = _FUNCTION.match(value)
     if function is not None:
         near = difflib.get_close_matches(function[1], _FUNCTIONS, n=1)
-        remedy = f"write {near[0]}(...)" if near else f"functions are {', '.join(_FUNCTIONS)}"
+        remedy = f"write {near[0]}(...)" if near else f"use one of {', '.join(_FUNCTIONS)}"
         return f"{shown} is not a valid function call; {remedy}"
     refusals = [refusal for refusal in _list_refusals(name, value) if refusal is not None]
     return f"{shown} {why_refused(name, refusals[0])}"

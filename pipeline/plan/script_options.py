@@ -40,7 +40,7 @@ class ScriptConfig(WorkloadConfig):
         "regular expression for output lines that report samples/s; its only group matches the number", None
     )
     metric_unit: str | None = explain(
-        "unit of `metric` or `metric_pattern` (`k`, `per_min`, `s_per_step`, ...), if its name or line lacks the unit "
+        "unit of the logged number (`k`, `per_min`, `s_per_step`, ...), if metric name or output line has no unit "
         "([units](workloads.md#samples-per-second))",
         None,
     )

@@ -20,7 +20,7 @@ JSON = "json"
 _MAX_S = 366 * 86_400
 _MOST: dict[str, float] = {
     "repeats": 10_000,
-    "seed": 2**32 - 1,  # the largest that libraries take
+    "seed": 2**32 - 1,  # the largest seed that libraries accept
     **dict.fromkeys(("limits.ready_s", "limits.group_s", "limits.stop_s", "window.seconds", "window.settle_s"), _MAX_S),
     # A Slurm task without a limit gets 68 years, so there is no maximum.
     **dict.fromkeys(("time_limit_s", "wait_limit_s"), math.inf),
@@ -96,4 +96,4 @@ def _refuse_rehearsal(config: Config) -> None:
     programs |= {f"scenario.{key}": value for key, value in vars(config.scenario).items() if is_program(key)}
     for key, program in programs.items():
         if program is not None:
-            raise ConfigError(f"{key}={program} cannot be used with a simulated GPU; remove it")
+            raise ConfigError(f"{key}={program} cannot be used with a simulated GPU; remove {key}")

@@ -1,4 +1,4 @@
-"""Small replacements for the workloads of a rehearsed experiment; each workload defines its own."""
+"""Small replacements for the workloads of a rehearsed experiment; each option class defines its own."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class WorkloadConfig:
 
     def describe_lack(self, package: str, python: str) -> str:
         """Return an error message with remedy for a package that an interpreter's environment lacks."""
-        return f"{package} is not installed in the environment of {python}; install it, or choose another option"
+        return f"{package} is not installed in the environment of {python}; install {package}, or choose another option"
 
     def input_files(self) -> Mapping[str, str]:
         """Return the files that are part of the program, each with the configuration key that names it."""
@@ -186,7 +186,7 @@ class WorkloadConfig:
         return planned
 
     def study_settings(self) -> dict[str, Any]:
-        """Return the options that the study reads and the program does not."""
+        """Return the options for the study, which the program does not get."""
         names = sorted(option.name for option in self.option_fields() if not option.metadata.get("is_flag", True))
         return {work_units.PARAM: self.work_unit, **{key: getattr(self, key) for key in names}}
 
@@ -283,7 +283,7 @@ class WorkloadConfig:
                 raise self._refused(f"environ.{key} is reserved for the orchestrator; remove it")
         if not re.fullmatch(work_units.PATTERN, self.work_unit, re.ASCII):
             raise self._refused(
-                f"work_unit={self.work_unit} cannot be part of metric names; use a plural of letters, digits and "
+                f"work_unit={self.work_unit} cannot be part of metric names; use a plural noun of letters, digits and "
                 "underscores, such as sequences"
             )
         with self.hook("derive_work_unit"):

@@ -15,7 +15,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def divide(devices: Sequence[Device]) -> Mapping[str, frozenset[int]]:
-    """Return the CPUs of each GPU's worker by UUID; workers share CPUs only if they outnumber them."""
+    """Return the CPUs of each GPU's worker by UUID; workers share no CPU unless there are too few CPUs."""
     available = frozenset(os.sched_getaffinity(0))
     sharing: list[tuple[frozenset[int], list[Device]]] = []
     for device in devices:

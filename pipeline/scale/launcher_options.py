@@ -11,7 +11,7 @@ class SlurmOptions:
     """Options of sbatch (`None`: the cluster's default) and of the launcher.
 
     Attributes:
-        gres: the gres of a task, or a list of them; the study runs on each of the list, in a separate job array.
+        gres: gres of a task, such as `gpu:1`; with a list, the study runs on each gres in a separate job array.
         timeout_min: time limit of a task in minutes.
         array_parallelism: maximum number of tasks that run at the same time.
         setup: further lines of the batch script, such as `module load cuda`.

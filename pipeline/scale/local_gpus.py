@@ -76,7 +76,7 @@ def _list_names(devices: Sequence[Device]) -> str:
 
 
 def _make_model_request(request: StudyRequest, first: Device, beside: int, num_models: int) -> StudyRequest:
-    """Return the study for the GPUs of one model, planned for the first; `beside` other GPUs work meanwhile."""
+    """Return the study for the GPUs of one model, planned for the first; `beside` is the number of other busy GPUs."""
     model = mig_table.find(first.name).name if first.is_simulated else None
     plan_file = worker_command.name_plan_file(request.root)
     configs = [
@@ -143,7 +143,7 @@ def select_free(
     asked_for = [device_choice.choose("hydra.launcher.devices", name, present) for name in named] or list(present)
     if twice := [device for device in asked_for if asked_for.count(device) > 1]:
         raise ConfigError(
-            f"hydra.launcher.devices={devices_option} names {twice[0].name} {twice[0].uuid} twice; name it once"
+            f"hydra.launcher.devices={devices_option} names {twice[0].name} {twice[0].uuid} twice; name each GPU once"
         )
     folder = Path(config.lock_dir)
     if not request.config.dry_run:

@@ -1,7 +1,7 @@
 """The launcher `slurm`, which submits a job array with one task for each shard, and one array for each GPU model.
 
-A task is a separate `run.py ... shard=K`, to which the batch script changes with `exec`: no other process is between
-Slurm and the study, so Slurm's signals reach the study as on a terminal. Some time before the limit, the study alone
+A task is a separate `run.py ... shard=K`, which the batch script starts with `exec`: no other process is between Slurm
+and the study, so Slurm's signals reach the study as on a terminal. Some time before the limit, the study alone
 gets `SIGTERM`; it aborts its group, restores the GPU and sends its rows. A requeued task resumes. A task waits if
 another task of its node uses the device.
 """
@@ -193,7 +193,7 @@ def make_script(
         decided["wait"] = "true"
     plan_file = user_command.make_override("plan_file", folder / f"plan-{_ARRAY}.json")
     limits_s = [_NO_LIMIT_S if limit_s is None else math.ceil(limit_s)]
-    if options.timeout_min is not None:  # the batch script reduces it to the end time that Slurm reports
+    if options.timeout_min is not None:  # the batch script applies an earlier end time of the task
         limits_s.append(options.timeout_min * 60 - options.signal_delay_s)
     before = worker_command.make_command([sys.executable, str(Path(program).absolute()), *options_typed], decided)
     return _SCRIPT.format(
@@ -336,7 +336,7 @@ def _select_shards(request: StudyRequest, uri: str, plan: Plan, num_models: int)
 
 
 def _find_done(begun: Overview, num_models: int) -> set[int]:
-    """Return the shards that are complete on every requested GPU model; shards with re-runnable skips are not."""
+    """Return the shards that are complete on every requested GPU model; a shard with skipped groups is not."""
     if begun.num_models < num_models:
         return set()
     unfinished = {shard.number for shard in begun.shards if shard.state != DONE or Result.SKIPPED in shard.results}

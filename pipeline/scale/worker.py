@@ -105,7 +105,7 @@ def _lend(tracker: Sender) -> Iterator[Sender]:
 
 @contextmanager
 def _take_streams() -> Iterator[tuple[IO[str], IO[bytes]]]:
-    """Reserve standard input and output for the launcher; tables of the study, which cover one shard, are dropped."""
+    """Reserve standard input and output for the launcher; discard the study's tables, which cover one shard only."""
     sys.stdout.flush()
     with (
         os.fdopen(os.dup(0)) as requests,

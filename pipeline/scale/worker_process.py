@@ -30,7 +30,7 @@ class WorkerProcess:
         what: description of the current or last shard.
         shard: number of this shard; 0 for the whole study.
         has_begun: whether the worker has announced a group.
-        is_quiet: whether messages are kept back; `last_message` is the newest.
+        is_quiet: whether messages are not relayed; `last_message` is the newest.
         begin_s: start of the shard in monotonic seconds.
     """
 

@@ -88,7 +88,7 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
         ("degree=two", "degree=two must be a whole number"),
         (
             "scenario=naive,mps",
-            f"scenario=naive,mps has 2 values; add -m for a run of each ({RUN} -m scenario=naive,mps)",
+            f"scenario=naive,mps has 2 values; to run each value, add -m ({RUN} -m scenario=naive,mps)",
         ),
         ("mix=[S,", "mix=[S, cannot be read; write the list as \"mix=['S']\""),
         ("data.root=~/a b", "data.root=~/a b cannot be read; write the text as \"data.root='~/a b'\""),

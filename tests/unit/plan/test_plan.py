@@ -231,7 +231,10 @@ def test_options_become_flags(make_plan):
         (["tracking.experiment="], "tracking.experiment is empty"),
         ([f"tracking.experiment={'x' * 256}"], "must have at most 255 bytes"),
         ([f"gpu.lock_dir={'x' * 256}"], "is too long for a path"),
-        (["workload.work_unit=two words"], "unit=two words cannot be part of metric names; use a plural of letters"),
+        (
+            ["workload.work_unit=two words"],
+            "unit=two words cannot be part of metric names; use a plural noun of letters",
+        ),
         (["tracking.root="], "tracking.root is empty"),
         (["tracking.root='a?b'"], "a path with ?, which"),
         (["tracking.root='p%41'"], "a path with %, which"),
