@@ -86,7 +86,7 @@ def throughput(
         window = (stop_ns - int(seconds * 1e9), stop_ns)
         logs = [event_reader.read(folder / str(index) / "events.jsonl") for index in range(num_jobs)]
         return Measured(
-            rate=sum(compute_figures(WindowKind.STEADY, SAMPLES, log, window)[rate_of(SAMPLES)] for log in logs),
+            rate=sum(compute_figures(WindowKind.STEADY, SAMPLES, log, [window])[rate_of(SAMPLES)] for log in logs),
             peak_mib=max((value for log in logs for *_, value in log.metrics.get(PEAK_MEMORY, ())), default=None),
         )
 

@@ -9,12 +9,13 @@ A script uses it as follows. Run by hand, without an orchestrator, every call is
             ...
             job.step(samples=len(batch))
 
-Control goes over a socket (`hello`, `ready`, `go`, `stop`, `bye`), data into `events.jsonl`, one JSON object a line.
-Answered requests, of which there may be thousands a second, go into `requests.bin`, a record of a fixed size each. All
-timestamps are CLOCK_MONOTONIC nanoseconds. The Python speed of the host is measured right before the barrier and right
-after the work, never in between. If the orchestrator disappears, the job kills its own process group, since nobody
-reads its results and the GPU must be freed. (The kernel's parent-death signal is not used: it kills the leader of the
-job before the leader can kill the rest of its group; in a test, 19 of 20 grandchildren survived it.)
+Control goes over a socket (`hello`, `ready`, `go`, `hold`, `held`, `continue`, `stop`, `bye`), data into
+`events.jsonl`, one JSON object a line. Answered requests, of which there may be thousands a second, go into
+`requests.bin`, a record of a fixed size each. All timestamps are CLOCK_MONOTONIC nanoseconds. The Python speed of the
+host is measured right before the barrier and right after the work, never in between. If the orchestrator disappears,
+the job kills its own process group, since nobody reads its results and the GPU must be freed. (The kernel's
+parent-death signal is not used: it kills the leader of the job before the leader can kill the rest of its group; in a
+test, 19 of 20 grandchildren survived it.)
 """
 
 # pathlib is not used here: its import adds about 10 ms to the start of every job.
@@ -29,12 +30,13 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 
 TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`, without the 5 ms to import typing
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
     from typing import TypeVar
 
@@ -65,6 +67,8 @@ class NullJob:
     watches_output = False
     index = 0
     block = 1
+    held_ns = 0
+    """How long the orchestrator has held the job so far, in nanoseconds."""
 
     def __enter__(self) -> NullJob:
         return self
@@ -87,7 +91,7 @@ class NullJob:
     def take_turn(self) -> Iterator[None]:
         yield
 
-    def until_stop(self, items: Iterable[T]) -> Iterator[T]:
+    def until_stop(self, items: Iterable[T], finish: Callable[[], object] | None = None) -> Iterator[T]:
         yield from items
 
     def phase(self, name: str) -> None: ...
@@ -138,6 +142,8 @@ class Job(NullJob):
         self._events = os.open(os.path.join(folder, EVENTS_FILE), flags, 0o644)
         self._stop = threading.Event()
         self._go = threading.Event()
+        self._is_called = threading.Event()  # to stop, or to hold: the one flag that each step looks at
+        self._continue = threading.Event()
         self._is_ready = False
         self._start_ns: int | None = None
         self._leaving = False
@@ -216,10 +222,17 @@ class Job(NullJob):
             fcntl.flock(jobs, fcntl.LOCK_UN)
             os.close(jobs)
 
-    def until_stop(self, items: Iterable[T]) -> Iterator[T]:
+    def until_stop(self, items: Iterable[T], finish: Callable[[], object] | None = None) -> Iterator[T]:
+        """Yield items until the orchestrator says stop; between two items, wait while it holds this job.
+
+        `finish` is called before the job reports that it is held. It must return once the steps issued so far are
+        complete and reported; without it, all work on the current CUDA device of torch is awaited.
+        """
         for item in items:
-            if self._stop.is_set():
-                return
+            if self._is_called.is_set():
+                self._wait_while_held(finish or _finish_cuda_work)
+                if self._stop.is_set():
+                    return
             yield item
 
     def phase(self, name: str) -> None:
@@ -299,6 +312,14 @@ class Job(NullJob):
         """Record the current output size in bytes."""
         self._event("written", stdout=int(stdout), stderr=int(stderr))
 
+    def _wait_while_held(self, finish: Callable[[], object]) -> None:
+        while self._is_called.is_set() and not self._stop.is_set():
+            finish()
+            begin_ns = time.monotonic_ns()
+            self._send(type="held")
+            self._continue.wait()
+            self.held_ns += time.monotonic_ns() - begin_ns
+
     def _event(self, event: str, **values: object) -> None:
         values.setdefault("t_ns", time.monotonic_ns())
         os.write(self._events, (json.dumps(dict(values, event=event)) + "\n").encode())
@@ -328,8 +349,16 @@ class Job(NullJob):
                 if message["type"] == "go":
                     self._start_ns = message["start_ns"]
                     self._go.set()
+                elif message["type"] == "hold":
+                    self._continue.clear()
+                    self._is_called.set()
+                elif message["type"] == "continue":
+                    self._is_called.clear()
+                    self._continue.set()
                 elif message["type"] == "stop":
                     self._stop.set()
+                    self._is_called.set()
+                    self._continue.set()
                     self._go.set()
         except (OSError, ValueError):
             pass  # the connection is already gone
@@ -354,6 +383,12 @@ def host_loop_ms(repetitions: int) -> float:
             total += number
         times_ns.append(time.perf_counter_ns() - begin_ns)
     return min(times_ns) / 1e6
+
+
+def _finish_cuda_work() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def _kill_own_group() -> None:

@@ -61,6 +61,9 @@ class Training:
             if self.precision is Precision.fp16:
                 raise ValueError("step_mode=cuda_graph cannot be combined with precision=fp16; use bf16")
 
+    def can_be_held(self) -> bool:
+        return self.source is DataSource.synthetic_device or self.loader_workers == 0
+
     def require_root(self) -> Path:
         """Return `data_root`; raise `ValueError` if it is not given."""
         if self.data_root is None:

@@ -25,6 +25,8 @@ from pipeline.launch.damages import Damages
 from pipeline.launch.job_steps import Steps
 from pipeline.launch.requests import Requests
 
+_FIRST_BYTES = 1 << 16
+
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
@@ -110,6 +112,13 @@ def read_progress(path: Path) -> JobProgress:
     if answered := requests.count_written(path.with_name(layout.REQUESTS)):
         total, t_ns = answered, time.monotonic_ns()
     return JobProgress(phase, epoch, total, t_ns)
+
+
+def count_steps(path: Path) -> int:
+    """Count the steps that a running job has reported, as far as they lie in the first 64 KiB of its file."""
+    with suppress(OSError), os.fdopen(regular_files.open_regular_file(path), "rb") as file:
+        return file.read(_FIRST_BYTES).count(b'"event":"step"')
+    return 0
 
 
 def read_last_lines(path: Path, num_bytes: int = 4096) -> list[bytes]:

@@ -11,7 +11,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,25 +145,59 @@ class JobGroup:
         measured = [state for state in self.states if not state.job.is_co_runner]
         if co_runners and not self._are_under_way(co_runners):
             return
-        start_ns = self._release(measured)
+        start_ns = self.release(measured)
         if window.kind is WindowKind.STEADY:
             length_ns = int((window.settle_s + window.seconds) * 1e9)
-            self._channel.pump(self._has_any_left, start_ns + length_ns)
-            if self._has_any_left():
-                self._notice_early(self.states)
+            if not self.wait_until(start_ns + length_ns):
                 return
-            self._stop(measured)
+            self.stop(measured)
         else:
             self._wait_end(measured, self._limits.group_s, f"limits.group_s={self._limits.group_s:g} s")
         self._notice_early(co_runners)
         if co_runners and not self.went_wrong:
-            self._stop(co_runners)
+            self.stop(co_runners)
 
     @property
     def went_wrong(self) -> bool:
         return any(state.went_wrong for state in self.states)
 
-    def _release(self, states: Sequence[JobState]) -> int:
+    def wait_until(self, t_ns: int) -> bool:
+        """Let the jobs work until an instant; return whether none has left by then. If not, their states say why."""
+        self._channel.pump(self._has_any_left, t_ns)
+        self._notice_early(self.states)
+        return not self._has_any_left()
+
+    def wait(self, condition: Callable[[], bool], limit_s: float, look_s: float) -> bool:
+        """Wait until a condition holds, or for `limit_s`; return whether no job has left meanwhile."""
+        deadline_ns = _compute_deadline(limit_s)
+        while not condition() and time.monotonic_ns() < deadline_ns:
+            if not self.wait_until(_compute_deadline(look_s)):
+                return False
+        return True
+
+    def hold(self, states: Sequence[JobState]) -> bool:
+        """Hold jobs at their next step boundary; return whether all of them are held. If not, their states say why."""
+        for state in states:
+            self._channel.send(state.job.index, type="hold")
+        in_time = self._channel.pump(
+            lambda: self._has_any_left() or all(state.said.is_held for state in states),
+            _compute_deadline(self._limits.stop_s),
+        )
+        self._notice_early(self.states)
+        for state in states if not in_time else ():
+            if not state.said.is_held:
+                state.notice(Result.TIMEOUT, f"was not held within limits.stop_s={self._limits.stop_s:g} s")
+        return not self.went_wrong
+
+    def resume(self, states: Sequence[JobState]) -> None:
+        """Let those of these jobs that are held go on."""
+        for state in states:
+            if state.said.is_held:
+                state.said.is_held = False
+                self._channel.send(state.job.index, type="continue")
+
+    def release(self, states: Sequence[JobState]) -> int:
+        """Let jobs at the barrier begin at one instant, and return it."""
         start_ns = time.monotonic_ns() + _START_DELAY_NS
         for state in states:
             state.released_ns = start_ns
@@ -171,7 +205,7 @@ class JobGroup:
         return start_ns
 
     def _are_under_way(self, co_runners: Sequence[JobState]) -> bool:
-        self._release(co_runners)
+        self.release(co_runners)
         limit_ns, idle = _compute_deadline(self._limits.ready_s), list(co_runners)
         while idle and not self._has_any_left() and time.monotonic_ns() < limit_ns:
             self._channel.pump(self._has_any_left, _compute_deadline(_LOOK_S))
@@ -181,7 +215,8 @@ class JobGroup:
             state.notice(Result.TIMEOUT, f"made no step within limits.ready_s={self._limits.ready_s:g} s")
         return not self.went_wrong
 
-    def _stop(self, states: Sequence[JobState]) -> None:
+    def stop(self, states: Sequence[JobState]) -> None:
+        """Tell jobs to stop, and wait for their end."""
         now = time.monotonic_ns()
         for state in states:
             state.ended.told_ns = now
@@ -292,6 +327,8 @@ class JobGroup:
                 state.said.pid = pid
         elif kind == "ready":
             state.said.is_ready = True
+        elif kind == "held":
+            state.said.is_held = True
         elif kind == "bye":
             state.said.bye, state.said.bye_ns = str(message.get("status")), time.monotonic_ns()
 

@@ -52,6 +52,7 @@ class ProtocolReport:
 
     pid: int | None = None
     is_ready: bool = False
+    is_held: bool = False
     bye: str | None = None
     bye_ns: int | None = None
 

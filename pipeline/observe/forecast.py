@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain.records import Group, WindowKind
+from pipeline.base.domain.records import Group
 from pipeline.base.system.words import format_duration
 from pipeline.observe.study_progress import Likeness, PastGroup, Progress
 
@@ -82,5 +82,5 @@ def forecast(groups: Sequence[Group], past: Iterable[PastGroup]) -> Forecast:
 
 def _compute_limit_s(group: Group) -> float:
     window, limits = group.window, group.limits
-    work_s = window.settle_s + window.seconds if window.kind is WindowKind.STEADY else limits.group_s
+    work_s = window.settle_s + window.seconds if window.kind.is_steady else limits.group_s
     return (len(group.jobs) if group.sequential else 1) * (limits.ready_s + work_s + limits.stop_s)

@@ -6,8 +6,10 @@ Pure: it reads the event files of a finished group, and computes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import statistics
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -19,6 +21,7 @@ from pipeline.base.domain.records import Group, Result, WindowKind
 from pipeline.base.domain.tags import Tag
 from pipeline.launch import event_reader
 from pipeline.launch.events import Events
+from pipeline.launch.interleaving import Slice
 from pipeline.launch.job_state import Ending, JobState
 from pipeline.observe import changed_files, endings, host_load, latency, phases, sample_figures, work
 from pipeline.observe.group_result import GroupResult, JobResult
@@ -28,6 +31,8 @@ from pipeline.observe.program_rates.logged_rate import LoggedRate
 from pipeline.observe.row_marks import Batch, find_marks
 
 FIRST_GPU_USE = "first_gpu_use_s"
+SAMPLED_SLICE_S = 2.0
+"""Length from which on a slice has figures of samples."""
 _HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
 
 
@@ -43,19 +48,20 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         state.job.index: logged_rate.read(state, log_of[state.job.index], whose, seen.clock) for state in all_states
     }
     for states in seen.batches:
-        batch = _make_batch(group, [state for state in states if not state.job.is_co_runner], log_of, logged_of)
+        measured = [state for state in states if not state.job.is_co_runner]
+        batch = _make_batch(group, measured, log_of, logged_of, seen.slices)
         batches.append(batch)
         for state in states:
             log, logged = log_of[state.job.index], logged_of[state.job.index]
             if not state.job.is_co_runner:
                 logged = _check_logged_together(group, batch, logged)
-            jobs.append(_judge_job(group, state, log, logged, batch.window, seen, read))
-    windows = [batch.window for batch in batches if batch.window is not None]
+            jobs.append(_judge_job(group, state, log, logged, batch.windows, seen, read))
+    windows = [window for batch in batches for window in batch.windows]
     ending = endings.judge_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
     measured_jobs = [job for job in jobs if not job.job.is_co_runner]
     metrics = _compute_group_metrics(group, measured_jobs, jobs) if ending.result in _HAS_FIGURES else {}
     absent: dict[str, str] = {}
-    of_device = sample_figures.compute_figures(read.get(sample_figures.WHOLE, {}), seen.fields, windows, absent)
+    of_device = _compute_sampled(group, read.get(sample_figures.WHOLE, {}), seen, windows, absent)
     # The energy is that of the whole device: with co-runners on it, no work has an energy of its own.
     units = () if group.has_co_runners else work_units.find_units(metrics)
     rates = {unit: metrics[work_units.total_of(unit)] for unit in units}
@@ -63,12 +69,14 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     metrics |= of_device | sample_figures.derive_energy(of_device, windows, seen.idle_w, rates)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
-    metrics |= _measure_logged_windows(group, batches) if ending.result in _HAS_FIGURES else {}
+    metrics |= _measure_windows(group, batches) if ending.result in _HAS_FIGURES else {}
     metrics |= phases.compute_group_metrics(seen.spans)
-    tags = dict(seen.tags) | _make_comparison_tags(measured_jobs) | _describe_damages(all_states, log_of)
+    tags = dict(seen.tags) | _make_comparison_tags(group, measured_jobs, seen) | _describe_damages(all_states, log_of)
     changed = None if group.sequential else seen.changed
     if changed and (shared := changed_files.describe_shared(changed.folder, whose, all_states)):
         tags[Tag.SHARED_FILES] = shared
+    if group.window.kind is WindowKind.INTERLEAVED:
+        tags[Tag.SLICES] = f"{len(windows)} x {group.window.slice_s:g} s"
     if titled := seen.fields.describe_titled(metrics):
         tags[Tag.FIGURES] = titled
     if windows:
@@ -96,14 +104,25 @@ def _make_batch(
     states: Sequence[JobState],
     log_of: Mapping[int, Events],
     logged_of: Mapping[int, LoggedRate | None],
+    slices: Sequence[Slice],
 ) -> Batch:
-    """Collect the logs of measured jobs that ran together, with the window in which they are measured."""
+    """Collect the logs of measured jobs that ran together, with the windows in which they are measured."""
     logs, logged = [log_of[state.job.index] for state in states], [logged_of[state.job.index] for state in states]
-    batch = Batch(states=states, logs=logs, logged=logged, window=_find_window(group, states, logs))
+    if group.window.kind is WindowKind.INTERLEAVED:
+        windows = [_trim_slice(part, logs) for part in slices if part.num_jobs == len(group.measured)]
+        return Batch(states=states, logs=logs, logged=logged, windows=windows)
+    window = _find_window(group, states, logs)
+    batch = Batch(states=states, logs=logs, logged=logged, windows=[] if window is None else [window])
     if group.window.kind is not WindowKind.LOGGED or len(batch.logged_spans) < len(states):
         return batch
     begin, end = max(begin for begin, _ in batch.logged_spans), min(end for _, end in batch.logged_spans)
-    return dataclasses.replace(batch, window=(begin, end) if begin < end else None)
+    return dataclasses.replace(batch, windows=[(begin, end)] if begin < end else [])
+
+
+def _trim_slice(part: Slice, logs: Sequence[Events]) -> sample_figures.Window:
+    """Return the part of a slice after the first step of each job in it."""
+    first = [log.steps.t_ns[bisect_left(log.steps.t_ns, part.begin_ns) :][:1] for log in logs]
+    return min(max(part.begin_ns, *itertools.chain(*first)), part.end_ns), part.end_ns
 
 
 def _check_logged_together(group: Group, batch: Batch, logged: LoggedRate | None) -> LoggedRate | None:
@@ -118,12 +137,14 @@ def _check_logged_together(group: Group, batch: Batch, logged: LoggedRate | None
     return LoggedRate(absence=never)
 
 
-def _measure_logged_windows(group: Group, batches: Sequence[Batch]) -> dict[str, float]:
-    """Return how long jobs logged at the same time, and the share of that in the longest of them."""
-    if group.window.kind is not WindowKind.LOGGED:
+def _measure_windows(group: Group, batches: Sequence[Batch]) -> dict[str, float]:
+    """Return the length of windows that the plan does not decide, and of logged ones the share in the longest job."""
+    if group.window.kind not in (WindowKind.LOGGED, WindowKind.INTERLEAVED):
         return {}
-    windows = [batch.window for batch in batches if batch.window is not None]
+    windows = [window for batch in batches for window in batch.windows]
     metrics = {"window_s": sum(end - begin for begin, end in windows) / 1e9}
+    if group.window.kind is WindowKind.INTERLEAVED:
+        return metrics
     spans = [span for batch in batches for span in batch.logged_spans]
     if not group.sequential and windows and spans:
         metrics["overlap_ratio"] = (windows[0][1] - windows[0][0]) / max(end - begin for begin, end in spans)
@@ -176,28 +197,26 @@ def _judge_job(
     state: JobState,
     log: Events,
     logged: LoggedRate | None,
-    window: sample_figures.Window | None,
+    windows: Sequence[sample_figures.Window],
     seen: Observation,
     read: Mapping[sample_figures.Subject, sample_figures.Readings],
 ) -> JobResult:
     metrics: dict[str, float] = {}
     of_job, place = read.get((state.job.index, None), {}), seen.places[state.job.index] if seen.places else {}
     end_ns = _find_end_ns(state, log)
-    if log.started_ns is not None and end_ns is not None:
+    is_interleaved = group.window.kind is WindowKind.INTERLEAVED
+    if log.started_ns is not None and end_ns is not None and not is_interleaved:
         metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
-    metrics |= work.compute_figures(group, state.job, log, logged, window, metrics.get("makespan_s"))
+    metrics |= work.compute_figures(group, state.job, log, logged, windows, metrics.get("makespan_s"))
     if state.job.workload.ends_by_itself and log.started_ns is not None:
         use_ns = sample_figures.find_first_gpu_use_ns(of_job, seen.fields, log.started_ns)
         metrics |= {} if use_ns is None else {FIRST_GPU_USE: (use_ns - log.started_ns) / 1e9}
-    if log.epochs:
+    if log.epochs and not is_interleaved:  # its epochs were trained beside different numbers of jobs
         metrics["epoch_time_mean_s"] = statistics.fmean(epoch.whole_s for epoch in log.epochs)
-    windows = [window] if window is not None else []
     if "gi_id" in place:  # what is known of its GPU instance, which it may share
-        metrics |= sample_figures.compute_figures(read.get((None, int(place["gi_id"])), {}), seen.fields, windows)
+        metrics |= _compute_sampled(group, read.get((None, int(place["gi_id"])), {}), seen, windows)
     # Of a job that ended before others nothing could be read in the rest of their window.
-    metrics |= sample_figures.compute_figures(
-        of_job, seen.fields, [_clip(span, log.started_ns, end_ns) for span in windows]
-    )
+    metrics |= _compute_sampled(group, of_job, seen, [_clip(span, log.started_ns, end_ns) for span in windows])
     spans = phases.list_job_phases(state, log)
     metrics |= phases.compute_job_metrics(spans)
     cpus = state.started.cpus if state.started is not None else ()
@@ -234,6 +253,22 @@ def _make_logged_series(logged: LoggedRate | None, unit: str) -> dict[str, list[
     return {f"logged_{unit}_per_s": list(series)} if points else {}
 
 
+def _compute_sampled(
+    group: Group,
+    readings: sample_figures.Readings,
+    seen: Observation,
+    windows: Sequence[sample_figures.Window],
+    absent: dict[str, str] | None = None,
+) -> dict[str, float]:
+    """Return the figures from samples. Power and activity are means of up to a second, which a short slice cuts."""
+    has_peaks = max((part.num_jobs for part in seen.slices), default=0) in (0, len(group.jobs))
+    if group.window.kind is WindowKind.INTERLEAVED and group.window.slice_s < SAMPLED_SLICE_S:
+        windows = []
+        if absent is not None and readings:
+            absent["power and activity"] = f"window.slice_s={group.window.slice_s:g} is below {SAMPLED_SLICE_S:g} s"
+    return sample_figures.compute_figures(readings, seen.fields, windows, absent, has_peaks=has_peaks)
+
+
 def _make_series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
     series: dict[str, PointSeries] = defaultdict(PointSeries)
     for epoch in log.epochs:
@@ -247,11 +282,17 @@ def _make_series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
     )
 
 
-def _make_comparison_tags(jobs: Sequence[JobResult]) -> dict[str, str]:
+def _make_comparison_tags(group: Group, jobs: Sequence[JobResult], seen: Observation) -> dict[str, str]:
     """Return the tags that comparisons need of each job: a resumed study reads no runs of jobs."""
+    checked = [
+        job
+        for job in jobs
+        if group.window.kind is not WindowKind.INTERLEAVED or seen.first_with.get(job.job.index) == len(jobs)
+    ]
     first: dict[str, Mapping[int, object]] = {
         tag: {
-            job.job.index: [float(f"{value:.6g}") for _, _, value in sorted(job.series.get(name, ()))] for job in jobs
+            job.job.index: [float(f"{value:.6g}") for _, _, value in sorted(job.series.get(name, ()))]
+            for job in checked
         }
         for tag, name in ((Tag.FIRST_LOSSES, "first_loss"), (Tag.FIRST_OUTPUTS, "first_output_norm"))
     }
@@ -268,7 +309,7 @@ def _compute_group_metrics(group: Group, jobs: Sequence[JobResult], all_jobs: Se
     """Return the figures of the measured jobs, and the work of the co-runners among all jobs."""
     metrics = _compute_co_runner_totals([job.metrics for job in all_jobs if job.job.is_co_runner])
     spans = [(job.start_ns, job.end_ns) for job in jobs if job.start_ns is not None and job.end_ns is not None]
-    if len(spans) == len(jobs):
+    if len(spans) == len(jobs) and group.window.kind is not WindowKind.INTERLEAVED:
         lengths = [end - start for start, end in spans]
         if group.sequential:
             # One after another: their times add up; what lies between two jobs is the start of a process.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.base.domain.records import Device, Slot
 from pipeline.base.domain.samples import FieldTable, Sample
+from pipeline.launch.interleaving import Slice
 from pipeline.launch.job_group import JobGroup
 from pipeline.launch.job_state import JobState
 from pipeline.observe.changed_files import Changes
@@ -43,6 +44,8 @@ class Observation:
         batches: jobs that ran at the same time: all of a collocated group, one at a time of a sequential one.
         places: where each job ran, if it got that far.
         reason: why the group ended early, if no job was the reason.
+        slices: of an interleaved launch, also those with other numbers of jobs.
+        first_with: number of jobs at which each job of an interleaved launch made its first steps, by its index.
         idle_w: power of the idle device, if it was read.
         changed: files below the working directory that changed meanwhile, if searched.
         tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
@@ -61,3 +64,5 @@ class Observation:
     tags: tuple[tuple[str, str], ...] = ()
     changed: Changes | None = None
     clock: ClockRecord = field(default_factory=ClockRecord)
+    slices: Sequence[Slice] = ()
+    first_with: Mapping[int, int] = field(default_factory=dict)

@@ -35,12 +35,17 @@ MOST_PAUSED_RATIO = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Measured jobs that ran at the same time; `window` is `None` without a measured one."""
+    """Measured jobs that ran at the same time, and when they were measured: in one window, or in several slices."""
 
     states: Sequence[JobState]
     logs: Sequence[Events]
     logged: Sequence[LoggedRate | None]
-    window: Window | None
+    windows: Sequence[Window]
+
+    @property
+    def window(self) -> Window | None:
+        """The span of the measurement; `None` without one."""
+        return (self.windows[0][0], self.windows[-1][1]) if self.windows else None
 
     @property
     def logged_spans(self) -> list[Window]:
@@ -61,6 +66,7 @@ def find_marks(
     invalid, notes = list[str](), list[str]()
     for batch in batches:
         notes += _find_doubts(group, batch)
+        invalid += _find_short_slices(group, batch)
         if batch.window is not None:
             invalid += _find_stalls(group, batch, batch.window)
             invalid += _find_clock_faults(group, seen, batch, batch.window)
@@ -84,6 +90,15 @@ def _find_stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
             yield f"job {state.job.name} began its work with {seconds:.3g} s of the window left"
         if (stall := throughput.describe_stall(log, window)) is not None:
             yield f"job {state.job.name} {stall}"
+
+
+def _find_short_slices(group: Group, batch: Batch) -> Iterator[str]:
+    """Name the slices of which a job that was slow to go on left less than half."""
+    if group.window.kind is not WindowKind.INTERLEAVED:
+        return
+    lengths_s = [measure_seconds(window) for window in batch.windows]
+    if short := sum(length_s < MIN_WINDOW_SHARE * group.window.slice_s for length_s in lengths_s):
+        yield f"the first step took more than half of {short} of {len(lengths_s)} slices; raise window.slice_s"
 
 
 def _find_clock_faults(group: Group, seen: Observation, batch: Batch, window: Window) -> Iterator[str]:
@@ -116,8 +131,9 @@ def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[
             if num_values < MIN_VALUES or measure_seconds(window) < MIN_LOGGED_S:
                 values = format_count(num_values, "value")
                 yield f"job {state.job.name} was measured by {values} in {measure_seconds(window):.3g} s; train longer"
-        elif group.window.kind is WindowKind.STEADY and len(log.steps.t_ns):
-            num_steps = bisect_right(log.steps.t_ns, window[1]) - bisect_right(log.steps.t_ns, window[0])
+        elif group.window.kind.is_steady and len(log.steps.t_ns):
+            t_ns = log.steps.t_ns
+            num_steps = sum(bisect_right(t_ns, end) - bisect_right(t_ns, begin) for begin, end in batch.windows)
             if num_steps < MIN_STEPS:
                 few_steps[state.job.name] = num_steps
     if few_steps:

@@ -38,11 +38,17 @@ def group_by_subject(samples: Iterable[Sample]) -> Mapping[Subject, Readings]:
 
 
 def compute_figures(
-    read: Readings, fields: Fields, windows: Sequence[Window], absent: dict[str, str] | None = None
+    read: Readings,
+    fields: Fields,
+    windows: Sequence[Window],
+    absent: dict[str, str] | None = None,
+    *,
+    has_peaks: bool = True,
 ) -> dict[str, float]:
     """Compute the figures of one subject over its windows, each from the best listener that has it.
 
-    `absent` receives the reason for each missing figure of which there is some reading.
+    `absent` receives the reason for each missing figure of which there is some reading. Without `has_peaks`, a peak is
+    missing, because it may be that of more jobs.
     """
     metrics: dict[str, float] = {}
     reasons: dict[str, str] = {}
@@ -50,6 +56,9 @@ def compute_figures(
         name = name_figure(field)
         readings_of = read.get((source, field.name), ())
         if name is None or name in metrics or field.summary is None or not readings_of:
+            continue
+        if field.summary is Summary.PEAK and not has_peaks:
+            reasons.setdefault(name, "the launch has more jobs")
             continue
         try:
             if (value := _summarise(field.summary, readings_of, windows, fields.get_interval_ns(source))) is not None:

@@ -86,7 +86,7 @@ class Progress:
             # Another study tells of its workloads only: others may take minutes to start. How long work takes, only the
             # same work tells, or roughly the same script.
             self._learn(
-                ran, _list_kinds_by_jobs(ran) if ran.kind == WindowKind.STEADY else [ran.key, *_list_looser_kinds(ran)]
+                ran, _list_kinds_by_jobs(ran) if WindowKind(ran.kind).is_steady else [ran.key, *_list_looser_kinds(ran)]
             )
 
     @property
@@ -169,7 +169,7 @@ def _list_kinds(group: Group) -> Iterator[Hashable]:
 
 def _list_looser_kinds(ran: PastGroup) -> Iterator[Hashable]:
     """Yield the kinds of groups without a fixed window, apart from their packages or their scripts' arguments."""
-    if ran.kind == WindowKind.STEADY:
+    if WindowKind(ran.kind).is_steady:
         return
     if ran.program:
         yield (Likeness.OTHER_PACKAGES, ran.program)
@@ -200,7 +200,7 @@ def _describe_group(group: Group, on_top_s: float = 0.0) -> PastGroup:
 
 def _compute_window_s(group: Group) -> float:
     """Return the part of a group's duration that is known before it runs."""
-    if group.skip_reason is not None or group.window.kind is not WindowKind.STEADY:
+    if group.skip_reason is not None or not group.window.kind.is_steady:
         return 0.0
     turns = len(group.jobs) if group.sequential else 1
     return turns * (group.window.settle_s + group.window.seconds)

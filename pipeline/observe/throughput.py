@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from pipeline.base.domain import work_units
 from pipeline.base.domain.records import WindowKind
 from pipeline.launch.events import Events
 from pipeline.launch.job_steps import Steps
 from pipeline.observe.program_rates.logged_rate import Points
-from pipeline.observe.sample_figures import Window
+from pipeline.observe.sample_figures import Window, measure_seconds
 
 STALL_STEPS = 5
 STALL_SHARE = 0.05
@@ -21,28 +22,36 @@ LEAST_GAPS, LONG_TIMES, LONG_SHARE = 2, 4, 0.1
 """A logged value covers too much if it does so for this many medians and this share of the window."""
 
 
-def compute_figures(kind: WindowKind, unit: str, log: Events, window: Window) -> dict[str, float]:
-    """Return the rate of the steps, and step times, in the window; none if no step was completed in it."""
+def compute_figures(kind: WindowKind, unit: str, log: Events, windows: Sequence[Window]) -> dict[str, float]:
+    """Return the rate of the steps, and step times, in the windows; none if one of them has no complete step."""
     steps = log.steps
     if not steps.t_ns or log.started_ns is None:
         return {}
+    number = steps.total[-1]
     if kind is WindowKind.WORK:
         if (epoch_rate := _compute_epoch_rate(log)) is None:
             return {}
-        rate, inside = epoch_rate, range(1, len(steps))
+        rate, inside = epoch_rate, [range(1, len(steps))]
     else:
-        begin, end = window
-        first, last = bisect_right(steps.t_ns, begin) - 1, bisect_right(steps.t_ns, end) - 1
-        if last <= first or first < 0:
+        inside = [_find_steps(steps, window) for window in windows]
+        if not all(inside):
             return {}
-        rate = (_interpolate_work(steps, end) - _interpolate_work(steps, begin)) / ((end - begin) / 1e9)
-        inside = range(first + 1, last + 1)
-    metrics = {work_units.rate_of(unit): rate, work_units.number_of(unit): float(steps.total[-1])}
-    times_ms = steps.sorted_times_ms(inside.start, inside.stop)
+        done = sum(_interpolate_work(steps, end) - _interpolate_work(steps, begin) for begin, end in windows)
+        rate = done / sum(measure_seconds(window) for window in windows)
+        number = done if kind is WindowKind.INTERLEAVED else number
+    metrics = {work_units.rate_of(unit): rate, work_units.number_of(unit): number}
+    times_of = [steps.sorted_times_ms(part.start, part.stop) for part in inside]
+    times_ms = times_of[0] if len(times_of) == 1 else sorted(itertools.chain(*times_of))
     for percent in (50, 95, 99):
         if len(times_ms) and steps.per_entry == 1:
             metrics[f"step_time_p{percent}_ms"] = times_ms[math.ceil(percent / 100 * len(times_ms)) - 1]
     return metrics
+
+
+def _find_steps(steps: Steps, window: Window) -> range:
+    """Return the numbers of the steps that began and ended in a window; empty if none had ended before it."""
+    first, last = (bisect_right(steps.t_ns, t_ns) - 1 for t_ns in window)
+    return range(first + 1, last + 1) if first >= 0 else range(0)
 
 
 def find_logged_span(points: Points, begin_ns: int) -> Window:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.base.domain import layout, work_units
-from pipeline.base.domain.records import Group, Result, WindowKind
+from pipeline.base.domain.records import Group, Result
 from pipeline.base.system.words import format_duration, say
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.live_progress import LiveJobs
@@ -96,7 +96,7 @@ class _Drawer:
         from rich.text import Text
 
         window = self.group.window
-        aim = f"{window.seconds:g} s window" if window.kind is WindowKind.STEADY else "until the jobs end"
+        aim = f"{window.seconds:g} s window" if window.kind.is_steady else "until the jobs end"
         spent = format_duration(time.monotonic() - self.begin_s)
         title = f"{self.progress.position(self.group)} {self.group.name}: {spent}, {aim}"
         caption = "\n".join(

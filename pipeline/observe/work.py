@@ -16,20 +16,25 @@ from pipeline.observe.sample_figures import Window
 
 
 def compute_figures(
-    group: Group, job: Job, log: Events, logged: LoggedRate | None, window: Window | None, makespan_s: float | None
+    group: Group,
+    job: Job,
+    log: Events,
+    logged: LoggedRate | None,
+    windows: Sequence[Window],
+    makespan_s: float | None,
 ) -> dict[str, float]:
     """Return the rate of a job in each of its units, and other figures of its work."""
     unit, kind = job.workload.work_unit, WindowKind.STEADY if job.is_co_runner else group.window.kind
     metrics: dict[str, float] = {}
-    if window is not None:
-        metrics |= throughput.compute_figures(kind, unit, log, window)
-        metrics |= _compute_request_figures(kind, job, log, window)
+    if windows:
+        metrics |= throughput.compute_figures(kind, unit, log, windows)
+        metrics |= _compute_request_figures(kind, job, log, windows[0])
     samples = job.workload.rate.samples
     if samples is not None and makespan_s:
         metrics |= {work_units.rate_of(unit): samples / makespan_s, work_units.number_of(unit): float(samples)}
     elif logged is not None and logged.points:
         metrics[work_units.rate_of(unit)] = throughput.average_logged_rate(
-            logged.points, window if kind is WindowKind.LOGGED else None
+            logged.points, windows[0] if windows and kind is WindowKind.LOGGED else None
         )
     for other, number in work_units.list_second_units(unit, log.params):
         for name in (work_units.rate_of, work_units.number_of):
@@ -60,6 +65,8 @@ def explain_absence(group: Group, job: Job, log: Events, metrics: dict[str, floa
     if logged is not None and not logged.points:
         return logged.absence
     is_lacking = work_units.rate_of(job.workload.work_unit) not in metrics
+    if group.window.kind is WindowKind.INTERLEAVED and is_lacking:
+        return "no step was completed in one of its slices; raise window.slice_s"
     if group.window.kind is WindowKind.STEADY and not job.is_co_runner and is_lacking:
         what = "request was sent and answered" if job.workload.work_unit == latency.REQUESTS else "step was completed"
         lower = " or lower the request rate" if job.workload.is_rate_given else ""

@@ -226,6 +226,8 @@ class WindowConfig:
     seconds: float = 20.0
     settle_s: float = 2.0
     epochs: int = 5
+    slice_s: float = 0.5
+    slice_settle_s: float = 0.15
 
 
 @dataclass

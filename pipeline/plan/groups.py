@@ -35,7 +35,7 @@ from pipeline.base.domain.workload import Workload
 from pipeline.base.system import factory, secrets, user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
-from pipeline.plan import job_entries
+from pipeline.plan import job_entries, launches
 from pipeline.plan.config_schema import Baseline, Config, ForeignLoad, GpuKind, ListenerConfig
 from pipeline.plan.inventory import Inventory, choose_environment
 from pipeline.plan.option_loader import find_root
@@ -72,8 +72,11 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
     jobs = make_jobs(measured, window)
     co_runners = make_jobs(beside, dataclasses.replace(window, kind=WindowKind.STEADY), first=len(jobs))
     together = _make_group(config, device, window, jobs + co_runners)
+    if config.window.kind is WindowKind.INTERLEAVED and (reason := launches.explain_separate(config, workloads)):
+        notes.append(f"{reason}; the group is measured in a separate launch ({window.text})")
     notes += [note for workload in workloads for note in workload.window_notes(window)]
-    notes += _list_notes(together, inventory, is_other_window=window.kind is not config.window.kind)
+    is_other_window = window.kind.is_steady is not config.window.kind.is_steady
+    notes += _list_notes(together, inventory, is_other_window=is_other_window)
     in_turn = _make_serial(together, jobs)
     distinct: dict[str, Job] = {}
     for job in jobs:
@@ -122,7 +125,10 @@ def _list_notes(group: Group, inventory: Inventory, *, is_other_window: bool) ->
 
 def _choose_window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
     """Choose the window that fits all jobs; an unmodified script cannot be given a number of epochs."""
-    window = Window(**vars(config.window))
+    configured = config.window
+    window = Window(
+        kind=configured.kind, seconds=configured.seconds, settle_s=configured.settle_s, epochs=configured.epochs
+    )
     all_log = all(w.rate_source().is_logged for w in workloads)
     if window.kind is WindowKind.LOGGED and not all_log:
         raise ConfigError(
@@ -133,7 +139,9 @@ def _choose_window(config: Config, workloads: Sequence[WorkloadConfig]) -> Windo
         return Window(kind=WindowKind.LOGGED if all_log and window.kind is not WindowKind.WORK else WindowKind.WORK)
     if window.kind is WindowKind.WORK:
         return Window(kind=WindowKind.WORK, epochs=window.epochs)
-    return dataclasses.replace(window, epochs=0)
+    if window.kind is WindowKind.INTERLEAVED and not launches.explain_separate(config, workloads):
+        return dataclasses.replace(window, epochs=0, settle_s=configured.slice_settle_s, slice_s=configured.slice_s)
+    return dataclasses.replace(window, kind=WindowKind.STEADY, epochs=0)
 
 
 def _make_workload(
@@ -155,7 +163,7 @@ def _make_workload(
     if not workload.ends_by_itself:
         flags["seed"] = config.seed
         flags["device"] = "cuda" if device.is_gpu and not device.is_simulated else "cpu"
-        flags["epochs"] = 0 if window.kind is WindowKind.STEADY else config.window.epochs
+        flags["epochs"] = 0 if window.kind.is_steady else config.window.epochs
     arguments = _make_flags(flags)
     words = workload.added_words(arguments)
     placeholders.refuse_unknown(workload.name, (*arguments, *words))

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import random
 from collections.abc import Sequence
+from itertools import chain
 
 from pipeline.base.domain.records import Group, Plan
 from pipeline.base.system.errors import ConfigError
@@ -17,6 +18,7 @@ from pipeline.plan import setting_checks, shards
 from pipeline.plan.config_schema import Config, Order, ShardOf
 from pipeline.plan.groups import make_digest, make_groups, name_groups
 from pipeline.plan.inventory import Inventory
+from pipeline.plan.launches import group_by_launch
 
 
 def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: bool) -> Plan:
@@ -43,10 +45,10 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
     first = configs[0]
     ordered: list[Group] = []
     for block, by_digest in sorted(blocks.items()):
-        members = list(by_digest.values())
+        launches = group_by_launch(list(by_digest.values()))
         if first.order is Order.random:
-            random.Random(f"{first.seed}-{block}").shuffle(members)  # noqa: S311  an order, not a secret
-        ordered += members
+            random.Random(f"{first.seed}-{block}").shuffle(launches)  # noqa: S311  an order, not a secret
+        ordered += chain.from_iterable(launches)
     by_case = first.shard_of is ShardOf.case
     chosen = shards.number_shards(select_named(name_groups(ordered), first.only), by_case=by_case)
     numbered = tuple(dataclasses.replace(group, number=n) for n, group in enumerate(chosen, start=1))

@@ -135,6 +135,10 @@ class WorkloadConfig:
         """Return an error message with remedy for a package that an interpreter's environment lacks."""
         return f"{package} is not installed in the environment of {python}; install {package}, or choose another option"
 
+    def can_be_held(self) -> bool:
+        """Return whether a job can be paused between steps without a data queue that fills meanwhile."""
+        return False
+
     def input_files(self) -> Mapping[str, str]:
         """Return the files that are part of the program, each with the configuration key that names it."""
         return {}

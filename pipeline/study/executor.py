@@ -22,7 +22,7 @@ import psutil
 from pipeline.base.domain import driver_programs, layout
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.protocols import Listener, Profiler, Sharing, Slots
-from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Slot
+from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Result, Slot, WindowKind
 from pipeline.base.domain.tags import Tag, listener_tag
 from pipeline.base.system import factory, host_info, interrupts, words
 from pipeline.base.system.errors import CollocationError, ConfigError, ListenerError
@@ -30,6 +30,7 @@ from pipeline.base.system.factory import Spec
 from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean.journal import Journal, replay
+from pipeline.launch.interleaving import Interleaving, Slice
 from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
 from pipeline.launch.job_state import JobState
 from pipeline.launch.spawn import Spawner
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from pipeline.rehearsal import Rehearsal
 
 _OUR_PROGRAMS = PROJECT_DIR / "workloads"
+BASELINE_TURNS = 2
+"""Slices a round of a serial baseline, on which the comparisons of all other groups of its block rest."""
 _SMALL_BYTES, _LARGE_BYTES = 1 << 25, 1 << 28
 """Output of jobs up to the first is read within about a second; above the second, a message is printed."""
 
@@ -104,18 +107,41 @@ def warm_start(
         yield servers
 
 
-def run(group: Group, shared: StudyResources) -> GroupResult:
-    """Run one group and record its row.
+def run(launch: Sequence[Group], shared: StudyResources) -> Iterator[GroupResult]:
+    """Run the groups of a launch, most jobs first, and record the row of each.
+
+    The first one that runs well measures the others as well, in turns. One that does not, for lack of memory perhaps,
+    has a row of its own, and the next one is launched.
 
     Raises:
         Interrupted: the user asked to end; the row says so.
     """
+    for number, group in enumerate(launch):
+        row, execution = _run(group, launch[number:], shared)
+        yield row
+        if execution is not None and execution.slices and row.result.is_finding and row.result is not Result.OOM:
+            for other in launch[number + 1 :]:
+                yield _judge_in_launch(other, execution, shared)
+            return
+
+
+def _judge_in_launch(group: Group, execution: _Execution, shared: StudyResources) -> GroupResult:
+    """Record the row of a group that was measured in slices of another group's launch."""
+    group = dataclasses.replace(group, device=execution.group.device)
+    with shared.spool.open(group) as record:
+        with interrupts.hold_interrupts():
+            row = execution.judge_other(group, record)
+            record.close(dataclasses.replace(row, spool_id=record.spool_id))
+        return dataclasses.replace(row, spool_id=record.spool_id)
+
+
+def _run(group: Group, launch: Sequence[Group], shared: StudyResources) -> tuple[GroupResult, _Execution | None]:
     group = _refresh_device(group, shared)
     with shared.spool.open(group) as record:
         if (skipped := endings.make_skipped_row(group)) is not None:
             record.close(skipped)
-            return skipped
-        execution = _Execution(group, record, shared)
+            return skipped, None
+        execution = _Execution(group, record, shared, launch)
         row: GroupResult | None = None
         interrupted: Interrupted | None = None
         with interrupts.hold_interrupts():  # keep what was measured
@@ -129,7 +155,7 @@ def run(group: Group, shared: StudyResources) -> GroupResult:
             record.close(dataclasses.replace(row, spool_id=record.spool_id))
     if interrupted is not None:
         raise interrupted
-    return dataclasses.replace(row, spool_id=record.spool_id)
+    return dataclasses.replace(row, spool_id=record.spool_id), execution
 
 
 def _refresh_device(group: Group, shared: StudyResources) -> Group:
@@ -150,8 +176,11 @@ def _refresh_device(group: Group, shared: StudyResources) -> Group:
 class _Execution:
     """One group on its way through the stack; keeps what was seen, however it ends."""
 
-    def __init__(self, group: Group, record: SpoolRun, shared: StudyResources) -> None:
-        self.group, self.record, self.shared = group, record, shared
+    def __init__(self, group: Group, record: SpoolRun, shared: StudyResources, launch: Sequence[Group]) -> None:
+        self.group, self.record, self.shared, self.launch = group, record, shared, launch
+        self.slots: Sequence[Slot] = ()
+        self.slices: Sequence[Slice] = ()
+        self.first_with: Mapping[int, int] = {}
         self.batches: list[Sequence[JobState]] = []
         self.reason: str | None = None
         self.fields = Fields()
@@ -202,6 +231,18 @@ class _Execution:
             return endings.make_row_without_figures(self.group, None if interrupted else error, self._states())
         return row
 
+    def judge_other(self, group: Group, record: SpoolRun) -> GroupResult:
+        """Return the row of a group that was measured in slices of this launch, with the first jobs of it."""
+        record.place(self.slots)
+        states = self._states()[: len(group.jobs)]
+        try:
+            seen = dataclasses.replace(self._observation(False), batches=[states], spans=(), changed=None)
+            row = group_row.judge(group, seen)
+        except Exception as error:  # noqa: BLE001  as in `judge`
+            self._keep_traceback(error, f"the figures of {group.name} could not be computed")
+            return endings.make_row_without_figures(group, error, states)
+        return dataclasses.replace(row, spans=(), tags=row.tags | {Tag.LAUNCH: self.record.spool_id})
+
     def _states(self) -> list[JobState]:
         return [state for batch in self.batches for state in batch]
 
@@ -239,6 +280,8 @@ class _Execution:
             clock=self.clock.record,
             tags=tuple(self.tags.items()),
             spans=self.phases.spans,
+            slices=self.slices,
+            first_with=self.first_with,
         )
 
     def _changed_files(self) -> Changes | None:
@@ -294,7 +337,8 @@ class _Execution:
         stack.enter_context(profiler.prepare(group))
         sharing: Sharing = factory.build_object(group.sharing)
         slots = stack.enter_context(sharing.prepare(group.device, group, self.record.scratch))
-        self.record.place(slots.slots)
+        self.slots = slots.slots
+        self.record.place(self.slots)
         self.places = [slot.placement for slot in slots.slots]
         listeners: list[tuple[ListenerSpec, Listener]] = [
             (spec, factory.build_object(spec.build, interval_ms=spec.interval_ms))
@@ -335,10 +379,22 @@ class _Execution:
         self.shared.warm_start.await_imports()
         self.phases.begin(phases.WINDOW)
         with self._measure_overhead():
-            running.measure(group.window)
+            self._measure_window(running)
         stop_times = [state.ended.told_ns for state in running.states if state.ended.told_ns is not None]
         self.phases.begin(phases.END, min(stop_times, default=None))
         self._note_missing_reports(profiler, running.states)
+
+    def _measure_window(self, running: JobGroup) -> None:
+        group = self.group
+        if group.window.kind is not WindowKind.INTERLEAVED:
+            running.measure(group.window)
+            return
+        turns = {len(other.jobs): 1 for other in self.launch}
+        if any(other.sequential for other in self.launch):
+            turns[1] = BASELINE_TURNS
+        interleaving = Interleaving(running, group.window, turns, f"{group.seed}-{group.digest}")
+        self.slices, self.first_with = interleaving.slices, interleaving.first_with
+        interleaving.measure()
 
     def _start(self, job: Job, slot: Slot, profiler: Profiler) -> JobStart:
         if self.group.device.is_simulated:  # CUDA must neither look for the device nor find a real one

@@ -24,7 +24,7 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Watched
 from pipeline.observe.study_progress import Progress
 from pipeline.observe.view import PlainView, make_view
-from pipeline.plan import plan_text
+from pipeline.plan import launches, plan_text
 from pipeline.plan.config_schema import ForeignLoad
 from pipeline.plan.inventory import Inventory
 from pipeline.prepare.device import lease
@@ -199,15 +199,17 @@ class StudyRun:
                 own_files=self._list_own_files(),
             )
             begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
-            for group in groups:
+            for launch in launches.split_by_launch(groups):
                 if limit_s is not None and time.monotonic() - begin_s > limit_s:
                     words.say(f"time_limit_s={limit_s:g} is over")
                     break
                 self.request.has_started = True
-                view.begin(group)
-                row = executor.run(group, shared)
-                view.done(row)
-                self._take_in([row])
+                rows = executor.run(launch, shared)
+                for group in launch:
+                    view.begin(group)
+                    row = next(rows)
+                    view.done(row)
+                    self._take_in([row])
 
     def _take_in(self, rows: Sequence[GroupResult]) -> None:
         self.rows += rows

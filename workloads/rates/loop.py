@@ -61,8 +61,8 @@ def measure(
     while not job.stopping and (args.epochs == 0 or done < args.epochs):
         operation.begin()
         _finish(device)
-        began_ns, num_steps = time.monotonic_ns(), 0
-        for _ in job.until_stop(range(args.steps)):
+        began_ns, held_ns, num_steps = time.monotonic_ns(), job.held_ns, 0
+        for _ in job.until_stop(range(args.steps), clock.drain):
             _step(operation, calls, num_wrong)
             clock.note_issued(calls * operation.work, done + 1)
             num_steps += 1
@@ -70,7 +70,7 @@ def measure(
         if num_steps < args.steps:
             break
         done += 1
-        seconds = (clock.last_ns - began_ns) / 1e9
+        seconds = (clock.last_ns - began_ns - (job.held_ns - held_ns)) / 1e9
         job.epoch(done, seconds)
         _log.info("epoch %d: %.3f s, %.6g a second", done, seconds, num_steps * calls * operation.work / seconds)
     if wrong := int(num_wrong.item()):

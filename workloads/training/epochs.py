@@ -42,10 +42,10 @@ class Trainer:
         """Train to the end; `NonFiniteLossError` if the mean loss of an epoch, even a partial one, is not finite."""
         done = 0
         while not self._job.stopping and (self._epochs == 0 or done < self._epochs):
-            started_ns = time.monotonic_ns()
+            started_ns, held_ns = time.monotonic_ns(), self._job.held_ns
             complete = self._issue_epoch(done + 1)
             self._clock.drain()
-            seconds = (self._clock.last_ns - started_ns) / 1e9
+            seconds = (self._clock.last_ns - started_ns - (self._job.held_ns - held_ns)) / 1e9
             loss = self._check_loss(done + 1)
             if not complete or loss is None:
                 break
@@ -59,7 +59,7 @@ class Trainer:
     def _issue_epoch(self, number: int) -> bool:
         num_steps = 0
         self._recipe.begin_epoch(number)
-        for inputs, labels in self._job.until_stop(self._data.train.epoch(number)):
+        for inputs, labels in self._job.until_stop(self._data.train.epoch(number), self._clock.drain):
             loss = self._step(inputs, labels)
             self._losses.add(loss)
             if self._recipe.reads_loss:

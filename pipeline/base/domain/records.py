@@ -49,13 +49,20 @@ class Result(enum.StrEnum):
 class WindowKind(enum.StrEnum):
     """The rule for when jobs end and which part of their time is measured.
 
-    `steady`: jobs run until told to stop. `work`: jobs end by themselves after their epochs. `logged`: jobs end by
+    `steady`: jobs run until told to stop. `interleaved`: the same, in slices: groups that differ only in their number
+    of jobs share a launch and take turns. `work`: jobs end by themselves after their epochs. `logged`: jobs end by
     themselves, and are measured while all of them log rates.
     """
 
     STEADY = "steady"
+    INTERLEAVED = "interleaved"
     WORK = "work"
     LOGGED = "logged"
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether jobs run until told to stop, so that their speed is that of a given time."""
+        return self in (WindowKind.STEADY, WindowKind.INTERLEAVED)
 
 
 class Required(enum.StrEnum):
@@ -119,23 +126,36 @@ class Window:
     """The window of throughput measurement (docs/method.md, "Windows and baselines"). Fields of other kinds are 0.
 
     Jobs that end by themselves cannot be given a number of epochs.
+
+    Attributes:
+        settle_s: time that is not measured at the beginning; of an interleaved window, at the beginning of each slice.
+        slice_s: length of a slice; `seconds` is then the sum of a group's slices in one launch.
     """
 
     kind: WindowKind
     seconds: float = 0.0
     settle_s: float = 0.0
     epochs: int = 0
+    slice_s: float = 0.0
 
     @property
     def text(self) -> str:
         """Text for users that distinguishes any two windows: `steady, 20 s after 2 s`, `work, 5 epochs`."""
         if self.kind is WindowKind.STEADY:
             return f"{self.kind.value}, {self.seconds:.12g} s after {self.settle_s:.12g} s"
+        if self.kind is WindowKind.INTERLEAVED:
+            slices = f"{self.num_slices} x {self.slice_s:.12g} s"
+            return f"{self.kind.value}, {slices}, each after {self.settle_s:.12g} s"
         if self.kind is WindowKind.LOGGED:
             return self.kind.value
         if not self.epochs:
             return f"{self.kind.value}, until the jobs end"
         return f"{self.kind.value}, {self.epochs} epoch{'' if self.epochs == 1 else 's'}"
+
+    @property
+    def num_slices(self) -> int:
+        """Number of slices of a group in one launch."""
+        return max(1, round(self.seconds / self.slice_s)) if self.slice_s else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +319,7 @@ class Group:
         number: position in the plan, from 1.
         block: the repeat, from 1; each block has every group of the study once.
         shard: number of its shard, from 1.
+        launch: what groups of one launch have in common, empty for a launch of its own; see `WindowKind.INTERLEAVED`.
         case: if a shard is one case of a block, the number of the case, from 1 and equal in every block; else 0.
         sequential: run the jobs one after another (the serial baseline of a mix).
         key: digest of workloads, sharing mode, options and settings: equal for this group in every block.
@@ -338,6 +359,7 @@ class Group:
     program_digest: str = ""
     shard: int = 0
     case: int = 0
+    launch: str = ""
     layout: object = field(default=None, compare=False)
 
     @property

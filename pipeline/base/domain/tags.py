@@ -25,6 +25,8 @@ class Tag(StrEnum):
     CO_RUNNER = f"{PREFIX}co_runner"
     BLOCK = f"{PREFIX}block"
     SHARD = f"{PREFIX}plan_shard"
+    LAUNCH = f"{PREFIX}launch"  # spool id of the group whose processes an interleaved group was measured in
+    SLICES = f"{PREFIX}slices"  # number of slices, and their length: `8 x 0.5 s`
     TAKEN_OVER = f"{PREFIX}taken_over_by"  # JSON: the facts of each later plan that reuses the result
     CASE = f"{PREFIX}case"  # if a shard of the plan is one case of a block
     SCENARIO = f"{PREFIX}scenario"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
-from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, PROFILE, SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate import scaling, sweeps
@@ -309,7 +309,7 @@ def _note(question: _Question, cell: Cell) -> str:
         differs.append("simulated GPU")
     elif gpu not in cell.device:
         differs.append(f"{cell.device} instead of an {gpu}")
-    if cell.window is WindowKind.STEADY and publication.epochs:
+    if cell.window.is_steady and publication.epochs:
         differs.append(f"steady window instead of {publication.epochs} epochs")
     if any(params.get("source") == "synthetic_files" for params in cell.case.params):
         differs.append("files of made-up images")

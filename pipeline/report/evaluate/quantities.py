@@ -107,7 +107,7 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
         for name in (*_RECORDED, *find_work_metrics(row), *find_sampled_metrics(row))
         if name in row.metrics
     }
-    if row.window is WindowKind.STEADY:
+    if row.window.is_steady:
         row_figures.pop("makespan_s", None)  # the length of the window, not of the work
     energy_j = row.metrics.get(ENERGY)
     if energy_j and ENERGY_ABOVE_IDLE in row.metrics:
@@ -206,7 +206,7 @@ def derive_serial_copies(alone: Mapping[str, float], solo: Row, degree: int) -> 
     names = [name for name in _RECORDED if name not in ("makespan_s", "overlap_ratio")]
     names += [SPEEDUP, BEST_SOLO, *find_work_metrics(solo), *find_sampled_metrics(solo)]
     figures = {name: alone[name] for name in names if name in alone}
-    if solo.window is not WindowKind.STEADY and "makespan_s" in alone:
+    if not solo.window.is_steady and "makespan_s" in alone:
         figures["makespan_s"] = degree * alone["makespan_s"]
     return figures
 

@@ -7,7 +7,6 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from pipeline.base.domain.records import WindowKind
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, list_cases, list_metrics, list_modes
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, METRICS, TOTAL_TIME, Metric
@@ -52,7 +51,7 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 def _speed_metric(cells: Sequence[Cell]) -> Metric:
     latency = [MEAN_LATENCY] if cells[0].num_given else []
     # A steady window lasts as long as the user chose.
-    times = [] if cells[0].window is WindowKind.STEADY else [TOTAL_TIME]
+    times = [] if cells[0].window.is_steady else [TOTAL_TIME]
     names = [*latency, "epoch_time_s", _DERIVED, *times, cells[0].throughput, TOTAL_TIME]
     chosen = next((name for name in names if any(name in cell.estimates for cell in cells)), TOTAL_TIME)
     return list_metrics(cells)[chosen]

@@ -247,7 +247,7 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
     }
     rows: list[Values] = []
     for cell in cells:
-        if cell.is_derived and (cell.num_given or cell.window is WindowKind.STEADY):
+        if cell.is_derived and (cell.num_given or cell.window.is_steady):
             continue  # these serial copies have the figures of one job
         figures = [
             format_estimate(scale_estimate(cell.estimates[name], scales[name][0])) if name in cell.estimates else None

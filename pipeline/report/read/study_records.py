@@ -114,6 +114,8 @@ class Row:
     @property
     def window_s(self) -> float | None:
         """The length of its window; `None` if unknown."""
+        if "window_s" in self.metrics:
+            return self.metrics["window_s"]
         begin, end = self.facts.get("window_start_ns", ""), self.facts.get("window_end_ns", "")
         return (int(end) - int(begin)) / 1e9 if begin.isdigit() and end.isdigit() else None
 

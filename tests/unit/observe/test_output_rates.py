@@ -278,7 +278,7 @@ def test_where_no_line_matches_the_numbers_of_both_outputs_are_shown(tmp_path):
     (states[0].folder / "stdout.log").write_text("starting\n")
     (states[0].folder / "stderr.log").write_bytes(TQDM + b"done\n")
     reason = judge(alone, states).reason
-    assert "stderr has numbers, as in `100%|##########| 6/6 [00:05<00:00,  1.24s/it]`" in reason
+    assert "stderr has numbers, such as `100%|##########| 6/6 [00:05<00:00,  1.24s/it]`" in reason
     assert "starting" not in reason and "17%" not in reason, "of a progress bar, its last state"
     (states[0].folder / "stderr.log").write_text("rate: -- it/sec, as (-) it/sec\n")
     alone, states = of_scripts(tmp_path, RateSource(pattern=r"(\S+) it/sec"))

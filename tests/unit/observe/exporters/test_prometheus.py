@@ -107,7 +107,7 @@ def test_a_port_that_is_taken_is_refused(port):
 
 @pytest.mark.parametrize("port", [-1, 0, 65536])
 def test_a_number_that_is_no_port_is_refused(port):
-    with pytest.raises(ConfigError, match=rf"exporter\.port={port} is no port; give 1 to 65535"):
+    with pytest.raises(ConfigError, match=rf"exporter\.port={port} is not a port; set a number from 1 to 65535"):
         PrometheusExporter(port, "127.0.0.1")
 
 

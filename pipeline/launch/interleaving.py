@@ -1,0 +1,95 @@
+"""Slices of a launch: some of its jobs work, the others are held at a step boundary.
+
+Groups that differ only in their number of jobs share a launch in this way. Rates are then compared within seconds, and
+a launch is paid for once. A launch, not a slice, is what the statistics count (docs/statistics.md).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from pipeline.base.domain import layout
+from pipeline.base.domain.records import Window
+from pipeline.launch import events
+from pipeline.launch.job_group import JobGroup
+from pipeline.launch.job_state import JobState
+
+FIRST_STEPS = 10
+"""Steps of a job that are checked against the same job alone, and made at the number of jobs that it begins with."""
+_LONGEST_FIRST_S = 20.0
+_LOOK_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """A time in which the first `num_jobs` jobs of a launch worked and the others were held."""
+
+    num_jobs: int
+    begin_ns: int
+    end_ns: int
+
+
+class Interleaving:
+    """The slices of one launch.
+
+    Args:
+        running: the jobs, all ready and none released.
+        window: of each group of the launch.
+        turns: number of slices a round, by number of jobs.
+        seed: of the order of slices within a round.
+
+    Attributes:
+        slices: the slices measured so far.
+        first_with: number of jobs at which each job made its first steps, by its index; without jobs that were slow.
+    """
+
+    def __init__(self, running: JobGroup, window: Window, turns: Mapping[int, int], seed: str) -> None:
+        self._running, self._window = running, window
+        self._turns = dict(sorted(turns.items()))
+        self._random = random.Random(seed)  # noqa: S311  an order, not a secret
+        self._working: list[JobState] = []
+        self.slices: list[Slice] = []
+        self.first_with: dict[int, int] = {}
+
+    def measure(self) -> None:
+        """Let the jobs begin, measure all slices, and end the jobs; returns early if a job goes wrong."""
+        if self._begin() and all(self._measure_slice(number) for number in self._choose_order()):
+            self._running.stop(self._running.states)
+
+    def _begin(self) -> bool:
+        """Release the jobs, fewest first, so that each number of jobs sees first steps of some job."""
+        for number in self._turns:
+            new = self._running.states[len(self._working) : number]
+            self._running.release(new)
+            self._working += new
+            if not self._running.wait(partial(_have_made_first_steps, new), _LONGEST_FIRST_S, _LOOK_S):
+                return False
+            self.first_with |= {state.job.index: number for state in new if _have_made_first_steps([state])}
+        return True
+
+    def _choose_order(self) -> Sequence[int]:
+        """Return the number of jobs of each slice: rounds, each in an order of its own."""
+        in_round = [number for number, turns in self._turns.items() for _ in range(turns)]
+        rounds = range(self._window.num_slices)
+        return [number for _ in rounds for number in self._random.sample(in_round, len(in_round))]
+
+    def _measure_slice(self, num_jobs: int) -> bool:
+        """Hold and continue jobs so that `num_jobs` work, and measure; return whether all went well."""
+        to_hold, self._working = self._working[num_jobs:], self._running.states[:num_jobs]
+        if not self._running.hold(to_hold):
+            return False
+        self._running.resume(self._working)
+        begin_ns = time.monotonic_ns() + int(self._window.settle_s * 1e9)
+        end_ns = begin_ns + int(self._window.slice_s * 1e9)
+        if not self._running.wait_until(end_ns):
+            return False
+        self.slices.append(Slice(num_jobs=num_jobs, begin_ns=begin_ns, end_ns=end_ns))
+        return True
+
+
+def _have_made_first_steps(states: Sequence[JobState]) -> bool:
+    return all(events.count_steps(state.folder / layout.EVENTS) >= FIRST_STEPS for state in states)
