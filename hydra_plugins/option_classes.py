@@ -1,6 +1,6 @@
 """Option classes as schemas: `defaults: [/schema/products.options.Products@_here_, _self_]` in the YAML of a workload.
 
-By Hydra's interfaces for sources of configurations and for what belongs to the search path.
+The classes implement Hydra's interfaces for configuration sources and search path entries.
 """
 
 import re
@@ -16,7 +16,7 @@ _SCHEMA = re.compile(r"schema/((?:\w+\.)+\w+?)(?:\.yaml)?")
 
 
 class OptionClasses(ConfigSource):
-    """A source of classes, by their dotted names, as schemas."""
+    """A configuration source that returns option classes as schemas by dotted name."""
 
     @staticmethod
     def scheme() -> str:
@@ -42,7 +42,7 @@ class OptionClasses(ConfigSource):
 
 
 class OptionClassesPath(SearchPathPlugin):
-    """The entry of the option classes in the search path."""
+    """The search path entry of the option classes."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("collocation", "options://")

@@ -1,16 +1,16 @@
-"""A Hydra sweep as one study: every job of the sweep is composed, and all of them go to one plan and one executor.
+"""A Hydra sweep as one study: all jobs of the sweep are composed and passed to one plan and one executor.
 
-Hydra takes plugins only from the namespace package `hydra_plugins` (no `__init__.py`) beside `run.py`. Its basic
-launcher would run the jobs one by one, each with its own baselines, and without an estimate of the time. An experiment
-file may give `blocks`, a union of grids: each is crossed with the grid of the command line, which wins.
-`hydra.sweeper.instead` wins over blocks as well, and yields to the command line: so `+rehearse=tiny` makes any
-experiment small, and its workloads too (`hydra.sweeper.small`, `pipeline/plan/small_workloads.py`).
-`hydra/launcher=gpus` and `slurm` hand out the shards of the study to workers (`worker`), and `beside` measures the cost
-of work on other GPUs. Other launchers make every job a study of its own.
+Hydra loads plugins only from the namespace package `hydra_plugins` (no `__init__.py`) next to `run.py`. Hydra's basic
+launcher would run the jobs one by one, each with separate baselines and without an estimate of the time. An experiment
+file may set `blocks`, a union of grids: each is crossed with the grid of the command line, which has precedence.
+`hydra.sweeper.instead` overrides the blocks, and the command line overrides both. With it, `+rehearse=tiny` reduces any
+experiment, and its workloads too (`hydra.sweeper.small`, `pipeline/plan/small_workloads.py`).
+`hydra/launcher=gpus` and `slurm` assign the shards of the study to workers (`worker`), and `beside` measures the effect
+of work on other GPUs. Any other launcher runs every job as a separate study.
 """
 
-# No `from __future__ import annotations` here: Hydra executes this file without entering it in sys.modules, and
-# dataclasses looks there to understand annotations that are text.
+# No `from __future__ import annotations` here: Hydra executes this file without adding it to sys.modules, which
+# dataclasses needs to resolve annotations that are text.
 import functools
 import pickle
 import sys
@@ -38,14 +38,14 @@ from pipeline.record import invocation
 from pipeline.scale.launcher_options import SlurmOptions
 
 _NOT_SWEPT = ("experiment", "rehearse")
-"""Groups whose files decide over what is swept, and cannot be swept themselves."""
+"""Groups whose files define the sweep and therefore cannot be swept."""
 _BLOCKS = "blocks"
 _EITHER = {"degree": "mix", "mix": "degree"}
-"""Both say how many jobs run, and a block has one of them."""
+"""Both keys set the number of jobs; a block has one of them."""
 
 
 class StudySweeper(Sweeper):
-    """A sweeper that expands command line and blocks into jobs, and launches all of them at once."""
+    """A sweeper that expands the command line and blocks to jobs and launches all jobs at once."""
 
     def __init__(self, instead: dict[str, Any], small: dict[str, Any]) -> None:
         self.instead, self.small = instead, small
@@ -60,17 +60,17 @@ class StudySweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         assert self.launcher is not None
         jobs = self.expand(arguments)
-        if not invocation.get_current().has_launcher:  # else the launcher has printed them
+        if not invocation.get_current().has_launcher:  # a worker's launcher has printed the notes
             for note in filter(None, map(override_remedy.note_on_sweep, arguments)):
                 words.say(note)
         with hydra_errors.restore_environment():
             returns = self.launcher.launch(jobs, initial_job_idx=0)
-        # A launcher of others may run jobs in processes of their own; one that failed raises here.
+        # Other launchers may run jobs in separate processes; `return_value` raises the error of a failed job.
         _exit_unless_0(max((job.return_value or 0 for job in returns), default=0))
         return [returns]
 
     def expand(self, arguments: list[str]) -> list[list[str]]:
-        """Return the overrides of every combination; the command line wins over a block's values."""
+        """Return the overrides of every combination; the command line overrides the values of blocks."""
         assert self.hydra_context is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         typed = [override for override in parser.parse_overrides(list(arguments)) if not _is_of_blocks(override)]
@@ -96,7 +96,7 @@ def _read_blocks(config: DictConfig) -> list[dict[str, Any]]:
     node = OmegaConf.select(config, _BLOCKS)  # None after ~blocks
     blocks: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node or []
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise ConfigError("blocks is not a list of grids; write it as 'blocks=[{scenario: mps, degree: 2}]'")
+        raise ConfigError("blocks is not a list of grids; write 'blocks=[{scenario: mps, degree: 2}]'")
     return blocks
 
 
@@ -108,7 +108,7 @@ def _is_of_blocks(override: Override) -> bool:
 
 
 def _select_blocks(keys: Sequence[str], blocks: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return the blocks that take the number of jobs of the command line; all of them, which is an error, if none."""
+    """Return the blocks that accept the typed number of jobs; if no block accepts it, all blocks, which fails later."""
     for key, other in _EITHER.items():
         taking = [block for block in blocks if other not in block]
         if key in keys and taking and len(taking) < len(blocks):
@@ -118,27 +118,27 @@ def _select_blocks(keys: Sequence[str], blocks: Sequence[Mapping[str, Any]]) -> 
 
 
 def _drop_overridden(keys: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a block without these keys and those below them.
+    """Return a block without the given keys and the keys below them.
 
-    To replace `scenario` replaces the block's `scenario.profile` too, which the other scenario may not have.
+    A new `scenario` also drops the block's `scenario.profile`, because the new scenario may not have this key.
     """
     prefixes = tuple(f"{user_command.place_of(key)}." for key in keys)
     return {key: grid for key, grid in block.items() if not f"{user_command.place_of(key)}.".startswith(prefixes)}
 
 
 def _as_override(key: str, value: Any) -> str:
-    """Return an override: a text as typed, maybe with several values; a list as one value."""
+    """Return an override: a text is used as typed and may have several values, a list is one value."""
     return f"{key}={value if isinstance(value, str) else override_values.format_override(value)}"
 
 
 def _exit_unless_0(status: int) -> None:
-    """End the program with the status of a study that failed: Hydra drops what is returned to it."""
+    """Exit with the status of a failed study, because Hydra ignores return values."""
     if status != 0:
         sys.exit(status)
 
 
 class StudyLauncher(Launcher):
-    """A launcher that composes all jobs and hands them to `pipeline.study`."""
+    """A launcher that composes all jobs and passes them to `pipeline.study`."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
@@ -146,7 +146,7 @@ class StudyLauncher(Launcher):
         self.composed: dict[tuple[str, ...], tuple[bytes, HydraConf | None]] = {}
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the study; `SystemExit` if its exit status is not 0."""
+        """Run the study; raise `SystemExit` if its exit status is not 0."""
         setup_globals()
         _exit_unless_0(self.execute([self.compose(list(overrides)) for overrides in job_overrides]))
         return [JobReturn(overrides=list(o), status=JobStatus.COMPLETED, _return_value=0) for o in job_overrides]
@@ -159,8 +159,8 @@ class StudyLauncher(Launcher):
     def compose(self, words: list[str]) -> DictConfig:
         """Return the configuration of one job.
 
-        Reading and merging the files of a choice of groups takes 100 ms; many jobs of a sweep differ in values only,
-        so each choice is composed once and the values are set in copies of it (1 ms: unpickling copies fastest).
+        Composing the files of one combination of choices takes 100 ms. Many jobs of a sweep differ only in values, so
+        each combination is composed once, and values are set in a copy (1 ms; unpickling is the fastest copy).
         """
         loader = self.hydra_context.config_loader
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(words)
@@ -173,7 +173,7 @@ class StudyLauncher(Launcher):
                 del composed["hydra"], composed[_BLOCKS]
             self.composed[key] = pickle.dumps(composed), HydraConfig.instance().cfg
         text, hydra_conf = self.composed[key]
-        config: DictConfig = pickle.loads(text)  # noqa: S301  what was composed here
+        config: DictConfig = pickle.loads(text)  # noqa: S301  pickled above
         values = [o for o in parsed if o not in choices and not o.get_key_element().startswith("hydra.")]
         try:
             overrides.set_values(values, config)
@@ -182,19 +182,19 @@ class StudyLauncher(Launcher):
                 raise
             chosen = " ".join(str(override.input_line) for override in choices)
             raise ConfigError(
-                f"{command_line.explain(error)} (in the combination with {chosen}; put settings of some combinations "
-                "into blocks of an experiment file)"
+                f"{command_line.explain(error)} (in the combination with {chosen}; put settings of single "
+                "combinations into blocks of an experiment file)"
             ) from error
         if settings := self.config.hydra.sweeper.get("small"):
             fixed = {user_command.place_of(word.partition("=")[0]) for word in self.config.hydra.overrides.task}
             small_workloads.make_small(config, fixed | set(self.config.hydra.sweeper.instead), settings)
         if b"${hydra:" in text or any("${hydra:" in str(override.value()) for override in values):
-            HydraConfig.instance().cfg = hydra_conf  # by now it is that of the combination composed last
+            HydraConfig.instance().cfg = hydra_conf  # it may hold the combination that was composed last
             OmegaConf.resolve(config)
         return config
 
     def chooses_a_group(self, override: Override) -> bool:
-        """Tell whether the override picks a file of `conf/`, rather than setting a value."""
+        """Return whether an override chooses a file of `conf/` instead of setting a value."""
         group = override.key_or_group
         if group not in self.is_group:
             self.is_group[group] = bool(self.hydra_context.config_loader.get_group_options(group))
@@ -202,7 +202,7 @@ class StudyLauncher(Launcher):
 
 
 class GpusLauncher(StudyLauncher):
-    """A launcher that hands out the shards of a study to the GPUs of this host."""
+    """A launcher that assigns the shards of a study to the GPUs of this host."""
 
     def __init__(self, devices: Any) -> None:
         self.devices = devices
@@ -213,14 +213,14 @@ class GpusLauncher(StudyLauncher):
         return self.run_with_workers(configs, local_gpus.run)
 
     def run_with_workers(self, configs: Sequence[DictConfig], engine: Callable[..., int]) -> int:
-        """Run the study by an engine that starts workers on the GPUs."""
+        """Run the study with an engine that starts workers on the GPUs."""
         from pipeline.study.execution import execute
 
         return execute(configs, is_sweep=True, engine=functools.partial(engine, devices_option=self.devices))
 
 
 class BesideLauncher(GpusLauncher):
-    """A launcher that measures the shards of a study on one GPU of this host, alone and beside others."""
+    """A launcher that measures the shards of a study on one GPU, alone and while other GPUs of the host work."""
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
         from pipeline.scale import interference
@@ -229,7 +229,7 @@ class BesideLauncher(GpusLauncher):
 
 
 class WorkerLauncher(GpusLauncher):
-    """A launcher that runs the shards that its parent process names, one after another."""
+    """A launcher that runs the shards that its parent process requests, one after another."""
 
     def execute(self, configs: Sequence[DictConfig]) -> int:
         from pipeline.scale import worker
@@ -238,7 +238,7 @@ class WorkerLauncher(GpusLauncher):
 
 
 class SlurmLauncher(StudyLauncher):
-    """A launcher that hands out the shards of a study to the tasks of a Slurm job array."""
+    """A launcher that assigns the shards of a study to the tasks of a Slurm job array."""
 
     def __init__(self, **options: Any) -> None:
         self.options = SlurmOptions(**options)
@@ -255,12 +255,13 @@ class SweeperConf:
     """`hydra.sweeper`.
 
     Attributes:
-        instead: overrides that win over those of the blocks.
-        small: makes workloads small: `stand_in`, the class of options for programs without any, and `sets`, values.
+        instead: overrides with precedence over the overrides of blocks.
+        small: replacements by small workloads: `stand_in`, the option class that replaces programs without one, and
+            `sets`, values by key.
     """
 
     _target_: str = "hydra_plugins.study.StudySweeper"
-    _convert_: str = "all"  # plain dicts: what OmegaConf resolved once, it shall not resolve again
+    _convert_: str = "all"  # plain dicts, so that OmegaConf does not resolve values twice
     instead: dict[str, Any] = field(default_factory=dict)
     small: dict[str, Any] = field(default_factory=dict)
 
@@ -274,7 +275,7 @@ class SlurmLauncherConf(SlurmOptions):
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="study", node=SweeperConf, provider="collocation")
-# `devices` by index or UUID, or `all` that are free; of `beside`, the first is the GPU that is measured.
+# `devices`: GPUs by index or UUID, or `all` free GPUs; `beside` measures the first one.
 for _name, _launcher, _options in (
     ("study", StudyLauncher, {}),
     ("gpus", GpusLauncher, {"devices": "all"}),

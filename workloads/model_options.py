@@ -37,16 +37,16 @@ class Training:
         help="arithmetic: torch's default (TF32 in convolutions, fp32 in products), TF32 or fp32 in both, autocast to "
         "bf16 or fp16",
     )
-    loader_workers: int = option(2, least=0, help="data loader processes of each job; 0: the job loads itself")
-    threads: int | None = option(None, least=1, help="CPU threads of each job; chosen by the framework if not given")
-    warmup_steps: int = option(10, least=0, help="steps before the barrier, undone before training begins")
+    loader_workers: int = option(2, least=0, help="data loader processes of each job; 0: load in the job's own process")
+    threads: int | None = option(None, least=1, help="CPU threads of each job; `null`: the framework chooses")
+    warmup_steps: int = option(10, least=0, help="steps before the barrier; their updates are undone before training")
     canary: bool = option(
         True,
         help="check products and convolutions before the run ([method.md](method.md#are-the-results-right))",
     )
     validate: bool = option(
         False,
-        help="measure accuracy: in a `work` window after each epoch, as part of its time; else once at the end",
+        help="measure accuracy: in a `work` window after each epoch, included in its time; else once at the end",
     )
     samples: int | None = None
     learning_rate: float | None = None

@@ -1,1 +1,1 @@
-"""From configurations to a plan: what runs, in which order, and why something cannot. Knows no hardware."""
+"""From configurations to a plan: the groups, their order, and why a group cannot run. Independent of hardware."""

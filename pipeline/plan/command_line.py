@@ -1,4 +1,4 @@
-"""Run a command line to its exit status; explain a wrong one in a line with the remedy."""
+"""Run a command line and return its exit status; explain an error in one line with its remedy."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _SEARCH_PATH = "Config search path"
 
 
 def run(main: Callable[[], None]) -> int:
-    """Run a program of Hydra to its exit status; say what is wrong where its configuration cannot be composed.
+    """Run a Hydra program and return its exit status; explain why its configuration cannot be composed.
 
     Raises:
-        SystemExit: a study ended with another status than 0.
+        SystemExit: a study ended with an exit status other than 0.
     """
     try:
         words_given = [*hydra_arguments.folder_to_complete(sys.argv[1:]), *sys.argv[1:]]
@@ -51,12 +51,12 @@ def run(main: Callable[[], None]) -> int:
     except Interrupted as interrupted:
         words.say(str(interrupted))
         return interrupted.exit_status
-    except Exception as error:  # noqa: BLE001  what can be wrong with a command line, Hydra raises as anything
+    except Exception as error:  # noqa: BLE001  Hydra raises exceptions of many types for a wrong command line
         if (signalled := interrupts.find_interruption(error)) is not None:
             words.say(str(signalled))
             return signalled.exit_status
         if set(hydra_arguments.COMPLETION) & set(sys.argv):
-            return 2  # a shell would print it between what is being typed
+            return 2  # a shell would print the error into the line that the user is typing
         if hydra_errors.is_traceback_wanted():
             traceback.print_exc()
         words.say(f"error: {mask_text(explain(error))}")
@@ -68,7 +68,7 @@ def quote_home(argument: str) -> str:
     """Quote `KEY=~/folder`, which Hydra refuses without quotes.
 
     Raises:
-        ConfigError: it names no key, of which Hydra says something else.
+        ConfigError: the argument has no key, for which Hydra reports an unrelated error.
     """
     if re.fullmatch(r"[+~]*(?:[@=].*)?", argument, re.DOTALL):
         raise ConfigError(f"{argument or repr(argument)} names no key; write KEY=VALUE, as in gpu=cpu")
@@ -76,9 +76,9 @@ def quote_home(argument: str) -> str:
 
 
 def explain(error: Exception) -> str:
-    """Explain why Hydra refuses a command line, or a file of the configuration.
+    """Explain why Hydra refuses a command line or a configuration file.
 
-    Its own words span many lines, and propose `+` for a key that is misspelt.
+    Hydra's own message spans many lines and proposes `+` for a misspelt key.
     """
     if isinstance(error, ConfigError):
         return str(error)
@@ -103,9 +103,9 @@ def explain(error: Exception) -> str:
 def _explain_words(text: str, *, is_of_hydra: bool) -> str:
     if "Config group override must be a string or a list" in text:
         help_command = entry_points.spell("run", "--help")
-        return f"a group takes the name of one choice, as in gpu=cpu; {help_command} lists all"
+        return f"a group needs the name of one choice, such as gpu=cpu; {help_command} lists all choices"
     if present := _IS_PRESENT.match(text):
-        return f"{present[1]} exists already; write {present[1]}=VALUE, without the plus"
+        return f"{present[1]} already exists; write {present[1]}=VALUE without the plus"
     if missing := _NO_FILE.match(text):
         return _explain_missing(missing[1], missing[2], list_choices(missing[1]))
     if (unset := _NEEDS_PLUS.match(text)) and (choices := list_choices(unset[1])):
@@ -118,7 +118,7 @@ def _explain_words(text: str, *, is_of_hydra: bool) -> str:
         return override_remedy.explain_several(several[1])
     if deleted := _DELETION.match(text):
         key = deleted["key"] or deleted["group"]
-        return f"~{key} was given a value that {key} does not have; write ~{key}"
+        return f"~{key}=VALUE does not match the value of {key}; write ~{key}"
     lines = [line.strip() for line in text.splitlines()]
     message = "; ".join(line.rstrip(".") for line in lines if line)
     return message if is_of_hydra else f"the configuration cannot be read: {message}"
@@ -135,7 +135,7 @@ def _explain_missing(group: str, choice: str, choices: Iterable[str]) -> str:
     if old := renamed_keys.explain_old_key(f"{group}={choice}"):
         return old
     if group == "schema":
-        return f"/schema/{choice} does not exist; name a class of options as /schema/MODULE.CLASS"
+        return f"/schema/{choice} does not exist; name an option class as /schema/MODULE.CLASS"
     names = sorted(set(choices))
     near = difflib.get_close_matches(choice, names, n=1)
     remedy = f"choose one of {', '.join(names)}" if names else f"{group} has no choices"
@@ -143,7 +143,7 @@ def _explain_missing(group: str, choice: str, choices: Iterable[str]) -> str:
 
 
 def explain_unknown_key(key: str, known: Iterable[str]) -> str:
-    """Explain that a key, as `workload.batchsize`, does not exist; its parent has the known ones."""
+    """Explain that a key, such as `workload.batchsize`, does not exist; `known` are the keys of its parent."""
     if old := renamed_keys.explain_old_key(key):
         return old
     parent, dot, name = key.rpartition(".")
@@ -154,7 +154,7 @@ def explain_unknown_key(key: str, known: Iterable[str]) -> str:
 
 
 def explain_unknown_keys(node: Any, where: str = "") -> Iterator[str]:
-    """Explain each key of a typed configuration that its schema lacks, as `+KEY` adds one."""
+    """Explain each key of a typed configuration that its schema lacks, such as a key that `+KEY` added."""
     if dataclasses.is_dataclass(node):
         known = [field.name for field in dataclasses.fields(node)]
         yield from (explain_unknown_key(f"{where}{key}", known) for key in vars(node) if key not in known)
@@ -170,13 +170,13 @@ def _explain_unknown(key: str, parent: Any) -> str:
     if not isinstance(parent, DictConfig):
         return explain_unknown_key(key, ())
     if OmegaConf.get_type(parent) is dict:
-        return f"{key} does not exist; +{key} adds it"
+        return f"{key} does not exist; add it with +{key}=VALUE"
     known = [str(name) for name in parent if name != "_target_"]
     group, _, name = key.rpartition(".")
     if difflib.get_close_matches(name, known):
         return explain_unknown_key(key, known)
     if "metric_pattern" in known:
-        return f"{key} is not a setting of scripts; {group}.flags.{name}=VALUE passes --{name} VALUE"
+        return f"{key} is not a setting of scripts; write {group}.flags.{name}=VALUE to pass --{name} VALUE"
     if choices := [choice for choice in list_choices(group) if name in config_schema.list_keys(group, choice)]:
         chosen = OmegaConf.select(parent, "name", throw_on_missing=False)
         some = choices if len(choices) <= _MOST_NAMED else [*choices[:_MOST_NAMED], "others"]
@@ -186,7 +186,7 @@ def _explain_unknown(key: str, parent: Any) -> str:
 
 
 def explain_refusal(key: str, cause: OmegaConfBaseException) -> str:
-    """Explain what a key takes instead of a refused value, as the predicate of a sentence."""
+    """Explain which values a key accepts after it refused a value, as the predicate of a sentence."""
     message = str(cause).splitlines()[0]
     if "is not a subclass of" in message:
         group = key.partition(".")[0]

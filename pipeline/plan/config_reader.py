@@ -1,4 +1,4 @@
-"""From composed configurations to typed ones."""
+"""Conversion of composed configurations to typed objects."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
     for config in configs:
         try:
             source = OmegaConf.select(config, "data.source")
-            if source not in SOURCES:  # here, with its own key: workloads refer to it
+            if source not in SOURCES:  # check this key before the workloads that refer to it
                 raise ConfigError(f"data.source={source} must be one of {', '.join(SOURCES)}")
             settings = OmegaConf.to_object(config)
             assert isinstance(settings, Config)
-            vars(settings).pop("blocks", None)  # of the sweep, not of a job
+            vars(settings).pop("blocks", None)  # belongs to the sweep, not to a job
             _refuse_other_kinds(settings)
             _refuse_no_workloads(settings)
             if settings.resume.lower() not in list(Resume):
@@ -51,7 +51,7 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
         if unknown := next(command_line.explain_unknown_keys(settings), None):
             raise ConfigError(unknown)
         if settings.gpu.kind is GpuKind.simulated and settings.gpu.admin is not None:
-            settings.gpu.admin = []  # whatever a file says that was written for a real GPU
+            settings.gpu.admin = []  # ignore a setting for a real GPU
     return typed
 
 
@@ -66,7 +66,7 @@ def _refuse_no_workloads(config: Config) -> None:
 
 
 def _refuse_other_kinds(node: Any, where: str = "") -> None:
-    """Refuse what an interpolation put in the place of a list or a map: OmegaConf looks at its own values only."""
+    """Refuse an interpolated scalar for a list or a map: OmegaConf does not check types after interpolation."""
     kinds = _lists_and_maps(node.__class__)
     for key, value in vars(node).items():
         place = f"{where}{key}"
@@ -91,7 +91,7 @@ def _lists_and_maps(node: type[Any]) -> dict[str, type[Any]]:
 
 
 def _node(where: str, node: Any, **defaults: object) -> Any:
-    """Return a node as an object with these defaults, if its YAML extends no node of the schema."""
+    """Convert a map to an object with these defaults; return a node of the schema unchanged."""
     if not isinstance(node, dict):
         return node
     values = {"_target_": MISSING, **defaults, **node}
@@ -102,5 +102,5 @@ def _node(where: str, node: Any, **defaults: object) -> Any:
 
 @functools.cache
 def _node_class(keys: tuple[str, ...]) -> type[Any]:
-    """Make one class for all nodes with these keys, so that those of the same values are equal."""
+    """Make one class for all nodes with these keys; nodes with equal values are then equal."""
     return dataclasses.make_dataclass("Node", [(key, Any) for key in keys])

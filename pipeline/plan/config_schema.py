@@ -1,7 +1,7 @@
-"""Structured configs that mirror `conf/`: types and defaults. docs/configuration.md says what each key means.
+"""Structured configs that mirror `conf/`: types and defaults. docs/configuration.md explains each key.
 
-Hydra reports a wrong key, type or choice itself, because a YAML of `conf/` extends its node here, by the node's `NODE`.
-A scenario, environment, profiler or exporter may do without one: the keys of its YAML are arguments of its class.
+Hydra reports a wrong key, type or choice, because each YAML of `conf/` extends a node of this module by its `NODE`. A
+scenario, environment, profiler or exporter needs no node: the keys of its YAML are arguments of its class.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ForeignLoad = enum.Enum("ForeignLoad", "invalid note", start=0)
 GpuKind = enum.Enum("GpuKind", "auto nvidia cpu simulated", start=0)
 ShardOf = enum.Enum("ShardOf", "block case", start=0)
 SOURCES = ("disk", "files", "synthetic_files", "synthetic_host", "synthetic_device")
-"""Sources of data, to which workloads refer as `${data.source}`: those of `workloads.model_options.DataSource`."""
+"""Values of `data.source`, which workloads read as `${data.source}`: `workloads.model_options.DataSource`."""
 AUTO_DEVICE = "auto"
-"""`gpu.device`: the GPU that an allocation grants, or the first one."""
+"""Default of `gpu.device`: the GPU of an allocation, or the first GPU."""
 NO_EXPORTER = "none"
 
 
@@ -46,7 +46,7 @@ class ScenarioConfig:
 
 @dataclass
 class MpsConfig(ScenarioConfig):
-    """MPS. Each option is one value for all jobs, or a list by position of the job."""
+    """MPS. Each option is one value for all jobs, or a list with one value per job."""
 
     NODE: ClassVar[str] = "mps"
 
@@ -57,7 +57,7 @@ class MpsConfig(ScenarioConfig):
 
 @dataclass
 class MpsPercentConfig(MpsConfig):
-    """MPS with a cap on the multiprocessors of each job."""
+    """MPS with an active thread percentage for each job."""
 
     NODE: ClassVar[str] = "mps_percent"
 
@@ -66,7 +66,7 @@ class MpsPercentConfig(MpsConfig):
 
 @dataclass
 class MpsStaticConfig(MpsConfig):
-    """MPS with multiprocessors of its own for each job; `chunks` is one number for all jobs, or a list by position."""
+    """MPS with a static partition for each job; `chunks` is one number for all jobs, or a list with one per job."""
 
     NODE: ClassVar[str] = "mps_static"
 
@@ -75,7 +75,7 @@ class MpsStaticConfig(MpsConfig):
 
 @dataclass
 class TimesliceConfig(ScenarioConfig):
-    """Side by side, with this time slice."""
+    """Jobs side by side, with a chosen time slice."""
 
     NODE: ClassVar[str] = "timeslice"
 
@@ -85,9 +85,9 @@ class TimesliceConfig(ScenarioConfig):
 
 @dataclass
 class MigConfig(ScenarioConfig):
-    """MIG. `profiles` decides if given, then `profile`, then `size_profile` for a mix. `layout`: `existing` or none.
+    """MIG. The first key that is set counts: `profiles`, `profile`, `size_profile` (for a mix).
 
-    `profiles` has one for each instance, those of the first job first, if `instances_per_job` gives each several.
+    With several `instances_per_job`, `profiles` lists one profile per instance, beginning with the first job's.
     """
 
     NODE: ClassVar[str] = "mig"
@@ -102,7 +102,7 @@ class MigConfig(ScenarioConfig):
 
 @dataclass
 class MigMpsConfig(ScenarioConfig):
-    """MPS inside MIG. Options of the same name are those of MIG, of an instance, and those of MPS, of a job."""
+    """MPS inside MIG. Options of MIG are per instance, options of MPS are per job."""
 
     NODE: ClassVar[str] = "mig_mps"
 
@@ -138,7 +138,7 @@ class GpuConfig:
 
 @dataclass
 class EnvConfig:
-    """The source of a job's interpreter. `_target_` is a `protocols.Env`, further keys its arguments."""
+    """The source of a job's interpreter. `_target_` is a `protocols.Env`; other keys are its arguments."""
 
     NODE: ClassVar[str] = "env"
 
@@ -159,7 +159,7 @@ class ProfilerConfig:
 
 @dataclass
 class ExporterConfig:
-    """An exporter of the running study. `_target_` is a `pipeline.base.domain.protocols.Exporter`."""
+    """An exporter of the running group. `_target_` is a `pipeline.base.domain.protocols.Exporter`."""
 
     NODE: ClassVar[str] = "exporter"
 
@@ -169,7 +169,7 @@ class ExporterConfig:
 
 @dataclass
 class PrometheusConfig(ExporterConfig):
-    """A target of Prometheus."""
+    """An HTTP endpoint that Prometheus scrapes."""
 
     NODE: ClassVar[str] = "prometheus"
 
@@ -201,7 +201,7 @@ class CondaConfig(EnvConfig):
 
 @dataclass
 class ExistingConfig(EnvConfig):
-    """An environment, or an interpreter, that is there already."""
+    """An existing environment or interpreter."""
 
     NODE: ClassVar[str] = "existing"
 
@@ -210,7 +210,7 @@ class ExistingConfig(EnvConfig):
 
 @dataclass
 class TrackingConfig:
-    """The place of the results."""
+    """The store of the results."""
 
     uri: str | None = MISSING
     root: str = str(tracking_root.DEFAULT)
@@ -251,7 +251,7 @@ class LimitsConfig:
 
 @dataclass
 class DataConfig:
-    """Shorthand for every workload of the study: where training data comes from."""
+    """The source of training data, for every workload of the study."""
 
     source: str = "disk"
     root: str | None = None
@@ -259,7 +259,7 @@ class DataConfig:
 
 @dataclass
 class Config:
-    """Everything that `python run.py` takes."""
+    """All settings of `python run.py`."""
 
     scenario: Any = MISSING
     workload: Any = MISSING
@@ -297,7 +297,7 @@ class Config:
 
 
 OF_A_SWEEP: dict[str, Any] = {"blocks": None}
-"""Keys beside those of `Config`, which no job has: `blocks`, a union of grids with overrides as on the command line."""
+"""Keys of a sweep, which `Config` lacks: `blocks`, a union of grids of overrides as on the command line."""
 
 BASES: dict[str, type[Any]] = {
     "scenario": ScenarioConfig,
@@ -305,11 +305,11 @@ BASES: dict[str, type[Any]] = {
     "profiler": ProfilerConfig,
     "exporter": ExporterConfig,
 }
-"""The nodes that those of a group extend."""
+"""Base node of each configuration group."""
 
 
 def register() -> None:
-    """Make the nodes known to Hydra, under the names that the YAML files extend; once, as each takes 3 ms."""
+    """Register the nodes with Hydra under the names that YAML files extend; each only once, because it takes 3 ms."""
     store = ConfigStore.instance()
     if Config not in _registered:
         store.store(name="sweep_schema", node=OF_A_SWEEP)
@@ -318,7 +318,7 @@ def register() -> None:
     for node in nodes:
         if node not in _registered:
             store.store(group="schema", name=node.NODE, node=node)
-            open_maps(store.repo["schema"][f"{node.NODE}.yaml"].node)  # not a copy, which takes as long as to make it
+            open_maps(store.repo["schema"][f"{node.NODE}.yaml"].node)  # in place: a copy is slow
     _registered.update((Config, *nodes))
 
 
@@ -326,7 +326,7 @@ _registered = set[type[Any]]()
 
 
 def list_keys(group: str, choice: str) -> set[str]:
-    """Return the keys that a choice of a group has, by its file and by what that extends; none of an unknown choice."""
+    """Return the keys of a choice: those in its file and in the nodes it extends; none for an unknown choice."""
     files = [folder / group / f"{choice}.yaml" for folder in config_folders()]
     if (file := next((file for file in files if file.is_file()), None)) is None:
         return set()
@@ -344,7 +344,7 @@ def list_keys(group: str, choice: str) -> set[str]:
 
 
 def list_kinds(base: type[Any]) -> list[type[Any]]:
-    """Return the node and all that extend it; of workloads, all that files of the configuration name."""
+    """Return a node and its subclasses; for workloads, all classes named in configuration files."""
     if base is WorkloadConfig:
         return list(list_classes().values())
     return [base, *(kind for child in base.__subclasses__() for kind in list_kinds(child))]

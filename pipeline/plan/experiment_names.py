@@ -1,4 +1,4 @@
-"""Names of MLflow experiments: rehearsals and reproductions have experiments of their own."""
+"""Names of MLflow experiments: rehearsals and reproductions have separate experiments."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _REHEARSAL, _REPRODUCTIONS = "-rehearsal", "-reproductions"
 
 
 def is_rehearsal(config: Config) -> bool:
-    """Return whether the figures of a configuration mean nothing: of a simulated GPU, or small workloads."""
+    """Return whether a configuration rehearses (simulated GPU or small workloads); its figures are meaningless."""
     is_small = HydraConfig.initialized() and "rehearse" in HydraConfig.get().runtime.choices
     return is_small or config.gpu.kind is GpuKind.simulated
 
 
 def separate_rehearsals(configs: Iterable[Config]) -> None:
-    """Let each configuration that is rehearsed record its results in the experiment `NAME-rehearsal`.
+    """Set the experiment of each rehearsal to `NAME-rehearsal`.
 
-    A report reads one experiment: rehearsed and measured rows would stand beside each other, or push each other out.
+    A report reads one experiment, in which rehearsed rows would mix with measured rows or replace them.
     """
     for config in configs:
         if is_rehearsal(config):
@@ -28,17 +28,17 @@ def separate_rehearsals(configs: Iterable[Config]) -> None:
 
 
 def name_rehearsal(experiment: str) -> str:
-    """Return the experiment for rehearsals of the studies of an experiment, which may be that one already."""
+    """Return the experiment for rehearsals of an experiment's studies; return a rehearsal's name unchanged."""
     return experiment.removesuffix(_REHEARSAL) + _REHEARSAL
 
 
 def name_reproductions(experiment: str, *, is_rehearsed: bool) -> str:
-    """Return the experiment for groups of an experiment that are run again, on a simulated GPU or on a real one."""
+    """Return the experiment for reproductions of an experiment's groups, on a simulated or a real GPU."""
     studies = experiment.removesuffix(_REPRODUCTIONS).removesuffix(_REHEARSAL)
     return (name_rehearsal(studies) if is_rehearsed else studies) + _REPRODUCTIONS
 
 
 def name_company(experiment: str) -> str:
-    """Return the experiment for what keeps a GPU company: `NAME_company`, of a rehearsal `NAME_company-rehearsal`."""
+    """Return the experiment for load on other GPUs: `NAME_company`, or `NAME_company-rehearsal` for a rehearsal."""
     studies = experiment.removesuffix(_REHEARSAL)
     return f"{studies}_company{experiment[len(studies) :]}"

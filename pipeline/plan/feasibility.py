@@ -1,4 +1,4 @@
-"""Feasibility of a plan: the classes that it names are built and asked, nothing else is touched."""
+"""Feasibility of a plan: its classes are built and their checks are called; nothing is changed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pipeline.base.system.factory import build_object
 
 
 def check_plan(plan: Plan) -> Plan:
-    """Check a plan: build every class that it names once, and refuse what is wrong.
+    """Check a plan: build each of its classes once and refuse settings that cannot run.
 
-    A group that its sharing mode or environment cannot run is refused if it is alone; among others it is marked to be
-    skipped, with the reason, because that is a finding of the study. Warnings of the modes are given once.
+    A group that its sharing mode or environment cannot run is marked as skipped, with the reason, because this is a
+    finding of the study. If no other group can run, the plan is refused. Each warning of a sharing mode appears once.
     """
     for listener in dict.fromkeys(spec for group in plan.groups for spec in group.listeners):
         build_object(listener.build, interval_ms=listener.interval_ms)
@@ -35,7 +35,7 @@ def check_plan(plan: Plan) -> Plan:
         if planned.block == 1:
             warnings.update(dict.fromkeys(sharing.warnings(planned)))
     if refusal is not None and all(group.skip_reason or group.sequential for group in groups):
-        raise refusal  # baselines alone would answer nothing
+        raise refusal  # a study of baselines alone compares nothing
     return dataclasses.replace(plan, groups=tuple(groups), warnings=tuple(warnings))
 
 

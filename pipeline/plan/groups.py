@@ -1,4 +1,4 @@
-"""The groups of one configuration: its jobs, its baselines, and the digests that tell them apart."""
+"""The groups of one configuration: jobs, baselines and digests."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _SERIAL = Spec(target="pipeline.prepare.sharing.naive.Naive")
 
 
 def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sweep: bool) -> list[Group]:
-    """Make the groups of one configuration, without block and number, and its baselines.
+    """Make the groups of one configuration, with baselines but without block and number.
 
-    What the user should know is added to `notes`. Where `baseline` is `auto`, several jobs have serial baselines, and
-    in a sweep (`is_sweep`) one has as well.
+    Notes for the user are appended to `notes`. With `baseline=auto`, groups of several jobs get serial baselines; in a
+    sweep (`is_sweep`), groups of one job get them too.
     """
     beside, measured = job_entries.list_co_runners(config), job_entries.list_jobs(config)
     device, workloads = inventory.device_of(config.gpu), [workload for _, workload in measured]
-    # A dry run on a simulated GPU is the plan for the real one, although its jobs would run on the CPU.
+    # A dry run on a simulated GPU shows the plan for the real GPU, although simulated jobs run on the CPU.
     checked_for = dataclasses.replace(device, kind="nvidia") if config.dry_run and device.is_simulated else device
     complete: dict[int, WorkloadConfig] = {}  # copies of a workload are one object
     for _, workload in (*measured, *beside):
@@ -73,7 +73,7 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
     co_runners = make_jobs(beside, dataclasses.replace(window, kind=WindowKind.STEADY), first=len(jobs))
     together = _make_group(config, device, window, jobs + co_runners)
     if config.window.kind is WindowKind.INTERLEAVED and (reason := launches.explain_separate(config, workloads)):
-        notes.append(f"{reason}: measured in a launch of its own ({window.text})")
+        notes.append(f"{reason}; the group is measured in a separate launch ({window.text})")
     notes += [note for workload in workloads for note in workload.window_notes(window)]
     is_other_window = window.kind.is_steady is not config.window.kind.is_steady
     notes += _list_notes(together, inventory, is_other_window=is_other_window)
@@ -83,10 +83,10 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
         distinct.setdefault(job.workload.digest, job)
     alone = [_make_serial(together, (dataclasses.replace(job, index=0),)) for job in distinct.values()]
     if config.scenario.sequential:
-        # n copies one after another take n times as long as one, which is measured once for every degree.
+        # n copies in turn take n times as long as one copy, so one copy is measured for all degrees.
         groups = alone if len(alone) == 1 else [in_turn]
     elif config.baseline is Baseline.always or (config.baseline is Baseline.auto and (is_sweep or together.degree > 1)):
-        # A fixed amount of work has a total time, so that of a mix is really measured, one job after another.
+        # With fixed work, the total time of a mix is a result, so its jobs are measured one after another.
         is_total_measured = config.mix is not None and window.kind is WindowKind.WORK
         groups = [together, *([in_turn] if is_total_measured else alone)]
     else:
@@ -97,7 +97,7 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
 def _list_notes(group: Group, inventory: Inventory, *, is_other_window: bool) -> Iterator[str]:
     if group.device.is_simulated:
         yield (
-            f"{group.device.name} is simulated: jobs run on the CPU, each is charged gpu.job_memory_mib="
+            f"{group.device.name} is simulated: jobs run on the CPU, and each counts as gpu.job_memory_mib="
             f"{group.gpu.job_memory_mib} MiB; figures do not apply to a real GPU"
         )
     if group.device.parent is not None:
@@ -113,19 +113,22 @@ def _list_notes(group: Group, inventory: Inventory, *, is_other_window: bool) ->
             by_end[job.workload.ends_by_itself][job.workload.name] = None
         names, stoppable = ", ".join(by_end[True]), ", ".join(by_end[False])
         if group.window.kind is WindowKind.LOGGED:
-            yield f"{names} cannot be stopped: measured while all jobs log their rates"
+            yield f"{names} cannot be stopped: the group is measured while all jobs log their rates"
         else:
             epochs = f"; {stoppable}: window.epochs" if stoppable else ""
-            yield f"{names} cannot be stopped: measured from start to end, with start-up (window=work{epochs})"
+            how = f"the group is measured from start to end, with start-up (window=work{epochs})"
+            yield f"{names} cannot be stopped: {how}"
     for env in dict.fromkeys(job.workload.env for job in group.jobs):
         if (to_build := inventory.interpreters[env].to_build) is not None:
-            yield f"{to_build}; the digests of its groups are known after that"
+            yield f"{to_build}; the digests of its groups are known after the build"
 
 
 def _choose_window(config: Config, workloads: Sequence[WorkloadConfig]) -> Window:
-    """Choose the window that fits all jobs; nobody tells a script how many epochs to do."""
-    given = config.window
-    window = Window(kind=given.kind, seconds=given.seconds, settle_s=given.settle_s, epochs=given.epochs)
+    """Choose the window that fits all jobs; an unmodified script cannot be given a number of epochs."""
+    configured = config.window
+    window = Window(
+        kind=configured.kind, seconds=configured.seconds, settle_s=configured.settle_s, epochs=configured.epochs
+    )
     all_log = all(w.rate_source().is_logged for w in workloads)
     if window.kind is WindowKind.LOGGED and not all_log:
         raise ConfigError(
@@ -137,7 +140,7 @@ def _choose_window(config: Config, workloads: Sequence[WorkloadConfig]) -> Windo
     if window.kind is WindowKind.WORK:
         return Window(kind=WindowKind.WORK, epochs=window.epochs)
     if window.kind is WindowKind.INTERLEAVED and not launches.explain_separate(config, workloads):
-        return dataclasses.replace(window, epochs=0, settle_s=given.slice_settle_s, slice_s=given.slice_s)
+        return dataclasses.replace(window, epochs=0, settle_s=configured.slice_settle_s, slice_s=configured.slice_s)
     return dataclasses.replace(window, kind=WindowKind.STEADY, epochs=0)
 
 
@@ -176,7 +179,7 @@ def _make_workload(
     runner = [str(inventory.scripts[workload.runner].path)] if workload.runner else []
     return Workload(
         name=workload.name,
-        # What a launcher, which is no file of the user's, is to start.
+        # The user's file; a program such as torchrun only starts it.
         script=str(inventory.scripts[next(iter(files))].path if files and not path.is_absolute() else path),
         argv=(*runner, str(path), *arguments, *words),
         ends_by_itself=workload.ends_by_itself,
@@ -203,8 +206,8 @@ def _make_workload(
 def _find_lack(workload: WorkloadConfig, interpreter: Interpreter) -> str | None:
     if interpreter.why_not_built is not None:
         return f"workload {workload.name}: {interpreter.why_not_built}"
-    # A line names a package first, or the file that it comes from: `uvicorn==0.5`, `https://.../uvicorn-0.5.conda`.
-    # Whether it is `-` or `_` is up to how the package was made.
+    # A line begins with a package or its file: `uvicorn==0.5`, `https://.../uvicorn-0.5.conda`.
+    # A file name may have `-` or `_` in the place of either.
     packages = [] if interpreter.to_build is not None else interpreter.lock
     lines = [line.lower().replace("_", "-") for line in packages]
     for package in workload.needed_packages() if lines else ():
@@ -232,7 +235,7 @@ def _list_params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str
 
 
 def _make_flags(values: dict[str, Any]) -> list[str]:
-    """Make command-line flags: no `None`, a bool as `--x` or `--no-x`, a dict as `KEY=VALUE` words in JSON."""
+    """Make command-line flags: omit `None`, write a bool as `--x` or `--no-x`, a dict as `KEY=JSON` words."""
     argv: list[str] = []
     for key, value in values.items():
         flag = key.replace("_", "-")
@@ -287,7 +290,7 @@ def _make_group(config: Config, device: Device, window: Window, jobs: tuple[Job,
 
 
 def _escape_values(value: Any) -> Any:
-    """Return dicts, lists and scalars in which OmegaConf finds no interpolation."""
+    """Convert to dicts, lists and scalars, with interpolations escaped."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {part.name: _escape_values(getattr(value, part.name)) for part in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -349,7 +352,7 @@ def _add_digests(group: Group, inventory: Inventory) -> Group:
 
 
 def make_digest(*facts: object) -> str:
-    """Return a digest of values that JSON knows, and of choices among enumerated ones."""
+    """Return a digest of JSON values and enum members."""
     text = json.dumps(facts, sort_keys=True, default=_jsonable)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""`python run.py --help` and `--help-keys [PREFIX]`. Both are printed without Hydra, which takes longer to import."""
+"""Texts of `python run.py --help` and `--help-keys [PREFIX]`, printed without Hydra, whose import is slow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ usage: {run} [-m] [GROUP=CHOICE ...] [KEY=VALUE ...]
 
 {examples}
 
-Choices, as GROUP=CHOICE (* is the default; type the plus of a group, as in +experiment=robroek_quick):
+Choices, as GROUP=CHOICE (* is the default; a plus is part of the argument, as in +experiment=robroek_quick):
 """
 _EXAMPLES = (
     (("run", "workload=tiny", "degree=3"), "three copies side by side"),
@@ -34,36 +34,36 @@ _EXAMPLES = (
     (("report", "--experiment", "robroek_quick"), "its report"),
 )
 _KEYS_OF_MANY = """
-Most used keys (--help-keys lists all, --help-keys gpu those of a group):
+Most used keys (--help-keys lists all keys, --help-keys gpu the keys of one group):
   degree=3  mix=[S,M]  repeats=5  window.seconds=30  workload.batch_size=64  gpu.device=1  dry_run=true  resume=true
 
   --help-keys [PREFIX]   every key with its type, default and meaning
   --cfg job              the composed configuration
   --hydra-help           the options of Hydra, which reads this command line
 
-Exit status: 0 every group has a result; 1 some failed or were left for later; 2 refused, nothing was touched.
-Guides: docs/, first docs/your_own_script.md, docs/sweeps.md, docs/method.md.
+Exit status: 0: every group has a result; 1: some groups failed or did not run; 2: refused, nothing was changed.
+Guides are in docs/; begin with docs/your_own_script.md, docs/sweeps.md and docs/method.md.
 """
-# What the choices of a folder of `conf/` are, in the order in which they are shown. Other folders follow without words.
+# Descriptions of the groups of `conf/`, in their order in the help. Other groups follow without a description.
 _GROUPS = {
-    "scenario": "how the GPU is shared",
-    "workload": "what runs",
+    "scenario": "the sharing mode of the GPU",
+    "workload": "the program of the jobs",
     "+experiment": "committed studies",
     "gpu": "the device, or a simulated one",
-    "env": "where the interpreter of a job comes from",
+    "env": "the interpreter of the jobs",
     "window": "when throughput is measured",
-    "listeners": "what is sampled: listeners=[host,nvml]",
+    "listeners": "sensors to sample: listeners=[host,nvml]",
     "profiler": "a profiler before each job",
-    "exporter": "what shows the study while it runs",
-    "tracking": "where results go",
-    "+rehearse": "any study in seconds",
+    "exporter": "live metrics of the running group",
+    "tracking": "the store of the results",
+    "+rehearse": "any study in seconds, with small workloads",
 }
 _NOT_SHOWN = {"schema"}
 _OF_A_SIZE = re.compile(r"^sizes(\.\w+)?(?=\.|$)")  # a workload of a mix, with the same keys
 
 
 def exit_if_asked(arguments: Sequence[str]) -> None:
-    """Print the text that a command line asks for, and exit. What stands after `--` is the user's own program."""
+    """Print the requested help and exit; return if no help is requested. Words after `--` are ignored."""
     options = list(itertools.takewhile(lambda one: one != "--", arguments))
     if "--help-keys" in options:
         prefix = next((one for one in options[options.index("--help-keys") + 1 :] if not one.startswith("-")), "")
@@ -74,7 +74,7 @@ def exit_if_asked(arguments: Sequence[str]) -> None:
             sys.exit(2)
         if text is None:
             command = entry_points.spell("run", "--help-keys")
-            words.say(f"error: no key begins with {prefix}; {command} prints all")
+            words.say(f"error: no key begins with {prefix}; {command} prints all keys")
             sys.exit(2)
     elif {"--help", "-h"} & set(options):
         text = format_overview()
@@ -85,7 +85,7 @@ def exit_if_asked(arguments: Sequence[str]) -> None:
 
 
 def format_overview() -> str:
-    """Return the text of `--help`: purpose, choices, and the keys that one needs most."""
+    """Return the text of `--help`: purpose, choices and the most used keys."""
     defaults = set(re.findall(r"^  - (\w+: .*)$", (_CONF / "config.yaml").read_text(encoding="utf-8"), re.MULTILINE))
     folders = [path for folder in config_folders() if folder.is_dir() for path in folder.iterdir() if path.is_dir()]
     groups_there = sorted({path.name for path in folders} - _NOT_SHOWN)
@@ -99,7 +99,7 @@ def format_overview() -> str:
 
 
 def format_keys(prefix: str) -> str | None:
-    """Return the keys of docs/configuration.md that begin with `prefix`, a paragraph each; `None` for no key."""
+    """Return a paragraph for each key of docs/configuration.md that begins with `prefix`; `None` without a match."""
     shown = []
     for section, names, cells in (*_read_rows(_KEYS.read_text(encoding="utf-8")), *_list_own_workloads()):
         keys_found = [name for name in re.findall(r"`([^`]*)`", names) if name == prefix or name.startswith(prefix)]
@@ -117,7 +117,7 @@ def format_keys(prefix: str) -> str | None:
 
 
 def read_meanings() -> dict[str, list[str]]:
-    """Return the meanings of each key that docs/configuration.md explains, as text; several where workloads differ."""
+    """Return the meanings of each key in docs/configuration.md as text; several if workloads differ."""
     texts: dict[str, list[str]] = {}
     for _, names, cells in _read_rows(_KEYS.read_text(encoding="utf-8")):
         for name in re.findall(r"`([^`]*)`", names):
@@ -149,7 +149,7 @@ def _read_rows(text: str) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def _list_own_workloads() -> Iterator[tuple[str, str, list[str]]]:
-    from pipeline.plan import option_loader, option_tables  # which take longer than `--help` may
+    from pipeline.plan import option_loader, option_tables  # imported here, because the import is too slow for `--help`
 
     for folder in config_folders()[1:]:
         for name, kind in option_loader.list_classes([folder], is_strict=True).items():

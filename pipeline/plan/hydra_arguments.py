@@ -1,4 +1,4 @@
-"""Arguments as Hydra's parser takes them: options first, then overrides that hold for all jobs of a sweep."""
+"""Order of arguments for Hydra's parser: options, then overrides of all jobs of a sweep, then deferred overrides."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _INFO = ("--info", "-i")
 
 
 def arrange(arguments: Sequence[str]) -> list[str]:
-    """Return arguments as Hydra's parser takes them, which takes no option between two overrides.
+    """Put options before overrides, because Hydra's parser accepts no option between two overrides.
 
     Raises:
-        ConfigError: Hydra has no such option, or not with this value, or not together with another one.
+        ConfigError: Hydra does not accept an option, its value, or its combination with another option.
     """
-    parser = get_args_parser()  # Hydra has no documented way to its options
+    parser = get_args_parser()  # Hydra has no public function that returns its options
     parser.error = _refuse  # type: ignore[method-assign]
     options_given = vars(parser.parse_intermixed_args(list(_complete_info(arguments))))
     overrides = options_given.pop("overrides")
@@ -40,7 +40,7 @@ def arrange(arguments: Sequence[str]) -> list[str]:
 
 
 def folder_to_complete(arguments: Sequence[str]) -> list[str]:
-    """Return `--config-dir` as the line has it that a shell wants completed: Hydra reads no option of that line."""
+    """Return `--config-dir` of a line that a shell completes, because Hydra reads no options of that line."""
     if not set(COMPLETION) & set(arguments):
         return []
     typed = config_folders(os.environ.get("COMP_LINE", "").split())[1:]
@@ -48,10 +48,10 @@ def folder_to_complete(arguments: Sequence[str]) -> list[str]:
 
 
 def defer_settings(overrides: Sequence[str]) -> list[str]:
-    """Leave settings of choices that are swept to the jobs: `-m scenario=mig,mig_mps scenario.profile=1g`.
+    """Defer settings of swept choices to the jobs: `-m scenario=mig,mig_mps scenario.profile=1g`.
 
-    Hydra composes what all jobs have in common with the group's default in the place of the choices, and refuses a key
-    that the default lacks. It leaves out what is swept; so each of these settings becomes a sweep over one value.
+    Before Hydra composes the jobs, it composes all unswept overrides with the group's default choice, and refuses a
+    key that the default lacks. Hydra omits swept overrides in this step, so settings become sweeps over one value.
     """
     parser = OverridesParser.create()
     places = tuple(_places(overrides, parser))
@@ -66,7 +66,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _complete_info(arguments: Sequence[str]) -> Iterator[str]:
-    """Give `--info` its value where it has none and an override, an option or nothing follows."""
+    """Add the value `all` to each `--info` without a value, which the next word shows."""
     for word, following in zip(arguments, [*arguments, "-"][1:], strict=True):
         yield f"{_INFO[0]}=all" if word in _INFO and ("=" in following or following.startswith("-")) else word
 
@@ -81,7 +81,7 @@ def _defer(word: str, parser: OverridesParser) -> str:
     override, (key, _, value) = _parse(word, parser), word.partition("=")
     if override is None or override.is_sweep_override():
         return word
-    # choice() takes no null; `overrides.list_combinations` takes these two as one.
+    # choice() accepts no null; `overrides.list_combinations` counts the two nulls as one value.
     deferred = f"{key}=null,null" if override.value() is None else f"""{key}=choice({value or "''"})"""
     return word if _parse(deferred, parser) is None else deferred
 
@@ -89,5 +89,5 @@ def _defer(word: str, parser: OverridesParser) -> str:
 def _parse(word: str, parser: OverridesParser) -> Override | None:
     try:
         return parser.parse_override(word)
-    except HydraException:  # which says it itself
+    except HydraException:  # Hydra reports the error later
         return None

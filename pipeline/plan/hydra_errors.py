@@ -1,6 +1,6 @@
-"""Errors of Hydra, which it raises instead of printing them if HYDRA_FULL_ERROR is set in the environment.
+"""Errors of Hydra, which Hydra raises instead of printing if HYDRA_FULL_ERROR is set in the environment.
 
-`run.py` prints each in one line and exits with status 2. What a study starts gets the environment that the user gave.
+`run.py` prints each error in one line and exits with status 2. Processes of a study get the user's own environment.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from contextlib import contextmanager
 
 _VARIABLE = "HYDRA_FULL_ERROR"
 _environments: list[str | None] = []
-"""The values that the variable had before `raise_errors`, the last one last."""
+"""Earlier values of the variable, one for each active `raise_errors`, newest last."""
 
 
 def is_traceback_wanted() -> bool:
-    """Tell whether the user has set the variable, which asks for tracebacks."""
+    """Return whether the user has set the variable to request tracebacks."""
     return (_environments[0] if _environments else os.environ.get(_VARIABLE)) == "1"
 
 
 @contextmanager
 def raise_errors() -> Iterator[None]:
-    """Have Hydra raise its errors in this process."""
+    """Make Hydra raise its errors in this process."""
     _environments.append(os.environ.get(_VARIABLE))
     try:
         with _variable("1"):
@@ -32,7 +32,7 @@ def raise_errors() -> Iterator[None]:
 
 @contextmanager
 def restore_environment() -> Iterator[None]:
-    """Restore the user's environment, for what is started meanwhile."""
+    """Restore the user's environment for processes that start within the context."""
     with _variable(_environments[0] if _environments else os.environ.get(_VARIABLE)):
         yield
 

@@ -1,4 +1,4 @@
-"""The inventory of this machine before the plan: devices, interpreters, the users' scripts. Reads only."""
+"""The inventory of the machine for a plan: devices, interpreters and scripts. Changes nothing."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _OF_SHELLS = (".sh", ".bash", ".zsh")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """The facts that a plan depends on beside its configuration.
+    """The facts on which a plan depends, in addition to its configuration.
 
     Attributes:
-        devices: by what was asked for (kind, selector and simulated model).
-        interpreters: by the environment that was asked for; some may have to be built before a job can run.
-        scripts: the code of each script, by the path in the configuration; of a program of an environment, its name; of
-            a module to preload as well, by its name, if it is ours.
-        may_lack: environments of which the study finds out whether they can be had.
+        devices: devices by request (kind, selector and simulated model).
+        interpreters: interpreters by requested environment; some environments may still have to be built.
+        scripts: code by the path of a script in the configuration, the name of an environment's program, or the name of
+            a preloaded module of the project.
+        may_lack: environments whose failed build skips their groups instead of refusing the study.
     """
 
     devices: dict[tuple[GpuKind, str, str | None], Device]
@@ -43,7 +43,7 @@ class Inventory:
     may_lack: frozenset[Spec] = frozenset()
 
     def with_environments(self) -> Inventory:
-        """Return the inventory with every environment built: slow, and best done for a plan that stands."""
+        """Build every environment and return the inventory; slow, so call it after the plan has been checked."""
         envs: dict[Spec, Env] = {spec: factory.build_object(spec) for spec in self.interpreters}
         return dataclasses.replace(self, interpreters={spec: self._built(spec, env) for spec, env in envs.items()})
 
@@ -63,12 +63,15 @@ class Inventory:
 def take_inventory(
     configs: Iterable[Config], find_device: Callable[[GpuConfig], Device], *, needs_data: bool = True
 ) -> Inventory:
-    """Read what the configurations need; `find_device` finds what `gpu` of one asks for. Nothing is built.
+    """Find the devices, interpreters and scripts of the configurations; nothing is built.
 
-    Data sets need not be there if jobs run on other machines only, which may have them (`needs_data`).
+    Args:
+        configs: the configurations.
+        find_device: finds the device that `gpu` of a configuration requests.
+        needs_data: whether data sets must exist; false if the jobs run on other machines.
 
     Raises:
-        ConfigError: a device, script, environment file or data set that is named is not there.
+        ConfigError: a device, script, environment file or data set does not exist.
     """
     all_configs = list(configs)
     devices = {selector: find_device(gpu) for selector, gpu in {_select_gpu(c.gpu): c.gpu for c in all_configs}.items()}
@@ -87,14 +90,14 @@ def take_inventory(
     for config, workload in workloads:
         if workload.script == workload.runner:
             raise ConfigError(
-                f"workload.script={workload.script} is the name of the project's own runner; write ./{workload.script}"
+                f"workload.script={workload.script} is the project's own runner; write ./{workload.script}"
             )
         named = {workload.script: "script"} | ({workload.runner: "runner"} if workload.runner else {})
         for script, key in {**workload.source_files(), **named}.items():
             if script not in scripts:
                 has_programs = script == workload.script and workload.runner is not None
                 interpreter = interpreters[choose_environment(config, workload)] if has_programs else None
-                is_ours = key == "runner" or script == getattr(type(workload), key, None)  # not one of a user's folder
+                is_ours = key == "runner" or script == getattr(type(workload), key, None)  # else the file is the user's
                 roots = find_root(type(workload))
                 scripts[script] = _find_script(f"workload.{key}", script, interpreter, *roots, is_ours=is_ours)
         if workload.runner is None and workload.script not in speaking:
@@ -125,12 +128,12 @@ def _refuse_missing_module(workload: WorkloadConfig) -> None:
         package, place = module.partition(".")[0], Path(*module.split("."))
         is_own = Path(package, "__init__.py").is_file() or Path(f"{package}.py").is_file()
         if is_own and not place.with_suffix(".py").is_file() and not Path(place, "__main__.py").is_file():
-            what = "is a package without __main__.py" if place.is_dir() else f"is no module in {Path.cwd()}"
+            what = "is a package without __main__.py" if place.is_dir() else f"is not a module in {Path.cwd()}"
             raise ConfigError(f"python -m {module}: {module} {what}; check the name and the working directory")
 
 
 def choose_environment(config: Config, workload: WorkloadConfig) -> Spec:
-    """Return the environment of a workload's jobs; ConfigError if its own is of another kind than `env`."""
+    """Return the environment of a workload's jobs; raise `ConfigError` if `env` does not support the workload's key."""
     spec = factory.make_spec(config.env)
     options = dict(spec.options)
     if workload.env_file is not None and "file" not in options:
@@ -153,9 +156,9 @@ def _select_gpu(gpu: GpuConfig) -> tuple[GpuKind, str, str | None]:
 
 
 def _find_script(key: str, script: str, interpreter: Interpreter | None, *roots: Path, is_ours: bool) -> Code:
-    """Find the code of a file that a key names; else a program of the interpreter's environment, by its name.
+    """Find the code of the file that a key names, else of a program in the interpreter's environment.
 
-    Its modules may also lie in `roots`.
+    Modules of the file may also be in `roots`.
     """
     folders = (Path.cwd(), PROJECT_DIR)
     is_here = script.endswith(".py") or any(is_file(folder / script) for folder in folders)
@@ -163,9 +166,7 @@ def _find_script(key: str, script: str, interpreter: Interpreter | None, *roots:
         return Code(Path(script), _digest_program(script, interpreter))
     path = find_file(key, script, *roots, is_ours=is_ours)
     if not os.access(path, os.X_OK) and (path.suffix in _OF_SHELLS or _names_other_interpreter(path)):
-        raise ConfigError(
-            f"{key}={script}: {path} is not executable, and its first line names no Python; run chmod +x {path}"
-        )
+        raise ConfigError(f"{key}={script}: {path} is neither executable nor a Python script; run chmod +x {path}")
     try:
         return read_code(path, PROJECT_DIR, *roots)
     except SyntaxError as error:
@@ -189,7 +190,7 @@ def _digest_program(name: str, interpreter: Interpreter) -> str:
     program = shutil.which(name)
     if program is None:
         raise ConfigError(
-            f"workload.script={name} is no file in {Path.cwd()}, and no program beside {interpreter.python} or on "
-            "PATH; check the name"
+            f"workload.script={name} is neither a file in {Path.cwd()} nor a program next to {interpreter.python} or "
+            "on PATH; check the name"
         )
     return hashlib.sha256(Path(program).read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""The programs that one configuration runs together: copies of its workload, or a mix of sizes and command lines."""
+"""The jobs of one configuration: copies of its workload, or a mix of sizes and command lines."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _OF_A_WORKLOAD = re.compile(r"(?P<place>workload|sizes\.(?P<size>[^.]+))(\.(?P<b
 _DEFAULT_DEGREE = 2
 _MAX_DEGREE = 10_000
 Entries = list[tuple[str | None, WorkloadConfig]]
-"""The workload of each job, with its name among the sizes if it has one."""
+"""Workload of each job, with its size; the size is `None` for other workloads."""
 COMMAND = "command"
-"""The key of a mix's entry that holds its command line, beside those of a script."""
+"""Key of a command line in a mix entry; an entry also has the keys of a script."""
 
 
 def list_jobs(config: Config) -> Entries:
-    """Return the workload of each measured job, with its name among the sizes if it has one.
+    """Return the workload of each measured job, with its size if it has one.
 
     Raises:
-        ConfigError: there is none, both a degree and a mix are given, or an entry of the mix cannot be understood.
+        ConfigError: the mix is empty, both a degree and a mix are set, or an entry of the mix cannot be read.
     """
     if config.mix is None:
         degree = _DEFAULT_DEGREE if config.degree is None else config.degree
@@ -41,27 +41,30 @@ def list_jobs(config: Config) -> Entries:
             raise ConfigError(f"degree={degree} must be from 1 to {_MAX_DEGREE}")
         return [(None, config.workload)] * degree
     if not config.mix:
-        raise ConfigError("mix=[] names no job; name sizes or command lines, as in mix=[S,M]")
+        raise ConfigError("mix=[] names no job; add sizes or command lines, as in mix=[S,M]")
     if config.degree is not None:
         raise ConfigError(
             f"mix={format_list(config.mix)} and degree={config.degree} both set the number of jobs; remove degree, and "
-            "repeat a job in the mix for more copies"
+            "repeat an entry of the mix for more copies"
         )
     return [_read_entry(entry, config) for entry in config.mix]
 
 
 def list_co_runners(config: Config) -> Entries:
-    """Return the workload of each co-runner: so many copies of `workload`, or sizes.
+    """Return the workload of each co-runner: copies of `workload`, or sizes.
 
     Raises:
-        ConfigError: nobody is measured beside them, or one of them cannot be told to stop.
+        ConfigError: no job is measured, or a co-runner cannot be stopped.
     """
     request = config.co_runners
     if request is None or request == 0 or request == []:
         return []
     setting = f"co_runners={format_list(request) if isinstance(request, list) else request}"
     if config.scenario.sequential:
-        raise ConfigError(f"{setting} cannot run with scenario={config.scenario.name}, one job at a time; remove one")
+        raise ConfigError(
+            f"{setting} cannot run with scenario={config.scenario.name}, which runs one job at a time; "
+            "remove co_runners"
+        )
     if config.degree == 0 or config.mix == []:
         raise ConfigError(f"{setting} needs measured jobs; set degree=1 or a mix")
     if type(request) is int and request > 0:
@@ -75,22 +78,22 @@ def list_co_runners(config: Config) -> Entries:
     for _, workload in entries:
         if workload.ends_by_itself:
             raise ConfigError(
-                f"{setting}: {workload.name} cannot be stopped; name a workload of the project or a program that uses "
-                "the job protocol"
+                f"{setting}: {workload.name} cannot be stopped; choose a workload of the project or a program that "
+                "uses the job protocol"
             )
     return entries
 
 
 def refuse_unread(typed: Iterable[str], configs: Sequence[Config], composed: Sequence[DictConfig]) -> None:
-    """Refuse what was typed for a workload that no combination runs or refers to: it would change nothing.
+    """Refuse typed settings of a workload that no combination runs or refers to, because they have no effect.
 
     Args:
         typed: the words of the command line.
-        configs: the combinations.
-        composed: the same, with their interpolations.
+        configs: the configurations of all combinations.
+        composed: the same configurations with their interpolations.
 
     Raises:
-        ConfigError: a word sets such a workload, or a key of it.
+        ConfigError: a word chooses an unused workload or sets a key of an unused workload.
     """
     run = set().union(*map(_list_places, configs))
     for word in typed:
@@ -105,11 +108,11 @@ def refuse_unread(typed: Iterable[str], configs: Sequence[Config], composed: Seq
         ):
             continue
         if size := match["size"]:
-            raise ConfigError(f"{word} has no effect: no job has the size {size}; add it, as in 'mix=[{size}]'")
+            raise ConfigError(f"{word} has no effect: no job has the size {size}; add the size, as in 'mix=[{size}]'")
         mix = next(config.mix for config in configs if config.mix)
         size = next((entry for entry in mix if isinstance(entry, str) and entry in configs[0].sizes), None)
         place = f"sizes.{size}.{match['below']}" if match["below"] else f"workload@sizes.{size}"
-        instead = f"set {place}={value} instead" if size else "remove one of them"
+        instead = f"set {place}={value} instead" if size else "remove one of these keys"
         raise ConfigError(f"{word} has no effect with mix={format_list(mix)}; {instead}")
 
 
@@ -130,19 +133,21 @@ def _read_entry(entry: Any, config: Config) -> tuple[str | None, WorkloadConfig]
     if isinstance(entry, dict):
         return None, _read_script(entry)
     if not isinstance(entry, str):
-        raise ConfigError(f"mix: {entry} is no job; use a size, a quoted command line, or a map with command or script")
+        raise ConfigError(
+            f"mix: {entry} is not a job; use a size, a quoted command line, or a map with command or script"
+        )
     words = _split(entry)
     script, args = user_command.parse_program(words, f"the entry '{entry}' of mix")
     if len(words) == 1 and "/" not in script and not script.endswith(".py"):
         raise ConfigError(
-            f"mix: {entry} is neither one of the sizes {format_list(sorted(config.sizes))} nor a command line; add it "
-            f"with +workload@sizes.{entry}=WORKLOAD"
+            f"mix: {entry} is neither one of the sizes {format_list(sorted(config.sizes))} nor a command line; add the "
+            f"size with +workload@sizes.{entry}=WORKLOAD"
         )
     return None, ScriptConfig(script=script, args=args)
 
 
 def replace_environment(entry: Any, file: Path) -> dict[str, Any]:
-    """Return an entry of a mix that is no size, with another file for its environment."""
+    """Return a mix entry, which must not be a size, with another environment file."""
     return {**({COMMAND: entry} if isinstance(entry, str) else entry), "env_file": str(file)}
 
 
@@ -174,4 +179,4 @@ def _split(command: str) -> list[str]:
     try:
         return shlex.split(command)
     except ValueError as error:
-        raise ConfigError(f"mix: {command} cannot be split into words: {error}") from error
+        raise ConfigError(f"mix: {command} cannot be split into words ({error}); check its quotes") from error

@@ -1,8 +1,8 @@
 """The command `python -m pipeline.plan.json_schema`: JSON schemas of experiment files and workload files, for editors.
 
-They are made from the option classes (`schema.py` and the kinds of workloads), so that they know the keys of this very
-installation and of the workloads in the folder of `--config-dir`. An experiment may use a value of a run's own, so
-wherever a value stands, `${...}` may stand too.
+The schemas are generated from `config_schema.py` and the option classes of workloads, so they contain the keys of this
+installation and of the workloads in the folder of `--config-dir`. Every value may also be an interpolation, `${...}`,
+because an experiment may use values that are known only at run time.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ Schema = dict[str, Any]
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _INTERPOLATION = r"\$\{"
-_NAMES = "[^.]+"  # of a size, or a listener
+_NAMES = "[^.]+"  # name of a size or a listener
 _SCALARS: dict[object, list[str]] = {
     int: ["integer"],
     float: ["number"],
     bool: ["boolean"],
-    str: ["string", "number", "boolean"],  # a text may look like another value, as in `resume: true`
+    str: ["string", "number", "boolean"],  # a text may look like another type, as in `resume: true`
 }
 _WORKLOAD = "workload"
-"""A key whose options depend on the choice, like those of `schema.BASES`; the files of the choices name its classes."""
+"""Key whose options depend on its choice, like the keys of `BASES`; files of the choices name the option classes."""
 
 
 def make_experiment_schema() -> Schema:
-    """Return the schema of an experiment file: a study's keys, its defaults list, and what belongs to Hydra."""
+    """Return the schema of an experiment file: a study's keys, the defaults list, and keys of Hydra."""
     defaults = {"type": "array", "items": {"anyOf": [{"type": "string"}, _choices_schema()]}}
     mode = {"enum": ["RUN", "MULTIRUN"], "description": "MULTIRUN: a sweep, without -m"}
     properties = {
@@ -58,7 +58,7 @@ def make_experiment_schema() -> Schema:
 
 
 def make_workload_schema() -> Schema:
-    """Return the schema of a workload file; which keys it may have depends on the kind that its defaults name."""
+    """Return the schema of a workload file; its keys depend on the class that its defaults name."""
     kinds = option_loader.list_classes()
     defaults: Schema = {"type": "array", "items": {"type": ["string", "object"]}}
     of_kind = [
@@ -73,7 +73,7 @@ def make_workload_schema() -> Schema:
     ]
     start = {
         "examples": [[f"/schema/{name}@_here_", "_self_"] for name in kinds],
-        "description": "the kind, and _self_",
+        "description": "the option class, and _self_",
     }
     properties = {**_properties_of_kinds("workload"), "defaults": defaults | start}
     return {"$schema": _DRAFT, "title": "Workload of collocate", **_object(properties), "allOf": of_kind}
@@ -86,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print a schema; return the exit status."""
     options = (parser := make_parser()).parse_args(arguments)
     if options.config_dir and not Path(options.config_dir).is_dir():
-        parser.error(f"--config-dir {options.config_dir}: there is no such folder; check the name")
+        parser.error(f"--config-dir {options.config_dir} does not exist; check the name")
     try:
-        option_loader.list_classes(is_strict=True)  # which reads the folder from the command line, as all that follows
+        option_loader.list_classes(is_strict=True)  # reads --config-dir from the command line, as later calls do
     except ConfigError as error:
         words.say(f"error: {error}")
         return 2
@@ -101,10 +101,12 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=entry_points.spell("schema"),
         allow_abbrev=False,
-        description="Print a JSON schema, by which an editor completes and checks YAML files (docs/installation.md).",
+        description="Print a JSON schema for editors to complete and check YAML files (docs/installation.md).",
     )
-    parser.add_argument("kind", nargs="?", choices=KINDS, default="experiment", help="what the files are (%(default)s)")
-    parser.add_argument("--config-dir", "-cd", metavar="FOLDER", help="one with workloads of your own")
+    parser.add_argument(
+        "kind", nargs="?", choices=KINDS, default="experiment", help="kind of the YAML files (%(default)s)"
+    )
+    parser.add_argument("--config-dir", "-cd", metavar="FOLDER", help="configuration folder with your own workloads")
     return parser
 
 
@@ -123,7 +125,7 @@ def _study_properties() -> Schema:
 
 
 def _properties_of_kinds(key: str) -> Schema:
-    """Return the options of every class for a key; where classes differ, a value may be as in any of them."""
+    """Return the options of all classes of a key; if classes differ, a value may match any of them."""
     nodes: dict[str, list[Schema]] = {}
     kinds = (
         option_loader.list_classes().values()
@@ -137,7 +139,7 @@ def _properties_of_kinds(key: str) -> Schema:
 
 
 def _either(nodes: Sequence[Schema]) -> Schema:
-    """Return what nodes have in common, and their values as alternatives."""
+    """Merge nodes: keep their common part and list their differences as alternatives."""
     common = {key: value for key, value in nodes[0].items() if all(node.get(key, ...) == value for node in nodes)}
     differences = [{key: value for key, value in node.items() if key not in (*common, "default")} for node in nodes]
     alternatives = [other for number, other in enumerate(differences) if other not in differences[:number]]
@@ -145,7 +147,7 @@ def _either(nodes: Sequence[Schema]) -> Schema:
 
 
 def _properties(owner: type[Any], prefix: str) -> Schema:
-    """Return the schema of each field of an option class, by name; `prefix` is where its keys stand."""
+    """Return the schema of each field of an option class by name; `prefix` is the parent of the keys."""
     hints = typing.get_type_hints(owner)
     return {field.name: _field_schema(field, hints[field.name], f"{prefix}{field.name}") for field in fields(owner)}
 
@@ -190,7 +192,7 @@ def _nullable(node: Schema, is_nullable: bool) -> Schema:
 
 
 def _block_schema() -> Schema:
-    """Return the schema of one block: keys as on the command line, whose values may be several, `naive,mps`."""
+    """Return the schema of a block: keys as on the command line, each with one or several values (`naive,mps`)."""
     properties: Schema = {name: {"examples": list_choices(name)} for name in _groups()}
     patterns: Schema = {_pattern("workload@sizes.NAME"): {"examples": list_choices("workload")}}
     for key, node in _flattened(_study_properties(), ""):
@@ -205,12 +207,12 @@ def _block_schema() -> Schema:
 
 
 def _pattern(key: str) -> str:
-    """Return the pattern of a key of a block in which `NAME` is any name; `+` adds what is not there."""
+    """Return the pattern of a key of a block; `NAME` matches any name, and a leading `+` is allowed."""
     return rf"^\+?{re.escape(key).replace('NAME', _NAMES)}$"
 
 
 def _flattened(properties: Schema, prefix: str) -> Iterator[tuple[str, Schema]]:
-    """Give the keys below some properties as overrides have them, with their schemas; `NAME` is any name of a map."""
+    """Yield the keys of nested properties in override syntax, with schemas; `NAME` stands for any key of a map."""
     for name, node in properties.items():
         key, named = f"{prefix}{name}", node.get("additionalProperties")
         if "properties" in node and named is False:
@@ -222,7 +224,7 @@ def _flattened(properties: Schema, prefix: str) -> Iterator[tuple[str, Schema]]:
 
 
 def _choices_schema() -> Schema:
-    """Return the schema of an entry of a defaults list that names a choice; one of a user's own is no error."""
+    """Return the schema of a defaults list entry that names a choice; users may add choices."""
     properties: Schema = {}
     patterns: Schema = {}
     for group in _groups():
@@ -240,7 +242,7 @@ def _groups() -> list[str]:
 
 @cache
 def _meanings() -> dict[str, str]:
-    """Return what docs/configuration.md says of each key; of one with several meanings, all of them."""
+    """Return the meaning of each key from docs/configuration.md; several meanings are joined."""
     return {key: "; or: ".join(dict.fromkeys(texts)) for key, texts in explained.read_meanings().items()}
 
 

@@ -1,4 +1,4 @@
-"""Launches: which groups of a block are measured by the same processes, in turns (`WindowKind.INTERLEAVED`)."""
+"""Launches: groups of a block that the same processes run and measure in turns (`WindowKind.INTERLEAVED`)."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from pipeline.plan.config_schema import Config
 from pipeline.plan.workload_config import WorkloadConfig
 
 _SHARED = ("serial", "naive", "mps")
-"""Sharing modes in which a held job only waits: its share of the GPU is not fixed when it starts."""
+"""Sharing modes in which the other jobs can use the share of a paused job."""
 
 
 def explain_separate(config: Config, workloads: Iterable[WorkloadConfig]) -> str:
-    """Return why groups of a configuration cannot be interleaved; empty if they can."""
+    """Return why groups of a configuration cannot be interleaved; empty if they can be interleaved."""
     if config.scenario.name not in _SHARED:
-        return f"scenario={config.scenario.name} fixes what each job gets when it starts"
+        return f"scenario={config.scenario.name} fixes each job's share of the GPU at its start"
     if config.mix is not None:
-        return "a mix has jobs of its own"
+        return "the jobs of a mix run in no other group"
     if config.co_runners:
-        return "co-runners are not held"
+        return "co-runners cannot be paused"
     if config.pin_cpus:
-        return "pin_cpus=true divides the CPUs among the jobs that are launched"
+        return "pin_cpus=true divides the CPUs among all launched jobs"
     if config.profiler.name != "none":
-        return f"profiler={config.profiler.name} watches whole jobs"
+        return f"profiler={config.profiler.name} profiles jobs from start to end"
     for workload in workloads:
         if not workload.can_be_held():
-            return f"workload {workload.name} cannot be held at a step, or its data loader would go on"
+            return f"workload {workload.name} cannot be paused between steps together with its data loader"
     return ""
 
 
 def group_by_launch(groups: Sequence[Group]) -> list[list[Group]]:
-    """Return the groups of each launch, most jobs first, in the order of their first groups."""
+    """Return the groups of each launch, those with most jobs first; launches keep the order of their first groups."""
     launches = []
     for members in group_by(groups, _make_key).values():
         in_order = sorted(members, key=lambda group: -len(group.jobs))
@@ -44,14 +44,14 @@ def group_by_launch(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def split_by_launch(groups: Iterable[Group]) -> list[list[Group]]:
-    """Return the groups of a plan, in its order, launch by launch."""
+    """Split the groups of a plan by launch, in the order of the plan."""
     return [list(members) for _, members in itertools.groupby(groups, lambda group: group.launch or group.digest)]
 
 
 def _make_key(group: Group) -> tuple[str, ...]:
     if group.window.kind is not WindowKind.INTERLEAVED or group.skip_reason is not None:
         return (group.digest,)
-    # One job without MPS is launched by itself: beside contexts that only wait, a CUDA graph runs 5 % faster.
+    # One job without MPS is launched by itself: while other contexts wait, its CUDA graph runs 5 % faster (measured).
     is_alone = len(group.jobs) == 1 and group.scenario != "mps"
     mode = "serial" if is_alone else group.scenario
     return (mode, group.jobs[0].workload.digest, *group.settings.values(), str(group.options))

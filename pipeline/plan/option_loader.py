@@ -1,7 +1,8 @@
-"""The option classes of workloads: loaded by their names, and joined to the keys that every workload has.
+"""The option classes of workloads: loaded by name and joined to the keys that every workload has.
 
-A YAML names one in its defaults, `/schema/products.options.Products@_here_`; `hydra_plugins/option_classes.py` asks for
-it here when a file that names it is composed. So this package names no workload, and one may stand outside the project.
+A YAML names its option class under `defaults`, such as `/schema/products.options.Products@_here_`. When Hydra composes
+the YAML, `hydra_plugins/option_classes.py` loads the class with this module. This package therefore does not import
+workloads, and an option class may be located outside the project.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pipeline.plan.script_options import ScriptConfig
 from pipeline.plan.workload_config import WorkloadConfig
 
 KINDS: dict[str, type[WorkloadConfig]] = {kind.NODE: kind for kind in (WorkloadConfig, ScriptConfig)}
-"""Schemas without an option class, by the names under which a YAML extends them."""
+"""Schemas without an option class, by the names that YAML files extend."""
 _NAMED = re.compile(r"/schema/((?:\w+\.)+\w+)@")
 _OPEN = ("flags", "environ")
 _TAKEN = {key for key in dir(WorkloadConfig) if callable(getattr(WorkloadConfig, key))}
@@ -37,14 +38,14 @@ _COMMON = {option.name: option for option in dataclasses.fields(WorkloadConfig)}
 
 @cache
 def load(name: str) -> type[WorkloadConfig]:
-    """Return the class of a dotted name, with the keys that every workload has.
+    """Load an option class by its dotted name and join it to the keys that every workload has.
 
     Raises:
-        ConfigError: there is no such class, or it is none of options.
+        ConfigError: the class does not exist or is not a valid option class.
     """
     options = factory.find(name, f"/schema/{name}")
     if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
-        raise ConfigError(f"/schema/{name} is not a dataclass; name a class of options as MODULE.CLASS")
+        raise ConfigError(f"/schema/{name} is not a dataclass; name an option class as MODULE.CLASS")
     if taken := [option.name for option in dataclasses.fields(options) if option.name in _TAKEN]:
         raise ConfigError(f"/schema/{name} has an option with the reserved name {taken[0]}; rename it")
     if old := next((old for old in ("unit", "derive_unit") if hasattr(options, old)), None):
@@ -71,19 +72,19 @@ def load(name: str) -> type[WorkloadConfig]:
 
 
 def __getattr__(name: str) -> type[WorkloadConfig]:
-    """Return a joined class by its name here, where pickle looks for it: also in a process that has not loaded it."""
+    """Return a joined class by its name in this module, for pickle in processes that have not loaded the class."""
     if "__" not in name.strip("_"):
         raise AttributeError(name)
     return load(name.replace("__", "."))
 
 
 def make_node(name: str) -> DictConfig:
-    """Return the schema that the YAML of a workload extends; ConfigError as of `load`."""
+    """Return the schema that the YAML of a workload extends; raise the errors of `load`."""
     return open_maps(OmegaConf.structured(load(name)))
 
 
 def open_maps(node: DictConfig) -> DictConfig:
-    """Let keys of a user's own need no `+`."""
+    """Allow new keys in `flags` and `environ` without `+`."""
     for key in _OPEN:
         if key in node:
             OmegaConf.set_struct(node[key], False)
@@ -91,7 +92,7 @@ def open_maps(node: DictConfig) -> DictConfig:
 
 
 def join(options: Any) -> WorkloadConfig:
-    """Return options as a workload: an instance of an option class, which may be joined already."""
+    """Convert an instance of an option class to a workload; return a joined instance unchanged."""
     if isinstance(options, WorkloadConfig):
         return options
     kind = load(f"{type(options).__module__}.{type(options).__qualname__}")
@@ -99,13 +100,13 @@ def join(options: Any) -> WorkloadConfig:
 
 
 def list_classes(folders: Sequence[Path] | None = None, *, is_strict: bool = False) -> dict[str, type[WorkloadConfig]]:
-    """Return every kind of workload, by the name that a YAML extends it by; if not strict, those that can be loaded.
+    """Return every workload class by the name that a YAML extends.
 
-    Its fields (`dataclasses.fields`) have types and defaults, and `help`, `choices` and `least` in their metadata.
+    The fields of a class have types and defaults, and `help`, `choices` and `least` in their metadata.
 
     Args:
-        folders: of configuration; those of this command line if not given.
-        is_strict: raise what `load` raises.
+        folders: configuration folders; by default the folders of the command line.
+        is_strict: whether to raise the errors of `load`; else classes that cannot be loaded are omitted.
     """
     texts = [file.read_text(encoding="utf-8") for folder in folders or config_folders() for file in _files(folder)]
     names = sorted({name for text in texts for name in _NAMED.findall(text)})
@@ -120,10 +121,10 @@ def list_classes(folders: Sequence[Path] | None = None, *, is_strict: bool = Fal
 
 
 def read_settings(folder: Path, name: str) -> dict[str, dict[str, Any]]:
-    """Return what the files of a folder that name a class set, by the choices that they are.
+    """Return the settings in the workload files of a folder that extend a class, by choice.
 
     Raises:
-        ConfigError: one is no YAML with keys.
+        ConfigError: a file is not a YAML map.
     """
     settings: dict[str, dict[str, Any]] = {}
     for file in sorted(_files(folder)):
@@ -161,7 +162,7 @@ def _choose_default(options: type[Any], name: str, key: str) -> object:
 
 
 def find_root(kind: type[WorkloadConfig]) -> tuple[Path, ...]:
-    """Return the folder that the modules of an option class are found in; none of a kind without such a class."""
+    """Return the import folder of an option class as a tuple; empty for a workload without an option class."""
     module = (kind.options or "").rpartition(".")[0]
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:

@@ -1,4 +1,4 @@
-"""The options of workloads as tables: `python -m pipeline.plan.option_tables` writes those of docs/configuration.md."""
+"""Tables of workload options: `python -m pipeline.plan.option_tables` updates those in docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _WORDS = {str: "text", dict: "map", Any: "text or list"}
 
 
 def list_rows(kind: type[Any], *, is_whole: bool = False) -> Iterator[tuple[str, str, str, str]]:
-    """Yield key, type, default and meaning of the options that a class adds to those above it.
+    """Yield key, type, default and meaning of each option that a class adds to its base classes.
 
-    With `is_whole`, of all its options, but for what every workload has.
+    `is_whole` includes inherited options, except for the keys of every workload.
     """
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -40,7 +40,7 @@ def list_rows(kind: type[Any], *, is_whole: bool = False) -> Iterator[tuple[str,
 
 
 def fill_tables(text: str) -> str:
-    """Return a page with its tables as the classes have them now."""
+    """Return a page with its tables regenerated from the option classes."""
     return _TABLE.sub(lambda match: f"{match[1]}{_HEAD}{_make_table(match[2])}{match[3]}", text)
 
 
@@ -74,8 +74,8 @@ def _describe_default(field: dataclasses.Field[Any]) -> str:
 
 
 def main() -> None:
-    """Write the tables of the page anew."""
-    argparse.ArgumentParser(description="Write the tables of options of docs/configuration.md anew.").parse_args()
+    """Update the tables of the page."""
+    argparse.ArgumentParser(description="Update the tables of options in docs/configuration.md.").parse_args()
     PAGE.write_text(fill_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 

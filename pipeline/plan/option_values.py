@@ -1,4 +1,4 @@
-"""Values of options: their defaults, what they may be, and of which types."""
+"""Values of options: defaults, permitted values and supported types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPES = "int, float, bool, str, an Enum, each of these | None, list of int, floa
 
 
 def is_supported(hint: Any) -> bool:
-    """Tell whether a program can read options of this type from its command line."""
+    """Return whether a program can read options of this type from its command line."""
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType] if is_union else [hint]
     kind, origin = kinds[0], typing.get_origin(kinds[0])
@@ -30,22 +30,22 @@ def is_supported(hint: Any) -> bool:
 
 
 def refuse_types(hints: Mapping[str, Any]) -> None:
-    """Raise `TypeError` if an option is of a type that a program cannot read."""
+    """Raise `TypeError` if an option has a type that a program cannot read."""
     for name, hint in hints.items():
         if not is_supported(hint):
             raise TypeError(f"{name} has the unsupported type {inspect.formatannotation(hint)}; use {TYPES}")
 
 
 def read_default(option: dataclasses.Field[Any]) -> Any:
-    """Return the default of a field; that of dataclasses for none, if it has none."""
+    """Return the default of a field; `dataclasses.MISSING` without a default."""
     return option.default if option.default_factory is dataclasses.MISSING else option.default_factory()
 
 
 def convert(kind: type[Any], key: str, value: object) -> Any:
-    """Return a value as an option of a class has it, such as an `Enum` for its name.
+    """Convert a value to the type of an option, such as a name to its `Enum` member.
 
     Raises:
-        OmegaConfBaseException: it is of another type.
+        OmegaConfBaseException: the value cannot be converted.
     """
     node = _make_node(kind)  # type: ignore[arg-type]  # classes are hashable
     OmegaConf.update(node, key, value, merge=False)
@@ -54,12 +54,12 @@ def convert(kind: type[Any], key: str, value: object) -> Any:
 
 @functools.cache
 def _make_node(kind: Hashable) -> DictConfig:
-    """Return a node of a class, whose values are set again and again: making one takes 13 ms."""
+    """Return a node of a class; nodes are reused, because making a node takes 13 ms."""
     return cast(DictConfig, OmegaConf.structured(kind))
 
 
 def explain_wrong(option: dataclasses.Field[Any], setting: Any) -> str | None:
-    """Say what a value, or each of a list, must be instead; `None` if the option takes it."""
+    """Explain why an option refuses a value or an element of a list; `None` if it accepts the value."""
     least, choices = option.metadata.get("least"), option.metadata.get("choices")
     for value in setting if isinstance(setting, list) else [setting]:
         if value is None or value == MISSING:

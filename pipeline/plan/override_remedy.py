@@ -1,4 +1,4 @@
-"""Remedies for overrides that Hydra cannot read: each proposal was tried, so that it can be read."""
+"""Remedies for overrides that Hydra cannot read; every proposal is parsed first, so Hydra can read it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_SHOWN = 60
 
 
 def explain_unreadable(override: str, why_refused: Callable[[str, OmegaConfBaseException], str]) -> str:
-    """Say what to type instead of an override that cannot be read; `why_refused` says what a key takes."""
+    """Explain how to correct an unreadable override; `why_refused` explains which values a key accepts."""
     key, is_set, value = override.partition("=")
     shown = _abbreviate(override)
     if not is_set:
@@ -49,11 +49,11 @@ def explain_unreadable(override: str, why_refused: Callable[[str, OmegaConfBaseE
 
 
 def explain_several(override: str) -> str:
-    """Say how to give several values to a key: in a run each or, if the key takes one, as a list."""
+    """Explain how to set several values: one run for each or, if the key accepts a list, one list."""
     key, _, text = override.partition("=")
     values = _split(text)
     command = f"{entry_points.spell('run', '-m')} {quote(override)}"
-    problem = f"{_abbreviate(override)} has {len(values)} values; add -m for a run of each ({command})"
+    problem = f"{_abbreviate(override)} has {len(values)} values; to run each value, add -m ({command})"
     as_list = (
         f"{key}={override_values.format_override(values)}" if not _reads_as(f"{key}=[{text}]") else f"{key}=[{text}]"
     )
@@ -64,35 +64,36 @@ def explain_several(override: str) -> str:
 
 
 def explain_interpolation(override: str) -> str:
-    """Say how to write a text in which OmegaConf sees an interpolation that it cannot read."""
+    """Explain how to write a text that OmegaConf mistakes for an interpolation."""
     key, _, value = override.partition("=")
     text = re.sub(r"^([\"'])(.*)\1$", r"\2", value, flags=re.DOTALL)
     escaped = _quote_text(key, user_command.escape_interpolations(text))
-    return f"{_abbreviate(override)} holds an invalid interpolation; write {escaped} for the text itself"
+    return f"{_abbreviate(override)} contains an invalid interpolation; to set this text, write {escaped}"
 
 
 def note_on_sweep(override: str) -> str | None:
-    """Say that `-m` runs each value by itself, of a key that takes a list of them as well; `None` of other keys."""
+    """Return a note that `-m` runs each value separately if the key also accepts a list; else `None`."""
     key, _, text = override.partition("=")
     name, values = key.lstrip("+"), list(dict.fromkeys(_split(text)))
     if len(values) < 2 or _FUNCTION.match(text) or list_choices(name) or not is_known_to_take(name, values):
         return None
-    return f"note: -m makes {len(values)} runs of {override}; one run with the list is {quote(f'{key}=[{text}]')}"
+    as_list = quote(f"{key}=[{text}]")
+    return f"note: -m starts {len(values)} runs for {override}; for one run with the list, write {as_list}"
 
 
 def may_take(key: str, value: Any) -> bool:
-    """Tell whether nothing is known against giving a key of the configuration this value."""
+    """Return whether a key of the configuration may accept a value; true for an unknown key."""
     refusals = list(_list_refusals(key, value))
     return not refusals or None in refusals
 
 
 def is_known_to_take(key: str, value: Any) -> bool:
-    """Tell whether a key of the configuration is known to take a value."""
+    """Return whether a key of the configuration is known to accept a value."""
     return None in _list_refusals(key, value)
 
 
 def quote(word: str) -> str:
-    """Write a word so that a shell gives it on as it is; in double quotes if they spare it escapes."""
+    """Quote a word for a shell; use double quotes if they need fewer escapes."""
     if re.search(r"[\n\r\t]", word):
         escaped = word.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n").replace("\r", "\\r")
         return "$'" + escaped.replace("\t", "\\t") + "'"
@@ -118,7 +119,7 @@ def _explain_type(shown: str, name: str, value: str, why_refused: Callable[[str,
     function = _FUNCTION.match(value)
     if function is not None:
         near = difflib.get_close_matches(function[1], _FUNCTIONS, n=1)
-        remedy = f"write {near[0]}(...)" if near else f"functions are {', '.join(_FUNCTIONS)}"
+        remedy = f"write {near[0]}(...)" if near else f"use one of {', '.join(_FUNCTIONS)}"
         return f"{shown} is not a valid function call; {remedy}"
     refusals = [refusal for refusal in _list_refusals(name, value) if refusal is not None]
     return f"{shown} {why_refused(name, refusals[0])}"
@@ -139,7 +140,7 @@ def _list_readings(key: str, value: str) -> Iterator[tuple[str, Any, str]]:
 
 
 def _quote_text(key: str, text: str) -> str:
-    """Write an override that gives a text, with the quotes of the shell and of Hydra that need the fewest escapes."""
+    """Return an override that sets a text, with the shell and Hydra quotes that need the fewest escapes."""
     if re.search(r'["$`!\\]', text) and not re.search(r"[\n\r\t']", text):
         return shlex.quote(f"{key}={override_values.format_override(text, is_double=True)}")
     return quote(f"{key}={override_values.format_override(text)}")
@@ -164,7 +165,7 @@ def _read_structure(value: str) -> Any:
 
 
 def _list_leaves(structure: Any) -> list[Any]:
-    """Collect the values in maps and lists; what somebody left out, as in `{a}`, is `None`."""
+    """Collect the values in nested maps and lists; a missing value, as in `{a}`, is `None`."""
     parts = structure.values() if isinstance(structure, dict) else structure
     return (
         [leaf for part in parts for leaf in _list_leaves(part)] if isinstance(structure, dict | list) else [structure]
@@ -200,7 +201,7 @@ def _reads_as(override: str) -> bool:
 
 
 def _list_refusals(key: str, value: Any) -> Iterator[OmegaConfBaseException | None]:
-    """Yield why each node that has a key refuses a value, and `None` for one that takes it."""
+    """Yield each node's reason to refuse a value, or `None` if it accepts the value; skip nodes without the key."""
     group, _, below = key.partition(".")
     if group == "sizes":
         group, (_, _, below) = "workload", below.partition(".")
@@ -217,7 +218,7 @@ def _list_refusals(key: str, value: Any) -> Iterator[OmegaConfBaseException | No
         except OmegaConfBaseException as error:
             if not isinstance(error, ConfigAttributeError | ConfigKeyError):
                 refusals.append(error)
-    # Of one that no node has, nobody knows; a map takes any key.
+    # A key that no node has yields nothing; a map accepts any key.
     yield from sorted(refusals, key=lambda refusal: refusal is not None)
 
 

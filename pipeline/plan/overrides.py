@@ -1,4 +1,4 @@
-"""Parsed overrides: the combinations of a grid, and values that are set in a composed configuration."""
+"""Parsed overrides: expand a grid to combinations, and set values in a composed configuration."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _INTEGER = re.compile(r"[+-]?\d+")
 
 
 def list_combinations(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return the overrides of every combination of a grid, the last key varied first.
+    """Return the overrides of every combination of a grid; the last key varies fastest.
 
-    Of a key that is given twice, the last one counts; `null,null`, by which a sweep leaves null to its jobs, is one.
+    If a key is set twice, the last override counts. `null,null`, a deferred null (`hydra_arguments`), is one value.
 
     Raises:
-        ConfigError: values of a sweep cannot be counted.
+        ConfigError: a sweep has no discrete values.
     """
     values: dict[str, list[str]] = {}
     for override in overrides:
@@ -35,14 +35,14 @@ def list_combinations(overrides: Sequence[Override]) -> list[list[str]]:
             texts = list(override.sweep_string_iterator())
             values[key] = [f"{key}={text}" for text in (texts[:1] if set(texts) == {"null"} else texts)]
         else:
-            raise ConfigError(f"{override.input_line} has no single values; write A,B or range(START,STOP,STEP)")
+            raise ConfigError(f"{override.input_line} has no discrete values; write A,B or range(START,STOP,STEP)")
     return [list(combination) for combination in itertools.product(*values.values())]
 
 
 def refuse_integers(words: Iterable[str], config: DictConfig) -> None:
-    """Raise ConfigError for a number other than 0 and 1 where a key of a composed configuration is true or false.
+    """Raise `ConfigError` for a number other than 0 and 1 as the value of a Boolean key.
 
-    OmegaConf takes every number for one of the two.
+    OmegaConf converts every number to true or false.
     """
     for word in words:
         key, _, text = word.partition("=")
@@ -52,12 +52,11 @@ def refuse_integers(words: Iterable[str], config: DictConfig) -> None:
 
 
 def set_values(overrides: Sequence[Override], config: DictConfig) -> None:
-    """Set the values of overrides in a composed configuration: 5 ms, where composing it anew takes 100.
+    """Set values in a composed configuration, which takes 5 ms; composing the configuration again takes 100 ms.
 
     Raises:
-        ConfigCompositionException: a key is not there or cannot take its value, with the words and the cause that
-            Hydra has for it.
-        ConfigError: as `refuse_integers`.
+        ConfigCompositionException: a key does not exist or refuses its value; message and cause are Hydra's.
+        ConfigError: an error of `refuse_integers`.
     """
     for override in overrides:
         try:

@@ -1,7 +1,7 @@
-"""From configurations to a `Plan`: pure, frozen, printable. Nothing here touches the machine.
+"""Conversion of configurations to a `Plan`, an immutable object. Pure: nothing here accesses the machine.
 
-A sweep is one study: groups that several configurations ask for run once a block, each serial baseline once a block,
-and a repeat is a complete block of all groups in an order of its own.
+A sweep is one study: in each block, a group or serial baseline that several configurations need runs only once. A
+repeat is a complete block of all groups, in a separate random order.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pipeline.plan.launches import group_by_launch
 
 
 def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: bool) -> Plan:
-    """Build the plan of a study, from one configuration a combination: every group in the order of its run.
+    """Build the plan of a study, with all groups in their order, from one configuration per combination.
 
-    `is_sweep` adds serial baselines where `baseline` is `auto`. What cannot be run is a ConfigError.
+    `is_sweep` adds serial baselines with `baseline=auto`. Raise `ConfigError` for settings that cannot run.
     """
     blocks: dict[int, dict[str, Group]] = {}
     notes: list[str] = []
@@ -64,24 +64,24 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
 
 
 def select_named(groups: Sequence[Group], names: Sequence[str] | None) -> list[Group]:
-    """Select the groups of these names, and the baselines of their jobs; all without names.
+    """Select the named groups and the baselines of their jobs; `None` selects all groups.
 
     Raises:
-        ConfigError: no group has one of the names, or there is none.
+        ConfigError: `names` is empty or contains an unknown name.
     """
     if names is None:
         return list(groups)
     known = list(dict.fromkeys(group.name for group in groups))
     if not names:
-        raise ConfigError(f"only=[] names no group; name one, as in only=[{known[0]}]")
+        raise ConfigError(f"only=[] names no group; add a name, as in only=[{known[0]}]")
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[:3]
-            raise ConfigError(f"only={name} is not a group of the plan; the nearest are {', '.join(near)}")
+            raise ConfigError(f"only={name} is not a group of the plan; choose a group, such as {', '.join(near)}")
     chosen = [(_list_digests(group), group.shared_settings) for group in groups if group.name in names]
 
     def is_baseline(group: Group) -> bool:
-        workloads = _list_digests(group)  # one job alone, or several in turn
+        workloads = _list_digests(group)  # of one job alone or several in turn
         alike = [jobs for jobs, settings in chosen if settings == group.shared_settings]
         return group.sequential and any(
             workloads == jobs or (len(workloads) == 1 and workloads[0] in jobs) for jobs in alike
@@ -95,7 +95,7 @@ def _list_digests(group: Group) -> tuple[str, ...]:
 
 
 def _refuse_same_digest(group: Group, again: Group) -> None:
-    words = {"jobs": "paths", "device": "the GPU", "profiler": "the profiler's place", "sharing": "a program's place"}
+    words = {"jobs": "paths", "device": "the GPU", "profiler": "the profiler's path", "sharing": "a program's path"}
     names = [field.name for field in dataclasses.fields(Group) if field.compare]
     if differing := [words.get(name, name) for name in names if getattr(group, name) != getattr(again, name)]:
         raise ConfigError(

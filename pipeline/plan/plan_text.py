@@ -1,4 +1,4 @@
-"""A plan as text, and the commands with which it will change settings of a GPU; SharingError without their programs."""
+"""A plan as text or JSON, with the commands that change GPU settings; SharingError if their program is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipeline.base.system.words import format_count
 
 
 def format_plan(plan: Plan) -> str:
-    """Format a plan: one line a group, notes, and the commands that change settings of a GPU."""
+    """Format a plan: one line for each group, notes, and the commands that change GPU settings."""
     devices = ", ".join(
         f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})" for device in plan.devices
     )
@@ -29,7 +29,7 @@ def format_plan(plan: Plan) -> str:
 
 
 def export_plan(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
-    """Return the plan as JSON knows it; with the seconds of each group, by its number, where they are known."""
+    """Return a plan as JSON values, with the estimated seconds of a group if `seconds` has its number."""
     return {
         "experiment": plan.experiment,
         "plan": plan.digest,
@@ -61,12 +61,12 @@ def export_plan(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
 
 
 def list_remarks(plan: Plan) -> list[str]:
-    """Return the notes and warnings of a plan, line by line."""
+    """Return the notes and warnings of a plan, one per line."""
     return [*(f"note: {note}" for note in plan.notes), *(f"warning: {warning}" for warning in plan.warnings)]
 
 
 def list_commands(plan: Plan) -> list[str]:
-    """Format the commands that change settings of a GPU, once for all groups that use the same."""
+    """Format the commands that change GPU settings, once for all groups with the same commands."""
     lines = []
     for commands, numbers in _sort_by_commands(plan).items():
         lines.append(f"GPU settings are changed and restored by group {', '.join(map(str, numbers))}:")

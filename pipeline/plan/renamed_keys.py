@@ -1,4 +1,4 @@
-"""Keys of the configuration that have another name now: refused with the new one, translated in recorded studies."""
+"""Renamed keys of the configuration: refused with the new name, translated in recorded studies."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _PLACES = {
 
 
 def explain_old_key(key: str) -> str | None:
-    """Explain what to write instead of an old key; `None` for any other one."""
+    """Explain what to write instead of an old key; `None` if the key was not renamed."""
     remedy = _PLACES.get(key) or find_new_key(key)
     return f"{key} was renamed; write {remedy}" if remedy else None
 
 
 def rename_keys(config: dict[str, Any]) -> None:
-    """Give a recorded configuration the keys of today."""
+    """Replace old keys in a recorded configuration by the current keys."""
     sizes = config.get("sizes")
     for old, new in KEYS.items():
         parent, _, name = old.rpartition(".")

@@ -1,4 +1,4 @@
-"""The options of `workload=script`, any program that runs unchanged, with their checks."""
+"""Options of `workload=script`, which runs any program unchanged, and their checks."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ from pipeline.base.system import user_command
 from pipeline.plan.workload_config import WorkloadConfig, explain
 
 DecimalMark = enum.Enum("DecimalMark", {"point": ".", "comma": ","})
-"""The decimal separator in the output of a script; the other sign may separate thousands."""
+"""Decimal separator in the output of a script; the other character may separate thousands."""
 
 RunIn = enum.Enum("RunIn", "caller job_folder", start=0)
 
-# Settings of a script that its digest has only where they are given.
+# Settings of a script that enter its digest only if they are set.
 _IF_GIVEN = frozenset({"metric_unit", "decimal_mark"})
 
 
 @dataclass
 class ScriptConfig(WorkloadConfig):
-    """Any program, unchanged. `script` is the user's; it is measured from its start to its exit."""
+    """Any program, unchanged, named by `script`; it is measured from its start to its exit."""
 
     NODE: ClassVar[str] = "script"
 
     name: str = ""
     runner: str | None = "workloads/script.py"
     ends_by_itself: bool = True
-    run_in: RunIn = explain("directory of each job: that of the call, or its output folder", RunIn.caller)
-    metric: str | None = explain("metric with its samples/s (or `work_unit`/s) in MLflow or TensorBoard files", None)
+    run_in: RunIn = explain("working directory of each job: the caller's, or the job's output folder", RunIn.caller)
+    metric: str | None = explain(
+        "name of the metric in MLflow or TensorBoard files that holds the samples/s (or `work_unit`/s)", None
+    )
     metric_pattern: str | None = explain(
-        "regular expression for output lines with its samples/s; its one group is the number", None
+        "regular expression for output lines that report samples/s; its only group matches the number", None
     )
     metric_unit: str | None = explain(
-        "unit of that number (`k`, `per_min`, `s_per_step`, ...), if line and metric do not name it "
+        "unit of the logged number (`k`, `per_min`, `s_per_step`, ...), if metric name or output line has no unit "
         "([units](workloads.md#samples-per-second))",
         None,
     )
-    decimal_mark: DecimalMark | None = explain("decimal mark of numbers in its output; `null`: detect it", None)
-    samples: int | None = explain("samples (or work in its `work_unit`) of a whole run", None)
+    decimal_mark: DecimalMark | None = explain("decimal separator of numbers in the output; `null`: detect it", None)
+    samples: int | None = explain("samples (or work in `work_unit`) that one complete run processes", None)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -52,7 +54,7 @@ class ScriptConfig(WorkloadConfig):
             self.work_unit = unit.work or self.work_unit
 
     def program_options(self) -> dict[str, Any]:
-        return {}  # what it takes stands in `args` and `flags`
+        return {}  # `args` and `flags` hold its arguments
 
     def study_settings(self) -> dict[str, Any]:
         settings = super().study_settings() | {
@@ -79,7 +81,7 @@ class ScriptConfig(WorkloadConfig):
         return self.run_in is RunIn.job_folder
 
     def window_notes(self, window: Window) -> list[str]:
-        """Note arguments that were likely meant for the study, and stand behind the two dashes."""
+        """Note arguments after the two dashes that were probably meant for the study."""
         meant = [word for word in self.argument_words() if user_command.sets(word, user_command.OF_THE_STUDY)]
         return [f"{word} is passed to {self.name}; put settings of the study before --" for word in meant]
 
@@ -91,7 +93,7 @@ class ScriptConfig(WorkloadConfig):
             raise ValueError(f"samples={self.samples} must be at least 1")
         self._check_metric_unit()
         if self.metric is not None and not self.metric.strip():
-            raise ValueError("metric is empty; give the name of a metric that the script logs")
+            raise ValueError("metric is empty; set metric to the name of a metric that the script logs")
         if self.metric_pattern is not None:
             try:
                 num_groups = re.compile(self.metric_pattern).groups
@@ -103,7 +105,7 @@ class ScriptConfig(WorkloadConfig):
                 example = f"'([0-9.]+) {work_units.per_second(self.work_unit)}'"
                 raise ValueError(
                     f"metric_pattern={self.metric_pattern} has {num_groups} groups; put one pair of parentheses around "
-                    f"the number, as in {example}, and (?:...) elsewhere"
+                    f"the number, as in {example}, and use (?:...) for other groups"
                 )
 
     def _check_metric_unit(self) -> None:
@@ -115,9 +117,9 @@ class ScriptConfig(WorkloadConfig):
             return
         unit = self._metric_unit()
         if unit is None:
-            raise ValueError(f"metric_work_unit={self.metric_unit} is not a unit; {metric_unit.FORMS}")
+            raise ValueError(f"metric_unit={self.metric_unit} is not a unit; {metric_unit.FORMS}")
         if not unit.counts(self.work_unit):
             raise ValueError(
-                f"metric_work_unit={self.metric_unit} is the time of {work_units.format_unit(unit.work)}, not of "
-                f"{work_units.format_unit(self.work_unit)}; leave out work_unit={self.work_unit}"
+                f"metric_unit={self.metric_unit} is the time of {work_units.format_unit(unit.work)}, not of "
+                f"{work_units.format_unit(self.work_unit)}; remove work_unit={self.work_unit}"
             )

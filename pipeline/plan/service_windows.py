@@ -1,4 +1,4 @@
-"""Windows of services: do they hold the requests that percentiles need?"""
+"""Check that the window of a service holds enough requests for its percentiles."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pipeline.base.domain.records import Window, WindowKind
 
 
 def list_notes(service: Any, window: Window) -> list[str]:
-    """Return what a user should know of the percentiles of a service in a window; nothing of other workloads.
+    """Return notes on the percentiles of a service in a window; none for other workloads.
 
     Raises:
-        ValueError: the window cannot hold the requests that an objective needs.
+        ValueError: the window holds too few requests for the percentile of the objective.
     """
     rate_per_s, requests = getattr(service, service_figures.RATE, None), getattr(service, "requests", None)
     if window.kind is WindowKind.WORK and requests is not None:
@@ -23,7 +23,7 @@ def list_notes(service: Any, window: Window) -> list[str]:
         count = int(rate_per_s * window.seconds)
         held = f"about {count} requests ({rate_per_s:g}/s for {window.seconds:g} s)"
     else:
-        return []  # nobody knows how many clients will send that wait for their answers
+        return []  # the number of requests is unknown if clients wait for answers
     percentile = getattr(service, service_figures.OBJECTIVE_PERCENTILE, None)
     if percentile is not None and count < service_figures.min_requests(percentile):
         needed = service_figures.min_requests(percentile)
@@ -33,7 +33,7 @@ def list_notes(service: Any, window: Window) -> list[str]:
         )
     if count < (least := service_figures.min_requests(99)):
         enough = _suggest_window(rate_per_s, window, least)
-        return [f"no p99: it needs {least} requests, and the window holds {held}; {enough}"]
+        return [f"no p99: a p99 needs {least} requests, and the window holds {held}; {enough}"]
     return []
 
 

@@ -1,4 +1,4 @@
-"""Checks of settings before anything is touched; they look at values, not at the machine."""
+"""Checks of settings before a study starts; they read values only, not the machine."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from pipeline.base.system.words import escape_to_utf8
 from pipeline.plan.config_schema import Config, GpuConfig, GpuKind, ListenerConfig, TrackingConfig
 
 JSON = "json"
-"""The value of `dry_run` that has the plan printed for programs."""
+"""Value of `dry_run` that prints the plan as JSON."""
 
 _MAX_S = 366 * 86_400
 _MOST: dict[str, float] = {
     "repeats": 10_000,
-    "seed": 2**32 - 1,  # the largest that libraries take
+    "seed": 2**32 - 1,  # the largest seed that libraries accept
     **dict.fromkeys(("limits.ready_s", "limits.group_s", "limits.stop_s", "window.seconds", "window.settle_s"), _MAX_S),
     **dict.fromkeys(("window.slice_s", "window.slice_settle_s"), _MAX_S),
-    # That of a task of Slurm without a limit is 68 years.
+    # A Slurm task without a limit gets 68 years, so there is no maximum.
     **dict.fromkeys(("time_limit_s", "wait_limit_s"), math.inf),
     **dict.fromkeys(("gpu.models", "gpu.other_gpus", "window.epochs", "tracking.series_points"), math.inf),
 }
-"""The greatest values of numbers."""
+"""Maxima of numeric settings."""
 _MAY_BE_0 = ("seed", "gpu.other_gpus", "window.settle_s", "window.slice_settle_s")
 _MAX_INTERVAL_MS = 86_400_000
 
 
 def refuse_settings(config: Config) -> None:
-    """Refuse numbers that no study can run with, by a ConfigError."""
+    """Raise `ConfigError` for settings with which no study can run."""
     if config.dry_run not in (True, False, JSON):
         raise ConfigError(f"dry_run={config.dry_run} must be true, false or {JSON}")
     for key, most in _MOST.items():
@@ -55,7 +55,7 @@ def refuse_settings(config: Config) -> None:
         for key in ("model", "job_memory_mib", "driver", "count", "machine"):
             if (value := getattr(config.gpu, key)) != getattr(default, key):
                 raise ConfigError(
-                    f"gpu.{key}={value} is for simulated GPUs; choose one, such as gpu=simulated_a100_40gb"
+                    f"gpu.{key}={value} needs a simulated GPU; choose one, such as gpu=simulated_a100_40gb"
                 )
 
 
@@ -63,14 +63,14 @@ def _refuse_listeners(listeners: Mapping[str, ListenerConfig]) -> None:
     for name, listener in listeners.items():
         if not MIN_INTERVAL_MS <= listener.interval_ms <= _MAX_INTERVAL_MS:
             raise ConfigError(
-                f"listeners.{name}.interval_ms={listener.interval_ms} must be from {MIN_INTERVAL_MS} (sampling faster "
-                f"would disturb the jobs) to {_MAX_INTERVAL_MS}"
+                f"listeners.{name}.interval_ms={listener.interval_ms} must be from {MIN_INTERVAL_MS} (faster sampling "
+                f"disturbs the jobs) to {_MAX_INTERVAL_MS}"
             )
 
 
 def _refuse_tracking(config: TrackingConfig) -> None:
     if not config.root.strip():
-        raise ConfigError("tracking.root is empty; name the folder of the store and the spool")
+        raise ConfigError("tracking.root is empty; set it to the folder of the store and the spool")
     if config.uri is None and (odd := {"?", "%"} & set(str(expand_path("tracking.root", config.root).absolute()))):
         raise ConfigError(
             f"tracking.root={config.root} has a path with {' and '.join(sorted(odd))}, which MLflow cannot read; "
@@ -85,8 +85,8 @@ def _refuse_tracking(config: TrackingConfig) -> None:
             "tracking.root=/tmp/mlruns"
         )
     if not config.experiment.strip():
-        raise ConfigError("tracking.experiment is empty; name the MLflow experiment for the results")
-    if len(os.fsencode(config.experiment)) > MAX_NAME_BYTES:  # its artifacts are in a folder of its name
+        raise ConfigError("tracking.experiment is empty; set it to the MLflow experiment for the results")
+    if len(os.fsencode(config.experiment)) > MAX_NAME_BYTES:  # the folder of its artifacts has this name
         raise ConfigError(f"tracking.experiment={config.experiment} must have at most {MAX_NAME_BYTES} bytes")
 
 
@@ -97,4 +97,4 @@ def _refuse_rehearsal(config: Config) -> None:
     programs |= {f"scenario.{key}": value for key, value in vars(config.scenario).items() if is_program(key)}
     for key, program in programs.items():
         if program is not None:
-            raise ConfigError(f"{key}={program} cannot be used with a simulated GPU; remove it")
+            raise ConfigError(f"{key}={program} cannot be used with a simulated GPU; remove {key}")

@@ -1,7 +1,7 @@
-"""The shards of a plan: what one worker runs on one GPU, so that many GPUs can share a study. Pure.
+"""The shards of a plan, which workers on several GPUs run in parallel. Pure.
 
-A shard is a block, or one case of a block: groups that have a program in common, directly or through others, and so
-all that are compared with the same baselines. Every comparison is made within one, so no ratio is taken across GPUs.
+A shard is a block or one case of a block: all groups that have a program in common, directly or through other groups.
+Groups that are compared with the same baselines are thus in one shard, and no ratio is computed across GPUs.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain.records import Group, Plan
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.words import format_count
 
 
 def number_shards(groups: Sequence[Group], *, by_case: bool) -> tuple[Group, ...]:
-    """Assign its shard number to each group of a plan."""
+    """Assign a shard number to each group of a plan."""
     if not by_case:
         return tuple(dataclasses.replace(group, shard=group.block) for group in groups)
     cases = _number_cases(groups)
     places = [(group.block, cases[group.jobs[0].workload.digest]) for group in groups]
-    numbers = {place: number for number, place in enumerate(sorted(set(places)), start=1)}  # not each block has all
+    numbers = {place: number for number, place in enumerate(sorted(set(places)), start=1)}  # a block may lack cases
     return tuple(
         dataclasses.replace(group, shard=numbers[place], case=place[1])
         for group, place in zip(groups, places, strict=True)
@@ -36,24 +35,22 @@ def group_by_shard(groups: Sequence[Group]) -> Mapping[int, Sequence[Group]]:
 
 
 def select_shard(plan: Plan, number: int | None) -> Plan:
-    """Return the plan with one shard left, or whole without a number; its digest stays that of the whole.
+    """Reduce a plan to one shard, with the digest of the whole plan; without a number, return the plan unchanged.
 
     Raises:
-        ConfigError: it has no such shard.
+        ConfigError: the plan does not have the shard.
     """
     if number is None:
         return plan
     shards = group_by_shard(plan.groups)
     if number not in shards:
-        raise ConfigError(
-            f"shard={number}: the plan has {format_count(len(shards), 'shard')}, numbered from 1; choose one of them"
-        )
+        raise ConfigError(f"shard={number} does not exist in this plan; choose a shard from 1 to {len(shards)}")
     groups = tuple(shards[number])
     return dataclasses.replace(plan, groups=groups, devices=tuple(dict.fromkeys(group.device for group in groups)))
 
 
 def _number_cases(groups: Sequence[Group]) -> Mapping[str, int]:
-    """Return the number of each program's case, in the order in which the plan begins them."""
+    """Return the case number of each program; cases are numbered in the order of their first groups."""
     cases: list[set[str]] = []
     for group in groups:
         programs = {job.workload.digest for job in group.jobs}

@@ -1,4 +1,4 @@
-"""Small workloads in the places of an experiment's, for a rehearsal: each says by itself what it is when small."""
+"""Small replacements for the workloads of a rehearsed experiment; each option class defines its own."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def make_small(config: DictConfig, fixed: Collection[str], replacements: Mapping
     """Replace the workloads of a configuration by small ones.
 
     Args:
-        config: composed.
-        fixed: keys that stay as they are, such as those of the command line: options of a workload, or a program.
-        replacements: `stand_in`, the class of options that runs in place of programs without any, and `sets`, values
-            by key, of those that a small workload has.
+        config: a composed configuration.
+        fixed: keys that stay unchanged, such as the command line's: options of a workload, or a program.
+        replacements: `stand_in`, the option class that replaces programs without an option class, and `sets`, values
+            by key; a key that a small workload lacks is ignored.
 
     Raises:
-        ConfigError: a workload cannot be read, or a key that is fixed is none of the small one.
+        ConfigError: a workload cannot be read, or the small workload lacks a fixed key.
     """
     for place in ("workload", *(f"sizes.{name}" for name in config.sizes)):
         node = OmegaConf.select(config, place)

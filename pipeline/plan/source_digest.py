@@ -1,11 +1,11 @@
-"""The code of a program: its file, and what that imports from where it belongs. Reads text, executes nothing.
+"""The code of a program: its file and the local files that it imports. Reads text, executes nothing.
 
-Of ours, that is `workloads/`; of a user's, its folder, the folders above it up to the top of its git repository, and
-`src` there: where scripts look for modules by themselves, or add to their path. A file that no import leads to changes
-nothing, so that results stay valid when another program is added. Imports inside functions count. A module that is
-named only as text (`importlib`) is not seen: of our programs, only `fork_server.py` does that, with the module to
-preload, which the inventory adds. The fork server itself and `client.py` where no program imports it belong to how jobs
-are started, like the orchestrator's own code.
+Local files of a project's program are in `workloads/`. Local files of a user's program are in its folder, in the parent
+folders up to the top of its git repository, and in `src` there: scripts import from these folders or add them to their
+path. A file that no import reaches does not change the digest, so results stay valid when another program is added.
+Imports inside functions count. A module that is named only as text (`importlib`) is not found: among the project's
+programs, only `fork_server.py` imports this way, and the inventory adds the module that it preloads. The fork server,
+and `client.py` if no program imports it, are excluded, because they start jobs like the orchestrator's code.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from pipeline.base.system import git
 
 _PACKAGE = "workloads"
 _OURS = (f"{_PACKAGE}.", f"gpu_collocation.{_PACKAGE}.")
-"""Modules by which programs import the client; the second is that of the installed package."""
+"""Prefixes of modules that programs import for the job protocol: source tree, installed package."""
 
 
 class Code(NamedTuple):
-    """The code of a program: where it is, the digest of all of it, and its files."""
+    """The code of a program: path, digest of all files, and the files."""
 
     path: Path
     digest: str
@@ -35,10 +35,11 @@ class Code(NamedTuple):
 
 
 def read_code(path: Path, project: Path, *more_roots: Path) -> Code:
-    """Read the code of a program; `project` is the folder that holds `workloads/`, others hold modules as well.
+    """Read the code of a program; `project` contains `workloads/`, `more_roots` contain further modules.
 
     Raises:
-        OSError, SyntaxError: its file cannot be read; one of ours is no Python.
+        OSError: a file cannot be read.
+        SyntaxError: a program of the project is not valid Python.
     """
     is_ours = path.is_relative_to(project / _PACKAGE)
     roots = [project] if is_ours else [*_list_roots(path), *more_roots]
@@ -58,7 +59,7 @@ def find_module_file(module: str, project: Path) -> Path | None:
 
 
 def uses_job_protocol(code: Code) -> bool:
-    """Tell whether a program uses the job protocol: it imports `workloads`, or cannot be read."""
+    """Return whether a program uses the job protocol: it imports `workloads` or cannot be parsed."""
     for source in code.sources:
         imports = _read_imports(Path(source.path)) if source.path.endswith(".py") else None
         if imports is None or any(f"{name}.".startswith(_OURS) for _, name in imports):
@@ -67,7 +68,7 @@ def uses_job_protocol(code: Code) -> bool:
 
 
 def list_module_files(module: str, folder: Path) -> list[Path]:
-    """Return the files that `python -m MODULE` runs in a folder: of the packages around it, and its own."""
+    """Return the files that `python -m MODULE` runs in a folder: those of its parent packages and its own."""
     return _find_files(folder, [*module.split("."), "__main__"])
 
 
@@ -80,9 +81,9 @@ def _list_roots(path: Path) -> list[Path]:
 
 
 def _follow_imports(path: Path, roots: Sequence[Path], *, is_strict: bool) -> set[Path]:
-    """Return the file, and every file that its imports lead to. Unless strict, what is no Python imports nothing."""
+    """Return the file and all files that it imports, directly or not; unless strict, ignore invalid Python."""
     files, waiting = set[Path](), [path]
-    listed = {root: _list_module_names(root) for root in roots}  # most imports are of none of them
+    listed = {root: _list_module_names(root) for root in roots}  # most imports are in none of these roots
     while waiting:
         file = waiting.pop()
         if file in files:
@@ -100,7 +101,7 @@ def _follow_imports(path: Path, roots: Sequence[Path], *, is_strict: bool) -> se
 
 
 def _read_imports(file: Path) -> frozenset[tuple[int, str]] | None:
-    """Read the imports of a file; `None` if it is of another version of Python, or a compiled module."""
+    """Read the imports of a file; `None` for another version of Python or a compiled module."""
     try:
         return _parse_imports(file.read_bytes(), str(file))
     except (SyntaxError, ValueError, RecursionError):
@@ -110,12 +111,12 @@ def _read_imports(file: Path) -> frozenset[tuple[int, str]] | None:
 def _list_module_names(folder: Path) -> set[str]:
     try:
         return {entry.name.partition(".")[0] for entry in folder.iterdir()}
-    except OSError:  # no such folder, or not ours to read
+    except OSError:  # no such folder, or no permission to read it
         return set()
 
 
 def _find_files(folder: Path, parts: Sequence[str]) -> list[Path]:
-    """Find the files below a folder that importing a dotted name executes: `a.b` executes `a` as well."""
+    """Find the files below a folder that an import of a dotted name executes: `a.b` also executes `a`."""
     files: list[Path] = []
     for length in range(1, len(parts) + 1):
         place = folder.joinpath(*parts[:length])
@@ -124,7 +125,7 @@ def _find_files(folder: Path, parts: Sequence[str]) -> list[Path]:
         file = file or next((candidate for candidate in _list_compiled(place) if candidate.is_file()), None)
         if file is not None:
             files.append(file)
-        elif not place.is_dir():  # a package may do without a file
+        elif not place.is_dir():  # a namespace package has no file
             break
     return files
 

@@ -1,8 +1,8 @@
-"""The keys of every workload, whatever its program is, and what a plan asks of it.
+"""The keys that every workload has, and the methods that a plan calls.
 
-The options of a program stand beside it, in a class of its own that this package loads by its name
-(`pipeline/plan/option_loader.py`) and joins to `WorkloadConfig`. Hooks are optional methods of such a class. To
-refuse a value, they raise `ValueError` with a message that names the configuration keys.
+The options of a program are a dataclass next to the program (an option class), which `pipeline/plan/option_loader.py`
+loads by name and joins to `WorkloadConfig`. Hooks are optional methods of an option class. To refuse a value, a hook
+raises `ValueError` with a message that names the configuration keys.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import expand_path, is_file
 from pipeline.plan import option_values, service_windows, source_digest
 
-# Variables that only the orchestrator sets. One that hides a job from MPS may be given: its group fails and says so.
+# Variables that only the orchestrator sets. A variable that bypasses MPS is allowed: its group fails with the reason.
 _OURS = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 _OUR_PREFIX = "COLLOCATION_"
 
 
 @dataclass(frozen=True)
 class JobDevice:
-    """The device that options are checked for (`workloads.options.Device`)."""
+    """The device for which options are checked (`workloads.options.Device`)."""
 
     name: str
     is_gpu: bool
@@ -46,7 +46,7 @@ class JobDevice:
 
 
 def explain(help: str, default: Any = dataclasses.MISSING) -> Any:
-    """Return a field of a schema with its meaning, as Markdown."""
+    """Return a schema field with its help text in Markdown."""
     if isinstance(default, dict | list):
         return field(default_factory=lambda: type(default)(default), metadata={"help": help})
     return field(default=default, metadata={"help": help})
@@ -56,26 +56,26 @@ def explain(help: str, default: Any = dataclasses.MISSING) -> Any:
 class WorkloadConfig:
     """A program. An option class adds keys, which become command-line flags (`batch_size` -> `--batch-size`).
 
-    A program that can be stopped also gets `--seed`, `--device` and `--epochs` (0: until told to stop).
+    A program that can be stopped also gets `--seed`, `--device` and `--epochs` (0: run until stopped).
 
     Attributes:
         NODE: name of the schema that YAML files list under `defaults`.
-        may_lack_packages: a group whose environment lacks a package is skipped, and does not stop the study.
+        may_lack_packages: whether a group is skipped if its environment lacks a package; else the study is refused.
     """
 
     NODE: ClassVar[str] = "workload"
     may_lack_packages: ClassVar[bool] = False
 
-    name: str = explain("name in tables and MLflow; that of its file for `script`", MISSING)
+    name: str = explain("name in tables and MLflow; for `script`, the name of the script file", MISSING)
     options: str | None = explain("option class; set by `workload=`", None)
     script: str = explain(
-        "script, relative to the working directory or the project; for `script` also a program of the environment or "
-        "on PATH",
+        "path of the script, relative to the working directory or the project; for `script` also a program of the "
+        "environment or on PATH",
         MISSING,
     )
     args: Any = explain(
         "further arguments: a list, or a text in shell syntax; [`{output_dir}`, `{job}` and `{degree}`]"
-        "(workloads.md#a-folder-for-each-job) are filled in",
+        "(workloads.md#a-folder-for-each-job) are replaced",
         [],
     )
     flags: dict[str, Any] = explain(
@@ -84,34 +84,37 @@ class WorkloadConfig:
         {},
     )
     runner: str | None = explain(
-        "script that starts the program and uses the job protocol for it; `null` if the program uses it", None
+        "script that starts the program and uses the job protocol for it; `null`: the program uses the job protocol",
+        None,
     )
-    ends_by_itself: bool = explain("the program cannot be stopped, so its group uses the `work` window", False)
+    ends_by_itself: bool = explain(
+        "whether the program cannot be stopped; its group then uses the `work` window", False
+    )
     environ: dict[str, str] = explain(
         "further environment variables: `workload.environ.NAME=VALUE`; [secrets](tracking.md#secrets) are not recorded",
         {},
     )
     work_unit: str = explain(
-        "work unit, such as `sequences`; [metrics](method.md#units) are named after it",
+        "work unit, such as `sequences`; it is part of the names of [metrics](method.md#units)",
         work_units.SAMPLES,
     )
     preload: str | None = explain("module to import for a [warm start](warm_start.md); `null`: no warm start", None)
-    env_file: str | None = explain("environment file of these jobs, instead of `env.file`", None)
-    env_prefix: str | None = explain("environment of these jobs, instead of `env.prefix`", None)
+    env_file: str | None = explain("environment file of this workload's jobs, instead of `env.file`", None)
+    env_prefix: str | None = explain("environment of this workload's jobs, instead of `env.prefix`", None)
 
     def __post_init__(self) -> None:
         self.name = self.name or self.derive_name()
         with self.hook("derive_work_unit"):
             self.work_unit = self.work_unit or self.derive_work_unit()
 
-    # The hooks of an option class.
+    # Hooks of an option class.
 
     def derive_name(self) -> str:
-        """Return the name of one that has none."""
+        """Return the name of a workload whose `name` is empty."""
         return type(self).__name__.lower()
 
     def derive_work_unit(self) -> str:
-        """Return what the work is counted in, if the options decide it; else nothing."""
+        """Return the work unit if the options determine it, else an empty string."""
         return ""
 
     def derive_values(self) -> Mapping[str, object]:
@@ -119,39 +122,39 @@ class WorkloadConfig:
         return {}
 
     def check(self, device: Any) -> None:
-        """Refuse with `ValueError` what cannot run on the device, and options that exclude each other."""
+        """Raise `ValueError` for options that cannot run on the device or exclude each other."""
 
     def check_data(self) -> None:
-        """Refuse with `ValueError` data that the program will read and that is not there."""
+        """Raise `ValueError` if data that the program will read is missing."""
 
     def packages(self) -> tuple[str, ...]:
-        """Return distributions that the options need; `A|B` is one of them."""
+        """Return the distributions that the options need; `A|B` needs either."""
         return ()
 
     def describe_lack(self, package: str, python: str) -> str:
-        """Say that the environment of an interpreter lacks a package, and what to do about it."""
-        return f"{package} is not installed in the environment of {python}; install it, or choose another option"
+        """Return an error message with remedy for a package that an interpreter's environment lacks."""
+        return f"{package} is not installed in the environment of {python}; install {package}, or choose another option"
 
     def can_be_held(self) -> bool:
-        """Return whether a job can be held between two steps, without a queue of data that fills meanwhile."""
+        """Return whether a job can be paused between steps without a data queue that fills meanwhile."""
         return False
 
     def input_files(self) -> Mapping[str, str]:
-        """Return files whose content belongs to the program, each with the key that names it."""
+        """Return the files that are part of the program, each with the configuration key that names it."""
         return {}
 
     def small(self) -> Any:
-        """Return what a rehearsal runs instead."""
+        """Return the small workload that a rehearsal runs instead."""
         return self
 
-    # What a plan asks.
+    # Methods that a plan calls.
 
     def rate_source(self) -> RateSource:
-        """Return the source of its rate, if it does not report its steps."""
+        """Return the source of the job's rate if the program does not report its steps."""
         return RateSource()
 
     def is_in_own_folder(self) -> bool:
-        """Tell whether each job starts in its output folder, and not where the user called from."""
+        """Return whether each job starts in its output folder instead of the caller's working directory."""
         return False
 
     def option_fields(self) -> list[dataclasses.Field[Any]]:
@@ -160,15 +163,15 @@ class WorkloadConfig:
         return [option for option in fields(self) if option.name not in common]
 
     def program_options(self) -> dict[str, Any]:
-        """Return the options that the program gets, with absolute paths, as a job has another working directory."""
+        """Return the program's options, with absolute paths, because a job's working directory differs."""
         options = [option for option in self.option_fields() if option.metadata.get("is_flag", True)]
         return {option.name: self._value_for_job(option) for option in options}
 
     def complete(self) -> WorkloadConfig:
-        """Return the workload with the options that follow from others, where these have their defaults.
+        """Return the workload with derived values in place of defaults.
 
         Raises:
-            ConfigError: it has a value that cannot be used, or `derive_values` returns one.
+            ConfigError: a value of the workload or of `derive_values` is refused.
         """
         self.refuse_values()
         with self.hook("derive_values"):
@@ -187,12 +190,12 @@ class WorkloadConfig:
         return planned
 
     def study_settings(self) -> dict[str, Any]:
-        """Return the options that are for the study and not for the program."""
+        """Return the options for the study, which the program does not get."""
         names = sorted(option.name for option in self.option_fields() if not option.metadata.get("is_flag", True))
         return {work_units.PARAM: self.work_unit, **{key: getattr(self, key) for key in names}}
 
     def place_options(self) -> set[str]:
-        """Return the options that say where things lie on this machine, not what is computed."""
+        """Return the names of path options that do not affect the results."""
         return {option.name for option in self.option_fields() if option.metadata.get("path") == "place"}
 
     def _value_for_job(self, option: dataclasses.Field[Any]) -> Any:
@@ -202,29 +205,29 @@ class WorkloadConfig:
         return value.replace(braces, f"{{{braces}}}") if braces else value
 
     def has_given_rate(self) -> bool:
-        """Tell whether it is a service that answers as many requests as the user chose to send.
+        """Return whether the workload is a service with a fixed offered load.
 
-        How many it answers then says nothing of how fast it is, so it is compared by its latency instead.
+        Its rate then follows from the offered load and not from its speed, so services are compared by latency.
         """
         return getattr(self, service_figures.RATE, None) is not None
 
     def latency_objective(self) -> Objective | None:
-        """Return its latency objective, if it answers requests."""
+        """Return the latency objective of a service; `None` without an objective."""
         latency_ms = getattr(self, service_figures.OBJECTIVE, None)
         percentile = getattr(self, service_figures.OBJECTIVE_PERCENTILE, None)
         return None if latency_ms is None else Objective(latency_ms=latency_ms, percentile=percentile)
 
     def window_notes(self, window: Window) -> list[str]:
-        """Return notes on this window for the user; ConfigError if it cannot hold what is asked."""
+        """Return notes on a window for the user; raise `ConfigError` if the window is too short for an objective."""
         try:
             return [f"{self.name}: {note}" for note in service_windows.list_notes(self, window)]
         except ValueError as error:
             raise self._refused(str(error)) from error
 
     def source_files(self) -> dict[str, str]:
-        """Return files beside the script whose content belongs to the program, each with the key that names it.
+        """Return the further files of the program, each with the configuration key that names it.
 
-        These are the Python files that the command line names, and what its options name.
+        These are the Python files in the command line and the files that options name.
         """
         words = self.argument_words()
         named = [file for file in user_command.list_source_files("", words) if is_file(Path(file))]
@@ -240,26 +243,26 @@ class WorkloadConfig:
         """Return the words that `args` and `flags` add to a command line that already has `arguments`.
 
         Raises:
-            ConfigError: they cannot be read, or give a flag that is given already.
+            ConfigError: `args` or `flags` cannot be read, or a flag is given twice.
         """
         words = self.argument_words()
         flags = {word.partition("=")[0] for word in (*arguments, *words) if word.startswith("--")}
         for name, value in self.flag_values().items():
             if f"--{name}" in flags:
-                raise self._refused(f"--{name} is given twice; remove flags.{name}={value} or the argument")
+                raise self._refused(f"--{name} is given twice; remove flags.{name}={value} or the argument --{name}")
             if value is not False and value != []:
                 several = value if isinstance(value, list) else [] if value is True else [value]
                 words += [f"--{name}", *map(_word, several)]
         return words
 
     def flag_values(self) -> dict[str, Any]:
-        """Return the flags that are not null, by name: of flags within flags, `optimizer.lr`."""
+        """Return the flags that are not null, by name; the name of a nested flag is `optimizer.lr`."""
         return dict(self._flattened(self.flags, ""))
 
     def _flattened(self, flags: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
         for key, value in flags.items():
             if not key or key.startswith("-"):
-                raise self._refused(f"flags.{where}{key} is not the name of a flag; write it without dashes")
+                raise self._refused(f"flags.{where}{key} is not the name of a flag; write the name without dashes")
             if isinstance(value, Mapping):
                 yield from self._flattened(value, f"{where}{key}.")
             elif value is not None:
@@ -272,25 +275,25 @@ class WorkloadConfig:
         try:
             return [] if self.args is None else shlex.split(str(self.args))
         except ValueError as error:
-            raise self._refused(f"args={self.args} cannot be split into words: {error}") from error
+            raise self._refused(f"args={self.args} cannot be split into words ({error}); check its quotes") from error
 
     def refuse_wrong(self, device: Device, *, device_was_chosen: bool) -> None:
-        """Refuse with `ConfigError` what cannot run on the device, and settings that exclude each other.
+        """Raise `ConfigError` for settings that cannot run on the device or exclude each other.
 
-        It looks at values only. `device_was_chosen` is false with gpu.kind=auto, where the device is detected.
+        Only values are checked, not files. `device_was_chosen` is false if the device is detected (gpu.kind=auto).
         """
         for key in self.environ:
             if key in _OURS or key.startswith(_OUR_PREFIX):
                 raise self._refused(f"environ.{key} is reserved for the orchestrator; remove it")
         if not re.fullmatch(work_units.PATTERN, self.work_unit, re.ASCII):
             raise self._refused(
-                f"work_unit={self.work_unit} must be a plural of letters, digits and underscores, such as sequences: "
-                "it is part of the names of metrics"
+                f"work_unit={self.work_unit} cannot be part of metric names; use a plural noun of letters, digits and "
+                "underscores, such as sequences"
             )
         with self.hook("derive_work_unit"):
             unit = self.derive_work_unit()
         if unit and unit != self.work_unit:
-            raise self._refused(f"work_unit={self.work_unit}: its work is counted in {unit}")
+            raise self._refused(f"work_unit={self.work_unit} must be {unit}, the program's work unit; remove work_unit")
         capability = dict(device.details).get("compute_capability")
         with self.hook("check"):
             self.check(
@@ -304,26 +307,26 @@ class WorkloadConfig:
             )
 
     def refuse_missing_data(self) -> None:
-        """Refuse with `ConfigError` if data that the program will read is not there, or nobody said where it is."""
+        """Raise `ConfigError` if data that the program will read is missing or has no path."""
         paths = [option for option in self.option_fields() if option.metadata.get("path")]
         absolute = {option.name: self._value_for_job(option) for option in paths}
         with self.hook("check_data"):
             dataclasses.replace(self, **absolute).check_data()
 
     def needed_packages(self) -> tuple[str, ...]:
-        """Return what `packages` does; ConfigError if it fails."""
+        """Return the result of the hook `packages`; raise `ConfigError` if the hook fails."""
         with self.hook("packages"):
             return tuple(self.packages())
 
     def refuse_values(self, source: str = "") -> None:
-        """Refuse with `ConfigError` a value that its option does not take; the message begins with `source`."""
+        """Raise `ConfigError` for a value that its option does not accept; the message begins with `source`."""
         for option in self.option_fields():
             if (wrong := option_values.explain_wrong(option, getattr(self, option.name))) is not None:
                 raise self._refused(f"{source}{wrong}")
 
     @contextmanager
     def hook(self, name: str) -> Iterator[None]:
-        """Turn any exception of a hook into ConfigError; an unexpected one gets its file and line."""
+        """Convert an exception of a hook to `ConfigError`; add file and line unless it is a `ValueError`."""
         try:
             yield
         except ValueError as error:

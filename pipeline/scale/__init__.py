@@ -1,1 +1,1 @@
-"""One study on several GPUs: workers, each of which is a `run.py` that runs one shard at a time on one GPU."""
+"""One study on several GPUs: each worker is a `run.py` process that runs one shard at a time on one GPU."""

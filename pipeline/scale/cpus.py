@@ -1,4 +1,4 @@
-"""The CPUs of each worker: those of its GPU's NUMA node, divided among the workers there."""
+"""The CPUs of each worker: CPUs of its GPU's NUMA node, divided among the workers of this node."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def divide(devices: Sequence[Device]) -> Mapping[str, frozenset[int]]:
-    """Return the CPUs of each GPU's worker by UUID; workers share no core, unless there are too few CPUs."""
+    """Return the CPUs of each GPU's worker by UUID; workers share no CPU unless there are too few CPUs."""
     available = frozenset(os.sched_getaffinity(0))
     sharing: list[tuple[frozenset[int], list[Device]]] = []
     for device in devices:
         near, members = (_read_near_cpus(device) & available) or available, [device]
-        for other in [share for share in sharing if share[0] & near]:  # of a GPU whose node is not known, all
+        for other in [share for share in sharing if share[0] & near]:  # a GPU of an unknown node shares with all
             sharing.remove(other)
             near, members = near | other[0], [*other[1], *members]
         sharing.append((near, members))
@@ -36,7 +36,7 @@ def divide(devices: Sequence[Device]) -> Mapping[str, frozenset[int]]:
 
 
 def _list_cores(cpus: frozenset[int]) -> list[list[int]]:
-    """Return the CPUs of each core: its hyperthreads, which slow each other down."""
+    """Return the CPUs of each core, which are hyperthreads that slow each other down."""
     cores: dict[int, list[int]] = defaultdict(list)
     for cpu in sorted(cpus):
         try:
@@ -49,7 +49,7 @@ def _list_cores(cpus: frozenset[int]) -> list[list[int]]:
 
 @contextmanager
 def bind_children(cpus: frozenset[int]) -> Iterator[None]:
-    """Restrict processes that are started meanwhile to these CPUs."""
+    """Restrict processes that start within the context to these CPUs."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     try:
@@ -59,7 +59,7 @@ def bind_children(cpus: frozenset[int]) -> Iterator[None]:
 
 
 def _read_near_cpus(device: Device) -> frozenset[int]:
-    """Return the CPUs of a GPU's NUMA node; empty if Linux does not tell."""
+    """Return the CPUs of a GPU's NUMA node; empty if Linux does not report them."""
     bus_id = dict(device.details).get("pci_bus_id", "").lower()
     domain, colon, rest = bus_id.partition(":")
     try:
@@ -69,7 +69,7 @@ def _read_near_cpus(device: Device) -> frozenset[int]:
 
 
 def parse_list(text: str) -> frozenset[int]:
-    """Parse a list as the kernel writes it: `0-3,8,10-11`."""
+    """Parse a CPU list of the kernel, such as `0-3,8,10-11`."""
     numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

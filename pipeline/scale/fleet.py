@@ -23,7 +23,7 @@ _REFUSED = 2
 
 
 def assign_ports(exporter: Any, devices: Sequence[Device]) -> Mapping[str, int]:
-    """Return the exporter port of each GPU by UUID, from the configured one on; empty without an exporter."""
+    """Return consecutive exporter ports by GPU UUID, beginning with the configured port; empty without a port."""
     first = getattr(exporter, "port", None)
     return {} if first is None else {device.uuid: first + position for position, device in enumerate(devices)}
 
@@ -33,10 +33,10 @@ class Part:
     """The shards for the GPUs of one model.
 
     Attributes:
-        request: the study as these GPUs run it.
-        waiting: shards that no GPU has.
-        begun: UUID of the GPU that has rows of a shard, which then need not run again there.
-        took_s: duration of each finished shard.
+        request: study with the settings for these GPUs.
+        waiting: numbers of the shards that are not assigned.
+        begun: UUID of the GPU that already has rows of a shard, by shard number; these rows are reused on this GPU.
+        took_s: durations of the finished shards.
     """
 
     request: StudyRequest
@@ -46,18 +46,18 @@ class Part:
     took_s: list[float] = field(default_factory=list)
 
     def sort_devices(self) -> list[Device]:
-        """Return the GPUs, those first that have begun a shard."""
+        """Return the GPUs, beginning with those that have rows of a waiting shard."""
         begun = {self.begun.get(shard) for shard in self.waiting}
         return sorted(self.devices, key=lambda device: device.uuid not in begun)
 
     def take(self, device: Device) -> int:
-        """Take a shard for a GPU: one that it has begun, else one that no other has, else the next."""
+        """Choose a shard for a GPU: first one that it has begun, then one that no GPU has begun, then any."""
         shard = min(self.waiting, key=lambda shard: {device.uuid: 0, None: 1}.get(self.begun.get(shard), 2))
         self.waiting.remove(shard)
         return shard
 
     def estimate_seconds_left(self, running_s: Sequence[float]) -> float | None:
-        """Estimate the time of the remaining shards from finished ones; `None` without any."""
+        """Estimate the seconds until all shards are finished; `None` if no shard has finished."""
         if not self.took_s:
             return None
         mean_s = fmean(self.took_s)
@@ -68,7 +68,7 @@ class Part:
 class Fleet:
     """Workers on some GPUs, and the queue of shards."""
 
-    ENDS_WORKERS = False  # when this process is killed; else they finish their shards
+    ENDS_WORKERS = False  # when this process is killed, workers finish their shards
 
     def __init__(self, request: StudyRequest, devices: Sequence[Device], parts: Sequence[Part]) -> None:
         self.request, self.devices, self.parts = request, devices, parts
@@ -83,7 +83,7 @@ class Fleet:
         self.workers: list[WorkerProcess] = []
 
     def run(self) -> None:
-        """Run until no shard is left, or no GPU to run one on; pass a signal on to the workers and wait for them."""
+        """Run until no shards or no usable GPUs remain; forward a signal to the workers and wait for them."""
         with selectors.DefaultSelector() as selector:
             try:
                 while self.start_more(selector):
@@ -100,7 +100,7 @@ class Fleet:
                 raise
 
     def start_more(self, selector: selectors.BaseSelector) -> bool:
-        """Give each idle GPU a shard; return whether any is at work."""
+        """Assign a shard to each idle GPU; return whether a worker is busy."""
         for device in list(self.idle):
             part = self.part_of[device.uuid]
             if not part.waiting:
@@ -123,22 +123,22 @@ class Fleet:
         return any(worker.is_busy for worker in self.workers)
 
     def is_late(self, num_left: int) -> bool:
-        """Return whether the time limit of the study is over; if so, report the shards left."""
+        """Return whether the time limit of the study has passed; if so, report the remaining shards."""
         limit_s, left_s = self.request.config.time_limit_s, self._compute_time_left_s()
         if left_s is None or left_s > 0:
             return False
-        words.say(f"time_limit_s={limit_s:g} is over: {format_count(num_left, 'shard')} left")
+        words.say(f"time_limit_s={limit_s:g} has passed: {format_count(num_left, 'shard')} left")
         self.worst = max(self.worst, 1)
         return True
 
     def decide_limits(self) -> dict[str, object]:
-        """Return the keys that are decided for each worker that measures."""
+        """Return the keys that every measuring worker gets."""
         left_s = self._compute_time_left_s()
         limit = {} if left_s is None else {"time_limit_s": f"{max(0.1, left_s):.1f}"}
         return {"resume": self.request.config.resume, **limit}
 
     def compute_exit_status(self, *, is_whole: bool) -> int:
-        """Return the exit status of the study; another GPU may have run the shards of a refused worker."""
+        """Return the exit status of the study; other GPUs may have run the shards that a worker refused."""
         if is_whole:
             return self.worst
         return self.worst or (_REFUSED if self.was_refused and not self.has_measured else 1)
@@ -148,7 +148,7 @@ class Fleet:
         return None if limit_s is None else limit_s - (time.monotonic() - self.begin_s)
 
     def start(self, device: Device, decided: Mapping[str, object], selector: selectors.BaseSelector) -> WorkerProcess:
-        """Start a worker on a GPU, with these keys decided for it."""
+        """Start a worker on a GPU with the keys that the launcher sets."""
         ports = assign_ports(self.request.config.exporter, self.devices)
         port = {"exporter.port": ports[device.uuid]} if ports else {}
         of_worker = {"hydra/launcher": "worker", **decided, **port, "gpu.device": device.uuid}
@@ -177,7 +177,7 @@ class Fleet:
         with interrupts.hold_interrupts():
             for key, _ in ready:
                 worker, output = key.data
-                if output.closed:  # it was read with the other one
+                if output.closed:  # read and closed together with the other output
                     continue
                 status = worker.listen(output)
                 for registered in [key for key in selector.get_map().values() if key.data[1].closed]:
@@ -188,7 +188,7 @@ class Fleet:
                     self.handle_end(worker, status)
 
     def handle_end(self, worker: WorkerProcess, status: int) -> None:
-        """Record the end of a shard; its GPU gets the next one."""
+        """Record the end of a shard; its GPU becomes idle, unless the worker refused the shard."""
         part = self.part_of[worker.device.uuid]
         if status == _REFUSED:
             part.waiting.appendleft(worker.shard)
@@ -207,7 +207,7 @@ class Fleet:
             self.count(status)
 
     def count(self, status: int) -> None:
-        """Raise the exit status of the study to a worker's; a killed worker has failed."""
+        """Raise the exit status of the study to a worker's; 1 for a killed worker."""
         was_killed = status > 128 and status - 128 not in interrupts.SIGNALS
         self.worst = max(self.worst, 1 if was_killed else status)
 

@@ -1,7 +1,7 @@
-"""The launcher `beside`: measures each shard on one GPU alone and while the other GPUs of the host work.
+"""The launcher `beside`, which measures each shard on one GPU, alone and while the other GPUs of the host work.
 
-Those GPUs run the same study from its beginning, until the shard is measured. Their rows go to an experiment of
-their own, which no report of the study reads.
+The other GPUs run the same study from its beginning until the shard is measured. Their rows are recorded in a separate
+experiment, which no report of the study reads.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from pipeline.study.preview import preview
 from pipeline.study.study_request import StudyRequest
 
 _COMPANY = "company"
-_REPEATS = 100  # of the study on another GPU, which is ended long before
+_REPEATS = 100  # enough for the other GPUs to work until they are stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leg:
-    """The study with so many GPUs at work beside: its plan, and the shards of it to run."""
+    """The plan and remaining shards of the study for one number of other busy GPUs (`beside`)."""
 
     beside: int
     plan: Plan
@@ -45,18 +45,18 @@ class Leg:
 
 
 def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
-    """Measure each shard of a study on the first GPU, alone and in company; return the worst exit status."""
+    """Measure each shard on the first GPU, alone and while other GPUs work; return the worst exit status."""
     devices = select_free(request, devices_option, "beside", of_one_model=True)
     if len(devices) < 2:
         raise ConfigError(
             f"hydra/launcher=beside needs two free GPUs, and only {devices[0].name} ({devices[0].uuid}) is free; "
-            "leave the launcher out to measure it alone"
+            "remove hydra/launcher to measure on this GPU alone"
         )
     refuse_taken_ports(request, devices)
     company = (0, len(devices) - 1)
     planned = [_make_leg(request, devices[0], beside) for beside in company]
     request.planned = {group.digest for leg, _ in planned for group in leg.plan.groups}
-    refuse_mode_switches([(devices, leg.plan) for leg, _ in planned], "leave the launcher out")
+    refuse_mode_switches([(devices, leg.plan) for leg, _ in planned], "remove hydra/launcher")
     if request.config.dry_run:
         return preview(*((request, inventory, leg.plan) for leg, inventory in planned))
     legs = []
@@ -84,15 +84,15 @@ def _make_leg(request: StudyRequest, device: Device, beside: int) -> tuple[Leg, 
 
 
 class PairedFleet(Fleet):
-    """Shards on the first GPU, one after another, each alone and in company."""
+    """Workers that measure shards on the first GPU, each alone and while the other GPUs work."""
 
-    ENDS_WORKERS = True  # company never ends by itself
+    ENDS_WORKERS = True  # workers on the other GPUs run until they are stopped
 
     def __init__(self, request: StudyRequest, devices: Sequence[Device], legs: Sequence[Leg]) -> None:
         super().__init__(request, devices, ())
         self.measured_on, *self.others = devices
         numbers = sorted({number for leg in legs for number in leg.numbers})
-        # Every other shard begins in company, so that what drifts with time favours neither.
+        # The order alternates, so that a drift over time favours neither.
         in_order = [(number, leg) for number in numbers for leg in (legs if number % 2 else legs[::-1])]
         self.steps = deque((number, leg) for number, leg in in_order if number in leg.numbers)
         self.step: tuple[int, Leg] | None = None
@@ -104,11 +104,11 @@ class PairedFleet(Fleet):
         company = ", ".join(f"GPU {device.index}" for device in self.others)
         words.say(
             f"{format_count(len(self.steps), 'measurement')} of shards on GPU {self.measured_on.index}, alone and with "
-            f"{company} at work; the rows of {company} go to experiment {self._experiment}"
+            f"{company} at work; the rows of {company} are recorded in experiment {self._experiment}"
         )
 
     def start_more(self, selector: selectors.BaseSelector) -> bool:
-        """Start the next step after the previous one: company first, then the measurement."""
+        """After a step, start the next: first the workers on the other GPUs, then the measurement."""
         self.company = [worker for worker in self.company if worker in self.workers]
         if self.step is None and not self.company and self.steps and not self.is_late(len(self.steps)):
             with interrupts.hold_interrupts():
@@ -138,7 +138,7 @@ class PairedFleet(Fleet):
         return self.measured is not None or bool(self.company)
 
     def handle_end(self, worker: WorkerProcess, status: int) -> None:
-        """End the company of a finished measurement. If company ends first, end the measurement and the study."""
+        """Stop the other GPUs' workers after a measurement. If one ends earlier, stop measurement and study."""
         if worker is self.measured:
             words.say(f"{worker.name} | ended with exit status {status}")
             self.has_measured = True
@@ -148,14 +148,14 @@ class PairedFleet(Fleet):
             return
         elif self.step is not None:
             words.say(f"{worker.name} | {worker.last_message}")
-            words.say(f"error: the company on GPU {worker.device.index} ended early with exit status {status}")
+            words.say(f"error: the work on GPU {worker.device.index} ended early with exit status {status}")
             self.count(status or 1)
             self.steps.clear()
         else:
             return
         for other in self.workers:
             if other.is_busy:
-                other.send_signal(signal.SIGTERM)  # a shell lets what runs behind it ignore SIGINT
+                other.send_signal(signal.SIGTERM)  # background jobs of a shell ignore SIGINT
         self.step = self.measured = None
 
     @property

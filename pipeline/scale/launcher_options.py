@@ -1,4 +1,4 @@
-"""Options of the launchers, `hydra.launcher`. Imports nothing of the project: Hydra reads them at every start."""
+"""Options of the launchers, `hydra.launcher`. Hydra imports this module at each start; it imports nothing slow."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 @dataclass(kw_only=True)
 class SlurmOptions:
-    """Options of sbatch, `None` for the cluster's defaults, and of the launcher.
+    """Options of sbatch (`None`: the cluster's default) and of the launcher.
 
     Attributes:
-        gres: the GPU of a task; of several, the study is measured on each, by a job array of its own.
-        timeout_min: of a task.
-        array_parallelism: tasks at a time.
-        setup: lines of the batch script, such as `module load cuda`.
-        additional_parameters: further options of sbatch, by their names without dashes.
-        folder: of the batch script and of the tasks' output; on a file system that the nodes share.
-        signal_delay_s: time before its limit at which a task is told to end.
-        wait: whether to wait for the tasks.
+        gres: gres of a task, such as `gpu:1`; with a list, the study runs on each gres in a separate job array.
+        timeout_min: time limit of a task in minutes.
+        array_parallelism: maximum number of tasks that run at the same time.
+        setup: further lines of the batch script, such as `module load cuda`.
+        additional_parameters: further options of sbatch by name without dashes.
+        folder: folder of the batch script and the tasks' output, on a file system that the nodes share.
+        signal_delay_s: seconds before the time limit at which Slurm sends SIGTERM to a task.
+        wait: whether the launcher waits for the tasks.
     """
 
     partition: str | None = None

@@ -1,7 +1,7 @@
-"""The launcher `gpus`: each free GPU of this host gets a shard of the study, and the next one when that is done.
+"""The launcher `gpus`, which assigns the shards of a study to the free GPUs of this host, one shard at a time per GPU.
 
-A worker (`worker.py`) is a `run.py ... hydra/launcher=worker gpu.device=UUID` of its own: it holds its GPU while a
-shard runs, sends its rows, and undoes what it did. Nothing here touches a GPU.
+A worker (`worker.py`) is a separate process, `run.py ... hydra/launcher=worker gpu.device=UUID`: it locks its GPU while
+a shard runs, sends the rows, and restores the GPU. This module does not access GPUs itself.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     refuse_mode_switches(of_gpus, "name one GPU with 'hydra.launcher.devices=[0]'")
     if request.config.dry_run:
         status = preview(*((study, *planned) for study, planned in zip(of_models, plans_made, strict=True)))
-        words.say(f"the shards run on {_list_names(devices)}; the estimate is for one GPU")
+        words.say(f"the shards will run on {_list_names(devices)}; the estimated duration is for one GPU")
         return status
     parts = []
     for of_model, members, (inventory, plan) in zip(of_models, by_model.values(), plans_made, strict=True):
@@ -76,7 +76,7 @@ def _list_names(devices: Sequence[Device]) -> str:
 
 
 def _make_model_request(request: StudyRequest, first: Device, beside: int, num_models: int) -> StudyRequest:
-    """Return the study for the GPUs of one model, with so many others at work; its plan is made for the first."""
+    """Return the study for the GPUs of one model, planned for the first; `beside` is the number of other busy GPUs."""
     model = mig_table.find(first.name).name if first.is_simulated else None
     plan_file = worker_command.name_plan_file(request.root)
     configs = [
@@ -91,7 +91,7 @@ def _make_model_request(request: StudyRequest, first: Device, beside: int, num_m
 
 
 def refuse_mode_switches(planned: Sequence[tuple[Sequence[Device], Plan]], instead: str) -> None:
-    """Refuse groups that switch MIG mode where that resets a GPU while other workers use the driver."""
+    """Refuse groups that reset a GPU to switch MIG mode while other workers use the driver."""
     if sum(len(devices) for devices, _ in planned) < 2:
         return
     for devices, plan in planned:
@@ -101,7 +101,7 @@ def refuse_mode_switches(planned: Sequence[tuple[Sequence[Device], Plan]], inste
         switched = [device for device in devices if is_divided and not device.mig_enabled and _needs_reset(device)]
         if switched:
             raise ConfigError(
-                f"MIG mode of {switched[0].name} ({switched[0].uuid}) is switched by a reset, which fails while other "
+                f"switching MIG mode of {switched[0].name} ({switched[0].uuid}) needs a reset, which fails while other "
                 f"workers use the driver; {instead}"
             )
 
@@ -109,45 +109,45 @@ def refuse_mode_switches(planned: Sequence[tuple[Sequence[Device], Plan]], inste
 def _needs_reset(device: Device) -> bool:
     try:
         return mig_table.find(device.name).mode_needs_reset
-    except ConfigError:  # a model that is not known
+    except ConfigError:  # an unknown model
         return False
 
 
 def select_free(
     request: StudyRequest, devices_option: Any, launcher: str, *, of_one_model: bool = False
 ) -> list[Device]:
-    """Return the chosen GPUs that are free; with `all`, busy ones are left out, otherwise they are an error.
+    """Return the chosen GPUs that are free; busy GPUs are omitted with `all`, and refused if the user named them.
 
-    Errors name `launcher`. `of_one_model` treats GPUs of another model than the first free one as busy.
+    Errors name `launcher`. With `of_one_model`, a GPU counts as busy unless its model is that of the first free GPU.
     """
     config = request.config.gpu
     if config.kind is GpuKind.cpu:
-        raise ConfigError(f"hydra/launcher={launcher} does not work with gpu=cpu; leave one of them out")
+        raise ConfigError(f"hydra/launcher={launcher} does not work with gpu=cpu; remove one of them")
     worker_command.refuse_decided_keys(request.configs, launcher)
     if request.config.wait:
         raise ConfigError(
-            f"wait=true has no effect with hydra/launcher={launcher}, which never waits for a GPU; leave it out"
+            f"wait=true has no effect with hydra/launcher={launcher}, which never waits for a GPU; remove wait=true"
         )
     if request.simulated is not None and config.machine is None:
         raise ConfigError(
-            f"hydra/launcher={launcher} needs a simulated machine that its workers share; add gpu.machine=FILE and "
+            f"hydra/launcher={launcher} needs a simulated machine for its workers to share; add gpu.machine=FILE and "
             "gpu.count=NUMBER"
         )
     present = _list_present(request)
     if not present:
         raise ConfigError(
-            f"hydra/launcher={launcher} found no NVIDIA GPU; leave it out to run on the CPUs, or rehearse it with "
-            "gpu=simulated_h100_80gb gpu.count=2 gpu.machine=FILE"
+            f"hydra/launcher={launcher} found no NVIDIA GPU; remove hydra/launcher to run on the CPUs, or rehearse "
+            "with gpu=simulated_h100_80gb gpu.count=2 gpu.machine=FILE"
         )
     named = [] if devices_option == ALL else _parse_devices(devices_option)
     asked_for = [device_choice.choose("hydra.launcher.devices", name, present) for name in named] or list(present)
     if twice := [device for device in asked_for if asked_for.count(device) > 1]:
         raise ConfigError(
-            f"hydra.launcher.devices={devices_option} names {twice[0].name} {twice[0].uuid} twice; name it once"
+            f"hydra.launcher.devices={devices_option} names {twice[0].name} {twice[0].uuid} twice; name each GPU once"
         )
     folder = Path(config.lock_dir)
     if not request.config.dry_run:
-        plans.end_leftovers(request.root)  # it is no stranger's
+        plans.end_leftovers(request.root)  # else they would count as other users' programs
     taken = {device: _explain_busy(device, folder, config.tolerate) for device in asked_for}
     model = next((device.name for device in asked_for if not taken[device]), "")
     taken |= {
@@ -164,7 +164,7 @@ def select_free(
 
 
 def _parse_devices(devices_option: Any) -> list[str]:
-    """Return the GPUs that a user named: a list of indices and UUIDs, or one of these."""
+    """Return the GPUs that a user named: one index or UUID, or a list of them."""
     names = (
         list(devices_option)
         if isinstance(devices_option, Sequence) and not isinstance(devices_option, str)
@@ -172,13 +172,13 @@ def _parse_devices(devices_option: Any) -> list[str]:
     )
     if not names or not all(isinstance(one, int | str) for one in names):
         raise ConfigError(
-            f"hydra.launcher.devices={devices_option} names no GPUs; give a list of GPUs by index or UUID, or {ALL}"
+            f"hydra.launcher.devices={devices_option} names no GPUs; set it to a list of indices or UUIDs, or to {ALL}"
         )
     return [str(one) for one in names]
 
 
 def _list_present(request: StudyRequest) -> Sequence[Device]:
-    """Return every GPU that a worker could get; of a simulated machine those of the configured models."""
+    """Return every GPU that a worker can get; on a simulated machine, the GPUs of the configured models."""
     if request.simulated is None:
         return device_choice.select_granted(nvml.list_devices())
     asked_for = {mig_table.find(str(config.gpu.model)).name: config.gpu for config in request.configs}.values()
@@ -188,9 +188,9 @@ def _list_present(request: StudyRequest) -> Sequence[Device]:
 
 def _explain_busy(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
     if (holder := lease.describe_holder(device, folder)) is not None:
-        return f"it is held by another study: {holder}"
+        return f"in use by another study: {holder}"
     if Journal(folder, device.uuid).read_steps():
-        return ""  # its worker undoes what a killed orchestrator left on it, and then looks for strangers itself
+        return ""  # the worker undoes changes of a killed orchestrator, and then checks for other programs
     try:
         lease.refuse_strangers(device, tolerate)
     except InUseError as error:
@@ -199,7 +199,7 @@ def _explain_busy(device: Device, folder: Path, tolerate: Sequence[str]) -> str:
 
 
 def refuse_taken_ports(request: StudyRequest, devices: Sequence[Device]) -> None:
-    """Refuse exporter ports on which a worker could not listen; a dry run does not try them."""
+    """Refuse exporter ports that are in use; a dry run does not check the ports."""
     config = request.config.exporter
     for port in assign_ports(config, devices).values():
         spec = factory.make_spec(dataclasses.replace(config, port=port), without=frozenset({"name"}))

@@ -1,9 +1,9 @@
-"""The launcher `slurm`: one job array with a task for each shard; an array for each of several GPU models.
+"""The launcher `slurm`, which submits a job array with one task for each shard, and one array for each GPU model.
 
-A task is a `run.py ... shard=K` of its own, started by a plain batch script: no other process is between Slurm and
-the study, so Slurm's signals reach it as on a terminal. `SIGTERM` comes some time before the
-limit, to the study alone; it gives up its group, cleans the GPU and sends its rows. A requeued task resumes. A task
-waits for a device that another task of its node holds.
+A task is a separate `run.py ... shard=K`, which the batch script starts with `exec`: no other process is between Slurm
+and the study, so Slurm's signals reach the study as on a terminal. Some time before the limit, the study alone
+gets `SIGTERM`; it aborts its group, restores the GPU and sends its rows. A requeued task resumes. A task waits if
+another task of its node uses the device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from pipeline.study.study_request import StudyRequest
 _POLL_S = 5.0
 _LIMIT_S = 60.0
 _NO_LIMIT_S = 2**31 - 1
-_ARRAY = "ARRAY_JOB_ID"  # stands where the shell puts the id
+_ARRAY = "ARRAY_JOB_ID"  # placeholder, replaced by the shell variable
 _SCRIPT = """\
 #!/bin/bash
 {directives}
@@ -64,7 +64,7 @@ exec {before} shard="$SLURM_ARRAY_TASK_ID" resume="$resume" time_limit_s="$limit
 
 
 def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
-    """Submit the shards of a study; with `wait`, the exit status says whether each of them has its rows."""
+    """Submit the shards of a study; with `wait`, return 0 if every shard has its rows, else 1."""
     uri, experiment = _check_request(request, options), request.config.tracking.experiment
     gres, plan = list_gres(options), _plan(request)
     shards, num_queued = _select_shards(request, uri, plan, len(gres))
@@ -84,14 +84,14 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
         what = request.config.shard_of.name
         for script in scripts.values():
             sys.stdout.write(f"{mask_text(script)}{format_count(len(shards), 'shard')}, a {what} each; ")
-            sys.stdout.write("each task makes its plan on its node\n")
+            sys.stdout.write("each task is planned on its node\n")
         return 0
     assert request.sender is not None
     request.sender.open(experiment, request.root, uri, request.config.tracking.series_points)
-    request.sender.wait_for_store()  # before a task waits for hours to find that there is none
+    request.sender.wait_for_store()  # refuse a missing store before a task waits for hours
     jobs: dict[str, str] = {}
     status = entry_points.spell("tracking", "status", "--experiment", experiment, "--uri", mask_text(uri))
-    with interrupts.hold_interrupts():  # submitted arrays are always named
+    with interrupts.hold_interrupts():  # the id of a submitted array is always printed
         for gpu, script in scripts.items():
             try:
                 job = _submit(script, folder)
@@ -138,13 +138,13 @@ def _note_arrays(request: StudyRequest, plan: Plan, arrays: list[str], folder: P
 
 
 def list_gres(options: SlurmOptions) -> Sequence[str | None]:
-    """Return the gres of a task, or of a study on several GPU models the gres of each."""
+    """Return the gres of each GPU model of the study; `None` is the cluster's default."""
     gres = options.gres
     if gres is None or isinstance(gres, str):
         return (gres,)
     if not isinstance(gres, list) or not gres or not all(isinstance(gpu, str) for gpu in gres):
         raise ConfigError(
-            f"hydra.launcher.gres={gres} is neither a gres nor a list of them; give gpu:1 or [gpu:h100:1,gpu:a100:1]"
+            f"hydra.launcher.gres={gres} is neither a gres nor a list of gres; write gpu:1 or [gpu:h100:1,gpu:a100:1]"
         )
     if twice := [gpu for gpu in gres if gres.count(gpu) > 1]:
         raise ConfigError(f"hydra.launcher.gres names {twice[0]} twice; name each GPU model once")
@@ -160,7 +160,7 @@ def make_script(
     folder: Path,
     num_models: int = 1,
 ) -> str:
-    """Return the batch script of a job array with a task for each of these shards."""
+    """Return the batch script of a job array with one task for each shard."""
     at_a_time = f"%{options.array_parallelism}" if options.array_parallelism else ""
     sbatch_options = {
         "job-name": "collocation",
@@ -193,7 +193,7 @@ def make_script(
         decided["wait"] = "true"
     plan_file = user_command.make_override("plan_file", folder / f"plan-{_ARRAY}.json")
     limits_s = [_NO_LIMIT_S if limit_s is None else math.ceil(limit_s)]
-    if options.timeout_min is not None:  # Slurm may say in the task that it is less
+    if options.timeout_min is not None:  # the batch script applies an earlier end time of the task
         limits_s.append(options.timeout_min * 60 - options.signal_delay_s)
     before = worker_command.make_command([sys.executable, str(Path(program).absolute()), *options_typed], decided)
     return _SCRIPT.format(
@@ -215,37 +215,38 @@ def make_script(
 
 
 def _check_request(request: StudyRequest, options: SlurmOptions) -> str:
-    """Return the address of the tracking server; refuse a study that tasks cannot run."""
+    """Refuse a study that Slurm tasks cannot run; return the address of its tracking server."""
     worker_command.refuse_decided_keys(request.configs, "slurm")
     if (exporter := request.config.exporter.name) != config_schema.NO_EXPORTER:
         raise ConfigError(
-            f"hydra/launcher=slurm: tasks on one host would share the port of exporter={exporter}; leave it out"
+            f"exporter={exporter} conflicts with hydra/launcher=slurm, because tasks on one host would share its port; "
+            "remove exporter"
         )
     if (uri := request.config.tracking.uri) is None:
         raise ConfigError(
-            "hydra/launcher=slurm needs a tracking server, as a local store is for one machine; add tracking=server "
-            "tracking.uri=http://HOST:PORT"
+            "hydra/launcher=slurm needs a tracking server, because its tasks run on other machines; add "
+            "tracking=server tracking.uri=http://HOST:PORT"
         )
     if request.config.dry_run == setting_checks.JSON:
         raise ConfigError("dry_run=json does not work with hydra/launcher=slurm; use dry_run=true")
     if options.timeout_min is not None and options.timeout_min * 60 <= options.signal_delay_s:
         raise ConfigError(
-            f"hydra.launcher.timeout_min={options.timeout_min} leaves no time to measure: tasks end "
-            f"hydra.launcher.signal_delay_s={options.signal_delay_s} s before; give "
+            f"hydra.launcher.timeout_min={options.timeout_min} leaves no time to measure, because tasks end "
+            f"hydra.launcher.signal_delay_s={options.signal_delay_s} s earlier; set "
             f"hydra.launcher.timeout_min={options.signal_delay_s // 60 + 1} or more, or a shorter signal_delay_s"
         )
     return uri
 
 
 def _plan(request: StudyRequest) -> Plan:
-    """Plan the study, so that what every task would refuse is not submitted; there may be no GPU here."""
+    """Plan the study to refuse it before submission if every task would; the submit host may lack a GPU."""
     return worker_command.make_plan(
         request, _make_unknown_device if request.simulated is None else request.simulated.find_device
     )
 
 
 def _make_unknown_device(gpu: GpuConfig) -> Device:
-    """Return the device of a task, as far as it is known before a node is."""
+    """Return a placeholder for the device of a task, because its node is unknown."""
     return cpu_device() if gpu.kind is GpuKind.cpu else Device(kind="nvidia", uuid="unknown", name="unknown")
 
 
@@ -260,10 +261,11 @@ def _submit(script: str, folder: Path) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"submit-{layout.make_stamp()}.sh"
         path.touch(mode=0o600, exist_ok=False)  # the command line may hold secrets
-        path.write_bytes(os.fsencode(script))  # with the working directory, which need not be UTF-8
+        path.write_bytes(os.fsencode(script))  # the working directory in it may not be UTF-8
     except OSError as error:
         raise ConfigError(
-            f"could not write the batch script to hydra.launcher.folder={folder}: {error.strerror}"
+            f"hydra.launcher.folder={folder}: the batch script cannot be written ({error.strerror}); choose another "
+            "folder"
         ) from error
     done = _run_slurm("sbatch", "--parsable", str(path))
     if done.status != 0:
@@ -273,7 +275,7 @@ def _submit(script: str, folder: Path) -> str:
 
 def _run_slurm(*argv: str) -> Completed:
     if shutil.which(argv[0]) is None:
-        raise ConfigError(f"hydra/launcher=slurm found no {argv[0]} on PATH; run it on a host with Slurm")
+        raise ConfigError(f"hydra/launcher=slurm found no {argv[0]} on PATH; run this command on a host with Slurm")
     try:
         return run_program(argv, timeout_s=_LIMIT_S, check=False)
     except CommandError as error:
@@ -281,7 +283,7 @@ def _run_slurm(*argv: str) -> Completed:
 
 
 def _wait(jobs: Mapping[str, str]) -> None:
-    """Report each change of a task's state, until no task of these arrays is in the queue."""
+    """Report changes of the tasks' states until no task of these arrays is in the queue."""
     known: dict[str, str | None] = {}
     is_silent = False
     while True:
@@ -289,7 +291,7 @@ def _wait(jobs: Mapping[str, str]) -> None:
             states = squeue.read_states(jobs)
         except CommandError as error:
             if not is_silent:
-                words.say(f"{error}; asking again until Slurm answers")
+                words.say(f"{error}; retrying until Slurm replies")
             is_silent = True
             time.sleep(_POLL_S)
             continue
@@ -312,7 +314,7 @@ def _parse_task(task: str) -> tuple[int, int]:
 
 
 def _select_shards(request: StudyRequest, uri: str, plan: Plan, num_models: int) -> tuple[list[int], int]:
-    """Return the shards to submit, and the number of unfinished ones in the queue already, which is reported."""
+    """Return the shards to submit and the number of shards already in the queue, which are reported."""
     numbers = range(1, len(plan.shard_sizes) + 1)
     progress = (
         None
@@ -320,34 +322,36 @@ def _select_shards(request: StudyRequest, uri: str, plan: Plan, num_models: int)
         else _read_overview(uri, request.config.tracking.experiment, _ask_queue)
     )
     if progress is not None and progress.unasked:
-        words.say(f"warning: shards in the queue of another cluster are submitted here as well: {progress.unasked}")
-    if progress is None or progress.plan_any_gpu != plan.any_gpu_digest:  # as of a program that has changed since
+        words.say(f"warning: shards in the queue of another cluster are also submitted here: {progress.unasked}")
+    if progress is None or progress.plan_any_gpu != plan.any_gpu_digest:  # for example after a change of a program
         return list(numbers), 0
     done = _find_done(progress, num_models)
     queued = {shard.number: shard.tasks for shard in progress.shards if shard.tasks}
     if queued:
         jobs = " ".join(sorted({task.partition("_")[0] for tasks in queued.values() for task in tasks}))
-        words.say(f"shards {', '.join(map(str, queued))} are still in the queue (job {jobs}): scancel {jobs}, or wait")
+        words.say(
+            f"shards {', '.join(map(str, queued))} are still in the queue (job {jobs}); wait, or run scancel {jobs}"
+        )
     return [number for number in numbers if number not in done and number not in queued], len(queued)
 
 
 def _find_done(begun: Overview, num_models: int) -> set[int]:
-    """Return the shards that are complete on every requested GPU model; shards with re-runnable skips are not."""
+    """Return the shards that are complete on every requested GPU model; a shard with skipped groups is not."""
     if begun.num_models < num_models:
         return set()
     unfinished = {shard.number for shard in begun.shards if shard.state != DONE or Result.SKIPPED in shard.results}
-    # Which gres had which model is not known: of several models, what one of them lacks is submitted to all.
+    # It is unknown which gres had which model, so a shard that one model lacks is submitted for all models.
     return {shard.number for shard in begun.shards} - unfinished
 
 
 def _ask_queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:
-    """Ask Slurm for its queue; refuse to submit without an answer, as queued shards would be submitted again."""
+    """Read Slurm's queue; refuse to submit if this fails, because queued shards would be submitted again."""
     try:
         return squeue.read_cluster_states(cluster, arrays)
     except CommandError as error:
-        if error.status == 0:  # it did, and is that of another cluster
+        if error.status == 0:  # squeue works, but for another cluster
             raise
-        raise ConfigError(f"cannot tell which shards are in the queue: {error}; resume once Slurm answers") from error
+        raise ConfigError(f"the shards in the queue cannot be read: {error}; resume when Slurm replies") from error
 
 
 def _read_overview(uri: str, experiment: str, queue: Queue = squeue.read_cluster_states) -> Overview | None:

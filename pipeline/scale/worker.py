@@ -1,8 +1,8 @@
-"""A worker of a launcher: one GPU, and shards of a study one after another.
+"""A worker of a launcher, which runs shards of a study on one GPU, one after another.
 
-It reads the number of a shard from each line of its standard input, runs it, and answers on its standard output with
-the exit status; an empty line is the whole study. It ends with its input, or by a signal. Each shard is read, planned
-and recorded anew; imports, composed configurations and the tracking process stay.
+The worker reads a shard number from each line of its standard input, runs the shard, and writes the exit status to its
+standard output; an empty line requests the whole study. The worker exits at the end of its input or on a signal. Each
+shard is planned and recorded separately; imports, composed configurations and the tracking process are reused.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from pipeline.record.tracking_sender import Sender
 from pipeline.study.execution import execute
 
 STATUS = "exit_status"
-"""Key of an answer."""
+"""Key of the exit status in a reply to the launcher."""
 
 _SHORTEST_S = 0.1
 
 
 def run(configs: Sequence[DictConfig]) -> int:
-    """Run the shards that standard input names; return the worst exit status."""
+    """Run the shards that standard input requests; return the worst exit status."""
     begin_s, worst, tracker = time.monotonic(), 0, tracking_sender.take()
     with _take_streams() as (requests, answers):
         try:
             for line in requests:
                 if not (line.strip() or "0").isdecimal():
-                    words.say(f"error: {line.strip()!r} is no shard; give one number on each line of the input")
+                    words.say(f"error: {line.strip()!r} is not a shard; write one number on each line of the input")
                     return 2
                 tracker = tracker.renew()
                 elapsed_s = time.monotonic() - begin_s
@@ -50,7 +50,7 @@ def run(configs: Sequence[DictConfig]) -> int:
                 with _preserve_state():
                     status = execute(of_shard, is_sweep=True, take_sender=partial(_lend, tracker))
                 worst = max(worst, status)
-                with suppress(OSError):  # the launcher was killed, and this ends with its input
+                with suppress(OSError):  # the launcher was killed; the end of the input ends this loop
                     answers.write(json.dumps({STATUS: status}).encode() + b"\n")
         finally:
             with interrupts.hold_interrupts():
@@ -69,7 +69,7 @@ def _take_shard(config: DictConfig, shard: str, elapsed_s: float) -> DictConfig:
 
 @contextmanager
 def _preserve_state() -> Iterator[None]:
-    """Restore what a user's code, such as an exporter, may have changed in this process."""
+    """Restore process state that a user's code, such as an exporter, may change."""
     environ, path, folder = dict(os.environ), list(sys.path), os.open(".", os.O_RDONLY)
     before, disabled = _read_loggers(), logging.root.manager.disable
     handlers = {number: handler for number in interrupts.SIGNALS if (handler := signal.getsignal(number)) is not None}
@@ -100,12 +100,12 @@ def _read_loggers() -> dict[logging.Logger, tuple[int, Sequence[logging.Handler]
 
 @contextmanager
 def _lend(tracker: Sender) -> Iterator[Sender]:
-    yield tracker  # which outlives the study
+    yield tracker  # stays open for the next shard
 
 
 @contextmanager
 def _take_streams() -> Iterator[tuple[IO[str], IO[bytes]]]:
-    """Move standard input and output out of the study's reach: its tables are those of one shard."""
+    """Reserve standard input and output for the launcher; discard the study's tables, which cover one shard only."""
     sys.stdout.flush()
     with (
         os.fdopen(os.dup(0)) as requests,

@@ -1,4 +1,4 @@
-"""A worker as its launcher sees it: a process on a GPU that receives shards and sends messages."""
+"""The launcher's side of a worker: a process on a GPU that receives shards and sends messages."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _PR_SET_PDEATHSIG = 1  # source: linux/prctl.h
 class WorkerProcess:
     """A `run.py` with `hydra/launcher=worker` on one GPU.
 
-    With `ends_with_launcher`, it gets a SIGTERM when the launcher is killed; else it finishes its shard.
+    When the launcher is killed, the worker gets SIGTERM if `ends_with_launcher`, else it finishes its shard.
 
     Attributes:
-        what: description of its present or last shard.
-        shard: its shard; 0 for the whole study.
-        has_begun: whether it has announced a group.
-        is_quiet: whether its messages are not relayed; `last_message` is the newest.
-        begin_s: start of its shard, monotonic.
+        what: description of the current or last shard.
+        shard: number of this shard; 0 for the whole study.
+        has_begun: whether the worker has announced a group.
+        is_quiet: whether messages are not relayed; `last_message` is the newest.
+        begin_s: start of the shard in monotonic seconds.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=environ,
-                start_new_session=True,  # Ctrl-C comes from the launcher alone
+                start_new_session=True,  # only the launcher gets Ctrl-C and forwards it
                 preexec_fn=_end_with_parent if ends_with_launcher else None,
             )
         cpu_limit.hand_on_limit(self._process.pid)
@@ -74,7 +74,7 @@ class WorkerProcess:
 
     @property
     def takes_shards(self) -> bool:
-        """True if it can be given a shard now."""
+        """True if the worker can receive a shard now."""
         return not (self.is_busy or self._requests.closed or self._answers.closed)
 
     @property
@@ -82,27 +82,27 @@ class WorkerProcess:
         return all(output.closed for output in self.outputs)
 
     def give(self, what: str, shard: int = 0) -> None:
-        """Start a shard, or the whole study."""
+        """Send a shard, or the whole study without a number, to the worker."""
         self.what, self.shard, self.is_busy, self.begin_s = what, shard, True, time.monotonic()
-        with suppress(OSError):  # it has ended, and its outputs say so
+        with suppress(OSError):  # the worker has exited; `listen` reports this
             self._requests.write(f"{shard or ''}\n".encode())
 
     def dismiss(self) -> None:
-        """Let it end after its shard."""
+        """Close the worker's input; the worker exits after its shard."""
         self._requests.close()
 
     def send_signal(self, signum: int) -> None:
         self._process.send_signal(signum)
 
     def listen(self, output: IO[bytes]) -> int | None:
-        """Read an output, and close it at its end; return the exit status of a shard that has ended.
+        """Read an output, and close it at its end; return the exit status if the shard has ended.
 
-        A shard cut short by the end of the process has the exit status that a shell would give.
+        If the process ends during a shard, this is the process's exit status in shell notation (128 + signal).
         """
         status = None
         answers = [] if output is self._messages else list(self._read(output))
         if not self._messages.closed:
-            self._relay(self._read(self._messages))  # messages before the answer
+            self._relay(self._read(self._messages))  # messages precede the reply
         if answers:
             status = int(json.loads(answers[-1])[STATUS])
         if self.has_ended:
@@ -114,7 +114,7 @@ class WorkerProcess:
         return status
 
     def _read(self, output: IO[bytes]) -> Iterable[bytes]:
-        """Read the complete lines of an output; at its end, all of it."""
+        """Return the complete new lines of an output; at its end, also an incomplete line."""
         text = self._pending.pop(output, b"")
         while data := output.read(1 << 16):
             text += data

@@ -57,7 +57,7 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
         ("window.second=3", "window.second does not exist; did you mean window.seconds?"),
         (
             "listeners.nvml.options.program=x",
-            "listeners.nvml.options.program does not exist; +listeners.nvml.options.program adds it",
+            "listeners.nvml.options.program does not exist; add it with +listeners.nvml.options.program=VALUE",
         ),
         ("window.x=3", "window.x does not exist; choose one of epochs, kind, seconds, settle_s"),
         (
@@ -88,13 +88,13 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
         ("degree=two", "degree=two must be a whole number"),
         (
             "scenario=naive,mps",
-            f"scenario=naive,mps has 2 values; add -m for a run of each ({RUN} -m scenario=naive,mps)",
+            f"scenario=naive,mps has 2 values; to run each value, add -m ({RUN} -m scenario=naive,mps)",
         ),
         ("mix=[S,", "mix=[S, cannot be read; write the list as \"mix=['S']\""),
         ("data.root=~/a b", "data.root=~/a b cannot be read; write the text as \"data.root='~/a b'\""),
         (
             "scenario=null",
-            f"a group takes the name of one choice, as in gpu=cpu; {RUN} --help lists all",
+            f"a group needs the name of one choice, such as gpu=cpu; {RUN} --help lists all choices",
         ),
         ("order={a: 1}", "order={a: 1} must be one of random, listed"),
         ("pin_cpus=[a]", "pin_cpus=[a] must be true or false"),
@@ -107,7 +107,7 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
             )
             for value in ("1", "[1]")
         ),
-        ("~env=1e3", "~env was given a value that env does not have; write ~env"),
+        ("~env=1e3", "~env=VALUE does not match the value of env; write ~env"),
         ("gpu.admin=,", "gpu.admin=, must be a list; write 'gpu.admin=[A,B]'"),
         ("~window.x", "Could not delete from config. 'window.x' does not exist"),
     ],
@@ -120,7 +120,11 @@ def test_a_mistake_is_one_line_that_says_what_to_give_instead(refusal_of, tmp_pa
 @pytest.mark.parametrize(
     ("workload", "setting", "message"),
     [
-        ("script", "batch_size", "is not a setting of scripts; workload.flags.batch_size=VALUE passes --batch_size"),
+        (
+            "script",
+            "batch_size",
+            "is not a setting of scripts; write workload.flags.batch_size=VALUE to pass --batch_size",
+        ),
         ("micro", "model", "does not exist in this workload; add workload=bert_base or .* or others"),
     ],
 )
@@ -164,7 +168,7 @@ def test_blocks_without_a_sweep_are_refused(tmp_path):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("blocks", ["3", "[3]", "{degree: 2}"])
 def test_blocks_that_are_no_grids_are_refused(tmp_path, blocks):
-    message = "blocks is not a list of grids; write it as 'blocks=[{scenario: mps, degree: 2}]'"
+    message = "blocks is not a list of grids; write 'blocks=[{scenario: mps, degree: 2}]'"
     assert run(tmp_path, "-m", f"blocks={blocks}") == (2, f"error: {message}\n")
     message = "blocks=[],[] is not a list of grids; write 'blocks=[{degree: 2},...]'"
     assert run(tmp_path, "-m", "blocks=[],[]") == (2, f"error: {message}\n")
@@ -201,7 +205,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_the_file(tmp_path, content, 
         (["--cfg", "foo"], "argument --cfg/-c: invalid choice: 'foo'"),
         (["degree=2", "--config-dir"], "argument --config-dir/-cd: expected one argument"),
         (["--config-dir", "nosuch", "degree=2"], "Additional config directory '"),
-        (["+seed=3"], "seed exists already; write seed=VALUE, without the plus"),
+        (["+seed=3"], "seed already exists; write seed=VALUE without the plus"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_one_line(tmp_path, arguments, message):
@@ -224,7 +228,7 @@ def test_a_damaged_file_of_the_configuration_is_one_line_that_names_it(tmp_path)
 
 
 def test_keys_that_nobody_has_explained_are_an_error_too(tmp_path):
-    message = f"no key begins with nothing; {RUN} --help-keys prints all"
+    message = f"no key begins with nothing; {RUN} --help-keys prints all keys"
     assert run(tmp_path, "--help-keys", "nothing") == (2, f"error: {message}\n")
 
 

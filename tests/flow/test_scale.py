@@ -226,12 +226,12 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start, worker_on):
         (["hydra.launcher.devices=[0,0]"], "names NVIDIA A100-SXM4-40GB GPU-.* twice"),
         (["hydra.launcher.devices=[2]"], "hydra.launcher.devices='2' matches 0 GPUs"),
         (["gpu.device=1"], "gpu.device=1 conflicts with hydra/launcher=gpus; name the GPUs"),
-        (["shard=1"], "shard conflicts with hydra/launcher=gpus, which assigns the shards"),
+        (["shard=1"], "shard=1 conflicts with hydra/launcher=gpus, which assigns the shards"),
         (
             ["hydra/launcher=beside", "hydra.launcher.devices=[1]"],
             "needs two free GPUs, and only ",
         ),
-        (["gpu.machine=null"], "needs a simulated machine that its workers share; add gpu.machine=FILE"),
+        (["gpu.machine=null"], "needs a simulated machine for its workers to share; add gpu.machine=FILE"),
     ],
 )
 def test_what_no_worker_can_run_is_refused_in_one_line(study_of, tmp_path, arguments, words):

@@ -499,7 +499,7 @@ def test_a_driver_that_fails_is_a_row_and_what_it_made_is_undone(rehearse, tmp_p
     "override", ["gpu.count=2", "gpu.machine=kept.json", "gpu.driver=590", "gpu.model=H100", "gpu.job_memory_mib=9"]
 )
 def test_what_describes_a_simulated_machine_is_refused_for_a_real_gpu(make_plan, override):
-    with pytest.raises(ConfigError, match=r"gpu\..* is for simulated GPUs"):
+    with pytest.raises(ConfigError, match=r"gpu\..* needs a simulated GPU"):
         make_plan(["gpu=nvidia", override], device=GPU)
 
 

@@ -31,8 +31,8 @@ class Framework:
     may_lack_packages = True
 
     # A text and no enumeration, so that a file of environments can be named after it.
-    framework: str = option(choices=tuple(_PACKAGES), help="framework to probe; decides the name")
-    rows: int = option(128, least=1, help="rows of the matrices it multiplies")
+    framework: str = option(choices=tuple(_PACKAGES), help="framework to probe; it sets the name")
+    rows: int = option(128, least=1, help="rows of the multiplied matrices")
     rounds: int = option(10, least=1, help="products on each device while other jobs compute")
 
     def derive_name(self) -> str:

@@ -33,24 +33,24 @@ class TrainTimm(Training):
     cache_root: str | None = option(
         None,
         path=PLACE,
-        help="folder of converted data sets (default: beside the data set) and synthetic files (default: the user's "
+        help="folder of converted data sets (default: next to the data set) and synthetic files (default: the user's "
         "cache)",
     )
     image_px: int = option(
         least=1,
-        help="pixels of a side; the device scales smaller images up, the loader crops image files",
+        help="height and width in pixels; smaller images are scaled up on the device, image files are cropped",
     )
     num_classes: int = option(least=1, help="number of classes")
     samples: int | None = option(
         None,
         least=1,
-        help="training samples of an epoch of synthetic data; those of the real data set if not given",
+        help="training samples per epoch of synthetic data; `null`: as many as in the real data set",
     )
     recipe: Recipe = option(
         Recipe.plain,
         help="loss, optimiser, learning rate and when the loss is read ([workloads.md](workloads.md#recipes))",
     )
-    learning_rate: float | None = option(None, help="learning rate of the first epoch; from the recipe if not given")
+    learning_rate: float | None = option(None, help="learning rate of the first epoch; `null`: from the recipe")
     channels_last: bool = option(True, help="use the channels-last memory format")
     autotune: Autotune = option(
         Autotune.auto,

@@ -26,10 +26,10 @@ class Repeating:
 
     preload = "workloads.rates.loop"
 
-    calls: int | None = option(None, least=1, help="calls of the operation in a step; depends on it if not given")
+    calls: int | None = option(None, least=1, help="calls of the operation per step; `null`: depends on the operation")
     steps: int = option(100, least=1, help="steps of an epoch, in a `work` window")
     warmup_steps: int = option(3, least=0, help="steps before the barrier")
-    threads: int | None = option(None, least=1, help="CPU threads of each job; chosen by the framework if not given")
+    threads: int | None = option(None, least=1, help="CPU threads of each job; `null`: the framework chooses")
 
 
 @dataclass(kw_only=True)
@@ -38,11 +38,9 @@ class Micro(Repeating):
 
     script = "workloads/micro.py"
 
-    operation: Operation = option(help="operation that is repeated; decides name and unit")
-    rows: int | None = option(None, least=1, help="rows of the matrices of a product; 8192 on a GPU if not given")
-    array_mib: int | None = option(
-        None, least=1, help="MiB of each array; if not given 512 on a GPU, 128 for transfers"
-    )
+    operation: Operation = option(help="repeated operation; it sets name and work unit")
+    rows: int | None = option(None, least=1, help="rows of the matrices of a product; `null`: 8192 on a GPU")
+    array_mib: int | None = option(None, least=1, help="MiB of each array; `null`: 512 on a GPU, 128 for transfers")
 
     def derive_name(self) -> str:
         return f"micro_{self.operation.name}"
@@ -80,8 +78,8 @@ class Particles(Repeating):
 
     dimensions: int = option(6, choices=(4, 6), help="4: without motion along the bunch; 6: with it")
     precision: TrackingPrecision = option(TrackingPrecision.fp64, help="arithmetic")
-    particles: int | None = option(None, least=1, help="number of particles; 5 million on a GPU if not given")
-    turns: int | None = option(None, least=1, help="turns of a call; 100 on a GPU if not given")
+    particles: int | None = option(None, least=1, help="number of particles; `null`: 5 million on a GPU")
+    turns: int | None = option(None, least=1, help="turns per call; `null`: 100 on a GPU")
 
     def small(self) -> Particles:
         return Particles(dimensions=self.dimensions, precision=self.precision, threads=1)

@@ -33,7 +33,7 @@ class Service:
     work_unit = "requests"
 
     arrival: Arrival = option(
-        Arrival.closed, help="arrival process: clients that wait for answers, random arrivals, or equal distances"
+        Arrival.closed, help="arrival process: clients that wait for answers, random arrivals, or equal intervals"
     )
     rate_per_s: float | None = option(
         None, help="offered load of each job in requests/s; required unless `arrival=closed`"
@@ -45,7 +45,7 @@ class Service:
         None,
         is_flag=False,
         choices=(50.0, 95.0, 99.0, 99.9),
-        help="percentile that `objective_ms` applies to; the window must hold enough requests for it",
+        help="latency percentile to which `objective_ms` applies; the window must hold enough requests",
     )
     warmup_requests: int = option(20, least=1, help="requests before the barrier")
 
@@ -81,7 +81,7 @@ class Infer(Service):
     )
     model_args: dict[str, Any] = option({}, help="further arguments of the model")
     source: ImageSource = option(ImageSource.synthetic, help="images in the requests: noise or digits")
-    image_px: int = option(GPU_ONLY_PX, least=1, help="pixels of a side")
+    image_px: int = option(GPU_ONLY_PX, least=1, help="height and width in pixels")
     num_classes: int = option(1000, least=1, help="number of classes")
     sequence_tokens: int = option(128, least=1, help="tokens of each text")
     output_tokens: int = option(0, least=0, help="tokens of each answer; 0: classify")
@@ -92,7 +92,7 @@ class Infer(Service):
     step_mode: StepMode = option(StepMode.eager, help="how a batch is issued")
     precision: Precision = option(Precision.default, help="arithmetic; `bf16` and `fp16` also for the weights")
     channels_last: bool = option(True, help="use the channels-last memory format")
-    threads: int | None = option(None, least=1, help="CPU threads of each job; chosen by the framework if not given")
+    threads: int | None = option(None, least=1, help="CPU threads of each job; `null`: the framework chooses")
     canary: bool = option(
         True,
         help="check products and convolutions before the run ([method.md](method.md#are-the-results-right))",

@@ -50,21 +50,21 @@ class TrainText(Training):
 
     model: TextModel = option(help="model type in transformers")
     model_args: dict[str, Any] = option({}, help="changes to the configuration in transformers")
-    task: Task = option(Task.classification, help="task; `causal_lm` only with `gpt2`, the others without it")
+    task: Task = option(Task.classification, help="task; `gpt2` needs `causal_lm`, other models need another task")
     weights: str | None = option(
-        None, path=CONTENT, help="folder of a trained model with its tokeniser; random weights if not given"
+        None, path=CONTENT, help="folder of a trained model with its tokeniser; without it, random weights"
     )
     attention: Attention = option(Attention.sdpa, help="attention: fused by torch, or product by product")
     dataset: str = option(
         PYDOC, help="`pydoc` with `source=disk`, or a folder of texts below `data_root` with `source=files`"
     )
-    cache_root: str | None = option(None, path=PLACE, help="folder of tokens; in the user's cache if not given")
+    cache_root: str | None = option(None, path=PLACE, help="folder of tokenised texts; `null`: in the user's cache")
     sequence_tokens: int = option(least=1, help="tokens of a sample")
-    num_classes: int | None = option(None, least=1, help="number of classes; of pydoc, topics")
+    num_classes: int | None = option(None, least=1, help="number of classes; for pydoc, number of topics")
     samples: int | None = option(
-        None, least=1, help="training samples of an epoch; if not given all, or 10,000 of synthetic data"
+        None, least=1, help="training samples per epoch; `null`: all, or 10,000 for synthetic data"
     )
-    learning_rate: float | None = option(None, help="learning rate; 1e-4, with weights 5e-5, if not given")
+    learning_rate: float | None = option(None, help="learning rate; `null`: 1e-4, or 5e-5 with `weights`")
 
     def packages(self) -> tuple[str, ...]:
         return ("transformers",)

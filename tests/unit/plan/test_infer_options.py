@@ -90,7 +90,7 @@ def test_a_window_without_a_p99_is_noted_once(make_plan):
     short = make_plan([*TINY, *POISSON, "window.seconds=9"], [*TINY, *POISSON, "window.seconds=9", "degree=3"])
     told = [note for note in short.notes if "p99" in note]
     assert told == [
-        "infer_tiny: no p99: it needs 1000 requests, and the window holds about 900 requests (100/s for 9 s); "
+        "infer_tiny: no p99: a p99 needs 1000 requests, and the window holds about 900 requests (100/s for 9 s); "
         "set window.seconds=11"
     ]
     assert not any("p99" in note for note in make_plan([*TINY, *POISSON, "window.seconds=10"]).notes)

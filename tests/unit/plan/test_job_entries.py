@@ -107,7 +107,7 @@ def test_a_command_line_that_cannot_be_meant_is_refused(arguments, why):
 
 @pytest.mark.parametrize(
     ("module", "why"),
-    [("own.nosuch", "own.nosuch is no module in"), ("own", "own is a package without __main__.py")],
+    [("own.nosuch", "own.nosuch is not a module in"), ("own", "own is a package without __main__.py")],
 )
 def test_a_module_that_its_own_package_lacks_is_refused(make_plan, scripts, module, why):
     (scripts / "own").mkdir()
@@ -118,9 +118,7 @@ def test_a_module_that_its_own_package_lacks_is_refused(make_plan, scripts, modu
 
 def test_a_shell_script_that_nobody_may_execute_is_refused(make_plan, scripts):
     (scripts / "run.sh").write_text("echo\n")
-    with pytest.raises(
-        ConfigError, match=r"run\.sh is not executable, and its first line names no Python; run chmod \+x"
-    ):
+    with pytest.raises(ConfigError, match=r"run\.sh is neither executable nor a Python script; run chmod \+x"):
         make_plan(user_command.make_overrides(["degree=1", "--", "./run.sh"]))
 
 
@@ -162,7 +160,7 @@ def test_a_flag_is_the_same_program_however_it_is_given(make_plan):
 
 def test_a_program_that_may_not_be_executed_is_refused_unless_it_is_python(make_plan, tmp_path):
     (program := tmp_path / "other").write_text("#!/bin/sh\necho 1\n")
-    with pytest.raises(ConfigError, match=r"is not executable, and its first line names no Python; run chmod \+x"):
+    with pytest.raises(ConfigError, match=r"is neither executable nor a Python script; run chmod \+x"):
         make_plan(["workload=script", f"workload.script={program}"])
     program.write_text("#!/usr/bin/env python3\nprint(1)\n")
     make_plan(["workload=script", f"workload.script={program}"])
@@ -175,7 +173,7 @@ def test_a_program_that_may_not_be_executed_is_refused_unless_it_is_python(make_
         ([*SCRIPT, "workload.args='--lr=1'", "workload.flags.lr=2"], "--lr is given twice"),
         (["workload.flags.batch-size=2"], "--batch-size is given twice"),
         ([*SCRIPT, 'workload.args="it\'s"'], "cannot be split into words"),
-        (["workload=script", "workload.script=torchrunn"], "and no program beside"),
+        (["workload=script", "workload.script=torchrunn"], "nor a program next to"),
         (["mix=[S,S]", *TINY, "degree=2"], "remove degree"),
         (["mix=['']"], "is empty"),
         (["mix=['   ']"], "is empty"),
@@ -297,7 +295,7 @@ def test_co_runners_that_cannot_be_meant_are_refused(make_plan, overrides, why):
     [
         (["mix=[S,M]", "workload.batch_size=8"], "set sizes.S.batch_size=8 instead"),
         (["mix=[train.py,M]", "workload=micro"], "set workload@sizes.M=micro instead"),
-        (["mix=[train.py]", "workload=micro"], "remove one of them"),
+        (["mix=[train.py]", "workload=micro"], "remove one of these keys"),
         (["sizes.S.batch_size=8"], "'mix=[S]'"),
         (["mix=[S]", "co_runners=[M]", "+workload@sizes.X=micro"], "'mix=[X]'"),
     ],

@@ -36,7 +36,7 @@ def test_operations_are_axes_of_a_sweep_of_groups_with_names_of_their_own(make_p
         (["workload.operation=copy", "workload.rows=16"], "rows=16 is for products"),
         (["workload.operation=bf16_tensor", "workload.rows=100"], "multiple of 16"),
         (["workload.operation=launch", "workload.array_mib=1"], "array_mib=1 is for copies"),
-        (["workload.work_unit=samples"], "is counted in TFLOP"),
+        (["workload.work_unit=samples"], "must be TFLOP, the program's work unit"),
         (["workload.steps=0"], "steps=0 must be at least 1"),
     ],
 )

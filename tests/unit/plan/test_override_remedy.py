@@ -122,14 +122,16 @@ def test_an_override_without_a_key_says_so(argument):
 def test_a_list_is_proposed_only_for_a_key_that_takes_one(override, proposal):
     text = override_remedy.explain_several(override)
     number = len(re.findall(",", override)) + 1
-    assert f"has {number} values; add -m for a run of each (python run.py -m {override_remedy.quote(override)})" in text
+    assert (
+        f"has {number} values; to run each value, add -m (python run.py -m {override_remedy.quote(override)})" in text
+    )
     assert (proposal is None) == ("for one list" not in text)
     if proposal is not None:
         assert shlex.split(text.partition("for one list, write ")[2]) == [proposal]
 
 
 def test_a_sweep_of_a_key_that_takes_a_list_is_said_to_be_several_runs():
-    note = "note: -m makes 2 runs of scenario.chunks=1,2; one run with the list is 'scenario.chunks=[1,2]'"
+    note = "note: -m starts 2 runs for scenario.chunks=1,2; for one run with the list, write 'scenario.chunks=[1,2]'"
     assert override_remedy.note_on_sweep("scenario.chunks=1,2") == note
     for override in (
         "degree=1,2",
@@ -143,4 +145,4 @@ def test_a_sweep_of_a_key_that_takes_a_list_is_said_to_be_several_runs():
 
 def test_an_interpolation_that_is_meant_as_text_is_escaped():
     text = override_remedy.explain_interpolation("workload.flags.tag='${x'")
-    assert text.endswith("holds an invalid interpolation; write 'workload.flags.tag=\"\\${x\"' for the text itself")
+    assert text.endswith("contains an invalid interpolation; to set this text, write 'workload.flags.tag=\"\\${x\"'")

@@ -37,7 +37,7 @@ def test_the_combinations_of_a_grid_come_in_order():
     assert overrides.list_combinations([]) == [[]]
     assert overrides.list_combinations(parse(["a=1,2", "b=3,3", "a=4"])) == [["a=4", "b=3"]] * 2
     assert overrides.list_combinations(parse(["a=null,null"])) == [["a=null"]]
-    with pytest.raises(ConfigError, match=r"a=interval\(0,1\) has no single values"):
+    with pytest.raises(ConfigError, match=r"a=interval\(0,1\) has no discrete values"):
         overrides.list_combinations(parse(["a=interval(0,1)"]))
 
 

@@ -64,7 +64,7 @@ def test_the_schema_needs_the_class_and_the_folder(folder, capsys):
     assert capsys.readouterr().err.startswith("error: /schema/own_nothing.Other is not a class that can be imported")
     with pytest.raises(SystemExit, match="2"):
         json_schema.main(["--config-dir", "nosuch"])
-    assert "--config-dir nosuch: there is no such folder" in capsys.readouterr().err
+    assert "--config-dir nosuch does not exist" in capsys.readouterr().err
 
 
 def test_help_lists_the_choices_and_what_they_set(folder):

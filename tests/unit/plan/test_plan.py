@@ -76,7 +76,7 @@ def test_some_groups_of_a_study_keep_their_names_digests_and_baselines(make_plan
     assert Counter(group.name for group in plan.groups) == dict.fromkeys([*names, "serial-1x-tiny-batch_size=32"], 2)
     assert {group.digest: group.name for group in plan.groups}.items() <= whole.items()
     assert [group.number for group in plan.groups] == [1, 2, 3, 4, 5, 6]
-    with pytest.raises(ConfigError, match="only=naive-9x-tiny is not a group of the plan; the nearest are"):
+    with pytest.raises(ConfigError, match="only=naive-9x-tiny is not a group of the plan; choose a group, such as"):
         make_plan(*[[*o, "only=[naive-9x-tiny]"] for o in asked])
 
 
@@ -221,7 +221,7 @@ def test_options_become_flags(make_plan):
         (["degree=999999999999999999999999999999"], "must be from 1 to 10000"),
         (["scenario=mig", "scenario.instances_per_job=99999999999999999999"], "must be from 1 to 7"),
         (["mix=[]"], "names no job"),
-        (["only=[]"], "only=[] names no group; name one, as in only=["),
+        (["only=[]"], "only=[] names no group; add a name, as in only=["),
         (["scenario=mig", "scenario.profiles=[]"], "scenario.profiles=[] is empty; name the profile of each instance"),
         (["workload.learning_rate=nan"], "learning_rate=nan must be greater than 0, and finite"),
         (["workload.learning_rate=-1"], "learning_rate=-1 must be greater than 0, and finite"),
@@ -231,14 +231,17 @@ def test_options_become_flags(make_plan):
         (["tracking.experiment="], "tracking.experiment is empty"),
         ([f"tracking.experiment={'x' * 256}"], "must have at most 255 bytes"),
         ([f"gpu.lock_dir={'x' * 256}"], "is too long for a path"),
-        (["workload.work_unit=two words"], "unit=two words must be a plural of letters, digits and underscores"),
+        (
+            ["workload.work_unit=two words"],
+            "unit=two words cannot be part of metric names; use a plural noun of letters",
+        ),
         (["tracking.root="], "tracking.root is empty"),
         (["tracking.root='a?b'"], "a path with ?, which"),
         (["tracking.root='p%41'"], "a path with %, which"),
         (["window.settle_s=-1"], "settle_s"),
         (["window.seconds=1e300"], "window.seconds=1e+300 must be at most 31622400"),
         (["limits.group_s=4e7"], "limits.group_s=40000000.0 must be at most 31622400"),
-        (["listeners.host.interval_ms=100000000000"], "disturb the jobs) to 86400000"),
+        (["listeners.host.interval_ms=100000000000"], "disturbs the jobs) to 86400000"),
         (["listeners.host.interval_ms=100"], "interval_ms=100 must be from 200"),
         (["listeners.host.required=perhaps"], "true, false or if_gpu"),
         (["workload=resnet26_cifar10"], "data.root"),

@@ -58,7 +58,7 @@ def test_mixes_that_share_a_program_are_one_case(make_plan) -> None:
 
 @pytest.mark.parametrize("number", [0, 4, -1])
 def test_a_shard_outside_the_plan_is_refused(make_plan, number) -> None:
-    with pytest.raises(ConfigError, match=f"shard={number}: the plan has 3 shards, numbered from 1"):
+    with pytest.raises(ConfigError, match=f"shard={number} does not exist in this plan; choose a shard from 1 to 3"):
         shards.select_shard(make_plan(["repeats=3"]), number)
 
 

@@ -277,7 +277,11 @@ def test_each_gpu_gets_shards_of_the_plan_for_its_model() -> None:
 )
 def test_a_switch_of_mig_mode_that_resets_a_gpu_is_refused_on_several(model, scenario, num_gpus, is_refused) -> None:
     plan: Any = SimpleNamespace(groups=[group("a", scenario="naive"), group("a", "a", scenario=scenario)])
-    refused = pytest.raises(ConfigError, match="is switched by a reset") if is_refused else contextlib.nullcontext()
+    refused = (
+        pytest.raises(ConfigError, match=r"switching MIG mode of .* needs a reset")
+        if is_refused
+        else contextlib.nullcontext()
+    )
     with refused:
         local_gpus.refuse_mode_switches([(devices_of(*[model] * num_gpus), plan)], "leave it out")
 
@@ -332,7 +336,7 @@ def test_a_study_whose_time_is_over_leaves_the_shards_of_every_model(capsys: pyt
     fleet = fleet_of(devices_of("A", "B"), {"A": [1, 2], "B": [1]}, limit_s=-1.0)
     nobody: Any = None
     assert not fleet.start_more(nobody)
-    assert "time_limit_s=-1 is over: 3 shards left" in capsys.readouterr().err
+    assert "time_limit_s=-1 has passed: 3 shards left" in capsys.readouterr().err
     assert fleet._describe_progress() == "0 of 3 shards ended"
     assert fleet.worst == 1 and not any(part.waiting for part in fleet.parts)
 
@@ -355,10 +359,10 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
         local_gpus.select_free(request, 1, "gpus") == local_gpus.select_free(request, "GPU-1", "gpus") == [devices[1]]
     )
     for wanted in (None, [], {"a": 1}, [[0]], [None]):
-        with pytest.raises(ConfigError, match="give a list of GPUs by index or UUID, or all"):
+        with pytest.raises(ConfigError, match="set it to a list of indices or UUIDs, or to all"):
             local_gpus.select_free(request, wanted, "gpus")
     config.wait = True
-    with pytest.raises(ConfigError, match="never waits for a GPU; leave it out"):
+    with pytest.raises(ConfigError, match="never waits for a GPU; remove wait=true"):
         local_gpus.select_free(request, "all", "gpus")
 
 

@@ -35,7 +35,7 @@ def test_an_exporter_is_refused_as_tasks_on_one_host_would_want_its_port() -> No
     config = SimpleNamespace(
         gpu=SimpleNamespace(device="auto"), shard=None, exporter=SimpleNamespace(name="prometheus")
     )
-    with pytest.raises(ConfigError, match="would share the port of exporter=prometheus; leave it out"):
+    with pytest.raises(ConfigError, match=r"exporter=prometheus .* would share its port; remove exporter"):
         slurm.run(SimpleNamespace(configs=[config], config=config), UndoStack(), SlurmOptions())  # type: ignore[arg-type]
 
 
@@ -132,7 +132,7 @@ def shard(number: int, state: str, *tasks: str, **results: int) -> SimpleNamespa
 def test_shards_that_are_done_or_in_the_queue_are_left_out_if_the_plan_is_the_same(left, capsys) -> None:
     begun = [shard(1, "done"), shard(2, "running", "14_2"), shard(3, "waiting", "14_3")]
     assert left(*begun) == ([], 2)
-    assert "shards 2, 3 are still in the queue (job 14): scancel 14, or wait" in capsys.readouterr().err
+    assert "shards 2, 3 are still in the queue (job 14); wait, or run scancel 14" in capsys.readouterr().err
     assert left(shard(1, "done"), shard(2, "incomplete"), shard(3, "running")) == ([2, 3], 0)
     assert left(*begun, plan="of a program that has changed") == ([1, 2, 3], 0)
     assert left(shard(1, "done"), shard(2, "done"), num_models=2) == ([1, 2, 3], 0)
@@ -151,10 +151,12 @@ def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypa
         plan: Any = SimpleNamespace(any_gpu_digest="of a program that has changed", shard_sizes=(1, 1))
         return slurm._select_shards(request, "http://h:1", plan, 1)
 
-    with pytest.raises(ConfigError, match=r"cannot tell which shards .*timed out.*; resume once Slurm answers"):
+    with pytest.raises(
+        ConfigError, match=r"the shards in the queue cannot be read: .*timed out.*; resume when Slurm replies"
+    ):
         left(CommandError(["squeue"], 1, "Socket timed out"))
     assert left(CommandError(["scontrol"], 0, "this is not c1")) == ([1, 2], 0)
-    assert "warning: shards in the queue of another cluster are submitted here as well: " in capsys.readouterr().err
+    assert "warning: shards in the queue of another cluster are also submitted here: " in capsys.readouterr().err
 
 
 def test_of_several_models_a_shard_is_done_once_each_of_them_has_it(left) -> None:
@@ -167,7 +169,7 @@ def test_of_several_models_a_shard_is_done_once_each_of_them_has_it(left) -> Non
         (
             {"timeout_min": 2},
             {},
-            "timeout_min=2 leaves no time to measure: .*signal_delay_s=120 s before; give .*=3 or",
+            "timeout_min=2 leaves no time to measure, because .*signal_delay_s=120 s earlier; set .*=3 or",
         ),
         ({}, {"dry_run": "json"}, "dry_run=json does not work with hydra/launcher=slurm"),
     ],
@@ -212,7 +214,8 @@ def test_each_gres_of_a_list_is_another_model_of_gpu(gres, found) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gres", "why"), [(["gpu:1"] * 2, "names gpu:1 twice"), ([], "is neither a gres nor a list of them"), ([1], "give")]
+    ("gres", "why"),
+    [(["gpu:1"] * 2, "names gpu:1 twice"), ([], "is neither a gres nor a list of gres"), ([1], "write")],
 )
 def test_what_is_no_list_of_gres_is_refused(gres, why) -> None:
     with pytest.raises(ConfigError, match=why):
