@@ -49,9 +49,9 @@ class Result(enum.StrEnum):
 class WindowKind(enum.StrEnum):
     """The rule that determines when jobs end and which portion of their time is measured.
 
-    `steady`: jobs run until they are stopped. `interleaved`: the same, in slices: groups that differ only in their number
-    of jobs share a launch and take turns. `work`: jobs exit on their own after their epochs. `logged`: jobs exit on
-    their own, and are measured while all of them log rates.
+    `steady`: jobs run until they are stopped. `interleaved`: the same, in slices: groups that differ only in their
+    number of jobs share a launch and take turns. `work`: jobs exit on their own after their epochs. `logged`: jobs
+    exit on their own, and are measured while all of them log rates.
     """
 
     STEADY = "steady"
@@ -61,7 +61,7 @@ class WindowKind(enum.StrEnum):
 
     @property
     def is_steady(self) -> bool:
-        """Whether jobs run until told to stop, so that their speed is that of a given time."""
+        """True if jobs run until they are stopped."""
         return self in (WindowKind.STEADY, WindowKind.INTERLEAVED)
 
 
@@ -319,7 +319,7 @@ class Group:
         number: position in the plan, from 1.
         block: number of the block, from 1; each block has every group of the study once.
         shard: number of the group's shard, from 1.
-        launch: what groups of one launch have in common, empty for a launch of its own; see `WindowKind.INTERLEAVED`.
+        launch: digest that the groups of one launch share; empty if the group has a launch to itself.
         case: number of the case, from 1 and equal in every block, if a shard is one case of a block; else 0.
         sequential: whether the jobs run one after another (the serial baseline of a mix).
         key: digest of workloads, sharing mode, options and settings, which is equal for this group in every block.
