@@ -6,6 +6,7 @@ A failed group becomes a row with its reason, and the study continues; only a si
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import resource
 import time
@@ -224,6 +225,8 @@ class _Execution:
         try:
             row = group_row.judge(self.group, self._observation(interrupted))
             self.record.add_artifact(layout.PHASES, phases.as_json(row.spans, self.clock.record.offsets[0][1]))
+            if self.slices:
+                self.record.add_artifact(layout.SLICES, json.dumps([dataclasses.asdict(part) for part in self.slices]))
             self._warn_of_shared_files(row)
             self._warn_of_other_programs(row)
             trace.write(self.record, row, self.record.sink.samples, self.fields)
