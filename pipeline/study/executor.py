@@ -118,10 +118,10 @@ def run(launch: Sequence[Group], shared: StudyResources) -> Iterator[GroupResult
         Interrupted: the user sent a signal; the row is recorded as interrupted.
     """
     for number in range(len(launch)):
-        row, others, slots = _run(launch[number:], shared)
+        row, hosted, slots = _run(launch[number:], shared)
         yield row
-        if others:
-            yield from (_record(other, slots, shared) for other in others)
+        if hosted:
+            yield from (_record(hosted_row, slots, shared) for hosted_row in hosted)
             return
 
 
@@ -143,21 +143,21 @@ def _run(launch: Sequence[Group], shared: StudyResources) -> tuple[GroupResult, 
             return skipped, [], ()
         execution = _Execution(group, record, shared, launch)
         row: GroupResult | None = None
-        others: list[GroupResult] = []
+        hosted: list[GroupResult] = []
         interrupted: Interrupted | None = None
         with interrupts.hold_interrupts():  # the row must be recorded even after a signal
             try:
                 with interrupts.allow():
                     execution.go()
                     row = execution.judge()  # takes long if the jobs wrote much output
-                    others = execution.judge_others(row)  # before the sender moves the files of the jobs
+                    hosted = execution.judge_others(row)  # before the sender moves the files of the jobs
             except Interrupted as error:
                 interrupted = error
             row = row or execution.judge_interrupted()
             record.close(dataclasses.replace(row, spool_id=record.spool_id))
     if interrupted is not None:
         raise interrupted
-    return dataclasses.replace(row, spool_id=record.spool_id), others, execution.slots
+    return dataclasses.replace(row, spool_id=record.spool_id), hosted, execution.slots
 
 
 def _refresh_device(group: Group, shared: StudyResources) -> Group:
