@@ -16,7 +16,7 @@ from pipeline.base.mlflow_internals import database_tables
 from pipeline.base.system.errors import ConfigError
 from pipeline.record.store import bundle
 from pipeline.record.store.local_store import Store, open_store
-from pipeline.report import export_command
+from pipeline.report import bundle_command
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
 
@@ -101,11 +101,11 @@ def test_importing_twice_adds_no_run_twice(store: Store, tmp_path: Path, templat
 
 def test_what_cannot_be_exported_is_one_line(store: Store, tmp_path: Path, capsys) -> None:
     root = str(tmp_path / "mlruns")
-    assert export_command.main(["--experiment", "none", "--root", root, "--out", str(tmp_path / "a.xz")]) == 2
-    assert export_command.main(["--experiment", "study", "--root", root, "--out", str(tmp_path / "no/a.xz")]) == 2
+    assert bundle_command.main(["--experiment", "none", "--root", root, "--out", str(tmp_path / "a.xz")]) == 2
+    assert bundle_command.main(["--experiment", "study", "--root", root, "--out", str(tmp_path / "no/a.xz")]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert ["has no experiment 'none'" in lines[0], "choose another file with --out" in lines[1]] == [True, True]
-    assert export_command.main(["--experiment", "study", "--root", root, "--out", str(tmp_path / "a.xz")]) == 0
+    assert bundle_command.main(["--experiment", "study", "--root", root, "--out", str(tmp_path / "a.xz")]) == 0
     assert "2 runs of experiment study" in capsys.readouterr().out
 
 
