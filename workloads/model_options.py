@@ -19,7 +19,7 @@ Precision = enum.Enum("Precision", "default tf32 fp32 bf16 fp16", start=0)
 
 # On CPUs, an epoch of a network of the usual size takes hours; so the user must have chosen the CPU.
 GPU_ONLY_PX = 224
-NO_GPU = "no GPU was found; set gpu=cpu to use the CPUs, or gpu=simulated_h100_80gb dry_run=true to see its plan"
+NO_GPU = "no GPU was found; set gpu=cpu to use the CPUs, or gpu=simulated_h100_80gb dry_run=true to print the plan"
 
 
 @dataclass(kw_only=True)
@@ -90,6 +90,6 @@ def refuse_graphs_without_gpu(device: Device) -> None:
         if device.is_simulated:
             place, remedy = f"a simulated {device.name}", "dry_run=true"
         raise ValueError(
-            f"step_mode=cuda_graph needs a GPU, and this runs on {place}; use {remedy} to see its plan, or "
+            f"step_mode=cuda_graph needs a GPU, but the job would run on {place}; use {remedy} to print the plan, or "
             "+rehearse=tiny to rehearse an experiment"
         )

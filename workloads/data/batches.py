@@ -55,7 +55,10 @@ class TrainingData:
 
 
 class PooledSamples(Dataset[Batch]):
-    """One sample per label, from a small pool of inputs: gives the loader its work without reading a disk."""
+    """A dataset with one sample per label, whose inputs repeat from a small pool.
+
+    It keeps the loader as busy as a real data set, but does not read the disk.
+    """
 
     def __init__(self, pool: Tensor, labels: Tensor) -> None:
         self._pool, self._labels = pool, labels

@@ -81,7 +81,7 @@ class TrainTimm(Training):
                 f"samples={self.samples} is for synthetic data, and source={self.source.name} uses all; leave it out"
             )
         if self.image_px >= GPU_ONLY_PX and not device.is_gpu and not device.was_chosen:
-            raise ValueError(f"it trains on {self.image_px}-pixel images and {NO_GPU}")
+            raise ValueError(f"image_px={self.image_px} is too large to train on CPUs by default, and {NO_GPU}")
 
     def check_data(self) -> None:
         made_up, folder = DataSource.synthetic_device, FACTS[self.dataset].folder

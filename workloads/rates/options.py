@@ -16,7 +16,8 @@ Operation = enum.Enum(
 between device and host, launches."""
 TrackingPrecision = enum.Enum("TrackingPrecision", "fp32 fp64", start=0)
 
-# Ada and Hopper; Ampere. Source: NVIDIA, CUDA C++ Programming Guide, arithmetic by compute capability.
+# FP8 needs compute capability 8.9 (Ada, Hopper); TF32 and BF16 need 8.0 (Ampere). Source: NVIDIA, CUDA C++ Programming
+# Guide, arithmetic by compute capability.
 _LEAST_CAPABILITY = {Operation.fp8_tensor: (8, 9), Operation.tf32_tensor: (8, 0), Operation.bf16_tensor: (8, 0)}
 
 
@@ -27,7 +28,7 @@ class Repeating:
     preload = "workloads.rates.loop"
 
     calls: int | None = option(None, least=1, help="calls of the operation per step; `null`: depends on the operation")
-    steps: int = option(100, least=1, help="steps of an epoch, in a `work` window")
+    steps: int = option(100, least=1, help="steps per epoch; matters only with `window=work`")
     warmup_steps: int = option(3, least=0, help="steps before the barrier")
     threads: int | None = option(None, least=1, help="CPU threads of each job; `null`: the framework chooses")
 

@@ -119,7 +119,7 @@ class Infer(Service):
                 raise ValueError("step_mode=cuda_graph needs max_batch=1; use eager or compile")
         is_large = self.library is not Library.transformers and self.image_px >= GPU_ONLY_PX
         if is_large and not device.is_gpu and not device.was_chosen:
-            raise ValueError(f"it looks at {self.image_px}-pixel images and {NO_GPU}")
+            raise ValueError(f"image_px={self.image_px} is too large for CPUs by default, and {NO_GPU}")
 
     def _check_batching(self) -> None:
         if self.arrival is Arrival.closed and self.max_batch > self.outstanding:

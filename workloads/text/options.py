@@ -91,7 +91,7 @@ class TrainText(Training):
         width = self.model_args.get(_WIDTHS[self.model], _USUAL_WIDTH)
         is_large = self.weights is None and isinstance(width, int) and width >= _USUAL_WIDTH
         if is_large and not device.is_gpu and not device.was_chosen:
-            raise ValueError(f"it trains a model of width {width} and {NO_GPU}")
+            raise ValueError(f"a model of width {width} is too large to train on CPUs by default, and {NO_GPU}")
 
     def _check_source(self) -> None:
         if self.source is DataSource.synthetic_files:

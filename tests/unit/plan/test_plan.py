@@ -323,10 +323,12 @@ def test_a_dry_run_on_a_simulated_gpu_plans_what_only_a_real_one_can_run(make_pl
     simulated = dataclasses.replace(GPU, kind="simulated")
     graphs = [f"workload={workload}", "workload.step_mode=cuda_graph"]
     assert make_plan([*graphs, "dry_run=true"], device=simulated).groups
-    with pytest.raises(ConfigError, match=r"on a simulated NVIDIA H100 .*; use dry_run=true to see its plan, or \+re"):
+    with pytest.raises(
+        ConfigError, match=r"on a simulated NVIDIA H100 .*; use dry_run=true to print the plan, or \+re"
+    ):
         make_plan(graphs, device=simulated)
     for more in ([], ["dry_run=true"]):
-        with pytest.raises(ConfigError, match=r"; use gpu=simulated_h100_80gb dry_run=true to see its plan, or \+re"):
+        with pytest.raises(ConfigError, match=r"; use gpu=simulated_h100_80gb dry_run=true to print the plan, or \+re"):
             make_plan([*graphs, "gpu=cpu", *more])
 
 
