@@ -475,7 +475,7 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
         with pytest.raises(ConfigError, match=words), rehearsal.prepare_machine(asked):
             pass
     (tmp_path / "text").write_text("hello")
-    for wrong, words in (("text", "does not hold a simulated machine"), ("absent/kept", "cannot be locked")):
+    for wrong, words in (("text", "does not contain a simulated machine"), ("absent/kept", "cannot be locked")):
         (config,) = configs("a100_40gb", machine=str(tmp_path / wrong))
         with pytest.raises(ConfigError, match=words), rehearsal.prepare_machine([config]):
             pass
