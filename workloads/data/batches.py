@@ -108,4 +108,4 @@ def generator(*parts: int) -> torch.Generator:
 def require_classes(count: int, num_classes: int) -> None:
     """Raise `ValueError` if the data set has more classes than the model."""
     if count > num_classes:
-        raise ValueError(f"--num-classes {num_classes} is less than the data set's classes; use {count} or more")
+        raise ValueError(f"--num-classes {num_classes} is too few for the {count} classes of the data set; use {count}")

@@ -65,7 +65,7 @@ class Service:
         if self.objective_ms is not None and not self.objective_ms > 0:
             raise ValueError(f"objective_ms={self.objective_ms:g} must be above 0")
         if self.objective_percentile is not None and self.objective_ms is None:
-            raise ValueError(f"objective_percentile={self.objective_percentile:g} needs objective_ms; add objective_ms")
+            raise ValueError(f"objective_percentile={self.objective_percentile:g} needs objective_ms; add it")
 
 
 @dataclass(kw_only=True)

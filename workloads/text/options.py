@@ -79,7 +79,7 @@ class TrainText(Training):
             fitting = "causal_lm" if decodes else "classification or masked_lm"
             raise ValueError(f"task={self.task.name} does not fit model={self.model.name}; use {fitting}")
         if self.task is Task.classification and self.num_classes is None:
-            raise ValueError("task=classification needs num_classes; add num_classes")
+            raise ValueError("task=classification needs num_classes; add it")
         if self.task is not Task.classification and self.num_classes is not None:
             raise ValueError(f"num_classes={self.num_classes} has no effect with task={self.task.name}; remove it")
         if self.weights == "":
@@ -135,7 +135,7 @@ class TrainText(Training):
             kind = config["model_type"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"weights={folder} has a config.json that cannot be read ({type(error).__name__}: {error}); "
+                f"weights={folder} has a config.json that cannot be used ({type(error).__name__}: {error}); "
                 "use a folder that save_pretrained wrote"
             ) from error
         if kind != self.model.name:

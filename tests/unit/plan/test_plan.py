@@ -261,7 +261,7 @@ def test_options_become_flags(make_plan):
             ["workload=resnet26_cifar10", SYNTHETIC, "workload.image_px=16"],
             "image_px=16 is less than the 32 pixels of cifar10",
         ),
-        (["workload.source=synthetic_files"], "digits come with scikit-learn"),
+        (["workload.source=synthetic_files"], "scikit-learn has the digits as arrays"),
         (["workload=robroek_small", "data.source=files"], "data.root"),
         (["workload=robroek_small", "data.source=files", "data.root=/absent"], "/absent/cifar10"),
         (["workload=robroek_small", "data.source=files", "workload.samples=1000"], "synthetic"),
