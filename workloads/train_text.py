@@ -36,8 +36,8 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     config = models.read_config(args.model, args.model_args, num_classes=args.num_classes, weights=args.weights)
     if args.sequence_tokens > config.max_position_embeddings:
         raise ValueError(
-            f"--sequence-tokens {args.sequence_tokens} is more than the model's positions; use "
-            f"{config.max_position_embeddings} or less"
+            f"--sequence-tokens {args.sequence_tokens} is more than the {config.max_position_embeddings} positions of "
+            "the model; use fewer tokens"
         )
     data, padding = text_data.open_data(args.options, args.seed, config.vocab_size, device)
     with closing(data):

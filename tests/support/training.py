@@ -35,7 +35,7 @@ class Notebook(client.NullJob):
     def stopping(self):
         return self._stop_after is not None and len(self.steps) >= self._stop_after
 
-    def until_stop(self, items):
+    def until_stop(self, items, finish=None):
         for item in items:
             if self.stopping:
                 return

@@ -187,7 +187,7 @@ def test_what_the_text_cannot_give_is_refused(cache, changes, message):
 
 
 def test_a_sequence_longer_than_the_positions_is_refused(flags):
-    with pytest.raises(program.UsageError, match="16 is more than the model's positions; use 8 or less"):
+    with pytest.raises(program.UsageError, match="16 is more than the 8 positions of the model"):
         train_on_text(*flags, "--model-args", "max_position_embeddings=8")
 
 

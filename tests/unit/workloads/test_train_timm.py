@@ -71,7 +71,7 @@ def test_a_missing_gpu_is_refused(flags, capsys):
 
 @pytest.mark.parametrize(
     ("flags", "status", "said"),
-    [([*SMALL, "--epochs", "0"], 2, "--epochs 0 runs until the orchestrator"), (["--help"], 0, "--warmup-steps")],
+    [([*SMALL, "--epochs", "0"], 2, "--epochs 0 runs until an orchestrator"), (["--help"], 0, "--warmup-steps")],
 )
 def test_by_hand_an_endless_run_is_refused_and_help_answers_before_torch_is_imported(flags, status, said):
     command = [sys.executable, "-X", "importtime", TRAIN, *flags]
