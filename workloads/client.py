@@ -36,7 +36,7 @@ import sys
 import threading
 import time
 
-TYPE_CHECKING = False  # replaces `typing.TYPE_CHECKING`, because importing typing takes 5 ms
+TYPE_CHECKING = False  # `typing.TYPE_CHECKING` is not used, because importing typing takes 5 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
@@ -71,7 +71,7 @@ class NullJob:
     index = 0
     block = 1
     held_ns = 0
-    """Time for which the orchestrator has held the job so far, in nanoseconds."""
+    """Total time, in nanoseconds, for which the orchestrator has held the job (made it wait between two steps)."""
 
     def __enter__(self) -> NullJob:
         return self
@@ -175,7 +175,7 @@ class Job(NullJob):
                 self.metric("host_loop_after_ms", host_loop_ms(_LOOPS_AFTER))
             self._send(type="bye", status="ok")
         else:
-            import traceback  # here, because the import takes 3 ms and only failing jobs need it
+            import traceback  # imported late, because the import takes 3 ms and only failing jobs need it
 
             text = "".join(traceback.format_exception(kind, error, trace))
             status = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else None
@@ -256,7 +256,7 @@ class Job(NullJob):
         self._event("wrong", what=what)
 
     def step(self, samples: float, epoch: int | None = None, t_ns: int | None = None) -> None:
-        """Record that a step over `samples` samples (not necessarily whole) was complete at `t_ns` (default: now).
+        """Record that a step over `samples` samples (possibly a fraction) was complete at `t_ns` (default: now).
 
         Raises:
             RuntimeError: the job has not called `ready`; without this error, its group would wait forever.

@@ -3,8 +3,9 @@
     python workloads/framework.py --framework jax
     CUDA_VISIBLE_DEVICES=MIG-...,MIG-... python workloads/framework.py --framework torch
 
-Runs as a job or by hand. A framework that is not installed, sees no device or computes wrong results is an outcome, not
-an error of this program. The outcome is printed and written to `probe.json` in the job's output folder.
+The program runs as a job or by hand. If a framework is not installed, sees no device or computes wrong results, this is
+an outcome of the probe, not an error of this program. The outcome is printed and written to `probe.json` in the job's
+output folder.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Probe:
     Attributes:
         given: devices of CUDA_VISIBLE_DEVICES; `None` if the variable is not set, so that every device is visible.
         seen: the devices as the framework describes them.
-        works: `YES`, `NO`, `PARTLY` or `NOT_INSTALLED`.
+        works: result of the probe: `YES`, `NO`, `PARTLY` or `NOT_INSTALLED`.
         why: reason why the framework does not work on every given device; empty if it works.
         wrong: whether this reason is a wrong result.
     """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from workloads.serving.inference import Inference, Inputs
 
 _MOST_DIGITS = 1000
-_MOST_TOKENS = 1000  # different tokens
+_MOST_TOKENS = 1000  # maximum number of different tokens
 _log = logging.getLogger(__name__)
 
 
@@ -78,9 +78,9 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
 def _limit_ahead(args: argparse.Namespace, device: torch.device) -> int:
     """Return how many batches may be issued before the oldest of them is answered.
 
-    In a closed loop, this is the number of clients. It is one in four cases: at a given rate, because answers are not
-    noticed while the next batch is issued; on the CPU; for a decoder, because the host waits for its tokens; and over
-    HTTP, because a batch is written to memory that the previous batch may still read.
+    In a closed loop, the result is the number of clients. The exceptions, for which the result is 1, are: a given rate,
+    because answers are not noticed while the next batch is issued; the CPU; a decoder, because the host waits for its
+    tokens; and HTTP, because a batch is written to memory that the previous batch may still read.
     """
     runs_ahead = args.arrival == "closed" and args.serve == "in_process" and not args.output_tokens
     return int(args.outstanding) if runs_ahead and device.type == "cuda" else 1

@@ -17,7 +17,7 @@ from workloads import client, program
 from workloads.rates.options import Particles
 
 PARTICLES = {"cuda": 5_000_000, "cpu": 2_000}
-"""Default number of particles, by device type. The next two: turns per call, and calls per step."""
+"""Default number of particles by device type; `TURNS` has turns per call, and `CALLS` has calls per step."""
 TURNS = {"cuda": 100, "cpu": 5}
 CALLS = {"cuda": 4, "cpu": 2}
 _MOST_DIFFERENT = {"fp32": 0.01, "fp64": 1e-7}

@@ -249,7 +249,7 @@ def describe_run(device: torch.device, parameters: Iterable[torch.Tensor] = (), 
 
 
 def find_free_port() -> int:
-    """Return a free port of this machine, as chosen by the kernel."""
+    """Return a free port of this machine; the kernel assigns ports in turn, so concurrent jobs get different ports."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

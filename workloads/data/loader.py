@@ -45,7 +45,7 @@ class Loader:
     `collate` assembles the batches.
 
     Raises:
-        ValueError: there is no batch: for training, no full batch.
+        ValueError: there is no batch, or for training no full batch.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Loader:
         return iter(self._loader) if first_epoch is None else first_epoch
 
     def name_epoch(self, number: int) -> None:
-        """Set the epoch that is iterated next."""
+        """Set the number of the next epoch."""
         if self._order is not None and self._order.epoch != number:
             self._order.epoch, self._first_epoch = number, None
 

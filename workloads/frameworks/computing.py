@@ -53,7 +53,7 @@ class Framework(ABC):
 
     @abstractmethod
     def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
-        """Return the product, computed on the device at this position, and the sum of its elements."""
+        """Return the product, computed on the device at this position, and the sum of the product's elements."""
 
     def why_no_gpu(self) -> str:
         """Return the framework's own reason for having no GPU; empty if it gives none."""
@@ -83,7 +83,7 @@ class Computing(Framework):
         return ""
 
     def begin_gpu(self) -> None:
-        """Initialise the GPU; if the framework has none, its exception is not caught. By default, do nothing."""
+        """Initialise the GPU; if this fails, raise the framework's exception. By default, do nothing."""
 
 
 @contextmanager

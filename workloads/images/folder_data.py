@@ -39,7 +39,7 @@ def open_synthetic(options: TrainTimm, seed: int, device: torch.device) -> Train
 
 
 class FolderImages(Dataset[tuple[Any, int]]):
-    """The images of a folder, repeated until their number is reached; each repeat is augmented anew in every epoch.
+    """The images of a folder, repeated until there are `samples`; each repeat is augmented anew in every epoch.
 
     The index is `epoch * samples + image`, as from a numbered `EpochOrder`.
     """
