@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from typing import ClassVar
 
 from listeners.base import ThreadedListener
-from listeners.dcgm import DcgmListener
 from listeners.gpm import GpmListener, NoCountersError
 from pipeline.base.domain.protocols import Sink, Watch
 from pipeline.base.domain.records import Device
@@ -25,9 +24,8 @@ class ActivityListener:
     name: ClassVar[str] = "activity"
 
     def __init__(self, interval_ms: int, program: str | None = None) -> None:
-        self._gpm, self._dcgm = GpmListener(interval_ms), DcgmListener(interval_ms, program)
-        self._source: ThreadedListener = self._gpm
-        self._program = program or "dcgmi"
+        self._source: ThreadedListener = GpmListener(interval_ms)
+        self._interval_ms, self._program = interval_ms, program
 
     @property
     def table(self) -> FieldTable:
@@ -39,9 +37,10 @@ class ActivityListener:
 
     def describe_missing_source(self, device: Device) -> str | None:
         """Return why neither source can read a GPU, as far as this is known before the study; else `None`."""
-        if device.is_simulated or device.has_gpm is not False or shutil.which(self._program) is not None:
+        program = self._program or "dcgmi"
+        if device.is_simulated or device.has_gpm is not False or shutil.which(program) is not None:
             return None
-        return f"{device.name} has no GPM counters, and {self._program} of NVIDIA DCGM is not on PATH"
+        return f"{device.name} has no GPM counters, and {program} of NVIDIA DCGM is not on PATH"
 
     @contextmanager
     def observe(self, watch: Watch, sink: Sink) -> Iterator[None]:
@@ -50,13 +49,15 @@ class ActivityListener:
             name = f"the simulated {device.name}" if device.is_simulated else f"{device.name}, which is not a GPU,"
             raise NoSensorError(f"listener activity: {name} has no counters; leave activity out")
         with ExitStack() as stack:
-            self._source = self._gpm
             try:
-                stack.enter_context(self._gpm.observe(watch, sink))
+                stack.enter_context(self._source.observe(watch, sink))
             except ListenerError as without_gpm:
-                self._source = self._dcgm
+                # Imported late, because most machines with this listener have GPM, or no GPU.
+                from listeners.dcgm import DcgmListener
+
+                self._source = DcgmListener(self._interval_ms, self._program)
                 try:
-                    stack.enter_context(self._dcgm.observe(watch, sink))
+                    stack.enter_context(self._source.observe(watch, sink))
                 except ListenerError as without_dcgm:
                     raise _combine(without_gpm, without_dcgm) from without_dcgm
             yield
@@ -66,6 +67,6 @@ def _combine(gpm: ListenerError, dcgm: ListenerError) -> ListenerError:
     """Return one error for both sources, with the remedy for DCGM if the GPU has no GPM, else with that for GPM."""
     text = f"{str(gpm).partition('; ')[0]}, and {dcgm}" if isinstance(gpm, NoCountersError) else str(gpm)
     text = text.removeprefix("listener gpm: ")
-    for name in (GpmListener.name, DcgmListener.name):
+    for name in ("gpm", "dcgm"):
         text = text.replace(f"leave {name} out", "leave activity out")
     return ListenerError(f"listener activity: {text}")

@@ -232,7 +232,7 @@ class Device:
 
     @property
     def has_gpm(self) -> bool | None:
-        """Whether the GPU is of a generation with NVML's GPM counters; `None` if its generation is unknown."""
+        """True if the GPU's generation has the GPM counters of NVML; `None` if the generation is unknown."""
         capability = dict(self.details).get("compute_capability")
         return None if capability is None else tuple(map(int, capability.split("."))) >= _FIRST_WITH_GPM
 

@@ -150,7 +150,8 @@ def make_listeners(interval_ms: int) -> dict[str, Listener]:
             listener: Listener = factory.build_object(spec, interval_ms=interval_ms)
             if {field.name for field in listener.table.fields} & {name for name, _ in _FIELDS.values()}:
                 by_name[str(name)] = listener
-    return {name: made for name, made in by_name.items() if made.table.source not in by_name.keys() - {name}}
+    sources = {name: listener.table.source for name, listener in by_name.items()}
+    return {name: by_name[name] for name, source in sources.items() if source == name or source not in by_name}
 
 
 def measure(gpu: Device, scratch: Path, start: Start = load_process.start_loader, pace: Pace = PACE) -> Measurement:
