@@ -40,7 +40,7 @@ class ActivityListener:
         program = self._program or "dcgmi"
         if device.is_simulated or device.has_gpm is not False or shutil.which(program) is not None:
             return None
-        return f"{device.name} has no GPM counters, and {program} of NVIDIA DCGM is not on PATH"
+        return f"{device.name} has no GPM counters, and {program} is not on PATH; install NVIDIA DCGM"
 
     @contextmanager
     def observe(self, watch: Watch, sink: Sink) -> Iterator[None]:
@@ -48,6 +48,7 @@ class ActivityListener:
         if not device.is_gpu or device.is_simulated:
             name = f"the simulated {device.name}" if device.is_simulated else f"{device.name}, which is not a GPU,"
             raise NoSensorError(f"listener activity: {name} has no counters; leave activity out")
+        self._source = GpmListener(self._interval_ms)
         with ExitStack() as stack:
             try:
                 stack.enter_context(self._source.observe(watch, sink))

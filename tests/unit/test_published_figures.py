@@ -66,7 +66,7 @@ def test_a_gpu_before_hopper_without_dcgmi_is_known_before_the_study(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     (warning,) = warnings(make_plan, ROBROEK, A100)
-    assert warning.endswith("has no GPM counters, and dcgmi of NVIDIA DCGM is not on PATH")
+    assert warning.endswith("has no GPM counters, and dcgmi is not on PATH; install NVIDIA DCGM")
 
 
 def test_other_workloads_and_machines_without_a_gpu_have_no_published_figure(make_plan: MakePlan) -> None:
