@@ -26,7 +26,7 @@ from pipeline.base.domain.protocols import Listener, Profiler, Sharing, Slots
 from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Result, Slot, WindowKind
 from pipeline.base.domain.tags import Tag, listener_tag
 from pipeline.base.system import factory, host_info, interrupts, words
-from pipeline.base.system.errors import CollocationError, ConfigError, ListenerError
+from pipeline.base.system.errors import CollocationError, ConfigError, ListenerError, NoSensorError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.paths import PROJECT_DIR
@@ -354,12 +354,11 @@ class _Execution:
             for spec in group.listeners
             if not self._is_pointless(spec)
         ]
-        self.fields = Fields(listener.table for _, listener in listeners)
-        self.record.add_artifact(layout.FIELDS, self.fields.as_json())
         watched = Watched(group.device, slots.slots, self.record.folder, self.record.sink.samples, self.fields)
         for spec, listener in listeners:
             self._observe(spec, listener, watched, stack)
-        watched.fields = Fields(listener.table for listener in self.helpers)
+        self.fields = watched.fields = Fields(listener.table for listener in self.helpers)
+        self.record.add_artifact(layout.FIELDS, self.fields.as_json())
         stack.enter_context(self.shared.view(group, watched))
         for jobs in [[job] for job in group.jobs] if group.sequential else [group.jobs]:
             self.phases.begin(phases.LAUNCH)
@@ -439,6 +438,8 @@ class _Execution:
         with interrupts.hold_interrupts(), self._unless_required(spec):
             observing.__enter__()
             self.helpers.append(listener)
+            if (source := listener.table.source) != spec.name:
+                self.tags[listener_tag(spec.name)] = f"source: {source}"
             stack.push(partial(self._end_observing, spec, observing))
 
     def _end_observing(self, spec: ListenerSpec, observing: AbstractContextManager[None], *raised: Any) -> bool | None:
@@ -456,7 +457,8 @@ class _Execution:
             if spec.required is not Required.NO:
                 raise
             self.tags[listener_tag(spec.name)] = f"absent: {error}"
-            self.shared.warn_once(f"left out: {error}")
+            if not isinstance(error, NoSensorError):
+                self.shared.warn_once(f"left out: {error}")
 
     @contextmanager
     def _measure_overhead(self) -> Iterator[None]:

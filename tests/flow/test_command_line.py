@@ -76,7 +76,7 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
             "scenario=nave does not exist; did you mean naive? "
             "Or choose one of mig, mig_mps, mps, mps_percent, mps_static, naive, serial, timeslice",
         ),
-        ("listeners=[nvml,foo]", "listeners=foo does not exist; choose one of dcgm, gpm, host, nvml, smi"),
+        ("listeners=[nvml,foo]", "listeners=foo does not exist; choose one of activity, dcgm, gpm, host, nvml, smi"),
         ("rehearse=tiny", "rehearse=tiny needs a plus; write +rehearse=tiny"),
         ("rehearse=big", "rehearse=big needs a plus; write +rehearse=..., one of tiny"),
         ("env.file=a.txt", "env.file does not exist in this env; add env=conda or venv"),

@@ -156,6 +156,9 @@ def test_a_sweep_runs_to_its_end_and_says_everywhere_that_it_is_simulated(run, t
     groups, jobs = stored(tmp_path)
     assert sorted(run_.data.tags["collocation.scenario"] for run_ in groups) == ["naive", "serial"]
     assert len(jobs) == 3
+    assert "activity" not in err
+    left_out = "absent: listener activity: the simulated NVIDIA A100-SXM4-40GB has no counters; leave activity out"
+    assert {run_.data.tags["collocation.listener.activity"] for run_ in groups} == {left_out}
     for run_ in (*groups, *jobs):
         assert run_.data.tags["collocation.simulated"] == "true"
         assert run_.data.tags["collocation.device"] == "NVIDIA A100-SXM4-40GB"

@@ -243,6 +243,8 @@ def test_options_become_flags(make_plan):
         (["limits.group_s=4e7"], "limits.group_s=40000000.0 must be at most 31622400"),
         (["listeners.host.interval_ms=100000000000"], "disturbs the jobs) to 86400000"),
         (["listeners.host.interval_ms=100"], "interval_ms=100 must be from 200"),
+        (["listeners=[activity,dcgm]"], "[activity,dcgm] would read the same counters twice; remove activity, or dcgm"),
+        (["listeners=[gpm,activity,dcgm]"], "twice; remove activity, or gpm and dcgm"),
         (["listeners.host.required=perhaps"], "true, false or if_gpu"),
         (["workload=resnet26_cifar10"], "data.root"),
         (["workload=resnet26_cifar10", "data.root=/does/not/exist"], "/does/not/exist"),
