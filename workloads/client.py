@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 PROTOCOL = 1
 _CLEARANCE_S = 0.002
-_HOST_LOOP_ADDITIONS = 40_000  # 1 to 5 ms on the hosts tested
-_LOOPS_BEFORE, _LOOPS_AFTER = 5, 3  # the minimum is used, so one preemption has no effect
 FOLDER_VARIABLE = "COLLOCATION_JOB"
 JOB_FILE, EVENTS_FILE, REQUESTS_FILE = "job.json", "events.jsonl", "requests.bin"
 REQUEST = struct.Struct("<qqqqqii")
@@ -168,8 +166,6 @@ class Job(NullJob):
         self._leaving = True
         self._write_requests()
         if error is None or kind is None or (isinstance(error, SystemExit) and not error.code):
-            if self._start_ns is not None:
-                self.metric("host_loop_after_ms", host_loop_ms(_LOOPS_AFTER))
             self._send(type="bye", status="ok")
         else:
             import traceback  # 3 ms to import, for failing jobs only
@@ -195,7 +191,6 @@ class Job(NullJob):
     def ready(self) -> int:
         """Wait at the group's barrier; return the timestamp at which the work of this job starts."""
         self.phase("ready")
-        self.metric("host_loop_before_ms", host_loop_ms(_LOOPS_BEFORE))
         self._send(type="ready")
         self._go.wait()
         self._is_ready = True
@@ -371,18 +366,6 @@ class Job(NullJob):
         descriptor = self._socket.detach()
         if descriptor >= 0:
             os.close(descriptor)
-
-
-def host_loop_ms(repetitions: int) -> float:
-    """Return the time of a fixed Python loop on the host in ms: the minimum of some repetitions."""
-    times_ns = []
-    for _ in range(repetitions):
-        begin_ns = time.perf_counter_ns()
-        total = 0
-        for number in range(_HOST_LOOP_ADDITIONS):
-            total += number
-        times_ns.append(time.perf_counter_ns() - begin_ns)
-    return min(times_ns) / 1e6
 
 
 def _finish_cuda_work() -> None:

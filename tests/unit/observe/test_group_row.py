@@ -547,25 +547,6 @@ def samples_of_host(job, **rates) -> list[Sample]:
     return [first, *(Sample(source="host", t_ns=t * S, values=rates, job=job) for t in (4, 6, 8, 10))]
 
 
-def loops(before, after) -> list[dict[str, object]]:
-    named = {"host_loop_before_ms": before, "host_loop_after_ms": after}
-    return [{"event": "metric", "name": name, "t_ns": S, "step": 0, "value": ms} for name, ms in named.items()]
-
-
-def test_the_speed_of_the_host_is_the_median_over_the_jobs_of_both_loops(tmp_path):
-    trio = group("a", "b", "c")
-    measured = [loops(1.0, 3.0), loops(2.0, 8.0), loops(2.0, 4.0)]
-    states = [
-        state(tmp_path, job, [*mine, *steps(0, 11.5, 0.5, 50)], told_ns=11 * S)
-        for job, mine in zip(trio.jobs, measured, strict=True)
-    ]
-    row = judge(tmp_path, trio, *states)
-    assert row.metrics["host_loop_ms"] == 3.0
-    assert row.jobs[1].series["host_loop_after_ms"] == [(0, S, 8.0)]
-    silent = state(tmp_path, trio.jobs[2], steps(0, 11.5, 0.5, 50), told_ns=11 * S)
-    assert "host_loop_ms" not in judge(tmp_path, trio, *states[:2], silent).metrics
-
-
 @pytest.mark.parametrize(
     ("gract", "cpu_pct", "share"),
     [(0.5, (95.0, 60.0), 0.5), (0.5, (95.0, 99.0), 1.0), (0.95, (95.0, 99.0), 0.0), (None, (95.0, 99.0), None)],
