@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from pipeline.base.domain import driver_programs, layout
+from pipeline.base.domain import driver_programs, idle_measurements, layout
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.protocols import Listener, Profiler, Sharing, Slots
 from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Result, Slot, WindowKind
@@ -35,12 +35,13 @@ from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
 from pipeline.launch.job_state import JobState
 from pipeline.launch.spawn import Spawner
 from pipeline.launch.warm_start import WarmStart
-from pipeline.observe import changed_files, endings, group_row, phases, sample_figures
+from pipeline.observe import changed_files, endings, group_row, phases
 from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockWatch
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.host_load import FOREIGN_LOAD
+from pipeline.observe.idle_power import IdlePower
 from pipeline.observe.observation import Observation, Watched
 from pipeline.observe.phases import Phases
 from pipeline.prepare.device import lease, nvml
@@ -69,7 +70,7 @@ class StudyResources:
         interpreters: interpreters by requested environment.
         sender, warm_start: services that are idle during a window.
         view: function that returns a context that shows a group while the group runs.
-        idle_w: lowest power read before jobs started, by device; each group adds its reading.
+        idle_power: power of the devices without work, as far as measured.
         outputs: device and inode of each file to which the orchestrator writes its messages.
         own_files: files and folders that the orchestrator, not a job, changes during a group; without the store.
         warned: warnings that were printed and apply to every group.
@@ -83,7 +84,7 @@ class StudyResources:
     rehearsal: Rehearsal | None = None
     outputs: Collection[tuple[int, int]] = ()
     own_files: Collection[Path] = ()
-    idle_w: dict[str, float] = field(default_factory=dict)
+    idle_power: IdlePower = field(default_factory=IdlePower)
     warned: set[str] = field(default_factory=set)
 
     def warn_once(self, text: str) -> None:
@@ -266,6 +267,7 @@ class _Execution:
                     log.warning("%s was not restored: %s", device.name, error)
 
     def _observation(self, interrupted: bool) -> Observation:
+        idle_power = self.shared.idle_power
         return Observation(
             batches=self.batches,
             samples=self.record.sink.samples,
@@ -275,7 +277,8 @@ class _Execution:
             interrupted=interrupted,
             tool_cpu_s=self.tool_cpu_s if self.tool_wall_s else None,
             tool_wall_s=self.tool_wall_s or None,
-            idle_w=self._idle_w(),
+            idle_w=idle_power.get_w(self.group, 0),
+            waiting_w=idle_power.get_w(self.group, idle_measurements.count_contexts(self.group)),
             changed=self._changed_files(),
             clock=self.clock.record,
             tags=tuple(self.tags.items()),
@@ -318,17 +321,9 @@ class _Execution:
             remedy = "separate them by workload.run_in=job_folder, or by {output_dir} in the arguments"
             self.shared.warn_once(f"{shared}; {remedy}")
 
-    def _idle_w(self) -> float | None:
-        """Return the lowest of the readings of power that the groups of this study took before their jobs started.
-
-        A reading between two groups may be too high, because a GPU keeps high clocks for seconds after its last
-        process.
-        """
-        idle_w, uuid = self.shared.idle_w, self.group.device.uuid
-        read_w = sample_figures.read_first_power_w(self.record.sink.samples, self.fields)
-        if read_w is not None:
-            idle_w[uuid] = min(read_w, idle_w.get(uuid, read_w))
-        return idle_w.get(uuid)
+    def _measure_idle_power(self, wait: Callable[[float], object], num_jobs: int) -> None:
+        samples = self.record.sink.samples
+        self.shared.idle_power.measure(self.group, num_jobs, wait, samples, self.fields, self.phases)
 
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group
@@ -352,6 +347,7 @@ class _Execution:
         for spec, listener in listeners:
             self._observe(spec, listener, watched, stack)
         watched.fields = Fields(listener.table for listener in self.helpers)
+        self._measure_idle_power(time.sleep, 0)
         stack.enter_context(self.shared.view(group, watched))
         for jobs in [[job] for job in group.jobs] if group.sequential else [group.jobs]:
             self.phases.begin(phases.LAUNCH)
@@ -378,6 +374,9 @@ class _Execution:
         slots.verify(running.pids())
         self.shared.sender.rest()
         self.shared.warm_start.await_imports()
+        self._measure_idle_power(running.wait_at_barrier, len(running.states))
+        if running.went_wrong:
+            return
         self.phases.begin(phases.WINDOW)
         with self._measure_overhead():
             self._measure_window(running)

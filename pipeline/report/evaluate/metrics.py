@@ -156,7 +156,8 @@ def make_work_metrics(unit: str) -> Mapping[str, Metric]:
     metrics = (
         Metric(work_units.total_of(unit), "throughput of all jobs", work_units.per_second(unit)),
         Metric(work_units.energy_of(unit), f"energy per {one}", "J"),
-        Metric(work_units.energy_above_idle_of(unit), f"energy per {one} above idle", "J", Scale.PLAIN),
+        Metric(work_units.energy_above_idle_of(unit), f"energy per {one} above an idle GPU", "J", Scale.PLAIN),
+        Metric(work_units.energy_above_waiting_of(unit), f"energy per {one} above waiting jobs", "J", Scale.PLAIN),
     )
     return {metric.name: metric for metric in metrics}
 

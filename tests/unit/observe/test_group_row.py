@@ -11,7 +11,7 @@ import pytest
 from pipeline.base.domain.records import Job, Result, WindowKind
 from pipeline.base.domain.samples import Sample
 from pipeline.launch.job_state import Ending
-from pipeline.observe import baseline_comparison, endings, fields, group_row, sample_figures
+from pipeline.observe import baseline_comparison, endings, fields, group_row
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
@@ -254,10 +254,15 @@ def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
         nvml(t, power_w=300.0, energy_j=1000 + 300.0 * t, memory_used_mib=100.0 + t, sm_clock_mhz=1980.0)
         for t in range(12)
     ]
-    row = judge(tmp_path, alone, good, samples=samples, idle_w=70.0)
+    row = judge(tmp_path, alone, good, samples=samples, idle_w=70.0, waiting_w=120.0)
     assert row.metrics["energy_j"] == pytest.approx(300 * 10)
     assert row.metrics["energy_above_idle_j"] == pytest.approx(230 * 10)
+    assert row.metrics["energy_above_waiting_j"] == pytest.approx(180 * 10)
     assert row.metrics["energy_per_sample_j"] == pytest.approx(3.0)
+    assert row.metrics["energy_above_waiting_per_sample_j"] == pytest.approx(1.8)
+    assert (row.metrics["power_idle_w"], row.metrics["power_waiting_w"]) == (70.0, 120.0)
+    unknown = judge(tmp_path, alone, good, samples=samples).metrics
+    assert not [name for name in unknown if "idle" in name or "waiting" in name]
     assert row.metrics["memory_peak_mib"] == 111
     assert row.metrics["sm_clock_mean_mhz"] == 1980
 
@@ -402,13 +407,6 @@ def test_the_samples_of_a_job_make_its_own_figures(tmp_path):
     assert first.metrics["host_memory_peak_mib"] == 900
     assert second.metrics["memory_peak_mib"] == 70
     assert not {"memory_peak_mib", "host_cpu_mean_pct"} & (first.metrics.keys() & second.metrics.keys())
-
-
-def test_the_idle_power_is_that_of_the_first_sample_of_the_device():
-    samples = [Sample(source="smi", t_ns=0, values={"power_w": 1.0}), nvml(1, power_w=70.0), nvml(2, power_w=300.0)]
-    assert sample_figures.read_first_power_w(samples, FIELDS) == 70.0
-    assert sample_figures.read_first_power_w([nvml(0, energy_j=1.0), *samples], FIELDS) is None
-    assert sample_figures.read_first_power_w(samples[:1], FIELDS) is None
 
 
 def test_fields_are_the_same_when_they_are_read_again(tmp_path):
