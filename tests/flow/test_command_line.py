@@ -59,7 +59,10 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
             "listeners.nvml.options.program=x",
             "listeners.nvml.options.program does not exist; add it with +listeners.nvml.options.program=VALUE",
         ),
-        ("window.x=3", "window.x does not exist; choose one of epochs, kind, seconds, settle_s"),
+        (
+            "window.x=3",
+            "window.x does not exist; choose one of epochs, kind, seconds, settle_s, slice_s, slice_settle_s",
+        ),
         (
             "exporter.port=9411",
             "exporter.port does not exist in exporter=none; add exporter=prometheus",

@@ -77,7 +77,7 @@ def test_a_signal_while_a_row_is_judged_makes_it_interrupted_and_keeps_what_was_
     real = group_row.judge
     monkeypatch.setattr(group_row, "judge", judge)
     with pytest.raises(Interrupted):
-        executor.run(ran.group, ran.shared)
+        next(executor.run([ran.group], ran.shared))
     (row,) = ran.closed
     assert row.result is Result.INTERRUPTED and row.spool_id == "id"
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(20), "so little is read at once"
@@ -91,7 +91,7 @@ def test_after_a_signal_what_takes_long_is_not_read(ran, monkeypatch):
 
     monkeypatch.setattr(group_row, "judge", judge)
     with pytest.raises(Interrupted):
-        executor.run(ran.group, ran.shared)
+        next(executor.run([ran.group], ran.shared))
     (row,) = ran.closed
     assert (row.result, row.reason) == (Result.INTERRUPTED, "interrupted by a signal")
     assert [(job.result, job.exit_status, job.metrics) for job in row.jobs] == [(Result.INTERRUPTED, 0, {})]
@@ -99,7 +99,7 @@ def test_after_a_signal_what_takes_long_is_not_read(ran, monkeypatch):
 
 def test_a_row_that_is_not_interrupted_is_judged_once(ran, capsys, monkeypatch):
     monkeypatch.setattr(executor, "_LARGE_BYTES", 100)
-    row = executor.run(ran.group, ran.shared)
+    row = next(executor.run([ran.group], ran.shared))
     assert [row] == ran.closed and row.result is Result.OK
     assert "naive-a: reading 0.0 GB of job output" in capsys.readouterr().err
     assert os.path.getsize(ran.job.folder / "events.jsonl") == ran.job.bytes_to_read
