@@ -321,14 +321,12 @@ class _Execution:
             remedy = "separate them by workload.run_in=job_folder, or by {output_dir} in the arguments"
             self.shared.warn_once(f"{shared}; {remedy}")
 
-    def _measure_idle_power(self, wait: Callable[[float], object], num_jobs: int) -> None:
-        samples = self.record.sink.samples
-        self.shared.idle_power.measure(self.group, num_jobs, wait, samples, self.fields, self.phases)
-
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group
         self.phases.begin(phases.SETUP)
         lease.refuse_strangers(group.device, group.gpu.tolerate)
+        self.shared.idle_power.measure_idle(group, self.record.folder, self.record.sink, self.phases)
+        self.phases.begin(phases.SETUP)
         profiler: Profiler = factory.build_object(group.profiler.build)
         stack.enter_context(profiler.prepare(group))
         sharing: Sharing = factory.build_object(group.sharing)
@@ -347,7 +345,6 @@ class _Execution:
         for spec, listener in listeners:
             self._observe(spec, listener, watched, stack)
         watched.fields = Fields(listener.table for listener in self.helpers)
-        self._measure_idle_power(time.sleep, 0)
         stack.enter_context(self.shared.view(group, watched))
         for jobs in [[job] for job in group.jobs] if group.sequential else [group.jobs]:
             self.phases.begin(phases.LAUNCH)
@@ -374,7 +371,8 @@ class _Execution:
         slots.verify(running.pids())
         self.shared.sender.rest()
         self.shared.warm_start.await_imports()
-        self._measure_idle_power(running.wait_at_barrier, len(running.states))
+        wait, sink = running.wait_at_barrier, self.record.sink
+        self.shared.idle_power.measure_waiting(group, wait, sink, self.fields, self.phases)
         if running.went_wrong:
             return
         self.phases.begin(phases.WINDOW)

@@ -7,11 +7,10 @@ sharing mode and number of jobs.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 
 from pipeline.base.domain.protocols import Listener
-from pipeline.base.domain.records import Group, ListenerSpec, WindowKind
+from pipeline.base.domain.records import Group, WindowKind
 from pipeline.base.domain.samples import POWER, SAMPLED_S
 from pipeline.base.system import factory
 from pipeline.base.system.words import format_count, format_duration
@@ -32,13 +31,26 @@ def make_key(group: Group, num_jobs: int) -> Key:
 
 def get_seconds(group: Group, num_jobs: int) -> float:
     """Return the length of a group's measurement with a number of waiting jobs; 0 if the group needs none."""
-    window = group.window
-    is_short = window.kind is WindowKind.INTERLEAVED and window.slice_s < SAMPLED_S
-    if not group.device.is_gpu or is_short or not group.profiler.is_none or not any(map(_reads_power, group.listeners)):
+    window, length_s = group.window, group.gpu.waiting_power_s if num_jobs else group.gpu.idle_power_s
+    if not length_s or not group.device.is_gpu or not group.profiler.is_none:
         return 0.0
+    if window.kind is WindowKind.INTERLEAVED and window.slice_s < SAMPLED_S:
+        return 0.0  # such slices have no energy
     if num_jobs and any(job.workload.ends_by_itself for job in group.jobs):
         return 0.0  # a script opens its context after the barrier
-    return group.gpu.waiting_power_s if num_jobs else group.gpu.idle_power_s
+    return length_s if build_power_listeners(group) else 0.0
+
+
+def build_power_listeners(group: Group) -> list[Listener]:
+    """Build the listeners of a group that read power."""
+    listeners: list[Listener] = [
+        factory.build_object(spec.build, interval_ms=spec.interval_ms) for spec in group.listeners
+    ]
+    return [
+        listener
+        for listener in listeners
+        if any(field.name == POWER and field.summary is not None for field in listener.table.fields)
+    ]
 
 
 def plan_seconds(groups: Iterable[Group]) -> dict[int, float]:
@@ -62,12 +74,6 @@ def describe(groups: Iterable[Group]) -> str:
         parts.append(f"{times} {waiting[0]:g} s while jobs wait (gpu.waiting_power_s)")
     total = format_duration(sum(length_s for *_, length_s in planned))
     return f"idle power is measured once for all blocks, in {total}: {' and '.join(parts)}"
-
-
-@functools.cache
-def _reads_power(spec: ListenerSpec) -> bool:
-    listener: Listener = factory.build_object(spec.build, interval_ms=spec.interval_ms)
-    return any(field.name == POWER and field.summary is not None for field in listener.table.fields)
 
 
 def _plan(groups: Iterable[Group]) -> Iterator[tuple[Group, int, float]]:
