@@ -33,6 +33,14 @@ def test_each_block_has_launches_of_its_own_in_an_order_of_its_own(make_plan) ->
     assert {len(by_launch[number][0].jobs) for number in range(0, 12, 2)} == {1, 3}
 
 
+def test_launches_of_one_program_follow_each_other(make_plan) -> None:
+    cases = [[f"workload.batch_size={size}", f"degree={degree}"] for size in (4, 8, 16, 32) for degree in (1, 2)]
+    plan = make_plan(*([*INTERLEAVED, "repeats=4", *case] for case in cases))
+    programs = [members[0].jobs[0].workload.digest for members in launches.split_by_launch(plan.groups)]
+    assert programs[0::2] == programs[1::2] and len(programs) == 32
+    assert len({tuple(programs[begin : begin + 8]) for begin in range(0, 32, 8)}) > 1
+
+
 def test_other_workloads_and_settings_are_launched_apart(make_plan) -> None:
     sweep = [[*INTERLEAVED, f"workload.batch_size={size}", f"seed={seed}"] for size in (8, 16) for seed in (0, 1)]
     plan = make_plan(*([*each, f"degree={degree}"] for each in sweep for degree in (2, 3)))
