@@ -13,8 +13,7 @@ their last item:
 
 Control messages (`hello`, `ready`, `go`, `hold`, `held`, `continue`, `stop`, `bye`) are sent over a socket. Data is
 appended to `events.jsonl`, one JSON object per line. Requests, of which thousands may be answered per second, are
-appended to `requests.bin`, as records of a fixed size. All timestamps are CLOCK_MONOTONIC nanoseconds. The Python speed
-of the host is measured immediately before the barrier and immediately after the work, never in between. If the
+appended to `requests.bin`, as records of a fixed size. All timestamps are CLOCK_MONOTONIC nanoseconds. If the
 orchestrator disappears, the job kills its own process group, because nobody reads its results and the GPU must be
 freed. (The kernel's parent-death signal is not used, because it kills the leader of the job before the leader can kill
 the rest of its group; in a test, 19 of 20 grandchildren survived.)
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
 
 PROTOCOL = 1
 _CLEARANCE_S = 0.002
-_HOST_LOOP_ADDITIONS = 40_000  # took 1 to 5 ms on the tested hosts
-_LOOPS_BEFORE, _LOOPS_AFTER = 5, 3  # the shortest repetition is used, so one preemption has no effect
 FOLDER_VARIABLE = "COLLOCATION_JOB"
 JOB_FILE, EVENTS_FILE, REQUESTS_FILE = "job.json", "events.jsonl", "requests.bin"
 REQUEST = struct.Struct("<qqqqqii")
@@ -171,8 +168,6 @@ class Job(NullJob):
         self._leaving = True
         self._write_requests()
         if error is None or kind is None or (isinstance(error, SystemExit) and not error.code):
-            if self._start_ns is not None:
-                self.metric("host_loop_after_ms", host_loop_ms(_LOOPS_AFTER))
             self._send(type="bye", status="ok")
         else:
             import traceback  # imported late, because the import takes 3 ms and only failing jobs need it
@@ -198,7 +193,6 @@ class Job(NullJob):
     def ready(self) -> int:
         """Wait at the group's barrier; return the timestamp at which the work of this job starts."""
         self.phase("ready")
-        self.metric("host_loop_before_ms", host_loop_ms(_LOOPS_BEFORE))
         self._send(type="ready")
         self._go.wait()
         self._is_ready = True
@@ -375,18 +369,6 @@ class Job(NullJob):
         descriptor = self._socket.detach()
         if descriptor >= 0:
             os.close(descriptor)
-
-
-def host_loop_ms(repetitions: int) -> float:
-    """Return the duration of a fixed Python loop on the host in ms: that of the shortest repetition."""
-    times_ns = []
-    for _ in range(repetitions):
-        begin_ns = time.perf_counter_ns()
-        total = 0
-        for number in range(_HOST_LOOP_ADDITIONS):
-            total += number
-        times_ns.append(time.perf_counter_ns() - begin_ns)
-    return min(times_ns) / 1e6
 
 
 def _finish_cuda_work() -> None:

@@ -44,7 +44,6 @@ _LARGE_BYTES, _MANY_BYTES = 1 << 20, 1 << 14
 """In files of at least the first size, runs of steps of at least the second size are parsed with numpy, ten times as
 fast."""
 
-_LOOPS = ("host_loop_before_ms", "host_loop_after_ms")
 _SLACK_S, _SLACK_SHARE = 0.01, 0.01
 """Tolerance by which an epoch may be longer than the time available, because a job may use another clock."""
 
@@ -225,8 +224,6 @@ class _Reader:
     def _read_metric(self, event: dict[str, Any]) -> None:
         name, step = str(event["name"]), parse_whole(event["step"])
         t_ns, value = self._read_instant(event), _parse_number(event["value"])
-        if name in _LOOPS and not 0 < value * 1e6 <= t_ns - self._lifetime.begin_ns:
-            raise ImpossibleLineError("an impossible duration")
         series = self._events.metrics.get(name)
         if series is None:
             if len(self._events.metrics) == _MOST_METRICS:

@@ -135,6 +135,10 @@ class JobGroup:
                     state.notice(Result.TIMEOUT, late)
         return not self.went_wrong
 
+    def wait_at_barrier(self, seconds: float) -> bool:
+        """Let the jobs wait at the barrier; return whether none has left. If not, their states say why."""
+        return self.wait_until(_compute_deadline(seconds))
+
     def measure(self, window: Window) -> None:
         """Release the jobs at one instant, wait for the window to pass, and wait for the jobs to end.
 

@@ -17,6 +17,7 @@ from pipeline.base.domain.marks import join
 from pipeline.base.domain.normalisation import compared_names
 from pipeline.base.domain.point_series import PointSeries
 from pipeline.base.domain.records import Group, Result, WindowKind
+from pipeline.base.domain.samples import SAMPLED_S
 from pipeline.base.domain.tags import Tag
 from pipeline.launch import event_reader
 from pipeline.launch.events import Events
@@ -30,8 +31,6 @@ from pipeline.observe.program_rates.logged_rate import LoggedRate
 from pipeline.observe.row_marks import Batch, find_marks
 
 FIRST_GPU_USE = "first_gpu_use_s"
-SAMPLED_SLICE_S = 2.0
-"""Length of the shortest slice that has figures from samples."""
 _HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
 
 
@@ -65,7 +64,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     units = () if group.has_co_runners else work_units.find_units(metrics)
     rates = {unit: metrics[work_units.total_of(unit)] for unit in units}
     metrics |= host_load.compute_figures(measured_jobs, of_device)
-    metrics |= of_device | sample_figures.derive_energy(of_device, windows, seen.idle_w, rates)
+    metrics |= of_device | sample_figures.derive_energy(of_device, windows, seen.idle_w, seen.waiting_w, rates)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
     metrics |= _measure_windows(group, batches) if ending.result in _HAS_FIGURES else {}
@@ -262,12 +261,12 @@ def _compute_sampled(
     windows: Sequence[sample_figures.Window],
     absent: dict[str, str] | None = None,
 ) -> dict[str, float]:
-    """Return the figures from samples; short slices have none, because power and activity are means over up to 1 s."""
+    """Return the figures from samples; slices shorter than `SAMPLED_S` have none."""
     has_peaks = max((part.num_jobs for part in seen.slices), default=0) in (0, len(group.jobs))
-    if group.window.kind is WindowKind.INTERLEAVED and group.window.slice_s < SAMPLED_SLICE_S:
+    if group.window.kind is WindowKind.INTERLEAVED and group.window.slice_s < SAMPLED_S:
         windows = []
         if absent is not None and readings:
-            absent["power and activity"] = f"window.slice_s={group.window.slice_s:g} is below {SAMPLED_SLICE_S:g} s"
+            absent["power and activity"] = f"window.slice_s={group.window.slice_s:g} is below {SAMPLED_S:g} s"
     return sample_figures.compute_figures(readings, seen.fields, windows, absent, has_peaks=has_peaks)
 
 

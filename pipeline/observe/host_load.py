@@ -1,4 +1,4 @@
-"""Figures of the host's speed and load for a group, and jobs that waited for the host instead of the device."""
+"""Figures of the host's load for a group, and jobs that waited for the host instead of the device."""
 
 from __future__ import annotations
 
@@ -18,29 +18,17 @@ _MOST_FOREIGN_SHARE, _MOST_IDLE_SHARE = 0.1, 0.2
 """Other programs slowed a job if three conditions hold: the job waited for CPUs for more than `MOST_WAIT_PCT` of the
 time, other programs used more than `_MOST_FOREIGN_SHARE` of its CPUs, and less than `_MOST_IDLE_SHARE` was idle."""
 
-LOOP = "host_loop_ms"
-_LOOPS = ("host_loop_before_ms", "host_loop_after_ms")
 _BUSIEST = "process_cpu_mean_pct"
 _WAIT, _CPU = "run_queue_delay_pct", "host_cpu_mean_pct"
 _MEANS = (_BUSIEST, _WAIT, "involuntary_switches_per_s", "cpu_clock_mean_mhz")
 
 
-def average_loop(job: JobResult) -> float | None:
-    """Return the mean of a job's host loops before and after its work."""
-    measured = [value for name in _LOOPS for _, _, value in job.series.get(name, ())]
-    return statistics.fmean(measured) if measured else None
-
-
 def compute_figures(jobs: Sequence[JobResult], of_device: Mapping[str, float]) -> dict[str, float]:
-    """Return the host figures of a group; a figure is missing if a job or the device lacks it.
+    """Return the host figures of a group, means over its jobs; a figure is missing if a job or the device lacks it.
 
-    The host loop is the median over the jobs; other figures are means. `host_bound_ratio` is the share of host-bound
-    jobs.
+    `host_bound_ratio` is the share of host-bound jobs.
     """
     metrics = {}
-    loops = [average_loop(job) for job in jobs]
-    if loops and None not in loops:
-        metrics[LOOP] = statistics.median(filter(None, loops))
     for name in _MEANS:
         values = [job.metrics[name] for job in jobs if name in job.metrics]
         if values and len(values) == len(jobs):

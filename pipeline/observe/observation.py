@@ -46,7 +46,7 @@ class Observation:
         reason: why the group ended early, if no job was the cause.
         slices: slices of an interleaved launch, including slices with other numbers of jobs.
         first_with: number of jobs that ran when a job of an interleaved launch made its first steps, by job index.
-        idle_w: power of the idle device, if it was read.
+        idle_w, waiting_w: power of the device without jobs, and while the jobs wait at the barrier, if measured.
         changed: files below the working directory that changed while the group ran, if they were searched.
         tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
     """
@@ -60,6 +60,7 @@ class Observation:
     tool_cpu_s: float | None = None
     tool_wall_s: float | None = None
     idle_w: float | None = None
+    waiting_w: float | None = None
     spans: Sequence[Span] = ()
     tags: tuple[tuple[str, str], ...] = ()
     changed: Changes | None = None

@@ -1,7 +1,8 @@
 """Phases of a group and of its jobs, and the share of a study's time that was measurement.
 
 A group has five phases: set-up (GPU and listeners), launch (until the last job is ready), window, end (from the stop
-message to the last exit) and clean-up. A sequential group repeats launch, window and end for each job.
+message to the last exit) and clean-up. A sequential group repeats launch, window and end for each job. The first groups
+of a study also have phases in which idle power is measured, before launch and before the window.
 """
 
 from __future__ import annotations
@@ -16,8 +17,15 @@ from pipeline.launch.events import Events
 from pipeline.launch.job_state import JobState
 from pipeline.observe.group_result import Span
 
-SETUP, LAUNCH, WINDOW, END, CLEANUP = "setup", "launch", "window", "end", "cleanup"
-_IN_WORDS = {WINDOW: "measuring", LAUNCH: "launching", END: "ending jobs", SETUP: "setting up", CLEANUP: "cleaning up"}
+SETUP, IDLE, LAUNCH, WINDOW, END, CLEANUP = "setup", "idle", "launch", "window", "end", "cleanup"
+_IN_WORDS = {
+    WINDOW: "measuring",
+    LAUNCH: "launching",
+    END: "ending jobs",
+    SETUP: "setting up",
+    CLEANUP: "cleaning up",
+    IDLE: "measuring idle power",
+}
 
 
 class Phases:

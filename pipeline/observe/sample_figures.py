@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.base.domain import work_units
 from pipeline.base.domain.samples import Sample, Summary
-from pipeline.observe.fields import ENERGY, POWER, Fields, name_figure
+from pipeline.observe.fields import ENERGY, Fields, name_figure
 
 Window = tuple[int, int]
 """Begin and end of a measured interval, in monotonic ns."""
@@ -81,32 +81,33 @@ def find_first_gpu_use_ns(read: Readings, fields: Fields, start_ns: int) -> int 
 
 
 def derive_energy(
-    metrics: Mapping[str, float], windows: Sequence[Window], idle_w: float | None, rates: Mapping[str, float]
+    metrics: Mapping[str, float],
+    windows: Sequence[Window],
+    idle_w: float | None,
+    waiting_w: float | None,
+    rates: Mapping[str, float],
 ) -> dict[str, float]:
-    """Derive figures from a device's energy: energy above idle power, and per work unit; `rates` are per second."""
+    """Derive figures from a device's energy: energy above both idle powers, and per work unit.
+
+    `idle_w` is the power without jobs, `waiting_w` the power while jobs wait; `rates` are per second.
+    """
     if ENERGY not in metrics:
         return {}
     total_s = sum(measure_seconds(window) for window in windows)
-    derived = {}
+    derived: dict[str, float] = {}
+    energies = {work_units.energy_of: metrics[ENERGY]}
     if idle_w is not None:
-        derived["power_idle_w"] = idle_w
-        derived["energy_above_idle_j"] = metrics[ENERGY] - idle_w * total_s
+        above_j = metrics[ENERGY] - idle_w * total_s
+        derived |= {"power_idle_w": idle_w, "energy_above_idle_j": above_j}
+        energies[work_units.energy_above_idle_of] = above_j
+    if waiting_w is not None:
+        above_j = metrics[ENERGY] - waiting_w * total_s
+        derived |= {"power_waiting_w": waiting_w, "energy_above_waiting_j": above_j}
+        energies[work_units.energy_above_waiting_of] = above_j
     for unit, rate in rates.items():
         if rate:
-            derived[work_units.energy_of(unit)] = metrics[ENERGY] / (total_s * rate)
-            if idle_w is not None:
-                derived[work_units.energy_above_idle_of(unit)] = derived["energy_above_idle_j"] / (total_s * rate)
+            derived |= {make_name(unit): energy_j / (total_s * rate) for make_name, energy_j in energies.items()}
     return derived
-
-
-def read_first_power_w(samples: Iterable[Sample], fields: Fields) -> float | None:
-    """Return the device's power in the first sample of the best listener; this sample precedes the jobs."""
-    for source, field in fields:
-        if name_figure(field) == POWER:
-            first = next((s.values for s in samples if s.source == source and s.is_of_whole), {})
-            if field.name in first:
-                return first[field.name]
-    return None
 
 
 class _NotCoveredError(Exception):

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pipeline.base.domain import idle_measurements
 from pipeline.base.domain.records import Group, Result, Window, WindowKind
 from pipeline.base.system.words import format_duration
 
@@ -80,6 +81,7 @@ class Progress:
         self.results = Counter(known)
         self.num_groups, self.num_blocks = len(groups), len({group.block for group in groups})
         self._left = list(groups if to_run is None else to_run)
+        self._idle_s = idle_measurements.plan_seconds(self._left)
         self._clock = clock
         self._begin_s = clock()
         self._group_begin_s: float | None = None
@@ -106,7 +108,7 @@ class Progress:
         self.results[result] += 1
         if group.skip_reason is None and result is Result.OK:
             # The duration of a failed group is no estimate: it ended early, or late at a deadline.
-            self._learn(_describe_group(group, took_s - _compute_window_s(group)), _list_kinds(group))
+            self._learn(_describe_group(group, took_s - self._compute_known_s(group)), _list_kinds(group))
 
     def estimate_left_s(self) -> tuple[float, bool]:
         """Return the seconds until the study ends, and whether they are an estimate or only a minimum."""
@@ -114,7 +116,7 @@ class Progress:
         for number, group in enumerate(self._left):
             expected = self.expect(group)
             is_estimate = is_estimate and expected is not None
-            takes_s = _compute_window_s(group) if expected is None else expected.seconds
+            takes_s = self._compute_known_s(group) if expected is None else expected.seconds
             if number == 0 and self._group_begin_s is not None:
                 takes_s -= self._clock() - self._group_begin_s
             total += max(0.0, takes_s)
@@ -151,8 +153,12 @@ class Progress:
         source = self._seen[kind][0].called  # the newest earlier group
         of_one = likeness is Likeness.OTHER_PROGRAM
         on_top_s = [ran.on_top_s for ran in self._seen[kind] if ran.called == source or not of_one]
-        seconds = _compute_window_s(group) + statistics.median(on_top_s)
+        seconds = self._compute_known_s(group) + statistics.median(on_top_s)
         return Estimate(seconds=seconds, likeness=likeness, source=source)
+
+    def _compute_known_s(self, group: Group) -> float:
+        """Return the seconds of a group that are known before it runs: its window, and measurements of idle power."""
+        return _compute_window_s(group) + self._idle_s.get(group.number, 0.0)
 
     def _learn(self, ran: PastGroup, kinds: Iterable[Hashable]) -> None:
         for kind in kinds:
@@ -201,7 +207,7 @@ def _describe_group(group: Group, on_top_s: float = 0.0) -> PastGroup:
 
 
 def _compute_window_s(group: Group) -> float:
-    """Return the seconds of a group that are known before it runs: its windows of fixed length."""
+    """Return the seconds of a group's windows of fixed length."""
     if group.skip_reason is not None or not group.window.kind.is_steady:
         return 0.0
     turns = len(group.jobs) if group.sequential else 1

@@ -129,6 +129,8 @@ class GpuConfig:
     exclusive_process: bool = False
     tolerate: list[str] = field(default_factory=list)
     lock_dir: str = str(locks.DEFAULT_FOLDER)
+    idle_power_s: float = 10.0
+    waiting_power_s: float = 4.0
     model: str | None = None
     driver: str | None = None
     count: int = 1

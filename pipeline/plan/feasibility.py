@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from pipeline.base.domain import idle_measurements
 from pipeline.base.domain.protocols import Profiler, Sharing
 from pipeline.base.domain.records import Group, Plan
 from pipeline.base.system.errors import ConfigError
@@ -36,7 +37,8 @@ def check_plan(plan: Plan) -> Plan:
             warnings.update(dict.fromkeys(sharing.warnings(planned)))
     if refusal is not None and all(group.skip_reason or group.sequential for group in groups):
         raise refusal  # a study of baselines alone compares nothing
-    return dataclasses.replace(plan, groups=tuple(groups), warnings=tuple(warnings))
+    notes = (*plan.notes, *filter(None, [idle_measurements.describe(groups)]))
+    return dataclasses.replace(plan, groups=tuple(groups), notes=notes, warnings=tuple(warnings))
 
 
 def _add_layout(sharing: Sharing, group: Group) -> Group:

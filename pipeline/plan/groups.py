@@ -281,6 +281,8 @@ def _make_group(config: Config, device: Device, window: Window, jobs: tuple[Job,
             exclusive_process=config.gpu.exclusive_process,
             job_memory_mib=config.gpu.job_memory_mib,
             num_other_gpus=config.gpu.other_gpus,
+            idle_power_s=config.gpu.idle_power_s,
+            waiting_power_s=config.gpu.waiting_power_s,
         ),
         config_text=lambda: OmegaConf.to_yaml(OmegaConf.create(secrets.mask(_escape_values(config)))),
         profiler=ProfilerSpec(

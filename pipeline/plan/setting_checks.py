@@ -22,13 +22,16 @@ _MOST: dict[str, float] = {
     "repeats": 10_000,
     "seed": 2**32 - 1,  # the largest seed that libraries accept
     **dict.fromkeys(("limits.ready_s", "limits.group_s", "limits.stop_s", "window.seconds", "window.settle_s"), _MAX_S),
-    **dict.fromkeys(("window.slice_s", "window.slice_settle_s"), _MAX_S),
+    **dict.fromkeys(("window.slice_s", "window.slice_settle_s", "gpu.idle_power_s", "gpu.waiting_power_s"), _MAX_S),
     # A Slurm task without a limit gets 68 years, so there is no maximum.
     **dict.fromkeys(("time_limit_s", "wait_limit_s"), math.inf),
     **dict.fromkeys(("gpu.models", "gpu.other_gpus", "window.epochs", "tracking.series_points"), math.inf),
 }
 """Maxima of numeric settings."""
-_MAY_BE_0 = ("seed", "gpu.other_gpus", "window.settle_s", "window.slice_settle_s")
+_MAY_BE_0 = (
+    *("seed", "gpu.other_gpus", "gpu.idle_power_s", "gpu.waiting_power_s"),
+    *("window.settle_s", "window.slice_settle_s"),
+)
 _MAX_INTERVAL_MS = 86_400_000
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from pipeline.base.domain import driver_programs, layout
+from pipeline.base.domain import driver_programs, idle_measurements, layout
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.protocols import Listener, Profiler, Sharing, Slots
 from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Result, Slot, WindowKind
@@ -36,12 +36,13 @@ from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
 from pipeline.launch.job_state import JobState
 from pipeline.launch.spawn import Spawner
 from pipeline.launch.warm_start import WarmStart
-from pipeline.observe import changed_files, endings, group_row, phases, sample_figures
+from pipeline.observe import changed_files, endings, group_row, phases
 from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockWatch
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.host_load import FOREIGN_LOAD
+from pipeline.observe.idle_power import IdlePower
 from pipeline.observe.observation import Observation, Watched
 from pipeline.observe.phases import Phases
 from pipeline.prepare.device import lease, nvml
@@ -70,7 +71,7 @@ class StudyResources:
         interpreters: interpreters by requested environment.
         sender, warm_start: services that are idle during a window.
         view: function that returns a context that shows a group while the group runs.
-        idle_w: lowest power read before jobs started, by device; each group adds its reading.
+        idle_power: power of the devices without work, as far as measured.
         outputs: device and inode of each file to which the orchestrator writes its messages.
         own_files: files and folders that the orchestrator, not a job, changes during a group; without the store.
         warned: warnings that were printed and apply to every group.
@@ -84,7 +85,7 @@ class StudyResources:
     rehearsal: Rehearsal | None = None
     outputs: Collection[tuple[int, int]] = ()
     own_files: Collection[Path] = ()
-    idle_w: dict[str, float] = field(default_factory=dict)
+    idle_power: IdlePower = field(default_factory=IdlePower)
     warned: set[str] = field(default_factory=set)
 
     def warn_once(self, text: str) -> None:
@@ -274,6 +275,7 @@ class _Execution:
                     log.warning("%s was not restored: %s", device.name, error)
 
     def _observation(self, interrupted: bool) -> Observation:
+        idle_power = self.shared.idle_power
         return Observation(
             batches=self.batches,
             samples=self.record.sink.samples,
@@ -283,7 +285,8 @@ class _Execution:
             interrupted=interrupted,
             tool_cpu_s=self.tool_cpu_s if self.tool_wall_s else None,
             tool_wall_s=self.tool_wall_s or None,
-            idle_w=self._idle_w(),
+            idle_w=idle_power.get_w(self.group, 0),
+            waiting_w=idle_power.get_w(self.group, idle_measurements.count_contexts(self.group)),
             changed=self._changed_files(),
             clock=self.clock.record,
             tags=tuple(self.tags.items()),
@@ -326,22 +329,12 @@ class _Execution:
             remedy = "separate them by workload.run_in=job_folder, or by {output_dir} in the arguments"
             self.shared.warn_once(f"{shared}; {remedy}")
 
-    def _idle_w(self) -> float | None:
-        """Return the lowest of the readings of power that the groups of this study took before their jobs started.
-
-        A reading between two groups may be too high, because a GPU keeps high clocks for seconds after its last
-        process.
-        """
-        idle_w, uuid = self.shared.idle_w, self.group.device.uuid
-        read_w = sample_figures.read_first_power_w(self.record.sink.samples, self.fields)
-        if read_w is not None:
-            idle_w[uuid] = min(read_w, idle_w.get(uuid, read_w))
-        return idle_w.get(uuid)
-
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group
         self.phases.begin(phases.SETUP)
         lease.refuse_strangers(group.device, group.gpu.tolerate)
+        self.shared.idle_power.measure_idle(group, self.record.folder, self.record.sink, self.phases)
+        self.phases.begin(phases.SETUP)
         profiler: Profiler = factory.build_object(group.profiler.build)
         stack.enter_context(profiler.prepare(group))
         sharing: Sharing = factory.build_object(group.sharing)
@@ -385,6 +378,10 @@ class _Execution:
         slots.verify(running.pids())
         self.shared.sender.rest()
         self.shared.warm_start.await_imports()
+        wait, sink = running.wait_at_barrier, self.record.sink
+        self.shared.idle_power.measure_waiting(group, wait, sink, self.fields, self.phases)
+        if running.went_wrong:
+            return
         self.phases.begin(phases.WINDOW)
         with self._measure_overhead():
             self._measure_window(running)

@@ -21,6 +21,7 @@ import pytest
 from pipeline import rehearsal
 from pipeline.base.domain.records import Slot
 from pipeline.base.system.errors import ConfigError, SharingError
+from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.launch.job_state import JobState, ProcessStart
 from pipeline.plan import config_reader, plan_text
@@ -33,7 +34,7 @@ from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.state_file import Fault, Settings, StateFile
 from pipeline.simulation.mps import control_program
 from tests.conftest import GPU
-from tests.support import fast_programs, forks
+from tests.support import fast_programs, forks, power_source
 from tests.support.rows import Gone, group
 from tests.support.simulated import set_faults
 from tests.support.studies import Study
@@ -531,6 +532,23 @@ def test_what_a_killed_study_left_on_a_kept_machine_is_undone_by_the_next(run, t
     assert "undid 3 steps of a killed orchestrator on NVIDIA A100-SXM4-40GB" in err
     (gpu,) = StateFile(kept).read().gpus
     assert (gpu.instances, gpu.mig_current) == ((), False)
+
+
+def test_idle_power_is_measured_before_mps_has_a_context_and_while_jobs_wait(run, tmp_path):
+    kept = a100_in(tmp_path)
+    with kept.change() as cell:
+        cell.state = dataclasses.replace(cell.state, sources=(Spec(target="tests.support.power_source.PowerSource"),))
+    lengths = ["gpu.idle_power_s=1", "gpu.waiting_power_s=1"]
+    study = [*TOY, *BRIEF, *OFTEN, "window.seconds=1", "scenario=mps", "baseline=never"]
+    status, _, err = run(*study, f"gpu.machine={kept.path}", *lengths)
+    assert status == 0, err
+    assert "note: idle power is measured once for all blocks, in 2 s: 1 s without jobs" in err
+    ((group_run,), _) = stored(tmp_path)
+    figures = group_run.data.metrics
+    assert (figures["power_idle_w"], figures["power_waiting_w"]) == (power_source.IDLE_W, power_source.WAITING_W)
+    assert figures["energy_above_idle_j"] == pytest.approx(50.0, rel=0.05)
+    assert figures["energy_above_waiting_j"] == pytest.approx(0.0, abs=2.0)
+    assert 2 <= figures["time_idle_s"] < 3
 
 
 @pytest.mark.slow

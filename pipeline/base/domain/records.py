@@ -244,6 +244,7 @@ class GpuSettings:
     `exclusive_process` is never set for a group whose jobs run one after another.
 
     Attributes:
+        idle_power_s, waiting_power_s: length of the measurement of idle power without jobs, and while jobs wait.
         num_other_gpus: number of other GPUs of the host that the study uses at the same time.
     """
 
@@ -253,6 +254,8 @@ class GpuSettings:
     exclusive_process: bool
     job_memory_mib: int
     num_other_gpus: int = 0
+    idle_power_s: float = 0.0
+    waiting_power_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

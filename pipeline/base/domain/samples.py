@@ -9,6 +9,11 @@ from typing import Literal, get_args
 MIN_INTERVAL_MS = 200
 """Minimum interval of a listener, because sensors do not change faster and reading them takes time from the jobs."""
 
+SAMPLED_S = 2.0
+"""Length of the shortest slice that has figures from samples, because power and activity are means over up to 1 s."""
+
+POWER = "power_w"
+"""Quantity of a device from which idle power is computed."""
 THROTTLED = "throttled_ratio"
 """Figure of a device: the share of the window in which power or temperature limited its clocks."""
 

@@ -39,8 +39,13 @@ def energy_of(unit: str) -> str:
 
 
 def energy_above_idle_of(unit: str) -> str:
-    """Name the energy per work unit without the energy of the idle device."""
+    """Name the energy per work unit above that of the device without jobs."""
     return f"energy_above_idle_per_{_drop_plural(unit)}_j"
+
+
+def energy_above_waiting_of(unit: str) -> str:
+    """Name the energy per work unit above that of the device while the jobs wait."""
+    return f"energy_above_waiting_per_{_drop_plural(unit)}_j"
 
 
 def find_units(metrics: Iterable[str]) -> tuple[str, ...]:

@@ -81,6 +81,7 @@ def find_past_groups(where: Store | Path | str) -> list[PastGroup]:
 def _make_past_group(run: Any) -> PastGroup:
     params, metrics, settings = run.data.params, run.data.metrics, json.loads(run.data.tags[Tag.PLANNED])["settings"]
     spent = {name: value for name, value in metrics.items() if re.fullmatch("time_[a-z]+_s", name)}
+    spent.pop("time_idle_s", None)  # only the first groups of a study measure idle power
     if WindowKind(params["window"]).is_steady:
         spent.pop("time_window_s", None)
     return PastGroup(

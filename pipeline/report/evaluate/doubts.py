@@ -1,52 +1,27 @@
-"""Doubts about the figures of a study: slower hosts, host-bound groups, and the marks of rows and speed-ups."""
+"""Doubts about the figures of a study: host-bound groups, and the marks of rows and speed-ups."""
 
 from __future__ import annotations
 
 import re
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from pipeline.base.domain.group_names import ENVIRONMENT
-from pipeline.base.domain.records import DEVICE
 from pipeline.observe.host_load import BUSY_PROCESS_PCT, IDLE_GRACT_RATIO
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.evaluate.metrics import HOST_BOUND, HOST_LOOP
+from pipeline.report.evaluate.metrics import HOST_BOUND
 from pipeline.report.evaluate.wording import jobs_in_words, join_words
-from pipeline.report.read.study_records import Block, Row, Study
+from pipeline.report.read.study_records import Row, Study
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _KIND = re.compile(r"\d+(\.\d+)?( times)?( \([\d.]+ to [\d.]+\))?")
 """Pattern of a figure in a note, with its interval; notes that differ only in figures are of one kind."""
 _MOST_NAMES = 4
-SLOW_HOST = 1.25
-"""A block has a slower host if its loop on the host took more than this number times the median of the blocks."""
-
-
-def time_host_loops(study: Study) -> list[tuple[Block, float | None, bool]]:
-    """Return each block, the median of its host loops in ms, and whether its host was slower (`SLOW_HOST`)."""
-    by_place: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for row in study.rows:
-        if HOST_LOOP in row.metrics:
-            by_place[row.block, dict(row.settings)[DEVICE]].append(row.metrics[HOST_LOOP])
-    medians = {place: statistics.median(loops_ms) for place, loops_ms in by_place.items()}
-    limit = SLOW_HOST * statistics.median(medians.values()) if medians else 0.0
-    loops = [(block, medians.get((block.number, block.device))) for block in study.blocks]
-    return [(block, loop_ms, loop_ms is not None and loop_ms > limit) for block, loop_ms in loops]
 
 
 def list_doubts(study: Study, cells: Sequence[Cell]) -> list[str]:
-    """Return a sentence for each doubt: slower hosts, mixed environments, marks of rows."""
-    loops = time_host_loops(study)
-    usual = statistics.median([loop_ms for _, loop_ms, _ in loops if loop_ms is not None] or [0.0])
-    several = len(study.devices) > 1  # several devices may have a block with this number
-    sentences = [
-        f"The host of block {block.number}{f' on {block.device}' if several else ''} was slower: "
-        f"the loop on the host took {loop_ms:.2f} ms, {loop_ms / usual:.2f} times the median of the blocks."
-        for block, loop_ms, is_slow in loops
-        if is_slow and loop_ms is not None
-    ]
-    sentences += _mixed_packages(study)
+    """Return a sentence for each doubt: mixed environments, marks of rows."""
+    sentences = _mixed_packages(study)
     sentences += [f"{line}." for line in _gains(cells)]
     sentences += [f"{line}; invalid, so not compared." for line in _marks(study, lambda row: row.marks.invalid)]
     return sentences + [f"{line}." for line in _marks(study, lambda row: row.marks.note)]

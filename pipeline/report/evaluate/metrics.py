@@ -33,7 +33,7 @@ MEAN_LATENCY, P99_LATENCY = (
     service_figures.name_worst(service_figures.MEAN),
     service_figures.name_worst(service_figures.P99),
 )
-HOST_LOOP, HOST_BOUND = "host_loop_ms", "host_bound_ratio"
+HOST_BOUND = "host_bound_ratio"
 ENERGY_VS_ALONE = "energy_vs_alone_ratio"
 MEMORY, INSTANCE_MEMORY = "memory_peak_mib", "instance_memory_peak_mib"
 
@@ -109,7 +109,6 @@ _ALL = (
     Metric("sm_clock_mean_mhz", "SM clock", "MHz"),
     Metric("temperature_max_c", "highest temperature", "C", Scale.PEAK),
     Metric(THROTTLED, "time throttled by power or heat", scale=Scale.SHARE),
-    Metric(HOST_LOOP, "loop on the host", "ms"),
     Metric("process_cpu_mean_pct", "CPU of a job's busiest process", "% of one core", Scale.AMOUNT),
     Metric("run_queue_delay_pct", "waiting for a CPU", "% of one core", Scale.AMOUNT),
     Metric("involuntary_switches_per_s", "involuntary switches", "1/s", Scale.AMOUNT),
@@ -128,10 +127,10 @@ _POWER = ("energy_per_epoch_j", ENERGY_VS_ALONE, "power_mean_w", "sm_clock_mean_
 _SERVED = (service_figures.GOODPUT_TOTAL, service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST)
 _FAIRNESS = ("epoch_time_vs_solo_ratio", SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN, FAIRNESS)
 HOST = (
-    *(HOST_LOOP, "process_cpu_mean_pct", "run_queue_delay_pct", "involuntary_switches_per_s", "cpu_clock_mean_mhz"),
+    *("process_cpu_mean_pct", "run_queue_delay_pct", "involuntary_switches_per_s", "cpu_clock_mean_mhz"),
     HOST_BOUND,
 )
-"""Metrics of the host's speed, and of the host's CPU time that the jobs used or waited for."""
+"""Metrics of the host's CPUs that the jobs used or waited for."""
 
 GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("speed", "Speed", _SPEED),
@@ -157,7 +156,8 @@ def make_work_metrics(unit: str) -> Mapping[str, Metric]:
     metrics = (
         Metric(work_units.total_of(unit), "throughput of all jobs", work_units.per_second(unit)),
         Metric(work_units.energy_of(unit), f"energy per {one}", "J"),
-        Metric(work_units.energy_above_idle_of(unit), f"energy per {one} above idle", "J", Scale.PLAIN),
+        Metric(work_units.energy_above_idle_of(unit), f"energy per {one} above an idle GPU", "J", Scale.PLAIN),
+        Metric(work_units.energy_above_waiting_of(unit), f"energy per {one} above waiting jobs", "J", Scale.PLAIN),
     )
     return {metric.name: metric for metric in metrics}
 

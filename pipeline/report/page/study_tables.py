@@ -266,7 +266,7 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
 
 
 def host_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the speed of the host, with a note on the host-bound cells."""
+    """Return a table of the host figures, with a note on the host-bound cells."""
     table = group_table(cells, "host", "The host", HOST)
     return dataclasses.replace(table, note=f"{doubts.describe_host_bound(cells)} {table.note}".strip())
 
@@ -340,17 +340,14 @@ def case_table(study: Study) -> Table:
 
 def block_table(study: Study) -> Table:
     """Return a table of the GPU, the host and the missing groups of each block."""
-    heads = ("block", "host", "device", "driver", "GPU", "boot", "groups", "missing", "loop on the host (ms)", "loop")
+    heads = ("block", "host", "device", "driver", "GPU", "boot", "groups", "missing")
     facts = {(row.block, dict(row.settings)[DEVICE]): row.facts for row in study.rows}
     rows: list[Values] = []
-    for block, loop_ms, is_slow in doubts.time_host_loops(study):
+    for block in study.blocks:
         block_facts = facts.get((block.number, block.device), {})
         where = (block.number, block_facts.get("host"), block.device, block_facts.get("driver_version"), block.gpu_uuid)
-        rows.append(
-            (*where, block.boot_id[:8], block.num_groups, block.num_missing, loop_ms, "slower" if is_slow else None)
-        )
-    note = f"Slower: the loop on the host took more than {doubts.SLOW_HOST:g} times the median of all blocks."
-    return Table("blocks", "Blocks", heads, tuple(rows), note)
+        rows.append((*where, block.boot_id[:8], block.num_groups, block.num_missing))
+    return Table("blocks", "Blocks", heads, tuple(rows))
 
 
 def publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:

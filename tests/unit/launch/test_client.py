@@ -101,12 +101,7 @@ with client.attach() as job:
     assert steps == [(1000, 32, 32, 1), (1001, 32, 64, 1), (1002, 32, 96, 2), (1003, 32, 128, 2)]
     assert [phase["name"] for phase in server.events("phase")] == ["setup", "ready"]
     assert server.events("param")[0]["params"] == {"parameters": "12"}
-    before, metric, after = server.events("metric")
-    epoch = server.events("epoch")[0]
-    assert (before["name"], after["name"]) == ("host_loop_before_ms", "host_loop_after_ms")
-    assert before["value"] > 0 and after["value"] > 0
-    assert before["t_ns"] < start_ns, "nothing but the work runs between the start"
-    assert after["t_ns"] > epoch["t_ns"], "and its end"
+    (metric,), (epoch,) = server.events("metric"), server.events("epoch")
     assert (metric["name"], metric["value"], metric["step"]) == ("loss", 0.5, 7)
     assert (epoch["epoch"], epoch["seconds"], epoch["metrics"]) == (2, 1.5, {"loss": 0.25})
 
@@ -174,18 +169,6 @@ with client.attach() as job:
     # The first is written because nothing was for half a second, then what a portion holds.
     assert len(found) == 513
     assert found.first_and_last_ns[1] - found.first_and_last_ns[0] == 512
-
-
-def test_the_host_is_measured_around_work_that_was_done_and_not_otherwise(server):
-    server.start("-c", "from workloads import client\nwith client.attach(): pass")
-    assert server.end()[0] == 0
-    assert server.events("metric") == []
-
-
-def test_the_time_of_the_host_loop_is_the_shortest_of_its_repetitions(monkeypatch):
-    instants_ns = iter([0, 9_000_000, 10_000_000, 12_500_000, 13_000_000, 19_000_000])
-    monkeypatch.setattr(client.time, "perf_counter_ns", lambda: next(instants_ns))
-    assert client.host_loop_ms(3) == 2.5
 
 
 def test_a_step_without_instant_and_epoch_is_stamped_now(server):

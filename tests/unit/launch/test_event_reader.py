@@ -27,7 +27,7 @@ def honest(num_epochs: int = 5, steps_each: int = 20, validation_s: float = 0.1)
     lines: Lines = [
         {"event": "phase", "name": "setup", "t_ns": S // 2},
         {"event": "param", "params": {"lr": "0.1"}, "t_ns": S // 2},
-        {"event": "metric", "name": "host_loop_before_ms", "step": 0, "value": 2.5, "t_ns": S // 2 + 10**7},
+        {"event": "metric", "name": "canary_s", "step": 0, "value": 2.5, "t_ns": S // 2 + 10**7},
         {"event": "started", "t_ns": S},
     ]
     t_s, total = 1.0, 0
@@ -39,7 +39,13 @@ def honest(num_epochs: int = 5, steps_each: int = 20, validation_s: float = 0.1)
         figures = {"loss": 1 / epoch, "validation_s": validation_s}
         seconds = 0.1 * steps_each
         lines.append({"event": "epoch", "epoch": epoch, "seconds": seconds, "metrics": figures, "t_ns": round(t_s * S)})
-    last = {"event": "metric", "name": "host_loop_after_ms", "step": 0, "value": 2.5, "t_ns": round(t_s * S) + 10**7}
+    last = {
+        "event": "metric",
+        "name": "memory_allocated_peak_mib",
+        "step": 0,
+        "value": 2.5,
+        "t_ns": round(t_s * S) + 10**7,
+    }
     return [*lines, last]
 
 

@@ -11,7 +11,7 @@ import pytest
 from pipeline.base.domain.records import Job, Result, WindowKind
 from pipeline.base.domain.samples import Sample
 from pipeline.launch.job_state import Ending
-from pipeline.observe import baseline_comparison, endings, fields, group_row, sample_figures
+from pipeline.observe import baseline_comparison, endings, fields, group_row
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
@@ -254,10 +254,15 @@ def test_energy_is_the_difference_of_the_counter_scaled_to_the_window(tmp_path):
         nvml(t, power_w=300.0, energy_j=1000 + 300.0 * t, memory_used_mib=100.0 + t, sm_clock_mhz=1980.0)
         for t in range(12)
     ]
-    row = judge(tmp_path, alone, good, samples=samples, idle_w=70.0)
+    row = judge(tmp_path, alone, good, samples=samples, idle_w=70.0, waiting_w=120.0)
     assert row.metrics["energy_j"] == pytest.approx(300 * 10)
     assert row.metrics["energy_above_idle_j"] == pytest.approx(230 * 10)
+    assert row.metrics["energy_above_waiting_j"] == pytest.approx(180 * 10)
     assert row.metrics["energy_per_sample_j"] == pytest.approx(3.0)
+    assert row.metrics["energy_above_waiting_per_sample_j"] == pytest.approx(1.8)
+    assert (row.metrics["power_idle_w"], row.metrics["power_waiting_w"]) == (70.0, 120.0)
+    unknown = judge(tmp_path, alone, good, samples=samples).metrics
+    assert not [name for name in unknown if "idle" in name or "waiting" in name]
     assert row.metrics["memory_peak_mib"] == 111
     assert row.metrics["sm_clock_mean_mhz"] == 1980
 
@@ -404,13 +409,6 @@ def test_the_samples_of_a_job_make_its_own_figures(tmp_path):
     assert not {"memory_peak_mib", "host_cpu_mean_pct"} & (first.metrics.keys() & second.metrics.keys())
 
 
-def test_the_idle_power_is_that_of_the_first_sample_of_the_device():
-    samples = [Sample(source="smi", t_ns=0, values={"power_w": 1.0}), nvml(1, power_w=70.0), nvml(2, power_w=300.0)]
-    assert sample_figures.read_first_power_w(samples, FIELDS) == 70.0
-    assert sample_figures.read_first_power_w([nvml(0, energy_j=1.0), *samples], FIELDS) is None
-    assert sample_figures.read_first_power_w(samples[:1], FIELDS) is None
-
-
 def test_fields_are_the_same_when_they_are_read_again(tmp_path):
     (tmp_path / "fields.json").write_text(FIELDS.as_json())
     assert fields.read(tmp_path / "fields.json").tables == FIELDS.tables
@@ -548,25 +546,6 @@ def samples_of_host(job, **rates) -> list[Sample]:
     """Readings of one job inside a window from 1 s to 11 s, the first of which says nothing of it."""
     first = Sample(source="host", t_ns=2 * S, values=dict.fromkeys(rates, 1000.0), job=job)
     return [first, *(Sample(source="host", t_ns=t * S, values=rates, job=job) for t in (4, 6, 8, 10))]
-
-
-def loops(before, after) -> list[dict[str, object]]:
-    named = {"host_loop_before_ms": before, "host_loop_after_ms": after}
-    return [{"event": "metric", "name": name, "t_ns": S, "step": 0, "value": ms} for name, ms in named.items()]
-
-
-def test_the_speed_of_the_host_is_the_median_over_the_jobs_of_both_loops(tmp_path):
-    trio = group("a", "b", "c")
-    measured = [loops(1.0, 3.0), loops(2.0, 8.0), loops(2.0, 4.0)]
-    states = [
-        state(tmp_path, job, [*mine, *steps(0, 11.5, 0.5, 50)], told_ns=11 * S)
-        for job, mine in zip(trio.jobs, measured, strict=True)
-    ]
-    row = judge(tmp_path, trio, *states)
-    assert row.metrics["host_loop_ms"] == 3.0
-    assert row.jobs[1].series["host_loop_after_ms"] == [(0, S, 8.0)]
-    silent = state(tmp_path, trio.jobs[2], steps(0, 11.5, 0.5, 50), told_ns=11 * S)
-    assert "host_loop_ms" not in judge(tmp_path, trio, *states[:2], silent).metrics
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pipeline.base.domain.records import Result, Window, WindowKind
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.launch.interleaving import Slice
 from pipeline.observe import group_row
+from pipeline.observe.idle_power import IdlePower
 from pipeline.study import executor
 from tests.support.rows import FIELDS, S, group, state, steps
 
@@ -65,7 +66,7 @@ def ran(tmp_path, monkeypatch):
         yield record
 
     monkeypatch.setattr(executor._Execution, "go", go)
-    shared = SimpleNamespace(spool=SimpleNamespace(open=open_spool), idle_w={}, warned=set())
+    shared = SimpleNamespace(spool=SimpleNamespace(open=open_spool), idle_power=IdlePower(), warned=set())
     return SimpleNamespace(group=alone, shared=shared, closed=closed, job=job)
 
 

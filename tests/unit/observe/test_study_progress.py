@@ -13,6 +13,7 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.study_progress import PastGroup, Progress
 from pipeline.observe.view import PlainView
 from pipeline.record import invocation
+from tests.support.idle_groups import make_groups
 from tests.support.rows import group
 
 
@@ -35,6 +36,14 @@ def test_before_anything_ran_the_windows_are_the_least_that_it_takes():
     progress = Progress([group("a"), group("a", "b", sequential=True)], clock=Clock())
     assert progress.estimate_left_s() == (11 + 2 * 11, False)
     assert progress.summary() == "0 s elapsed, more than 33 s left"
+
+
+def test_a_measurement_of_idle_power_counts_once_and_is_not_taken_for_the_start_of_jobs():
+    clock, groups = Clock(), make_groups({}, {}, {})
+    progress = Progress(groups, clock=clock)
+    assert progress.estimate_left_s() == (14 + 3 * 11, False)
+    run(progress, clock, groups[0], 14 + 11 + 5)
+    assert progress.estimate_left_s() == (2 * (11 + 5), True)
 
 
 def test_a_group_takes_what_its_like_took():

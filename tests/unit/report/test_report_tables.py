@@ -119,9 +119,11 @@ def test_a_script_has_no_step_modes() -> None:
 
 def test_energy_is_given_raw_and_above_idle() -> None:
     energy = {"energy_j": 200.0, "energy_above_idle_j": 150.0, "energy_per_sample_j": 0.4}
+    energy |= {"energy_above_waiting_per_sample_j": 0.2}
     found = cell(make_cells(study(copies("naive", 2, 900.0, metrics=energy))), "naive", 2)
     assert found.values["energy_per_sample_j"] == {1: 0.4}
     assert found.values["energy_above_idle_per_sample_j"] == {1: pytest.approx(0.3)}
+    assert found.values["energy_above_waiting_per_sample_j"] == {1: 0.2}
 
 
 def test_wrong_results_are_kept_apart_and_not_ranked() -> None:
