@@ -31,7 +31,6 @@ from pipeline.base.mlflow_internals import database_tables
 from pipeline.base.system import locks
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.record.store.local_store import Store, open_store
-from pipeline.record.store.results import find_experiment
 
 VERSION = 1
 _KIND = "collocation bundle"
@@ -45,9 +44,8 @@ def export(store: Store, experiment: str, file: Path) -> int:
 
     Raises:
         ConfigError: the store has no such experiment, or `file` cannot be written.
-        TrackingError: the store cannot be read.
     """
-    stored = find_experiment(store, experiment)
+    stored = store.client.get_experiment_by_name(experiment)
     if stored is None or stored.lifecycle_stage != "active":
         raise ConfigError(f"{store.uri} has no experiment {experiment!r}; choose another with --experiment")
     if store.root is None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pipeline.base.domain.layout import DATABASE, STORE_LOCK
 from pipeline.base.system.errors import ConfigError, TrackingError
+from pipeline.record.store.bundle import open_bundle
 from pipeline.record.store.local_store import Store, is_server, open_store, set_mlflow_defaults
 from pipeline.record.store.relocate import relocate
 
@@ -27,8 +28,6 @@ def open_if_there(root_or_uri: Path | str) -> Store | None:
         return open_store(Path(), str(root_or_uri))
     root = Path(root_or_uri).absolute()
     if root.is_file():
-        from pipeline.record.store.bundle import open_bundle
-
         return open_bundle(root)
     try:
         (root / DATABASE).stat()
