@@ -224,6 +224,7 @@ class WindowConfig:
 
     kind: WindowKind = MISSING
     seconds: float = 20.0
+    most_s: float | None = None
     settle_s: float = 2.0
     epochs: int = 5
     slice_s: float = 0.5
