@@ -278,6 +278,7 @@ class Config:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     data: DataConfig = field(default_factory=DataConfig)
     baseline: Baseline = Baseline.auto
+    baseline_runs: int = 1
     order: Order = Order.random
     repeats: int = 1
     only: list[str] | None = None

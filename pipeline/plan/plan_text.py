@@ -23,7 +23,8 @@ def format_plan(plan: Plan) -> str:
         device = f"  {group.device.name}" if several else ""
         skip = f"  skipped: {group.skip_reason}" if group.skip_reason else ""
         shard = f"shard {group.shard}  " if group.case else ""
-        what = f"{group.number:5d}  block {group.block}  {shard}{group.name:{width}s}  {group.window.text:28s}"
+        run = f"run {group.run}  " if group.run > 1 else ""
+        what = f"{group.number:5d}  block {group.block}  {shard}{group.name:{width}s}  {run}{group.window.text:28s}"
         lines.append(f"{what}  {group.digest[:12]}{device}{skip}")
     return "\n".join([*lines, *list_remarks(plan), *list_commands(plan)])
 
@@ -38,6 +39,7 @@ def export_plan(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
             {
                 "number": group.number,
                 "block": group.block,
+                "run": group.run,
                 "shard": group.shard,
                 "name": group.name,
                 "scenario": group.scenario,

@@ -20,6 +20,7 @@ JSON = "json"
 _MAX_S = 366 * 86_400
 _MOST: dict[str, float] = {
     "repeats": 10_000,
+    "baseline_runs": 100,
     "seed": 2**32 - 1,  # the largest seed that libraries accept
     **dict.fromkeys(("limits.ready_s", "limits.group_s", "limits.stop_s", "window.seconds", "window.settle_s"), _MAX_S),
     **dict.fromkeys(("window.most_s", "window.slice_s", "window.slice_settle_s"), _MAX_S),

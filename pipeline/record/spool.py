@@ -222,6 +222,7 @@ def _make_record(
     common: dict[str, str] = {
         Tag.STUDY: study,
         Tag.BLOCK: str(group.block),
+        **({Tag.BASELINE_RUN: str(group.run)} if group.run > 1 else {}),
         Tag.SHARD: str(group.shard),
         **({Tag.CASE: str(group.case)} if group.case else {}),
         Tag.SCENARIO: group.scenario,

@@ -338,13 +338,15 @@ class Group:
 
     Attributes:
         number: position in the plan, from 1.
-        block: number of the block, from 1; each block has every group of the study once.
+        block: number of the block, from 1; each block has every group of the study once, and solo baselines once or
+            several times (`baseline_runs`).
+        run: number of the run in its block, from 1.
         shard: number of the group's shard, from 1.
         launch: digest that the groups of one launch share; empty if the group has a launch to itself.
         case: number of the case, from 1 and equal in every block, if a shard is one case of a block; else 0.
         sequential: whether the jobs run one after another (the serial baseline of a mix).
         key: digest of workloads, sharing mode, options and settings, which is equal for this group in every block.
-        digest: digest of the key and the block.
+        digest: digest of the key, the block and the run.
         any_gpu_digest: `digest` without the GPU model.
         program_digest: `digest` without the packages.
         skip_reason: reason why this group is recorded as `skipped` instead of run.
@@ -363,6 +365,7 @@ class Group:
     window: Window
     limits: Limits
     block: int
+    run: int = 1
     seed: int
     sequential: bool
     device: Device
