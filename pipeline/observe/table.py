@@ -25,6 +25,7 @@ _COLUMNS = (
     ("p99 ms", service_figures.name_worst(service_figures.P99), "{:.2f}"),
     ("epoch s", "epoch_time_mean_s", "{:.2f}"),
     ("makespan s", "makespan_s", "{:.1f}"),
+    ("window s", "window_s", "{:.1f}"),
     ("on GPU after s", "first_gpu_use_s", "{:.1f}"),
     ("speed-up", normalisation.SPEEDUP, "{:.2f}"),
     ("slowdown", normalisation.SLOWDOWN, "{:.2f}"),
@@ -107,7 +108,7 @@ def format_table(
     has_blocks = len({row.group.block for row in rows}) > 1
     lines = [["group", *facts, *(["blocks"] if has_blocks else []), "result", *(title for title, _, _ in shown)]]
     for name, blocks, *cells in zip(names, groups, *facts.values(), strict=True):
-        num_blocks = [str(len({(row.group.block, row.gpu_uuid) for row in blocks}))] if has_blocks else []
+        num_blocks = [str(_count_blocks(blocks))] if has_blocks else []
         figures = [_format_median(blocks, key, form) for _, key, form in shown]
         star = "*" if blocks[0].group.key in notes or any(row.marks.text for row in blocks) else ""
         lines.append([name, *cells, *num_blocks, _format_results(blocks) + star, *figures])
@@ -153,6 +154,10 @@ def _format_median(blocks: Sequence[GroupResult], key: str, form: Callable[[floa
     return form(statistics.median(normalisation.select_independent(values, gpus))) if used else "-"
 
 
+def _count_blocks(rows: Sequence[GroupResult]) -> int:
+    return len({(row.group.block, row.gpu_uuid) for row in rows})
+
+
 def _format_results(blocks: Sequence[GroupResult]) -> str:
     results = Counter(row.result for row in blocks)
     if len(results) == 1:
@@ -168,10 +173,11 @@ def _list_notes(
     for name, group_rows in zip(names, groups, strict=True):
         of_flags = Counter(row.marks.text for row in group_rows if row.marks.text)
         of_reasons = Counter(row.reason for row in group_rows if row.result is not Result.OK and row.reason)
+        what = "blocks" if _count_blocks(group_rows) == len(group_rows) else "runs"
         for into, texts in ((flags, of_flags), (reasons, of_reasons)):
             for text, number in texts.items():
-                blocks = f" ({number} of {len(group_rows)} blocks)" if number < len(group_rows) else ""
-                into[text].append(name + blocks)
+                share = f" ({number} of {len(group_rows)} {what})" if number < len(group_rows) else ""
+                into[text].append(name + share)
         if note := on_gain.get(group_rows[0].group.key):
             flags[note].append(name)
     notes = []
