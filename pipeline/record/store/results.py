@@ -83,7 +83,7 @@ def _make_past_group(run: Any) -> PastGroup:
     spent = {name: value for name, value in metrics.items() if re.fullmatch("time_[a-z]+_s", name)}
     if WindowKind(params["window"]).is_steady:
         spent.pop("time_window_s", None)
-    if "window_most_s" in params:
+    if "window_most_s" in params and "window_s" in metrics:
         num_windows = int(params["degree"]) if params["scenario"] == "serial" else 1
         spent["beyond the shortest window"] = metrics["window_s"] - num_windows * float(params["window_seconds"])
     return PastGroup(
