@@ -140,7 +140,7 @@ def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[
     if few_steps:
         fewest = min(few_steps, key=few_steps.__getitem__)
         jobs = f"job {fewest}" if len(few_steps) == 1 else f"{len(few_steps)} jobs, such as {fewest},"
-        yield f"{jobs} made {format_count(few_steps[fewest], 'step')} in the window; raise window.seconds"
+        yield f"{jobs} made {format_count(few_steps[fewest], 'step')} in the window; raise {group.window.longest_key}"
 
 
 def _find_doubts(group: Group, batch: Batch) -> Iterator[str]:

@@ -40,4 +40,4 @@ def list_notes(service: Any, window: Window) -> list[str]:
 def _suggest_window(rate_per_s: float | None, window: Window, count: int) -> str:
     if window.kind is WindowKind.WORK or rate_per_s is None:
         return "raise workload.requests or window.epochs"
-    return f"set window.{'most_s' if window.most_s else 'seconds'}={math.ceil(1.1 * count / rate_per_s)}"
+    return f"set {window.longest_key}={math.ceil(1.1 * count / rate_per_s)}"

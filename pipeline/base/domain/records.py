@@ -174,6 +174,11 @@ class Window:
         return self.most_s or self.seconds
 
     @property
+    def longest_key(self) -> str:
+        """The configuration key of this length."""
+        return "window.most_s" if self.most_s else "window.seconds"
+
+    @property
     def num_slices(self) -> int:
         """Number of slices of a group in one launch."""
         return max(1, round(self.seconds / self.slice_s)) if self.slice_s else 1

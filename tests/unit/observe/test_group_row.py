@@ -692,6 +692,8 @@ def test_a_window_by_need_begins_after_the_trial_and_has_energy_if_it_is_long_en
         tmp_path, alone, state(tmp_path, alone.jobs[0], steps(0, 9, 0.1, 4), told_ns=int(end_s * S)), samples=samples
     )
     assert row.metrics["window_s"] == pytest.approx(end_s - 3)
+    few = "" if has_energy else "job 0-a made 15 steps in the window; raise window.most_s"
+    assert row.marks.note == few
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(40)
     assert row.metrics["memory_peak_mib"] == 7 and row.marks.invalid == ""
     if has_energy:
