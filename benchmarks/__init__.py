@@ -1,1 +1,1 @@
-"""The project measured against a bare loop."""
+"""Benchmarks of the project; most compare it with a bare loop that does the same work."""

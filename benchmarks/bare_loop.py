@@ -1,6 +1,7 @@
-"""The same jobs without the orchestrator: started in a loop, released and stopped over a socket, nothing sampled.
+"""Run the same jobs without the orchestrator.
 
-Under MPS, the daemon is started and ended by the control program alone. Rates are computed as the orchestrator does.
+A loop starts the jobs, and releases and stops them over a socket; no sensor is sampled. Under MPS, only the control
+program starts and ends the daemon. Rates are computed by the code that the orchestrator uses.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ PEAK_MEMORY = "memory_allocated_peak_mib"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What several copies of a program reached.
+    """The measurement of several copies of a program.
 
     Attributes:
-        rate: of all together, in units of work per second.
-        peak_mib: the largest peak of memory that a copy's torch allocated on a GPU; `None` without a GPU.
+        rate: total rate of all copies, in work units per second.
+        peak_mib: the largest peak of GPU memory that torch allocated in a copy; `None` without a GPU.
     """
 
     rate: float
@@ -42,7 +43,7 @@ class Measured:
 
 @contextmanager
 def mps() -> Iterator[Mapping[str, str]]:
-    """Run an MPS daemon in a folder of its own; gives what its clients need in their environment."""
+    """Run an MPS daemon in a temporary folder; yield the environment variables that its clients need."""
     with tempfile.TemporaryDirectory(prefix="mps-") as name:
         environ = {"CUDA_MPS_PIPE_DIRECTORY": f"{name}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{name}/log"}
         for folder in environ.values():
@@ -57,13 +58,13 @@ def mps() -> Iterator[Mapping[str, str]]:
 def throughput(
     argv: Sequence[str], num_jobs: int, environ: Mapping[str, str], *, settle_s: float, seconds: float
 ) -> Measured:
-    """Measure `num_jobs` copies of a script in one common window, by their own event files.
+    """Measure `num_jobs` copies of a script in one common window, from their event files.
 
     Args:
         argv: script and arguments, without the interpreter.
-        num_jobs: how many copies.
-        environ: what they get beside our own environment.
-        settle_s: from the start of the work to the window.
+        num_jobs: number of copies.
+        environ: variables that the copies get in addition to this process's environment.
+        settle_s: time from the start of the work to the start of the window.
         seconds: length of the window.
     """
     with tempfile.TemporaryDirectory(prefix="bare-") as name:
@@ -120,7 +121,7 @@ def _tell(connections: Sequence[socket.socket], **message: object) -> None:
 
 
 def median_wall_s(script: Path, num_jobs: int, runs: int) -> float:
-    """Median time in seconds from starting `num_jobs` copies of a script to the end of the last."""
+    """Return the median time in seconds from the start of `num_jobs` copies of a script to the end of the last copy."""
     times = []
     for _ in range(runs):
         begin = time.monotonic()

@@ -1,11 +1,11 @@
-"""What live metrics cost: a study that is scraped, in turn with one that has no exporter.
+"""The cost of live metrics: a study whose exporter is scraped alternates with a study without an exporter.
 
     python -m benchmarks.exporter                      # 7 jobs on instances of a simulated GPU; any machine
-    python -m benchmarks.exporter --every-s 0.05       # scraped so often that the cost of a scrape stands out
+    python -m benchmarks.exporter --every-s 0.05       # frequent scrapes, to measure the cost of a scrape
     python -m benchmarks.exporter --rounds 10 --gpu nvidia --override scenario=mps workload=resnet26_cifar10
 
-CPU time is that of the orchestrator and its helpers in the measured window; memory is the orchestrator's alone, the
-most that it had resident.
+CPU time is that of the orchestrator and its helpers in the measured window. Memory is the peak resident memory of the
+orchestrator without its helpers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def experiment_of(exporter: str, overrides: Sequence[str]) -> str:
 
 
 def run(root: Path, exporter: str, overrides: Sequence[str], every_s: float) -> dict[str, float]:
-    """One study; what was resident of its orchestrator, and of its scrapes how many there were, how long and large."""
+    """Run one study; return its orchestrator's peak memory, and number, size and median duration of the scrapes."""
     argv = [sys.executable, str(PROJECT_DIR / "run.py"), *overrides, f"exporter={exporter}", "baseline=never"]
     argv += [f"tracking.root={root}", f"tracking.experiment={experiment_of(exporter, overrides)}"]
     argv += [f"exporter.port={PORT}"] if exporter == "prometheus" else []
@@ -58,7 +58,7 @@ def run(root: Path, exporter: str, overrides: Sequence[str], every_s: float) -> 
 
 
 def scrape() -> int:
-    """How many series the study shows; 0 between groups, and while it is not there."""
+    """Return the number of series that the study exports; 0 between groups, and if the exporter does not run."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=10) as answer:
             return sum(not line.startswith(b"#") for line in answer)
@@ -67,7 +67,7 @@ def scrape() -> int:
 
 
 def table(root: Path, rounds: int, overrides: Sequence[str], every_s: float) -> list[str]:
-    """Both sides in turn; medians with the least and the most, and the ratio of throughputs in pairs."""
+    """Measure both sides alternately; return medians with minimum and maximum, and the ratios of paired throughputs."""
     found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     for number in range(rounds):
         for side in SIDES if number % 2 else reversed(SIDES):
@@ -89,7 +89,7 @@ def table(root: Path, rounds: int, overrides: Sequence[str], every_s: float) -> 
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median, least and most."""
+    """Format median, minimum and maximum."""
     return f"{statistics.median(values):.4g} ({min(values):.4g} - {max(values):.4g})"
 
 
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gpu", default="simulated_h100_80gb")
     parser.add_argument("--override", nargs="*", default=["scenario=mig"])
-    parser.add_argument("--every-s", type=float, default=1.0, help="from the end of a scrape to the next")
+    parser.add_argument("--every-s", type=float, default=1.0, help="seconds between two scrapes")
     options = parser.parse_args()
     overrides = ["degree=7", "window.seconds=20", f"gpu={options.gpu}", *options.override]
     with tempfile.TemporaryDirectory(prefix="colloc-benchmark-") as folder:

@@ -1,7 +1,8 @@
-"""Each microbenchmark against a plain loop that does the same: `python -m benchmarks.microbenchmarks`.
+"""Compare each microbenchmark with a plain loop that does the same work: `python -m benchmarks.microbenchmarks`.
 
-Prints a table: rate of the program, rate of the loop, and their ratio, medians of several runs in turn. Exit status 1
-if one of them differs by more than 3 %. `--tiny` tries the script itself on the CPU.
+The script prints a table with the rate of the program, the rate of the loop, and their ratio; rates are medians of
+several alternating runs. The exit status is 1 if a ratio differs from 1 by more than 3 %. `--tiny` tests this script on
+the CPU.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     every = [*CHAINS, *PRODUCTS, *UNITS, *PARTICLES]
     parser.add_argument("--operations", nargs="+", choices=every, default=every)
-    parser.add_argument("--rounds", type=int, default=2, help="processes of each, in turn")
-    parser.add_argument("--epochs", type=int, default=3, help="measurements of a process")
-    parser.add_argument("--steps", type=int, default=100, help="steps of a measurement")
-    parser.add_argument("--tiny", action="store_true", help="on the CPU")
+    parser.add_argument("--rounds", type=int, default=2, help="alternating processes of program and loop")
+    parser.add_argument("--epochs", type=int, default=3, help="measurements per process")
+    parser.add_argument("--steps", type=int, default=100, help="steps per measurement")
+    parser.add_argument("--tiny", action="store_true", help="test this script on the CPU")
     parser.add_argument(
-        "--plain", metavar="OPERATION", choices=every, help="run the plain loop of one, and print its rates"
+        "--plain", metavar="OPERATION", choices=every, help="only run the plain loop of OPERATION; print its rates"
     )
     args = parser.parse_args()
     if args.plain:
@@ -46,7 +47,10 @@ def main() -> int:
 
 
 def is_within(name: str, args: argparse.Namespace) -> bool:
-    """Print the line of an operation; return whether program and loop are equally fast; a GPU may lack fp8."""
+    """Print the line of an operation; return whether program and loop are equally fast.
+
+    If the GPU does not support fp8, the fp8 operation counts as equally fast.
+    """
     ours, theirs = [], []
     for _ in range(args.rounds):
         rates, refused = run(build_argv(name, args))
@@ -65,7 +69,7 @@ def is_within(name: str, args: argparse.Namespace) -> bool:
 
 
 def build_argv(name: str, args: argparse.Namespace) -> list[str]:
-    """Return the command line of the program that does an operation."""
+    """Return the command line of the program that runs an operation."""
     if name in PARTICLES:
         what = [str(PROGRAMS / "particles.py"), "--dimensions", name.removeprefix("particles_").removesuffix("d")]
     else:
@@ -79,12 +83,12 @@ def list_flags(args: argparse.Namespace) -> list[str]:
 
 
 def lengths(args: argparse.Namespace) -> list[str]:
-    """Return the flags that say how much is measured."""
+    """Return the flags that set the number of epochs and steps."""
     return ["--steps", str(args.steps), "--epochs", str(args.epochs)]
 
 
 def run(argv: list[str]) -> tuple[list[float], str]:
-    """Return the rates that a program prints, or why it refuses to run here."""
+    """Return the rates that a program prints, or the reason why it refuses to run on this machine."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode == 2:
         return [], done.stderr.strip().rpartition("\n")[2]
@@ -94,7 +98,7 @@ def run(argv: list[str]) -> tuple[list[float], str]:
 
 
 def plain(name: str, steps: int, epochs: int, device: str) -> Iterator[float]:
-    """Return the rates of a loop of as many calls as the program makes, in the unit of the operation."""
+    """Return the rates of a loop with as many calls as the program, in the work unit of the operation."""
     import torch
 
     from workloads import particles
@@ -125,7 +129,7 @@ def plain(name: str, steps: int, epochs: int, device: str) -> Iterator[float]:
 
 
 def loop(name: str, device: str, size) -> tuple[Callable[[], object], float]:  # type: ignore[no-untyped-def]
-    """Return a call as a plain script has it, and its work."""
+    """Return a call as a plain script would write it, and its work."""
     import torch
 
     if name in PRODUCTS:
@@ -155,7 +159,7 @@ def loop(name: str, device: str, size) -> tuple[Callable[[], object], float]:  #
 
 
 def chain(name: str, device: str, size) -> tuple[Callable[[], object], float]:  # type: ignore[no-untyped-def]
-    """Return a launch of the same kernel, and its work: what is compared is the loop around it."""
+    """Return a launch of the same kernel, and its work; only the loops around the kernel are compared."""
     import torch
 
     if device == "cpu":

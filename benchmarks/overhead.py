@@ -1,12 +1,12 @@
-"""What the orchestrator costs: the time that it adds to a job, and its influence on what it measures.
+"""The cost of the orchestrator: the time that it adds to a job, and its influence on measured figures.
 
     python -m benchmarks.overhead added        # seconds added to a 10 s job, for 1, 3 and 7 jobs; any machine
-    python -m benchmarks.overhead scripts      # 7 scripts that log five metrics through MLflow, beside a shell loop
+    python -m benchmarks.overhead scripts      # 7 scripts that log five metrics to MLflow, compared with a shell loop
     python -m benchmarks.overhead gap          # seconds between two groups of a sweep
     python -m benchmarks.overhead throughput --workload resnet26_cifar10 --degrees 7 --scenario naive mps   # GPU
 
-The table comes last. `throughput` compares with a bare loop in interleaved rounds, so that a drift of the machine hits
-all sides alike.
+The table is printed at the end. `throughput` compares with a bare loop in interleaved rounds, so that a drift of the
+machine affects all sides equally.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ EXPERIMENT = "overhead"
 
 
 def run(*arguments: str, root: Path) -> float:
-    """Run one command of the orchestrator; its wall time in seconds."""
+    """Run one command of the orchestrator; return its wall time in seconds."""
     begin = time.monotonic()
     done = subprocess.run(
         [*RUN, *arguments, f"tracking.root={root}", f"tracking.experiment={EXPERIMENT}"], capture_output=True, text=True
@@ -53,11 +53,11 @@ def run(*arguments: str, root: Path) -> float:
 
 
 def run_scripts(folder: Path, runs: int) -> list[str]:
-    """Seconds from the command to its exit, beyond those of the job itself."""
+    """Measure the seconds from the command to its exit, minus the duration of the job."""
     script = folder / "sleep.py"
     script.write_text(f"import time; time.sleep({SLEEP_S})\n")
     root = folder / "mlruns"
-    run("workload=script", f"workload.script={script}", "degree=1", root=root)  # makes the store
+    run("workload=script", f"workload.script={script}", "degree=1", root=root)  # this run creates the store
     lines = ["| jobs | orchestrator adds, s (median, min - max) | bare loop adds, s | start skew, ms | own CPU, % |"]
     lines.append("|---|---|---|---|---|")
     for jobs in (1, 3, 7):
@@ -74,9 +74,9 @@ def run_scripts(folder: Path, runs: int) -> list[str]:
 
 
 def scripts(folder: Path, options: argparse.Namespace) -> list[str]:
-    """Time seven scripts that log through MLflow, started by the orchestrator and by a shell loop in turn.
+    """Time seven scripts that log to MLflow, started by the orchestrator and by a shell loop alternately.
 
-    In the loop, the scripts log by themselves into one sqlite store.
+    In the shell loop, the scripts log directly to one SQLite store.
     """
     script, lines_of = folder / "logs.py", folder / "lines"
     script.write_text(
@@ -100,7 +100,7 @@ def scripts(folder: Path, options: argparse.Namespace) -> list[str]:
 
     sides = {"shell loop": loop, "orchestrator": orchestrated}
     figures: dict[str, list[tuple[float, ...]]] = {name: [] for name in sides}
-    loop(1)  # makes its store: MLflow leaves a broken one behind if several begin at once
+    loop(1)  # this run creates the store, because MLflow may break a store that several processes create at once
     orchestrated()
     for _ in range(options.runs):
         for name, side in sides.items():
@@ -124,13 +124,13 @@ def scripts(folder: Path, options: argparse.Namespace) -> list[str]:
 
 
 def cpu_s_of_children() -> float:
-    """CPU time of every process that was started here and awaited; scripts of the orchestrator's jobs are not."""
+    """Return the CPU time of all child processes that have ended; it does not include scripts of the orchestrator."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def gap(folder: Path, runs: int) -> list[str]:
-    """Seconds between the end of one group's jobs and the start of the next group's."""
+    """Measure the seconds between the end of a group's jobs and the start of the next group's jobs."""
     script = folder / "sleep.py"
     script.write_text("import time; time.sleep(2)\n")
     root = folder / "mlruns"
@@ -159,10 +159,10 @@ def gap(folder: Path, runs: int) -> list[str]:
 
 
 def throughput(folder: Path, options: argparse.Namespace) -> list[str]:
-    """Aggregate rate of the orchestrator, and of a second bare loop, over a bare loop's, round by round.
+    """Compare the total rate under the orchestrator, and that of a second bare loop, with a bare loop in each round.
 
-    Peaks of memory are those that torch counted, of the job with the largest. The second bare loop shows how far two
-    equal measurements lie apart on this machine.
+    The second bare loop shows how much two equal measurements differ on this machine. The memory peak is the largest
+    peak that torch counted in a job.
     """
     lines = [
         "| workload | jobs | scenario | bare loop, work/s (median) | orchestrator / bare loop (median, min - max) "
@@ -241,7 +241,7 @@ def plan_job(overrides: list[str]) -> Workload:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the requested measurement and print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["added", "scripts", "gap", "throughput"])
     parser.add_argument("--runs", type=int, default=5)
@@ -254,7 +254,8 @@ def main() -> None:
     parser.add_argument("--override", nargs="*", default=[], help="further overrides")
     options = parser.parse_args()
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each start compiles anew what an installed program has
+    # Without bytecode files, each start would compile modules that an installed program has in compiled form.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory(prefix="overhead-") as name:
         folder = Path(name)
         if options.what == "throughput":

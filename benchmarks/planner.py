@@ -1,11 +1,11 @@
-"""Time, memory and GPUs of the planner: ParvaGPU's scenarios, and services that are made up here from a seed.
+"""Time, memory and number of GPUs of the planner, for ParvaGPU's scenarios and for synthetic services.
 
     python -m benchmarks.planner                      # the scenarios, 100 services, transitions, 1,000 services
     python -m benchmarks.planner --services 100 --seed 3
 
-Each command runs in a process of its own. The made-up services have throughputs that grow with their instances, of some
-less and of some more than these do, at several batch sizes and numbers of processes, and rates around that of a whole
-GPU. The figures are invented.
+Each command runs in a separate process. The synthetic services are generated from a seed, and their figures are
+invented. Their throughputs grow with the size of an instance, less or more than proportionally, at several batch sizes
+and numbers of processes; their rates are around the throughput of a whole GPU.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from pipeline.prepare.mig import layouts, profiles
 
 PARVAGPU = PROJECT_DIR / "tests/data/parvagpu"
 GPU = "a100_80gb"
-# Of a rate over what a whole GPU gives, about one and a half in the mean.
+# Parameters of the ratio of a rate to the throughput of a whole GPU; its mean is about 1.5.
 _RATE_MU, _RATE_SIGMA = 0.3, 0.6
 
 
 def make_profile(num_services: int, seed: int) -> tuple[dict[str, Any], Profile]:
-    """Services as their file has them, and a profile of them."""
+    """Synthetic services in the format of a services file, and the rows of their profile."""
     chance = random.Random(seed)  # noqa: S311  made-up figures, no secret
     sizes = {each.name: each.compute_slices for each in layouts.list_slice_profiles(profiles.load_model(GPU))}
     services, rows = [], []
@@ -65,7 +65,7 @@ def make_profile(num_services: int, seed: int) -> tuple[dict[str, Any], Profile]
 
 
 def scenario(number: int) -> dict[str, Any]:
-    """Return the services of a scenario of ParvaGPU, from 0."""
+    """Return the services of a scenario of ParvaGPU; the first scenario has number 0."""
     names = sorted(path.stem for path in PARVAGPU.glob("*.csv") if not path.name.startswith("slo_"))
     tables = (PARVAGPU / f"slo_{what}.csv" for what in ("rate_per_s", "latency_ms"))
     rates, objectives = (path.read_text(encoding="utf-8").splitlines()[number].split(",") for path in tables)
@@ -111,7 +111,7 @@ def time_parvagpu(folder: Path) -> None:
 
 
 def time_services(folder: Path, num_services: int, seed: int, methods: bool) -> None:
-    """Services that are made up: the exact plan, and what other methods find."""
+    """Plan synthetic services exactly, and compare with other methods."""
     demand, made = make_profile(num_services, seed)
     profile_table.write(folder / "profile.csv", made)
     plan, took = time_command("serve", folder, demand)
@@ -128,7 +128,7 @@ def time_services(folder: Path, num_services: int, seed: int, methods: bool) -> 
 
 
 def time_change(folder: Path, num_services: int, seed: int) -> None:
-    """Plan with the fewest changes after every rate has changed by up to a tenth."""
+    """Plan with the fewest changes after every rate has changed by up to 10 %."""
     demand, made = make_profile(num_services, seed)
     profile_table.write(folder / "profile.csv", made)
     today = folder / "today.json"
@@ -146,7 +146,7 @@ def time_change(folder: Path, num_services: int, seed: int) -> None:
 
 
 def time_transition(folder: Path, num_services: int, seed: int) -> None:
-    """From the plan of made-up services to the one for other rates, which shares nothing with it on purpose."""
+    """Plan the transition from a plan of synthetic services to a plan for other rates, with no common instances."""
     demand, made = make_profile(num_services, seed)
     profile_table.write(folder / "profile.csv", made)
     plans = [str(folder / "today.json"), str(folder / "tomorrow.json")]
@@ -170,9 +170,9 @@ def _planned(plan: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print what was measured."""
+    """Run the measurements and print them."""
     parser = argparse.ArgumentParser(description="Time, memory and GPUs of the planner.")
-    parser.add_argument("--services", type=int, help="only so many made-up services")
+    parser.add_argument("--services", type=int, help="plan only this number of synthetic services")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,10 +1,11 @@
-"""Time and memory that a report takes over a store of a given size, which is made here.
+"""Time and memory of a report over a synthetic store of a given size.
 
     python -m benchmarks.report --runs 1000 --samples 1000
     python -m benchmarks.report --runs 1000 --samples 1000 --root FOLDER     # keeps the store
 
-The runs are those of groups; each has a child run a job, and its samples as an artifact. They are written straight into
-the database, because MLflow's client takes milliseconds a value. Their figures are invented.
+`--runs` is the number of groups. The run of a group has a child run for each job, and an artifact with samples. The
+runs are written directly to the database, because MLflow's client needs milliseconds for each value. All figures are
+invented.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _RUN_COLUMNS = (
 
 
 def plan_groups(num_runs: int) -> Iterator[tuple[int, str, str, int]]:
-    """Block, workload, scenario and degree of each group: blocks of every workload in every mode."""
+    """Yield block, workload, scenario and degree of each group; a block has every workload in every mode."""
     block = [
         (workload, scenario, degree)
         for workload in _WORKLOADS
@@ -61,13 +62,13 @@ def plan_groups(num_runs: int) -> Iterator[tuple[int, str, str, int]]:
 
 
 def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
-    """Make a store.
+    """Create a store.
 
     Args:
-        root: folder of it.
-        num_runs: groups.
-        num_samples: of each of four series of a group.
-        machine: runs of another one have other ids.
+        root: folder of the store.
+        num_runs: number of groups.
+        num_samples: number of samples in each of a group's four series.
+        machine: number of the machine, which is part of the runs' ids.
     """
     experiment_id = int(open_store(root).open_experiment(EXPERIMENT))
     artifacts = root.absolute() / "artifacts" / EXPERIMENT
@@ -151,7 +152,7 @@ def _samples(count: int) -> dict[SeriesKey, Series]:
 
 
 def measure(root: Path, out: Path) -> tuple[float, float, float]:
-    """Seconds, seconds of CPU time, and peak memory in MiB of the command, in a process of its own."""
+    """Run the command in a separate process; return wall time and CPU time in seconds, and peak memory in MiB."""
     argv = [sys.executable, "-m", "pipeline.report", "--experiment", EXPERIMENT, "--root", str(root), "--out", str(out)]
     begin = time.monotonic()
     process = subprocess.Popen(argv)
@@ -163,7 +164,7 @@ def measure(root: Path, out: Path) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Make the store, write the report, print what it took."""
+    """Create the store, write the report, and print its time and memory."""
     parser = argparse.ArgumentParser(description="Time and memory of a report over a store of a given size.")
     parser.add_argument("--runs", type=int, default=1000, help="groups")
     parser.add_argument("--samples", type=int, default=1000, help="samples a series, four series a group")

@@ -1,11 +1,11 @@
-"""How exactly requests are sent and recorded, and what that costs.
+"""The accuracy with which requests are sent and recorded, and the cost of both.
 
-    python -m benchmarks.requests generator --rate 2000 --seconds 20   # a fake service of 0.1 ms behind the generator
-    python -m benchmarks.requests record                               # a million requests: recorded, then judged
-    python -m benchmarks.requests queue --seconds 60                   # a service of 5 ms in real time, beside M/D/1
-    python -m benchmarks.requests closed                               # infer.py's loop beside a plain loop
+    python -m benchmarks.requests generator --rate 2000 --seconds 20   # requests to a fake service of 0.1 ms
+    python -m benchmarks.requests record                               # record a million requests, then evaluate them
+    python -m benchmarks.requests queue --seconds 60                   # a service of 5 ms, compared with M/D/1
+    python -m benchmarks.requests closed                               # infer.py's loop, compared with a plain loop
 
-Every one runs without a GPU and without the orchestrator.
+All of these run without a GPU and without the orchestrator.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MILLION = 1_000_000
 
 
 class Job(client.Job):
-    """A job without an orchestrator: it records, and is told to stop by the clock."""
+    """A job without an orchestrator: it records requests, and stops at a given time."""
 
     def __init__(self, folder: Path) -> None:
         (folder / client.JOB_FILE).write_text(json.dumps({"index": 0, "socket": ""}))
@@ -46,7 +46,7 @@ class Job(client.Job):
         return time.monotonic_ns() >= self.end_ns
 
     def read_requests(self, folder: Path) -> requests.Requests:
-        """Return the recorded requests as the orchestrator reads them."""
+        """Return the recorded requests, read as the orchestrator reads them."""
         self._write_requests()
         found = requests.read(folder / client.REQUESTS_FILE)
         assert found is not None
@@ -54,17 +54,17 @@ class Job(client.Job):
 
 
 class Fake:
-    """A service that takes the same time for each request, asleep but for the last part of it."""
+    """A service that needs the same time for each request: it sleeps, and polls the clock in the last 0.2 ms."""
 
     def __init__(self, seconds: float) -> None:
         self._ns = int(seconds * 1e9)
 
     def issue(self, batch: Sequence[AnyRequest]) -> int:
-        """Begin now."""
+        """Return the time at which the answer is complete."""
         return time.monotonic_ns() + self._ns
 
     def wait(self, issued: int) -> Answer:
-        """Return when the time is over."""
+        """Wait until this time."""
         if (left_s := (issued - time.monotonic_ns()) / 1e9 - 0.0002) > 0:
             time.sleep(left_s)
         while time.monotonic_ns() < issued:
@@ -79,7 +79,7 @@ def _folder() -> Iterator[Path]:
 
 
 class Served(NamedTuple):
-    """A fake service under a rate: its figures, the share of a core that the generator took, and its requests."""
+    """A run of a fake service: its figures, the generator's share of a core, its requests, and the window."""
 
     figures: dict[str, float]
     share: float
@@ -109,7 +109,7 @@ def serve(rate: float, service_s: float, seconds: float, arrival: str, seed: int
 
 
 def generator(options: argparse.Namespace) -> None:
-    """Rate, send-time error and cost of the generator."""
+    """Measure rate, send-time error and cost of the generator."""
     print("| arrival | asked, requests/s | sent in the window, requests/s | late p50, ms | late p99, ms | of a core |")
     print("|---|---|---|---|---|---|")
     for arrival in ("poisson", "constant"):
@@ -122,7 +122,7 @@ def generator(options: argparse.Namespace) -> None:
 
 
 def _sleeper() -> str:
-    """How late this machine wakes up a process that only sleeps."""
+    """Describe how late this machine wakes a process that only sleeps."""
     late_ms = []
     for _ in range(2000):
         begin_ns = time.monotonic_ns()
@@ -133,9 +133,10 @@ def _sleeper() -> str:
 
 
 def queue(options: argparse.Namespace) -> None:
-    """Latencies of a service of 5 ms in real time, over those of a perfect one and over those of M/D/1.
+    """Compare the latencies of a real-time service of 5 ms with those of a perfect service and of M/D/1.
 
-    The perfect one takes 5 ms exactly for the requests of the same instants; M/D/1 is what infinitely many would give.
+    The perfect service needs exactly 5 ms for each of the same requests. M/D/1 is the theoretical result for infinitely
+    many requests.
     """
     print("| load | requests | over | mean | p50 | p95 | p99 |")
     print("|---|---|---|---|---|---|---|")
@@ -151,7 +152,10 @@ def queue(options: argparse.Namespace) -> None:
 
 
 def _perfect(found: requests.Requests, service_ns: int) -> requests.Requests:
-    """Return the same requests with ideal times: begun when due or free, and served for exactly so long."""
+    """Return the same requests with ideal times.
+
+    Each begins when it is due or, if later, when the service is free, and is served for exactly `service_s`.
+    """
     import numpy as np
 
     due = found["intended_ns"]
@@ -164,7 +168,7 @@ def _perfect(found: requests.Requests, service_ns: int) -> requests.Requests:
 
 
 def waiting_quantile(load: float, share: float) -> float:
-    """Of the time in the queue of M/D/1, in services. Source: Erlang (1909), the series of its distribution."""
+    """Return a quantile of the queueing time of M/D/1, in service times. Source: the series of Erlang (1909)."""
 
     def count_at_most(t: float) -> float:
         terms = ((-load * (t - k)) ** k / math.factorial(k) * math.exp(load * (t - k)) for k in range(int(t) + 1))
@@ -178,7 +182,7 @@ def waiting_quantile(load: float, share: float) -> float:
 
 
 def record(options: argparse.Namespace) -> None:
-    """Cost of recording a request, and of judging a million: time, and peak memory of the process that judges."""
+    """Measure the time to record a request, and time and peak memory of a process that evaluates a million requests."""
     for _ in range(options.runs):
         with _folder() as folder:
             job, t_ns = Job(folder), time.monotonic_ns()
@@ -201,9 +205,9 @@ def record(options: argparse.Namespace) -> None:
 
 
 def compare_closed_loop(options: argparse.Namespace) -> None:
-    """Time requests of one client in `infer.py` and in a few lines around the same model, alternating.
+    """Time requests of one client in `infer.py`, alternately with a plain loop around the same model.
 
-    On the CPU, that is CPU time of the thread: others that use the machine then change little.
+    On the CPU, the CPU time of the thread is measured, which other programs on the machine affect little.
     """
     import torch
 
@@ -241,7 +245,7 @@ def _children_s() -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the requested measurement and print its results."""
     tiny = "--model resnetv2_50 --model-args layers=[1,1,1,1] channels=[64,128,256,512] stem_chs=32 stem_type= "
     tiny += "--source digits --image-px 32 --num-classes 10 --no-channels-last --threads 1 --no-canary"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -249,10 +253,10 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2000.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=3000, help="of each side of `closed`")
+    parser.add_argument("--requests", type=int, default=3000, help="number of requests of each side of `closed`")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--model", default=tiny, help="arguments of infer.py")
+    parser.add_argument("--model", default=tiny, help="arguments for infer.py")
     options = parser.parse_args()
     {"generator": generator, "record": record, "queue": queue, "closed": compare_closed_loop}[options.what](options)
 

@@ -1,12 +1,12 @@
-"""Whether two checkouts of the project give the same results: runs the same studies in both and compares the stores.
+"""Check that two checkouts of the project have the same results: run the same studies in both and compare the stores.
 
     python -m benchmarks.same_results run --checkout BEFORE --out FOLDER/before
     python -m benchmarks.same_results run --checkout .      --out FOLDER/after
     python -m benchmarks.same_results compare FOLDER/before FOLDER/after --renamed launcher=profiler --without faults
 
-Times differ from run to run, so figures are compared by their names, and by their values where nothing but the work
-decides them. Each study has a folder: `out.txt`, the store, and its report. Stores are read through MLflow alone, so
-that neither checkout's code decides what is compared.
+Times differ from run to run, so most figures are compared only by name; figures that depend only on the work are also
+compared by value. Each study has a folder with `out.txt`, the store and its report. Stores are read only through
+MLflow, so that the comparison does not depend on the code of a checkout.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ with mlflow.start_run():
         mlflow.log_metric("score", step * 2.0, step=step)
 print("done")
 """
-# What holds for one start of one machine, or for one version of the source.
+# Facts that depend on the boot of the machine, or on the version of the source; they are not compared.
 VOLATILE = re.compile(
     r"(git_|boot|spool_id|study|plan$|digest|settings|mlflow\.(parentRunId|source|user|log-model)|pid|_ns$|command_line|"
     r"working_folder|environment_|host$|reproduces|first_losses|gpu_uuid|place\.device|collocation\.flag)"
 )
-# Figures that time does not enter.
+# Figures that do not depend on time; their values are compared.
 EXACT = frozenset({"samples_per_epoch", "epochs", "degree", "num_jobs"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one study runs: a checkout, and a folder of its own."""
+    """The checkout and the folder of one study."""
 
     checkout: Path
     folder: Path
@@ -63,8 +63,8 @@ class Place:
         return self.folder / "store"
 
     def start(self, *arguments: str, module: str | None = None) -> subprocess.Popen[str]:
-        """Start `run.py`, or a module of the checkout."""
-        # The experiment is one that rehearsals do not rename, so that all checkouts have it.
+        """Start `run.py` or a module of the checkout."""
+        # Rehearsals do not rename this experiment, so it has the same name in all checkouts.
         program = ["-m", module] if module else ["run.py", f"tracking.experiment={EXPERIMENT}"]
         environ = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "MLFLOW_TRACKING_URI")}
         with (self.folder / "out.txt").open("a", encoding="utf-8") as out:
@@ -78,19 +78,19 @@ class Place:
             )
 
     def run(self, *arguments: str, module: str | None = None) -> int:
-        """Run it to its end; returns the exit status."""
+        """Run the command until it exits; return the exit status."""
         return self.start(*arguments, module=module).wait(LIMIT_S)
 
     def study(self, *arguments: str) -> int:
-        """Run a study to its end; returns the exit status."""
+        """Run a study until it ends; return the exit status."""
         return self.run(*arguments, f"tracking.root={self.root}", f"gpu.lock_dir={self.folder}")
 
     def writes(self, text: str, pattern: str = "out.txt", limit_s: float = 300) -> None:
-        """Wait until a file below the folder has a text."""
+        """Wait until a file below the folder contains this text."""
         deadline = time.monotonic() + limit_s
         while not any(text in file.read_text(encoding="utf-8") for file in self.folder.glob(pattern)):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{text!r} did not come in {self.folder / pattern}")
+                raise TimeoutError(f"{text!r} did not appear in {self.folder / pattern}")
             time.sleep(0.01)
 
 
@@ -101,7 +101,7 @@ def run_committed_experiment(place: Place) -> list[int]:
 
 
 def run_simulated_mig(place: Place) -> list[int]:
-    """Every way to share, and a mix that no partition holds, on a simulated GPU."""
+    """Run every sharing mode, and a mix that does not fit on any MIG layout, on a simulated GPU."""
     common = [GPU, "workload=tiny", *SHORT]
     sweep = place.study("-m", "scenario=serial,naive,mps,mps_percent,mig,mig_mps", "degree=2,3", *common)
     sizes = [f"workload@sizes.{size}=tiny" for size in "SML"] + ["sizes.M.batch_size=16", "sizes.L.batch_size=8"]
@@ -152,7 +152,7 @@ STUDIES: dict[str, Callable[[Place], list[int]]] = {
 
 
 def run(checkout: Path, out: Path, names: list[str]) -> None:
-    """Run the studies in a checkout, each into a folder of its own, with its report."""
+    """Run the studies in a checkout, each with its report in a separate folder."""
     for name in names:
         place = Place(checkout=checkout.resolve(), folder=(out / name).resolve())
         place.folder.mkdir(parents=True)
@@ -169,13 +169,13 @@ def run(checkout: Path, out: Path, names: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What may differ: names that were changed, and names that only one of the two has."""
+    """Allowed differences: changed names, and names that only one of the two stores has."""
 
     renamed: dict[str, str]
     without: frozenset[str]
 
     def name(self, name: str) -> str | None:
-        """Return the name that the later checkout uses; `None` if it is not compared."""
+        """Return the name in the later checkout; `None` if the name is not compared."""
         head, dot, last = name.rpartition(".")
         if VOLATILE.search(name) or last in self.without:
             return None
@@ -183,7 +183,7 @@ class Rules:
 
 
 def describe(folder: Path, rules: Rules) -> dict[str, Any]:
-    """Return a study's results without times and paths, by their names."""
+    """Return a study's results by name, without times and paths."""
     found: dict[str, Any] = {"statuses": json.loads((folder / "statuses.json").read_text(encoding="utf-8"))}
     for database in sorted(folder.rglob("mlflow.db")):
         found |= dict(_runs(database, rules))
@@ -213,7 +213,8 @@ def _runs(database: Path, rules: Rules) -> Iterator[tuple[str, Any]]:
             yield f"{key} tags", {kept: _words(value) for kept, value in _named(tags, rules).items()}
             metrics = _named({name: str(value) for name, value in each.data.metrics.items()}, rules)
             yield f"{key} metrics", {kept: value if kept in EXACT else "a number" for kept, value in metrics.items()}
-            if not each.info.artifact_uri.startswith("mlflow-artifacts"):  # of a server that is gone
+            # Artifacts of a server cannot be listed, because the server has ended.
+            if not each.info.artifact_uri.startswith("mlflow-artifacts"):
                 artifacts = {item.path for item in client.list_artifacts(each.info.run_id)}
                 yield f"{key} artifacts", sorted(artifacts - rules.without)
 
@@ -228,14 +229,14 @@ def _words(text: str) -> str:
 
 
 def _shape(file: Path) -> str:
-    """Return the text of a report's file without its figures."""
+    """Return the text of a report's file without its numbers."""
     if file.suffix == ".csv":
         return _words(file.read_text(encoding="utf-8"))
     return "a file"
 
 
 def compare(before: Path, after: Path, rules: Rules) -> int:
-    """Print what differs; returns how many differences there are."""
+    """Print the differences; return their number."""
     count = 0
     for folder in sorted(path for path in before.iterdir() if path.is_dir()):
         old, new = describe(folder, rules), describe(after / folder.name, Rules(renamed={}, without=rules.without))
@@ -259,7 +260,7 @@ def _print_difference(old: Any, new: Any) -> None:
 
 @contextmanager
 def _server(place: Place, port: int) -> Iterator[None]:
-    """Run a tracking server on this machine; kill it at the end, as a failing machine would."""
+    """Run a tracking server on this machine; at the end, kill it, as if its machine had failed."""
     place.root.mkdir(exist_ok=True)
     store = ["--backend-store-uri", f"sqlite:///{place.root / 'mlflow.db'}", "--artifacts-destination", str(place.root)]
     command = [sys.executable, "-m", "mlflow", "server", *store, "--host", "127.0.0.1", "--port", str(port)]
@@ -286,18 +287,18 @@ def _free_port() -> int:
 
 
 def main() -> int:
-    """Run or compare; 1 if something differs."""
+    """Run the studies or compare the stores; return 1 if there are differences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     runs = commands.add_parser("run", help="run the studies in a checkout")
-    runs.add_argument("--checkout", type=Path, required=True, help="folder of run.py")
+    runs.add_argument("--checkout", type=Path, required=True, help="folder that contains run.py")
     runs.add_argument("--out", type=Path, required=True, help="folder to write to")
     runs.add_argument("--only", nargs="+", choices=STUDIES, default=list(STUDIES), help="these studies")
-    compares = commands.add_parser("compare", help="compare what two checkouts gave")
+    compares = commands.add_parser("compare", help="compare the results of two checkouts")
     compares.add_argument("before", type=Path)
     compares.add_argument("after", type=Path)
     compares.add_argument("--renamed", nargs="*", default=[], metavar="OLD=NEW", help="params and tags with new names")
-    only_one = "params, tags and artifacts that only one has"
+    only_one = "params, tags and artifacts that only one checkout has"
     compares.add_argument("--without", nargs="*", default=[], metavar="NAME", help=only_one)
     args = parser.parse_args()
     if args.command == "run":

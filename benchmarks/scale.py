@@ -1,13 +1,14 @@
-"""What a study on several GPUs costs beside one GPU, and what its overview costs; on any machine with Linux.
+"""The cost of a study on several GPUs compared with one GPU, and of its overview, on any machine with Linux.
 
     python -m benchmarks.scale gpus      # eight blocks of scripts that sleep 5 s, on one simulated GPU and on four
     python -m benchmarks.scale status    # an overview of 64 shards and 10,000 groups
     python -m benchmarks.scale plan      # a plan of 10,000 groups
     python -m benchmarks.scale sending --uri http://127.0.0.1:5000
-                                         # eight workers that finish a group of seven jobs every 20 s send to a server
+                                         # eight workers send a group of seven jobs to a server every 20 s
 
-The table comes last. `sending` runs one group of seven simulated trainings, copies it for each worker and round, and
-leaves its runs in experiment `sending-TIME` of the server, which may be one on PostgreSQL (docs/tracking.md).
+The table is printed at the end. `sending` runs one group of seven simulated trainings and copies the group for each
+worker and round. Its runs remain in the experiment `sending-TIME` of the server, whose database may be PostgreSQL
+(docs/tracking.md).
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ SENDERS, JOBS, EVERY_S, ROUNDS = 8, 7, 20.0, 10
 
 
 def gpus(folder: Path) -> list[str]:
-    """Seconds and CPU seconds of a study on one GPU and on four, and the memory of a worker with its sender."""
+    """Measure time and CPU time of a study on one GPU and on four, and the memory of a worker with its sender."""
     script = folder / "sleep.py"
     script.write_text(f"import time; time.sleep({SLEEP_S})\n")
     machine = ["gpu=simulated_a100_40gb", f"gpu.count={GPUS}", f"gpu.machine={folder}/machine.json"]
     study = ["-m", "scenario=naive", "degree=1", f"repeats={BLOCKS}", "workload=script", f"workload.script={script}"]
     study += [*machine, f"gpu.lock_dir={folder}", f"tracking.root={folder}/mlruns"]
-    _timed([*study, "repeats=1", "tracking.experiment=first"])  # makes the store
+    _timed([*study, "repeats=1", "tracking.experiment=first"])  # this run creates the store
     alone_s, alone_cpu_s = _timed([*study, "tracking.experiment=alone"])
     shared_s, shared_cpu_s = _timed([*study, "tracking.experiment=shared", "hydra/launcher=gpus"])
-    # A study of its own: to read the memory of processes takes CPU time from the study.
+    # Memory is measured in a separate study, because reading the memory of processes takes CPU time from the study.
     peak_mib = _peak_mib([*study, f"repeats={GPUS}", "tracking.experiment=memory", "hydra/launcher=gpus"])
     return [
         f"| GPUs | time, s | against {alone_s:.0f} s / {GPUS} | CPU time, s | memory of a worker and its sender, MiB |",
@@ -68,7 +69,7 @@ def gpus(folder: Path) -> list[str]:
 
 
 def status(folder: Path) -> list[str]:
-    """Seconds and memory of `pipeline.tracking status` over a store with many groups."""
+    """Measure time and memory of `pipeline.tracking status` for a store with many groups."""
     from pipeline.base.domain.layout import DATABASE
     from pipeline.base.domain.tags import GROUP, Tag, fact_tag
 
@@ -100,7 +101,7 @@ def status(folder: Path) -> list[str]:
     store.client.delete_run(template)
     command = [sys.executable, "-m", "pipeline.tracking", "status", "--experiment", "e", "--root", str(folder)]
     begin = time.monotonic()
-    # Through a small process, or the memory of this process, from which it is forked, would count.
+    # A small process starts the command, because the command's peak memory includes that of the process that forks it.
     peak = "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL); "
     peak += "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)"
     done = subprocess.run(
@@ -115,7 +116,7 @@ def status(folder: Path) -> list[str]:
 
 
 def plan(_: Path) -> list[str]:
-    """Seconds of a dry run of many groups."""
+    """Measure the time of a dry run of many groups."""
     sizes = ",".join(map(str, range(1, 101)))
     study = [
         "-m",
@@ -133,7 +134,7 @@ def plan(_: Path) -> list[str]:
 
 
 def measure_sending(folder: Path, uri: str) -> list[str]:
-    """Seconds from the end of a group until a server has all of it, with many workers; what is left in their spools."""
+    """Measure, with many workers, the time from a group's end until the server has all its data, and the spools."""
     experiment = f"sending-{time.strftime('%Y%m%dT%H%M%S')}"
     group = _finished_group(folder)
     are_ready = threading.Barrier(SENDERS)
@@ -165,7 +166,7 @@ def measure_sending(folder: Path, uri: str) -> list[str]:
 
 
 def _finished_group(folder: Path) -> Path:
-    """Return the folder of a group of small trainings that no server took."""
+    """Return the folder of a group of small trainings that was not sent to a server."""
     study = ["scenario=naive", f"degree={JOBS}", "workload=tiny", "baseline=never", "window.seconds=15"]
     study += ["gpu=simulated_a100_40gb", f"gpu.lock_dir={folder}", f"tracking.root={folder}/mlruns"]
     away = ["tracking=server", "tracking.uri=http://127.0.0.1:9", "shard=1", f"plan_file={folder}/plan.json"]
@@ -180,7 +181,7 @@ def _finished_group(folder: Path) -> Path:
 def _send(
     root: Path, group: Path, chance: random.Random, are_ready: threading.Barrier, experiment: str, uri: str
 ) -> tuple[list[float], int]:
-    """As one worker: how long each group took from its end until it was sent, and the longest spool."""
+    """Run as one worker; return the time from each group's end until it was sent, and the longest spool."""
     took: list[float] = []
     longest = 0
     known: dict[str, Any] = json.loads((group / layout.RECORD).read_text())
@@ -188,7 +189,8 @@ def _send(
         sender.open(experiment, root, uri, 500)
         sender.wait_for_store()
         are_ready.wait()
-        first_end_s = time.monotonic() + chance.uniform(0, EVERY_S)  # groups end at any time, and so the workers' do
+        # The first end is random, so that the groups of the workers end at different times.
+        first_end_s = time.monotonic() + chance.uniform(0, EVERY_S)
         for number in range(ROUNDS):
             text = json.dumps(known | {"experiment": experiment, "uri": uri})
             copy = root / layout.SPOOL / "study" / f"{number:04}"
@@ -204,21 +206,22 @@ def _send(
 
 
 def _timed(arguments: list[str]) -> tuple[float, float]:
-    """Seconds of a study, and CPU seconds of all its processes."""
+    """Run a study; return its time, and the CPU time of all its processes, in seconds."""
     begin, used_s = time.monotonic(), _cpu_s()
     subprocess.run([*RUN, *arguments], check=True, capture_output=True)
     return time.monotonic() - begin, _cpu_s() - used_s
 
 
 def _peak_mib(arguments: list[str]) -> float:
-    """Measure the peak memory (PSS, MiB) per worker of a study's workers and senders, without the jobs."""
+    """Return the peak memory (PSS, MiB) of a study's workers and senders, without jobs, per worker."""
     process = subprocess.Popen([*RUN, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     peak = 0.0
     while process.poll() is None:
         time.sleep(0.5)
         every = {child: _words(child) for child in _children(psutil.Process(process.pid))}
         workers = [child for child, words in every.items() if "hydra/launcher=worker" in words]
-        senders = [child for child, words in every.items() if "pipeline.tracking" in words]  # the launcher's among them
+        # The senders include that of the launcher.
+        senders = [child for child, words in every.items() if "pipeline.tracking" in words]
         if workers:
             peak = max(peak, sum(map(_pss_mib, [*workers, *senders])) / len(workers))
     if process.returncode:
@@ -257,10 +260,10 @@ def main() -> None:
     """Run one measurement and print its table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("what", choices=["gpus", "status", "plan", "sending"])
-    parser.add_argument("--uri", help="of the tracking server, for sending")
+    parser.add_argument("--uri", help="address of the tracking server, for sending")
     options = parser.parse_args()
     if (options.uri is None) == (options.what == "sending"):
-        parser.error("--uri belongs to sending")
+        parser.error("sending needs --uri, and no other measurement uses it")
     measures: dict[str, Callable[[Path], list[str]]]
     measures = {"gpus": gpus, "status": status, "plan": plan, "sending": partial(measure_sending, uri=options.uri)}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""What a warm start saves, and whether it changes what is measured: the same groups started cold and warm, in turn.
+"""The time that a warm start saves, and its effect on measured figures: the same groups start cold and warm in turn.
 
     python -m benchmarks.warm_start --workload tiny --degrees 1 3 --pairs 5                       # any machine
     python -m benchmarks.warm_start --workload resnet26_cifar10 --degrees 1 7 --pairs 5 --override gpu.admin=null
 
-The tables come last: the phases of a group (medians), and the throughput of warm over cold pair by pair.
+The tables are printed at the end: the phases of a group (medians), and the ratio of warm to cold throughput in pairs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STARTUP = ("process", "import", "build", "warmup")
 
 
 def run(root: Path, side: str, options: argparse.Namespace) -> None:
-    """Run every degree once, as one study."""
+    """Run every degree once, in one study."""
     arguments = [
         f"workload={options.workload}",
         f"scenario={options.scenario}",
@@ -86,7 +86,7 @@ def tables(root: Path) -> list[str]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurement and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workload", default="tiny")
     parser.add_argument("--scenario", default="naive")

@@ -1,6 +1,7 @@
-"""Option classes as schemas: `defaults: [/schema/products.options.Products@_here_, _self_]` in the YAML of a workload.
+"""Make option classes available as schemas in the YAML of a workload.
 
-The classes implement Hydra's interfaces for configuration sources and search path entries.
+Example: `defaults: [/schema/products.options.Products@_here_, _self_]`. The classes of this module implement Hydra's
+interfaces for configuration sources and search path entries.
 """
 
 import re
@@ -16,7 +17,7 @@ _SCHEMA = re.compile(r"schema/((?:\w+\.)+\w+?)(?:\.yaml)?")
 
 
 class OptionClasses(ConfigSource):
-    """A configuration source that returns option classes as schemas by dotted name."""
+    """A configuration source that finds an option class by its dotted name and returns it as a schema."""
 
     @staticmethod
     def scheme() -> str:
@@ -42,7 +43,7 @@ class OptionClasses(ConfigSource):
 
 
 class OptionClassesPath(SearchPathPlugin):
-    """The search path entry of the option classes."""
+    """The entry for option classes in Hydra's search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("collocation", "options://")

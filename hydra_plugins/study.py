@@ -1,16 +1,19 @@
 """A Hydra sweep as one study: all jobs of the sweep are composed and passed to one plan and one executor.
 
-Hydra loads plugins only from the namespace package `hydra_plugins` (no `__init__.py`) next to `run.py`. Hydra's basic
-launcher would run the jobs one by one, each with separate baselines and without an estimate of the time. An experiment
-file may set `blocks`, a union of grids: each is crossed with the grid of the command line, which has precedence.
-`hydra.sweeper.instead` overrides the blocks, and the command line overrides both. With it, `+rehearse=tiny` reduces any
-experiment, and its workloads too (`hydra.sweeper.small`, `pipeline/plan/small_workloads.py`).
-`hydra/launcher=gpus` and `slurm` assign the shards of the study to workers (`worker`), and `beside` measures the effect
-of work on other GPUs. Any other launcher runs every job as a separate study.
+Hydra's basic launcher would run the jobs one by one, each with separate baselines and without an estimate of the time.
+Hydra loads plugins only from the namespace package `hydra_plugins` (no `__init__.py`) next to `run.py`.
+
+An experiment file may set `blocks`, a list of grids. Each grid is crossed with the grid of the command line, which has
+precedence. `hydra.sweeper.instead` overrides the blocks, and the command line overrides both. `+rehearse=tiny` uses
+`instead` to reduce any experiment; it also reduces the workloads (`hydra.sweeper.small`,
+`pipeline/plan/small_workloads.py`).
+
+The launchers `gpus` and `slurm` assign the shards of the study to workers (launcher `worker`), and `beside` measures
+the effect of work on other GPUs. Any other launcher runs every job as a separate study.
 """
 
-# No `from __future__ import annotations` here: Hydra executes this file without adding it to sys.modules, which
-# dataclasses needs to resolve annotations that are text.
+# This file cannot use `from __future__ import annotations`: to resolve annotations that are text, dataclasses needs the
+# module in sys.modules, but Hydra executes this file without adding it there.
 import functools
 import pickle
 import sys
@@ -41,11 +44,11 @@ _NOT_SWEPT = ("experiment", "rehearse")
 """Groups whose files define the sweep and therefore cannot be swept."""
 _BLOCKS = "blocks"
 _EITHER = {"degree": "mix", "mix": "degree"}
-"""Both keys set the number of jobs; a block has one of them."""
+"""The two keys that set the number of jobs, of which a block has one."""
 
 
 class StudySweeper(Sweeper):
-    """A sweeper that expands the command line and blocks to jobs and launches all jobs at once."""
+    """A sweeper that expands the command line and the blocks to jobs, and launches all jobs at once."""
 
     def __init__(self, instead: dict[str, Any], small: dict[str, Any]) -> None:
         self.instead, self.small = instead, small
@@ -60,7 +63,7 @@ class StudySweeper(Sweeper):
     def sweep(self, arguments: list[str]) -> Any:
         assert self.launcher is not None
         jobs = self.expand(arguments)
-        if not invocation.get_current().has_launcher:  # a worker's launcher has printed the notes
+        if not invocation.get_current().has_launcher:  # for a worker, the launcher has printed the notes already
             for note in filter(None, map(override_remedy.note_on_sweep, arguments)):
                 words.say(note)
         with hydra_errors.restore_environment():
@@ -88,7 +91,7 @@ class StudySweeper(Sweeper):
             )
         if not jobs:
             none = next((word for word in arguments if "glob(" in word or "range(" in word), " ".join(arguments))
-            raise ConfigError(f"{none} matches nothing; name values that exist")
+            raise ConfigError(f"{none} matches nothing; use values that exist")
         return jobs
 
 
@@ -108,7 +111,10 @@ def _is_of_blocks(override: Override) -> bool:
 
 
 def _select_blocks(keys: Sequence[str], blocks: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return the blocks that accept the typed number of jobs; if no block accepts it, all blocks, which fails later."""
+    """Return the blocks that allow the number of jobs on the command line; if there are none, return all blocks.
+
+    In the latter case, composing a block fails later, with an error message.
+    """
     for key, other in _EITHER.items():
         taking = [block for block in blocks if other not in block]
         if key in keys and taking and len(taking) < len(blocks):
@@ -120,14 +126,14 @@ def _select_blocks(keys: Sequence[str], blocks: Sequence[Mapping[str, Any]]) -> 
 def _drop_overridden(keys: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:
     """Return a block without the given keys and the keys below them.
 
-    A new `scenario` also drops the block's `scenario.profile`, because the new scenario may not have this key.
+    For example, `scenario` also drops `scenario.profile`, because a new scenario may not have this key.
     """
     prefixes = tuple(f"{user_command.place_of(key)}." for key in keys)
     return {key: grid for key, grid in block.items() if not f"{user_command.place_of(key)}.".startswith(prefixes)}
 
 
 def _as_override(key: str, value: Any) -> str:
-    """Return an override: a text is used as typed and may have several values, a list is one value."""
+    """Return an override. A text is used unchanged, and may have several values; a list is one value."""
     return f"{key}={value if isinstance(value, str) else override_values.format_override(value)}"
 
 
@@ -159,8 +165,9 @@ class StudyLauncher(Launcher):
     def compose(self, words: list[str]) -> DictConfig:
         """Return the configuration of one job.
 
-        Composing the files of one combination of choices takes 100 ms. Many jobs of a sweep differ only in values, so
-        each combination is composed once, and values are set in a copy (1 ms; unpickling is the fastest copy).
+        Composing the files of one combination of choices takes 100 ms, but many jobs of a sweep differ only in values.
+        So each combination is composed once, and values are set in a copy. The copy is unpickled, which is the fastest
+        way (1 ms).
         """
         loader = self.hydra_context.config_loader
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(words)
@@ -189,7 +196,7 @@ class StudyLauncher(Launcher):
             fixed = {user_command.place_of(word.partition("=")[0]) for word in self.config.hydra.overrides.task}
             small_workloads.make_small(config, fixed | set(self.config.hydra.sweeper.instead), settings)
         if b"${hydra:" in text or any("${hydra:" in str(override.value()) for override in values):
-            HydraConfig.instance().cfg = hydra_conf  # it may hold the combination that was composed last
+            HydraConfig.instance().cfg = hydra_conf  # HydraConfig may have the combination that was composed last
             OmegaConf.resolve(config)
         return config
 
@@ -256,8 +263,8 @@ class SweeperConf:
 
     Attributes:
         instead: overrides with precedence over the overrides of blocks.
-        small: replacements by small workloads: `stand_in`, the option class that replaces programs without one, and
-            `sets`, values by key.
+        small: how workloads are made small: `stand_in` is the option class that replaces programs without an option
+            class, and `sets` has values by key.
     """
 
     _target_: str = "hydra_plugins.study.StudySweeper"
@@ -275,7 +282,7 @@ class SlurmLauncherConf(SlurmOptions):
 
 
 ConfigStore.instance().store(group="hydra/sweeper", name="study", node=SweeperConf, provider="collocation")
-# `devices`: GPUs by index or UUID, or `all` free GPUs; `beside` measures the first one.
+# `devices` has GPUs by index or UUID, or is `all` for all free GPUs. The launcher `beside` measures the first GPU.
 for _name, _launcher, _options in (
     ("study", StudyLauncher, {}),
     ("gpus", GpusLauncher, {"devices": "all"}),

@@ -20,7 +20,7 @@ from typing import ClassVar
 from pipeline.base.domain.protocols import Sink, Watch
 from pipeline.base.domain.records import Device
 from pipeline.base.domain.samples import MIN_INTERVAL_MS, Chart, Field, FieldTable, Sample, Summary
-from pipeline.base.system.errors import ConfigError, ListenerError
+from pipeline.base.system.errors import ConfigError, ListenerError, NoSensorError
 
 _log = logging.getLogger(__name__)
 MIB = 2**20
@@ -117,9 +117,9 @@ class ThreadedListener(ABC):
         return ()
 
     def gpu(self, watch: Watch) -> Device:
-        """Return the device; raise `ListenerError` if the device is not a GPU."""
+        """Return the device; raise `NoSensorError` if the device is not a GPU."""
         if not watch.device.is_gpu:
-            raise ListenerError(
+            raise NoSensorError(
                 f"listener {self.name} cannot observe {watch.device.name}, which is not a GPU; leave {self.name} out"
             )
         return watch.device

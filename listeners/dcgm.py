@@ -48,6 +48,8 @@ _HIERARCHY = re.compile(
     r"|\bI\s+\d+/(?P<gi>\d+)\s*\|\s*GPU Instance\s*\(EntityID:\s*(?P<entity>\d+)"
 )
 _COMMAND_LIMIT_S = 5.0
+# A host engine whose profiling is paused, for example by a profiler, prints rows without values.
+_BLANK_LIMIT_S = 5.0
 # The host engine sees a new instance one or two seconds after its creation (NVIDIA/DCGM#230).
 _NEW_INSTANCE_LIMIT_S = 6.0
 _NEW_INSTANCE_RETRY_S = 0.5
@@ -81,6 +83,7 @@ class DcgmListener(ProgramListener):
         dcgmi = self._find_program(self.gpu(watch))
         entities = _find(dcgmi, watch, stop)
         fields = list(self.fields)
+        first_ns, has_values = None, watch.device.is_simulated
         while not stop.is_set():
             table, has_rows = _Table(fields, entities), False
             argv = _dmon(dcgmi, fields, entities, self.interval_ms)
@@ -88,6 +91,12 @@ class DcgmListener(ProgramListener):
                 for t_ns, (entity, readings) in self.rows(program, table.read, stop):
                     has_rows = True
                     values = scale_readings(readings, self.fields)
+                    first_ns, has_values = first_ns or t_ns, has_values or bool(values)
+                    if not has_values and t_ns - first_ns > _BLANK_LIMIT_S * 1e9:
+                        raise ListenerError(
+                            f"listener dcgm: `{' '.join(argv)}` prints no values; if a profiler has paused DCGM's "
+                            f"profiling, end it or run `{dcgmi} profile --resume`, or leave dcgm out"
+                        )
                     yield (Sample(source=self.name, t_ns=t_ns, values=values, gi_id=entities[entity]),)
                 if stop.is_set():
                     return

@@ -30,6 +30,10 @@ _METRICS = (
 )
 
 
+class NoCountersError(ListenerError):
+    """The GPU or its driver has no GPM counters."""
+
+
 class GpmListener(PollingListener):
     """Samples of the whole GPU and of each GPU instance of the slots; an instance of several jobs is read once.
 
@@ -142,7 +146,7 @@ def _check_support(gpu: object, name: str) -> None:
     try:
         is_supported = nvml_c.nvmlGpmQueryDeviceSupport(gpu).isSupportedDevice
     except nvml_c.NVMLError_FunctionNotFound as error:
-        raise ListenerError(
+        raise NoCountersError(
             "listener gpm: this NVIDIA driver has no GPM counters, which need R520 or later; install a newer driver, "
             "or leave gpm out"
         ) from error
@@ -153,7 +157,7 @@ def _check_support(gpu: object, name: str) -> None:
             f"listener gpm: NVML does not report whether {name} has GPM counters: {error}; leave gpm out"
         ) from error
     if not is_supported:
-        raise ListenerError(
+        raise NoCountersError(
             f"listener gpm: {name} has no GPM counters, which came with Hopper GPUs (H100, H200, GH200); use listener "
             "dcgm on earlier data-center GPUs, or listeners.gpm.required=false to continue without"
         )

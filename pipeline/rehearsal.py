@@ -160,7 +160,10 @@ def prepare_machine(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
     if path is not None and (path.exists() or not configs[0].dry_run):
         branch = StateFile(path).keep(model_names, driver or RECORDED).branch
         if driver not in (None, branch):
-            raise ConfigError(f"gpu.machine={machine} has driver {branch}, not gpu.driver={driver}; use another file")
+            raise ConfigError(
+                f"gpu.machine={machine} describes a machine with driver {branch}, but gpu.driver={driver}; set "
+                "gpu.machine to another file, or remove gpu.driver"
+            )
         with open_machine(path) as rehearsal:
             yield rehearsal
         return

@@ -1,4 +1,4 @@
-"""The command `python -m pipeline.tracking status | flush | upgrade | relocate`; studies start `serve`."""
+"""The command `python -m pipeline.tracking status | flush | upgrade | relocate | import`; studies start `serve`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pipeline.record import group_folder
 from pipeline.record.owner import spell_close_command
 from pipeline.record.shards.orphaned_runs import close_silent
 from pipeline.record.shards.overview import read_overview
+from pipeline.record.store import bundle
 from pipeline.record.store.local_store import is_server, set_mlflow_defaults, upgrade
 from pipeline.record.store.relocate import relocate
 from pipeline.record.store.store_access import open_named
@@ -119,6 +120,10 @@ def _run(options: argparse.Namespace) -> int:
         case "upgrade":
             _say(upgrade(options.root))
             return 0
+        case "import":
+            experiment = bundle.unpack(options.bundle, options.root)
+            _say(f"{options.root.absolute()} has experiment {experiment} of {options.bundle}")
+            return 0
     handler = RequestHandler(options.root.absolute(), options.uri, options.series_points)
     if options.command == "serve":
         return serve(handler)
@@ -137,6 +142,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
         ("flush", "send the groups in the spool; close and send the groups of killed studies"),
         ("upgrade", "upgrade a local store of an older MLflow; a copy of the old database is kept"),
         ("relocate", "update artifact paths after a local store was copied or moved"),
+        ("import", "add the runs of a bundle (report export) to a local store"),
     ):
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--root", type=Path, default=Path("mlruns"), help="folder of the store and its spool")
@@ -150,6 +156,8 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
                 help=f"first close groups that run for over {SILENT_S / 3600:g} h; only for groups of lost hosts",
             )
             command.add_argument("--json", action="store_true", help="print JSON")
+        elif name == "import":
+            command.add_argument("bundle", type=Path, help="file that `report export` wrote")
         elif name == "upgrade":
             continue
         elif name == "relocate":

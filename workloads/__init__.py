@@ -1,4 +1,5 @@
 """The programs that are collocated: plain scripts that also run by hand.
 
-Each first replaces its own folder on the module path, where file names would shadow other modules, by the project's.
+Python puts the folder of a script first on the module path, so the script's sibling files would shadow other modules of
+the same name. Each script therefore first replaces this entry by the project's folder.
 """

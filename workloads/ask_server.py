@@ -1,7 +1,8 @@
-"""Start any HTTP server and send it requests, as a job or by hand: `python workloads/ask_server.py --help`.
+"""Start any HTTP server and send requests to it, as a job or by hand: `python workloads/ask_server.py --help`.
 
-The server is a command that listens on a given port: vLLM, Ray Serve, Triton, your own. Requests are the lines of a
-file, sent repeatedly in order; each must be answered with status 200. The content is not checked.
+The server is a command that listens on a given port: vLLM, Ray Serve, Triton, your own. Each line of a file is the body
+of a request; the lines are sent in order, again and again. Every response must have status 200; its content is not
+checked.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if __name__ == "__main__":  # when run by its path: workloads/__init__.py
+if __name__ == "__main__":  # reason: see workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
 
 _TERM_S = 10.0
 _LOOK_S = 0.05
-_LONGEST_S = 86_400.0  # timeout of one answer: a socket takes at most 2^31 ms
+_LONGEST_S = 86_400.0  # timeout of one answer; the timeout of a socket is limited to 2^31 ms
 _SHOWN_BYTES = 300
 _NOT_YET = frozenset({404, 425, 429, 500, 502, 503, 504})
-"""Statuses that servers return while they load; some do not know a path until its model is loaded."""
+"""Statuses that servers return while they load. They include 404: some servers add a path once its model is loaded."""
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Start the server, wait until it answers, warm it up, wait for the group, send requests."""
+    """Start the server, wait until it answers, warm it up, wait at the group's barrier, and send requests."""
     with ExitStack() as stack:
         job.phase("build")
         port = program.find_free_port()
@@ -68,11 +69,11 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
 
 
 class ServerEndedError(RuntimeError):
-    """The server ended before it was stopped; the job's output, which includes the server's, has the reason."""
+    """The server exited before it was stopped. The job's output includes the server's output, with the reason."""
 
 
 class RunningServer:
-    """A server that runs while the context is entered."""
+    """A context manager that starts the server on entry and ends it on exit."""
 
     def __init__(self, command: str, port: int) -> None:
         self._words = [word.replace(PORT, str(port)) for word in shlex.split(command)]
@@ -82,7 +83,9 @@ class RunningServer:
         try:
             self._process = subprocess.Popen(self._words, stdin=subprocess.DEVNULL)
         except OSError as error:
-            raise RuntimeError(f"the server cannot be started: {shlex.join(self._words)}: {error.strerror}") from error
+            raise RuntimeError(
+                f"the server cannot be started: {error.strerror}; check the command: {shlex.join(self._words)}"
+            ) from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,12 +101,17 @@ class RunningServer:
             self._process.wait()
 
     def check(self) -> None:
-        """Raise `ServerEndedError` if it has ended."""
+        """Raise `ServerEndedError` if the server has exited."""
         if (status := self._process.poll()) is not None:
             raise ServerEndedError(f"the server ended with status {status}: {shlex.join(self._words)}")
 
     def wait_until_it_answers(self, path: str, body: bytes | None, ready_s: float) -> None:
-        """Send the request until it is answered; raise `RuntimeError` if it refuses, exits or stays silent."""
+        """Repeat the request until it is answered.
+
+        Raises:
+            ServerEndedError: the server exited.
+            RuntimeError: the server refused the request, does not use HTTP, or did not answer in time.
+        """
         end_s, state = time.monotonic() + ready_s, "nothing listens"
         while time.monotonic() < end_s:
             self.check()
@@ -112,21 +120,27 @@ class RunningServer:
             except OSError as error:
                 state = f"nothing listens ({error})"
             except http.client.HTTPException as error:
-                raise RuntimeError(f"the server on port {self._port} does not answer with HTTP: {error!r}") from error
+                raise RuntimeError(
+                    f"the server on port {self._port} does not answer with HTTP ({error!r}); let the command serve "
+                    f"HTTP on {PORT}"
+                ) from error
             else:
                 if status == 200:
                     return
                 state = f"status {status}: {text}"
                 if status not in _NOT_YET:
-                    raise RuntimeError(f"the server refuses {path}: {state}")
+                    raise RuntimeError(f"the server refuses {path}: {state}; check path and requests_file")
             time.sleep(_LOOK_S)
-        raise RuntimeError(f"the server did not answer {path} on port {self._port} within {ready_s:g} s: {state}")
+        raise RuntimeError(
+            f"the server did not answer {path} on port {self._port} within {ready_s:g} s ({state}); check that the "
+            f"command listens on {PORT}, or raise ready_s"
+        )
 
     def ask(self, path: str, body: bytes | None) -> None:
         """Send the request once; raise `RuntimeError` if the status is not 200."""
         status, text = self._request(path, body, None)
         if status != 200:
-            raise RuntimeError(f"the server refuses {path}: status {status}: {text}")
+            raise RuntimeError(f"the server refuses {path}: status {status}: {text}; check path and requests_file")
 
     def _request(self, path: str, body: bytes | None, timeout_s: float | None) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=timeout_s)
@@ -143,7 +157,7 @@ def _describe_request(path: str, body: bytes | None) -> tuple[str, str, bytes | 
 
 
 def add_head(path: str, body: bytes | None, port: int) -> bytes:
-    """Return a request in the form in which it is sent."""
+    """Return the bytes of a request: its head and its body."""
     method, path, _, fields = _describe_request(path, body)
     fields |= {"Host": f"127.0.0.1:{port}", "Content-Length": str(len(body or b""))}
     lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
@@ -151,12 +165,12 @@ def add_head(path: str, body: bytes | None, port: int) -> bytes:
 
 
 def read_bodies(file: Path | None) -> Sequence[bytes | None]:
-    """Return the bodies of the requests, `None` for one without."""
+    """Return the bodies of the requests; `None` is a request without a body."""
     if file is None:
         return [None]
     bodies = [line for line in file.read_bytes().splitlines() if line.strip()]
     if not bodies:
-        raise ValueError(f"{file} holds no request")
+        raise ValueError(f"{file} has no request; write one body in each line")
     return bodies
 
 

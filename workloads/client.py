@@ -1,21 +1,23 @@
-"""The job's half of the job protocol. Standard library only (Python 3.8 or newer), so that it works in any environment.
+"""The job's half of the job protocol.
 
-A script uses it as follows. Run by hand, without an orchestrator, every call is a no-op and loops simply end:
+This module works in any environment, because it uses only the standard library of Python 3.8 or newer. A script uses
+the module as follows. If the script is run by hand, without an orchestrator, every call is a no-op, and loops end with
+their last item:
 
     with client.attach() as job:
         ...                                  # load data, build the model, warm up with real steps
         job.ready()                          # waits until every job of the group is ready, then starts with them
-        for batch in job.until_stop(loader): # ends when the orchestrator says stop
+        for batch in job.until_stop(loader): # ends when the orchestrator sends stop
             ...
             job.step(samples=len(batch))
 
-Control goes over a socket (`hello`, `ready`, `go`, `hold`, `held`, `continue`, `stop`, `bye`), data into
-`events.jsonl`, one JSON object a line. Answered requests, of which there may be thousands a second, go into
-`requests.bin`, a record of a fixed size each. All timestamps are CLOCK_MONOTONIC nanoseconds. The Python speed of the
-host is measured right before the barrier and right after the work, never in between. If the orchestrator disappears,
-the job kills its own process group, since nobody reads its results and the GPU must be freed. (The kernel's
-parent-death signal is not used: it kills the leader of the job before the leader can kill the rest of its group; in a
-test, 19 of 20 grandchildren survived it.)
+Control messages (`hello`, `ready`, `go`, `hold`, `held`, `continue`, `stop`, `bye`) are sent over a socket. Data is
+appended to `events.jsonl`, one JSON object per line. Requests, of which thousands may be answered per second, are
+appended to `requests.bin`, as records of a fixed size. All timestamps are CLOCK_MONOTONIC nanoseconds. The Python speed
+of the host is measured immediately before the barrier and immediately after the work, never in between. If the
+orchestrator disappears, the job kills its own process group, because nobody reads its results and the GPU must be
+freed. (The kernel's parent-death signal is not used, because it kills the leader of the job before the leader can kill
+the rest of its group; in a test, 19 of 20 grandchildren survived.)
 """
 
 # pathlib is not used here: its import adds about 10 ms to the start of every job.
@@ -34,7 +36,7 @@ import sys
 import threading
 import time
 
-TYPE_CHECKING = False  # like `typing.TYPE_CHECKING`, without the 5 ms to import typing
+TYPE_CHECKING = False  # `typing.TYPE_CHECKING` is not used, because importing typing takes 5 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
@@ -44,31 +46,32 @@ if TYPE_CHECKING:
 
 PROTOCOL = 1
 _CLEARANCE_S = 0.002
-_HOST_LOOP_ADDITIONS = 40_000  # 1 to 5 ms on the hosts tested
-_LOOPS_BEFORE, _LOOPS_AFTER = 5, 3  # the minimum is used, so one preemption has no effect
+_HOST_LOOP_ADDITIONS = 40_000  # took 1 to 5 ms on the tested hosts
+_LOOPS_BEFORE, _LOOPS_AFTER = 5, 3  # the shortest repetition is used, so one preemption has no effect
 FOLDER_VARIABLE = "COLLOCATION_JOB"
 JOB_FILE, EVENTS_FILE, REQUESTS_FILE = "job.json", "events.jsonl", "requests.bin"
 REQUEST = struct.Struct("<qqqqqii")
-"""Times at which a request was due, was sent, began, had its first token and was done; tokens; batch size."""
-_MOST_HELD, _HELD_NS = 512, 500_000_000  # requests and time after which they are written
+"""One request: the times at which it was due, was sent, began, had its first token and was complete; the number of
+tokens; the batch size."""
+_MOST_HELD, _HELD_NS = 512, 500_000_000  # number and age of buffered requests at which they are written
 _pack_request = REQUEST.pack
 
 
 def attach() -> NullJob:
-    """Return the connection to the orchestrator, or a `NullJob` if there is none."""
+    """Return the connection to the orchestrator; without an orchestrator, return a `NullJob`."""
     folder = os.environ.get(FOLDER_VARIABLE)
     return Job(folder) if folder else NullJob()
 
 
 class NullJob:
-    """Stand-in when no orchestrator runs the script; every call is a no-op."""
+    """Stand-in for `Job` without an orchestrator; every call is a no-op."""
 
     attached = False
     watches_output = False
     index = 0
     block = 1
     held_ns = 0
-    """Time for which the orchestrator has held the job so far, in nanoseconds."""
+    """Total time, in nanoseconds, for which the orchestrator has held the job (made it wait between two steps)."""
 
     def __enter__(self) -> NullJob:
         return self
@@ -125,7 +128,7 @@ class NullJob:
 
 
 class Job(NullJob):
-    """A job started by an orchestrator. Its folder holds `job.json` and receives `events.jsonl`."""
+    """A job started by an orchestrator. Its folder contains `job.json`; the job writes `events.jsonl` there."""
 
     attached = True
 
@@ -137,19 +140,19 @@ class Job(NullJob):
         self._address = spec["socket"]
         self.block = spec.get("block", self.block)
         self.watches_output = bool(spec.get("watches_output"))
-        # One write call per line, unbuffered: what a killed job has written is not lost.
+        # Each line is written by one unbuffered call, so the lines of a killed job are not lost.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         self._events = os.open(os.path.join(folder, EVENTS_FILE), flags, 0o644)
         self._stop = threading.Event()
         self._go = threading.Event()
-        self._is_called = threading.Event()  # to stop, or to hold: the one flag that each step looks at
+        self._is_called = threading.Event()  # set by stop and by hold, so each step reads only one flag
         self._continue = threading.Event()
         self._is_ready = False
         self._start_ns: int | None = None
         self._leaving = False
         self._total: float = 0
-        self._requests = -1  # no file: most jobs answer no requests
-        self._held: list[bytes] = []  # grows without a lock, which would add 50 % to the time of a record
+        self._requests = -1  # -1: no file is open, because most jobs answer no requests
+        self._held: list[bytes] = []  # appended to without a lock, because a lock would make a record 50 % slower
         self._writing = threading.RLock()
         self._written_ns = 0
 
@@ -172,7 +175,7 @@ class Job(NullJob):
                 self.metric("host_loop_after_ms", host_loop_ms(_LOOPS_AFTER))
             self._send(type="bye", status="ok")
         else:
-            import traceback  # 3 ms to import, for failing jobs only
+            import traceback  # imported late, because the import takes 3 ms and only failing jobs need it
 
             text = "".join(traceback.format_exception(kind, error, trace))
             status = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else None
@@ -189,7 +192,7 @@ class Job(NullJob):
         return self._stop.is_set()
 
     def wait_stop(self, timeout_s: float | None = None) -> bool:
-        """Block until the orchestrator says stop or the timeout expires; return whether it said stop."""
+        """Wait until the orchestrator sends stop or the timeout expires; return whether stop was received."""
         return self._stop.wait(timeout_s)
 
     def ready(self) -> int:
@@ -205,28 +208,29 @@ class Job(NullJob):
                 time.sleep(delay)
         started = time.monotonic_ns()
         self._event("started", t_ns=started)
-        # With fewer CPUs than jobs, the first job to start working would delay each other job at the barrier by a
-        # scheduler slice. So all jobs wait until each has had time to leave the barrier.
+        # If there are fewer CPUs than jobs, the first job that works would delay every other job at the barrier by a
+        # scheduler slice. So every job first waits until all jobs have had time to leave the barrier.
         time.sleep(_CLEARANCE_S)
         return started
 
     @contextlib.contextmanager
     def take_turn(self) -> Iterator[None]:
-        """Enter one job of the group at a time; the other jobs wait for their turn."""
+        """Run the body of the context in only one job of the group at a time; the other jobs wait for their turn."""
         jobs = os.open(os.path.join(self._folder, os.pardir), os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(jobs, fcntl.LOCK_EX)
             yield
         finally:
-            # Sent explicitly: closing the descriptor is not enough, as a child forked meanwhile has a copy of it.
+            # The lock is released explicitly: if a child was forked meanwhile, it has a copy of the descriptor, and
+            # closing the descriptor here would not release the lock.
             fcntl.flock(jobs, fcntl.LOCK_UN)
             os.close(jobs)
 
     def until_stop(self, items: Iterable[T], finish: Callable[[], object] | None = None) -> Iterator[T]:
-        """Yield items until the orchestrator says stop; between two items, wait while it holds this job.
+        """Yield items until the orchestrator sends stop; between two items, wait while the orchestrator holds this job.
 
-        `finish` is called before the job reports that it is held. It must return once the steps issued so far are
-        complete and reported; without it, all work on the current CUDA device of torch is awaited.
+        `finish` is called before the job reports that it is held. It must return once all issued steps are complete and
+        reported; without `finish`, the job waits for all work on torch's current CUDA device.
         """
         for item in items:
             if self._is_called.is_set():
@@ -244,25 +248,25 @@ class Job(NullJob):
         self._event("param", params={key: str(value) for key, value in params.items()})
 
     def metric(self, name: str, value: float, step: int = 0) -> None:
-        """Record one figure; its unit is part of its name."""
+        """Record one figure; its name ends in its unit."""
         self._event("metric", name=name, value=float(value), step=int(step))
 
     def wrong(self, what: str) -> None:
-        """Record that this process computes wrong results: its figures are shown but never compared."""
+        """Record that this process computes wrong results; the job's figures are then shown, but never compared."""
         self._event("wrong", what=what)
 
     def step(self, samples: float, epoch: int | None = None, t_ns: int | None = None) -> None:
-        """Record that a step over `samples` samples (may be fractional) was complete at `t_ns` (default: now).
+        """Record that a step over `samples` samples (possibly a fraction) was complete at `t_ns` (default: now).
 
         Raises:
-            RuntimeError: the job has not called `ready`, so its group would wait forever.
+            RuntimeError: the job has not called `ready`; without this error, its group would wait forever.
         """
         if not self._is_ready:
             raise RuntimeError("job.step() came before job.ready(); call job.ready() once, before the first step")
         self._total += samples
         instant_ns = time.monotonic_ns() if t_ns is None else t_ns
         number = "null" if epoch is None else int(epoch)
-        # Formatted by hand, once per step: takes an eighth of the time of json.dumps.
+        # The text is formatted by hand, because each step needs it and json.dumps takes eight times as long.
         line = f'{{"event":"step","t_ns":{instant_ns},"samples":{samples},"total":{self._total},"epoch":{number}}}\n'
         os.write(self._events, line.encode())
 
@@ -276,19 +280,19 @@ class Job(NullJob):
         tokens: int = 0,
         batch: int = 1,
     ) -> None:
-        """Record a request, from any thread; one that was never answered has 0 for `begun_ns` and `done_ns`.
+        """Record a request; may be called from any thread.
 
-        Records are buffered and, while requests keep coming, written after 0.5 s at the latest. A killed job loses its
-        buffered records.
+        Records are buffered; while further requests arrive, they are written after 0.5 s at the latest. A killed job
+        loses its buffered records.
 
         Args:
-            intended_ns: the scheduled send time, from which latency is counted.
-            sent_ns: the actual send time.
-            begun_ns: the start of its computation.
-            done_ns: the time of its answer.
-            first_token_ns: the time of the first token of its answer; 0 if it has no tokens.
-            tokens: number of tokens in its answer.
-            batch: size of the batch in which it was computed.
+            intended_ns: scheduled send time of the request, from which latency is counted.
+            sent_ns: actual send time.
+            begun_ns: start of the computation; 0 if the request was never answered.
+            done_ns: time of the answer; 0 if the request was never answered.
+            first_token_ns: time of the answer's first token; 0 if the answer has no tokens.
+            tokens: number of tokens in the answer.
+            batch: size of the batch in which the answer was computed.
         """
         self._held.append(_pack_request(intended_ns, sent_ns, begun_ns, first_token_ns, done_ns, tokens, batch))
         if len(self._held) >= _MOST_HELD or done_ns - self._written_ns > _HELD_NS:
@@ -296,7 +300,7 @@ class Job(NullJob):
             self._written_ns = done_ns
 
     def epoch(self, number: int, seconds: float, **metrics: float) -> None:
-        """Record a whole epoch: its training time in seconds, and its figures (loss, accuracy_ratio, ...)."""
+        """Record a complete epoch: its training time in seconds, and its figures (loss, accuracy_ratio, ...)."""
         figures = {name: float(value) for name, value in metrics.items()}
         self._event("epoch", epoch=int(number), seconds=float(seconds), metrics=figures)
 
@@ -305,11 +309,11 @@ class Job(NullJob):
         self._event("process", pid=int(pid))
 
     def process_ended(self) -> None:
-        """Record that this child process, and with it the work, has just ended."""
+        """Record that the child process that does the work has just exited."""
         self._event("process_ended")
 
     def output_size(self, stdout: int, stderr: int) -> None:
-        """Record the current output size in bytes."""
+        """Record the current sizes of the output files in bytes."""
         self._event("written", stdout=int(stdout), stderr=int(stderr))
 
     def _wait_while_held(self, finish: Callable[[], object]) -> None:
@@ -327,7 +331,7 @@ class Job(NullJob):
     def _write_requests(self) -> None:
         with self._writing:
             held = self._held[:]
-            del self._held[: len(held)]  # keep what another thread has added since
+            del self._held[: len(held)]  # keep records that another thread has added meanwhile
             if held and self._requests < 0:
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
                 self._requests = os.open(os.path.join(self._folder, REQUESTS_FILE), flags, 0o644)
@@ -366,7 +370,7 @@ class Job(NullJob):
             _kill_own_group()
 
     def _let_go(self) -> None:
-        """Close the socket in a forked child, such as a data loader, so the connection ends with the job itself."""
+        """Close the socket in a forked child, such as a data loader, so that the connection ends when the job exits."""
         self._leaving = True
         descriptor = self._socket.detach()
         if descriptor >= 0:
@@ -374,7 +378,7 @@ class Job(NullJob):
 
 
 def host_loop_ms(repetitions: int) -> float:
-    """Return the time of a fixed Python loop on the host in ms: the minimum of some repetitions."""
+    """Return the duration of a fixed Python loop on the host in ms: that of the shortest repetition."""
     times_ns = []
     for _ in range(repetitions):
         begin_ns = time.perf_counter_ns()

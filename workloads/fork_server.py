@@ -1,15 +1,15 @@
-"""A server that starts jobs as forks of a process that has already done their imports.
+"""A server that starts jobs as forks of a process that has already imported their modules.
 
     python workloads/fork_server.py DESCRIPTOR MODULE
 
-The orchestrator runs it with the interpreter of the jobs and talks to it over a socket, one JSON object per line. The
-server imports MODULE, reports whether it can fork, then starts one job per request. Such a job differs from a freshly
-started process only in its history: it has the session, environment, files and arguments of the request, and runs its
-program as `__main__`. Standard library only (Python 3.8 or newer).
+The orchestrator runs this server with the interpreter of the jobs. They exchange one JSON object per line over the
+socket DESCRIPTOR. The server imports MODULE, reports whether it can fork, and then starts one job per request. A forked
+job has the session, environment, files and arguments of its request and runs its program as `__main__`, like a freshly
+started process. The server uses only the standard library of Python 3.8 or newer.
 
-A fork must not inherit CUDA, a thread, or the pool that OpenMP creates at its first parallel operation (the child would
-wait for its threads forever). So nothing but imports happens here, and a process that then has a thread or an open GPU
-is refused. Closing the socket ends the server and every remaining job.
+A fork must not inherit CUDA, a thread, or the pool that OpenMP creates at its first parallel operation, because the
+child would wait for the pool's threads forever. So the server only imports, and if it then has a thread or an open GPU,
+it reports that it cannot fork. Closing the socket ends the server and every remaining job.
 """
 
 # ruff: noqa: PTH100, PTH120, PTH208, PTH115
@@ -43,9 +43,12 @@ class Server:
         self._pids: set[int] = set()
 
     def serve(self) -> dict[str, Any] | None:
-        """Handle requests; return `None` at the end, and in a forked job its request.
+        """Handle requests until the peer closes the socket.
 
-        The remaining jobs are killed however this function exits.
+        Returns:
+            `None` in the server; the request of the job in a forked job.
+
+        When the server leaves this function, even by an exception, it kills the remaining jobs.
         """
         own_pid = os.getpid()
         try:
@@ -65,21 +68,21 @@ class Server:
                     answer = {}
                 try:
                     send(self._control, answer)
-                except OSError:  # the reader is gone
+                except OSError:  # the peer has closed the socket
                     break
         finally:
-            if os.getpid() == own_pid:  # not in a job, which leaves this block too
-                for pid in self._pids:  # not reaped yet, so the PID is still theirs
+            if os.getpid() == own_pid:  # false in a forked job, which leaves this block too
+                for pid in self._pids:  # these jobs are not reaped yet, so their PIDs are not reused
                     with contextlib.suppress(OSError):
                         os.killpg(pid, signal.SIGKILL)
         return None
 
     def _requests(self) -> Iterator[dict[str, Any]]:
-        with contextlib.suppress(OSError):  # closed with an unread reply of ours
+        with contextlib.suppress(OSError):  # the peer closed the socket before it read the last reply
             yield from map(json.loads, self._control.makefile("r", encoding="utf-8"))
 
     def _fork(self, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Start a job and reply with its PID once it has its own session; return `None` in the job itself."""
+        """Start a job and reply with its PID once the job has its own session; return `None` in the job itself."""
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -106,8 +109,9 @@ class Server:
         os.setsid()
         os.environ.clear()
         os.environ.update(environ)
-        # /proc shows the environment with which a process was started. A child of the job that calls setsid is found
-        # only by the mark it inherits there, so the mark of the group is written over that of the server.
+        # /proc shows the environment with which a process was started. If a child of the job calls setsid, the
+        # orchestrator finds the child only by the mark that it inherited in this environment. So the mark of the job's
+        # group is written over the mark of the server.
         mark = environ[MARK_VARIABLE.decode()].encode()
         ctypes.memmove(self._mark_address, mark, len(mark))
         for descriptor, path, flags in (
@@ -122,7 +126,7 @@ class Server:
             os.chdir(request["folder"])
         gc.unfreeze()
         if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed()  # else all jobs would draw the same numbers
+            sys.modules["numpy"].random.seed()  # without a new seed, all jobs would draw the same numbers
 
 
 def send(control: socket.socket, message: dict[str, Any]) -> None:
@@ -132,7 +136,7 @@ def send(control: socket.socket, message: dict[str, Any]) -> None:
 
 def find_obstacle() -> str | None:
     """Return the reason why this process cannot be forked, if there is one."""
-    if (pid := os.fork()) == 0:  # at a fork, OpenBLAS ends the threads that it started at import
+    if (pid := os.fork()) == 0:  # a fork makes OpenBLAS end the threads that it started at import
         os._exit(0)
     os.waitpid(pid, 0)
     threads = len(os.listdir("/proc/self/task"))
@@ -149,14 +153,14 @@ def find_obstacle() -> str | None:
 
 
 def find_mark() -> int:
-    """Return the address of the mark in the initial environment; call this before the environment changes."""
+    """Return the address of the mark in the initial environment; must be called before the environment changes."""
     getenv = ctypes.CDLL(None).getenv
     getenv.restype, getenv.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
     return int(getenv(MARK_VARIABLE))
 
 
 def main() -> None:
-    """Import, fork, and in the fork run the job's program."""
+    """Import the module, fork on request, and run the job's program in each fork."""
     mark_address = find_mark()
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
@@ -170,10 +174,10 @@ def main() -> None:
     if reason:
         return
     gc.collect()
-    gc.freeze()  # keep memory shared: the collector would write into every object
+    gc.freeze()  # keep memory shared: the garbage collector would write into every object
     request = Server(control, mark_address).serve()
     if request is None:
-        os._exit(0)  # the peer waits, and torch's teardown takes 0.1 s
+        os._exit(0)  # exit immediately, because the peer waits and torch's teardown takes 0.1 s
     sys.argv = request["argv"]
     sys.path[0] = os.path.dirname(sys.argv[0])
     sys.path += filter(None, request["environ"].get("PYTHONPATH", "").split(os.pathsep))

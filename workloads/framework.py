@@ -1,10 +1,11 @@
-"""Probe which GPUs a framework or server sees, and whether it computes correctly on each.
+"""Probe which GPUs a framework or server sees, and whether it computes correctly on each GPU.
 
     python workloads/framework.py --framework jax
     CUDA_VISIBLE_DEVICES=MIG-...,MIG-... python workloads/framework.py --framework torch
 
-Runs as a job or by hand. A framework that is not installed, sees no device or computes wrong results is an outcome, not
-an error of this program. The outcome is printed and written to `probe.json` in the job's output folder.
+The program runs as a job or by hand. If a framework is not installed, sees no device or computes wrong results, this is
+an outcome of the probe, not an error of this program. The outcome is printed and written to `probe.json` in the job's
+output folder.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-if __name__ == "__main__":  # when run by its path: workloads/__init__.py
+if __name__ == "__main__":  # reason: see workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
@@ -42,7 +43,7 @@ FRAMEWORKS: dict[str, Callable[[], Framework]] = {
     "triton_server": serving.TritonServer,
 }
 YES, NO, PARTLY, NOT_INSTALLED = "yes", "no", "in part", "not installed"
-"""Values of `works`; `in part`: correct on the devices that it sees, but it sees fewer than it was given."""
+"""Values of `works`. `in part`: the framework computes correctly, but sees fewer devices than it was given."""
 FILE = "probe.json"
 _MOST_WORDS = 600
 
@@ -54,11 +55,11 @@ class Probe:
     """The outcome of a probe.
 
     Attributes:
-        given: the devices of CUDA_VISIBLE_DEVICES; `None` if not set: every device is visible.
+        given: devices of CUDA_VISIBLE_DEVICES; `None` if the variable is not set, so that every device is visible.
         seen: the devices as the framework describes them.
-        works: `YES`, `NO`, `PARTLY` or `NOT_INSTALLED`.
-        why: the reason, unless it works.
-        wrong: whether the reason is a wrong result.
+        works: result of the probe: `YES`, `NO`, `PARTLY` or `NOT_INSTALLED`.
+        why: reason why the framework does not work on every given device; empty if it works.
+        wrong: whether this reason is a wrong result.
     """
 
     framework: str
@@ -74,7 +75,7 @@ class Probe:
         """The outcome as params of a run."""
         num_given = None if self.given is None else len(self.given)
         facts: dict[str, object] = {}
-        if self.version is not None:  # its import succeeded
+        if self.version is not None:  # the framework was imported
             facts = {"framework_version": self.version, "devices_seen": len(self.seen), "seen": self.description}
         facts |= {"devices_given": num_given, "works": self.works, "why": self.why or None}
         return {name: fact for name, fact in facts.items() if fact is not None}
@@ -103,9 +104,9 @@ def main() -> None:
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> Probe:
-    """List devices, compute once, wait for the group, and compute again while the other jobs compute."""
+    """List devices, compute once, wait at the group's barrier, and compute again while the other jobs compute."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:  # NVIDIA's MIG guide asks for more than 1024 if a process uses several instances
+    if soft < hard:  # NVIDIA's MIG guide requires more than 1024 descriptors if a process uses several instances
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     probe = Probe(args.framework, read_visible_devices())
     task = Task.make(args.rows)
@@ -131,13 +132,13 @@ def run(args: argparse.Namespace, job: client.NullJob) -> Probe:
 
 
 def read_visible_devices() -> list[str] | None:
-    """Return the devices of CUDA_VISIBLE_DEVICES; `None` if it is not set."""
+    """Return the devices of CUDA_VISIBLE_DEVICES; `None` if the variable is not set."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     return None if names is None else list(filter(None, names.split(",")))
 
 
 def _attempt(probe: Probe, action: Callable[[], Framework | None]) -> Framework | None:
-    """Return the outcome of an action; store the framework's error message in the probe."""
+    """Return the result of an action; if the framework raises an error, store the message in the probe."""
     try:
         return action()
     except NotInstalledError as error:

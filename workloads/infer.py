@@ -1,7 +1,8 @@
 """A service with a model of timm or transformers, as a job or by hand: `python workloads/infer.py --help`.
 
-Requests come from clients that wait for their answers (closed loop), or at a rate from a process that does not wait.
-The weights are random, as the speed of a model does not depend on its answers. Answers are checked nevertheless.
+Requests are sent by clients that wait for each answer (closed loop), or at a given rate by a process that does not wait
+for answers. The weights are random, because the speed of a model does not depend on them. Answers are checked
+nevertheless.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if __name__ == "__main__":  # when run by its path: workloads/__init__.py
+if __name__ == "__main__":  # reason: see workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
@@ -28,14 +29,14 @@ if TYPE_CHECKING:
     from workloads.serving.inference import Inference, Inputs
 
 _MOST_DIGITS = 1000
-_MOST_TOKENS = 1000  # different tokens
+_MOST_TOKENS = 1000  # maximum number of different tokens
 _log = logging.getLogger(__name__)
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, warm up, wait for the group, answer requests, check the answers."""
+    """Set up, warm up, wait at the group's barrier, answer requests, and check the answers."""
     with ExitStack() as stack:
-        # Before this process is large: starting a process copies it.
+        # The process that sends requests starts first, because this process is copied at a fork and will be large.
         process = arrival_process(args, job)
         arrivals: Arrivals | None = None
         if args.serve == "in_process":
@@ -77,9 +78,9 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
 def _limit_ahead(args: argparse.Namespace, device: torch.device) -> int:
     """Return how many batches may be issued before the oldest of them is answered.
 
-    It equals the number of closed-loop clients. At a rate it is one, as no answer is noticed while the next batch is
-    issued. It is also one on the CPU, for a decoder, whose tokens the host awaits, and over HTTP, where a batch is
-    written to memory that the previous batch may still read.
+    In a closed loop, the result is the number of clients. The exceptions, for which the result is 1, are: a given rate,
+    because answers are not noticed while the next batch is issued; the CPU; a decoder, because the host waits for its
+    tokens; and HTTP, because a batch is written to memory that the previous batch may still read.
     """
     runs_ahead = args.arrival == "closed" and args.serve == "in_process" and not args.output_tokens
     return int(args.outstanding) if runs_ahead and device.type == "cuda" else 1
@@ -101,7 +102,7 @@ def _serve(args: argparse.Namespace, job: client.NullJob, arrivals: Arrivals, se
 
 
 def build_model(args: argparse.Namespace, device: torch.device) -> torch.nn.Module:
-    """Return the model, ready for inference; its random weights depend on the seed."""
+    """Return the model, ready for inference; its weights are random and depend on the seed."""
     import torch
 
     if args.library == "timm":
@@ -128,7 +129,7 @@ def build_model(args: argparse.Namespace, device: torch.device) -> torch.nn.Modu
         if positions is not None and args.sequence_tokens + args.output_tokens > positions:
             raise ValueError(
                 f"{args.model} has {positions} positions, too few for --sequence-tokens {args.sequence_tokens} and "
-                f"--output-tokens {args.output_tokens}"
+                f"--output-tokens {args.output_tokens}; use fewer tokens"
             )
     model = model.eval().to(device, program.choose_autocast(args.precision) or torch.float32)
     if _is_of_images(args) and args.channels_last:
@@ -141,7 +142,7 @@ def _is_of_images(args: argparse.Namespace) -> bool:
 
 
 def make_inputs(args: argparse.Namespace, model: torch.nn.Module, device: torch.device) -> Inputs:
-    """Return the requests: tensors: images [.., 3, px, px] in the precision of the model, or token ids [.., tokens]."""
+    """Return the requests: images [.., 3, px, px] in the precision of the model, or token ids [.., tokens]."""
     import torch
 
     from workloads.serving.inference import NUM_INPUTS, Inputs
@@ -181,7 +182,7 @@ def _digits(args: argparse.Namespace, rows: int) -> torch.Tensor:
 def build_inference(
     args: argparse.Namespace, job: client.NullJob, model: torch.nn.Module, inputs: Inputs, device: torch.device
 ) -> Inference:
-    """Return the inference of the model with its reference answers. Also runs the canary."""
+    """Run the canary, and return the model's inference with the reference answers."""
     import torch
 
     from workloads.serving import inference

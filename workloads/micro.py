@@ -1,6 +1,6 @@
 """Measure how fast a device computes, moves data and launches kernels: `python workloads/micro.py --help`.
 
-Repeats one operation, as a job or by hand. Standard output is a log: one line per epoch.
+The program repeats one operation, as a job or by hand. Its standard output has one line per epoch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # when run by its path: workloads/__init__.py
+if __name__ == "__main__":  # reason: see workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
@@ -17,7 +17,7 @@ from workloads.rates.options import Micro
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, warm up, wait for the group, repeat."""
+    """Set up, warm up, wait at the group's barrier, and repeat the operation."""
     job.phase("import")
     import dataclasses
 

@@ -1,4 +1,4 @@
-"""The options shared by programs with a model: training options, and checks of what a device supports."""
+"""The options shared by programs with a model: training options, and checks whether a device supports them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,25 @@ from pathlib import Path
 from workloads.options import PLACE, Device, option
 
 DataSource = enum.Enum("DataSource", "disk files synthetic_files synthetic_host synthetic_device", start=0)
-"""`disk` is the published data set, `files` a folder of image files as for timm. The `synthetic` ones are similar
-files, or data of the same shape created in the loader or on the device. For text, `disk` is the text that comes
-with Python, `files` a folder of text files."""
+"""The source of training data.
+
+For images, `disk` is the published data set, and `files` is a folder of image files as for timm. For text, `disk` is
+the text that is included in Python, and `files` is a folder of text files. `synthetic_files` are files that resemble
+the data set's; `synthetic_host` and `synthetic_device` are data of the same shape, created in the loader or on the
+device.
+"""
 
 StepMode = enum.Enum("StepMode", "eager compile cuda_graph", start=0)
 Precision = enum.Enum("Precision", "default tf32 fp32 bf16 fp16", start=0)
 
-# On CPUs, an epoch of a network of the usual size takes hours; so the user must have chosen the CPU.
+# With images of at least this size, a study runs on CPUs only if the user chose the CPU, because an epoch takes hours.
 GPU_ONLY_PX = 224
-NO_GPU = "no GPU was found; set gpu=cpu to use the CPUs, or gpu=simulated_h100_80gb dry_run=true to see its plan"
+NO_GPU = "no GPU was found; set gpu=cpu to use the CPUs, or gpu=simulated_h100_80gb dry_run=true to print the plan"
 
 
 @dataclass(kw_only=True)
 class Training:
-    """Training by steps of a batch."""
+    """The options of training, with one batch per step."""
 
     source: DataSource = option(DataSource.disk, help="source of the data")
     data_root: str | None = option(None, path=PLACE, help="folder of the data sets")
@@ -34,19 +38,19 @@ class Training:
     )
     precision: Precision = option(
         Precision.default,
-        help="arithmetic: torch's default (TF32 in convolutions, fp32 in products), TF32 or fp32 in both, autocast to "
-        "bf16 or fp16",
+        help="arithmetic: torch's default (TF32 in convolutions, fp32 in matrix products), TF32 or fp32 in both, or "
+        "autocast to bf16 or fp16",
     )
     loader_workers: int = option(2, least=0, help="data loader processes of each job; 0: load in the job's own process")
     threads: int | None = option(None, least=1, help="CPU threads of each job; `null`: the framework chooses")
     warmup_steps: int = option(10, least=0, help="steps before the barrier; their updates are undone before training")
     canary: bool = option(
         True,
-        help="check products and convolutions before the run ([method.md](method.md#are-the-results-right))",
+        help="check matrix products and convolutions before the run ([method.md](method.md#are-the-results-right))",
     )
     validate: bool = option(
         False,
-        help="measure accuracy: in a `work` window after each epoch, included in its time; else once at the end",
+        help="measure accuracy: with `window=work` after each epoch, within the window; else once at the end",
     )
     samples: int | None = None
     learning_rate: float | None = None
@@ -67,18 +71,18 @@ class Training:
     def require_root(self) -> Path:
         """Return `data_root`; raise `ValueError` if it is not given."""
         if self.data_root is None:
-            raise ValueError("--data-root is missing; name the folder of the data sets")
+            raise ValueError("--data-root is missing; set it to the folder of the data sets")
         return Path(self.data_root)
 
     def find_folder(self, name: str, folder: str, remedy: str) -> Path:
         """Return the folder of a data set below `data_root`, or raise `ValueError` with the given remedy."""
         if self.data_root is None:
-            raise ValueError(f"{name} is read from disk and data.root is not set; set data.root=FOLDER, or {remedy}")
+            raise ValueError(f"{name} is read from disk, but data.root is not set; set data.root=FOLDER, or {remedy}")
         path = Path(self.data_root) / folder
         if not path.is_dir():
             raise ValueError(
                 f"{name} is read from {path}, which does not exist; set data.root (or workload.data_root) to the "
-                f"folder that holds {folder}"
+                f"folder that contains {folder}"
             )
         return path
 
@@ -90,6 +94,6 @@ def refuse_graphs_without_gpu(device: Device) -> None:
         if device.is_simulated:
             place, remedy = f"a simulated {device.name}", "dry_run=true"
         raise ValueError(
-            f"step_mode=cuda_graph needs a GPU, and this runs on {place}; use {remedy} to see its plan, or "
+            f"step_mode=cuda_graph needs a GPU, but the job would run on {place}; use {remedy} to print the plan, or "
             "+rehearse=tiny to rehearse an experiment"
         )

@@ -1,8 +1,8 @@
-"""Load a GPU with a known number of computing thread blocks. For `python -m pipeline.gpu selftest`.
+"""Load a GPU with a known number of thread blocks; used by `python -m pipeline.gpu selftest`.
 
-Reads standard input: a line `BLOCKS THREADS` begins a load, and the next line, `stop` or the end of input ends it. By
-hand: start it, type `132 1024`, then `stop`. Writes one JSON object per line: the device, then for each load `running`
-as soon as it runs, and `done` with the number of wrong results.
+The program reads standard input: a line `BLOCKS THREADS` begins a load, and any further line or the end of input ends
+this load. By hand: start the program, type `132 1024`, then `stop`. The program writes one JSON object per line: first
+the device, then for each load `running` as soon as the load runs, and `done` with the number of wrong results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if __name__ == "__main__":  # when run by its path: workloads/__init__.py
+if __name__ == "__main__":  # reason: see workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import program
@@ -25,36 +25,38 @@ if TYPE_CHECKING:
     import torch
 
 WARP = 32
-"""Threads that a GPU runs together: the minimum that Triton launches, and the unit that counters count."""
+"""Threads of a warp: the minimum that Triton launches, and the unit of occupancy counters."""
 
 _THREADS = tuple(WARP << doubled for doubled in range(6))
 
 _KERNEL_S = 0.05
-"""Duration of a kernel, long enough to neglect the microseconds between two kernels."""
+"""Duration of a kernel; long enough that the microseconds between two kernels are negligible."""
 
 _ROUNDS_BY, _TRIED_ROUNDS, _MOST_ROUNDS = 16, 2000, 1 << 30
-"""Rounds per kernel: Triton compiles one kernel for all multiples of 16, and others for other numbers."""
+"""The number of rounds per kernel is a multiple of this: Triton compiles one kernel for all multiples of 16."""
 
 _AHEAD = 3
 """Maximum number of kernels issued ahead, so that the device never waits for the host."""
 
 _WAVES = 64
-"""Blocks per slot of a full device. Blocks compete for an SM's arithmetic, and the oldest ends first: with one block
-per slot, slots became empty, and an H200 showed an occupancy of 0.63."""
+"""Blocks per kernel, as a multiple of the blocks that fit on the device, for a load that fills the device. Blocks
+compete for an SM's arithmetic, and the oldest block ends first. With a multiple of 1, SMs had too few blocks towards
+the end of a kernel: an H200 showed an occupancy of 0.63."""
 
 _UNROLLED, _FACTOR, _SUMMAND = 32, -1.0, 1.0
-"""As in `rates.operations`: x becomes exactly 1 - x after an odd number of steps."""
+"""Steps per round, and the constants of a step, as in `rates.operations`: after an odd number of steps, x has become
+exactly 1 - x."""
 
 
 def main() -> None:
     """Execute the commands from standard input."""
     import torch
 
-    parser = program.Parser(description="Carry out loads from standard input: BLOCKS THREADS begins one, stop ends it.")
+    parser = program.Parser(description="Run loads from standard input: BLOCKS THREADS begins a load, stop ends it.")
     parser.add_argument("--device", default="cuda", choices=["auto", "cuda"])
     parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("torch finds no GPU")
+        parser.error("torch finds no GPU; run this program on a machine with a GPU")
     device = torch.device("cuda", 0)
     program.need_triton(device)
     properties = torch.cuda.get_device_properties(device)
@@ -70,26 +72,26 @@ def main() -> None:
     while (line := lines.next()) is not None:
         numbers = [int(word) for word in line.split() if word.isdecimal()]
         if len(numbers) != 2 or numbers[0] < 1 or numbers[1] not in _THREADS:
-            parser.error(f"{line!r} is not BLOCKS THREADS, with one of {_THREADS} as threads")
+            parser.error(f"{line!r} is not BLOCKS THREADS; use one of {_THREADS} for THREADS")
         occupy(device, numbers[0], numbers[1], lines)
         lines.next()
 
 
 class Lines:
-    """The lines of a descriptor, with a check whether a line has come."""
+    """A reader of lines from a descriptor, which can check whether a line has arrived."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self._pending, self._has_ended = descriptor, b"", False
 
     def next(self) -> str | None:
-        """Return the next line, without its end; `None` at the end."""
+        """Return the next line without its newline; `None` at the end of input."""
         while b"\n" not in self._pending and not self._has_ended:
             self._read()
         line, newline, self._pending = self._pending.partition(b"\n")
         return line.decode(errors="replace").strip() if newline else None
 
     def is_there(self) -> bool:
-        """Return whether a line, or the end of input, has come."""
+        """Return whether a line, or the end of input, has arrived."""
         while b"\n" not in self._pending and not self._has_ended and select.select([self._descriptor], [], [], 0)[0]:
             self._read()
         return self._has_ended or b"\n" in self._pending
@@ -101,16 +103,13 @@ class Lines:
 
 
 def occupy(device: torch.device, blocks: int, threads: int, lines: Lines) -> None:
-    """Keep the device busy with consecutive kernels of these blocks until a line comes.
-
-    Then check the results of the last kernel.
-    """
+    """Run kernels with these blocks one after another until a line arrives; check the last kernel's results."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)
     is_full = blocks * threads >= properties.multi_processor_count * properties.max_threads_per_multi_processor
     out = torch.full((blocks * threads * (_WAVES if is_full else 1),), torch.nan, device=device)
-    _seconds(out, threads, _TRIED_ROUNDS)  # compiles the kernel
+    _seconds(out, threads, _TRIED_ROUNDS)  # the first launch compiles the kernel
     rounds = _TRIED_ROUNDS * _KERNEL_S / _seconds(out, threads, _TRIED_ROUNDS)
     rounds = _ROUNDS_BY * round(min(max(rounds, _TRIED_ROUNDS), _MOST_ROUNDS) / _ROUNDS_BY)
     under_way: deque[torch.cuda.Event] = deque()

@@ -1,9 +1,9 @@
-"""The option declaration of a workload: one dataclass, from which everything else is derived.
+"""The declaration of a workload's options: one dataclass.
 
-Its file imports neither torch nor any other slow module: the orchestrator loads it to check a study before anything
-starts, and the program, maybe in another interpreter, to read its command line. A field is a key of the configuration,
-a flag of the program (`batch_size` and `--batch-size`), a recorded param, and a row of `--help-keys`.
-docs/your_own_workload.md shows an example.
+Each field is a key of the configuration, a flag of the program (`batch_size` and `--batch-size`), a recorded param, and
+a row of `--help-keys`. The file with the class must not import torch or another slow module: the orchestrator loads
+this file to check a study before it starts, and the program, possibly in another interpreter, loads it to parse the
+command line. docs/your_own_workload.md shows an example.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 PLACE, CONTENT = "place", "content"
-"""Kinds of paths: `PLACE` is a location on the machine, `CONTENT` determines what is computed."""
+"""Kinds of paths: `PLACE` is only a location on the machine; the files of a `CONTENT` path affect the results."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """The device that options are checked for.
+    """The device for which options are checked.
 
     Attributes:
-        was_chosen: whether the user chose it; false if it was detected.
-        compute_capability: of an NVIDIA GPU, if known.
+        was_chosen: whether the user chose the device; false if it was detected.
+        compute_capability: compute capability of an NVIDIA GPU; `None` if unknown.
     """
 
     name: str
@@ -44,13 +44,13 @@ def option(
     """Return a field of an option class.
 
     Args:
-        default: the default value; without one, the YAML or the user must give a value.
-        help: its meaning, as Markdown.
-        least: the smallest allowed value.
-        choices: the allowed values, if its type is not an enumeration.
-        path: `PLACE` or `CONTENT` if it names a file or folder; the program gets it as an absolute path.
-        braces: a placeholder that the program fills in itself, such as `{port}`.
-        is_flag: whether the program gets it; false if only the study uses it.
+        default: default value; without a default, the YAML file or the user must set the option.
+        help: meaning of the option, as Markdown.
+        least: smallest allowed value.
+        choices: allowed values of an option whose type is not an enumeration.
+        path: `PLACE` or `CONTENT` if the option is a file or folder; the program gets an absolute path.
+        braces: a placeholder that the program replaces itself, such as `{port}`.
+        is_flag: whether the option is a flag of the program; false if only the study uses the option.
     """
     metadata = {
         "help": help,

@@ -1,6 +1,7 @@
 """Track particles through the magnets of an accelerator: `python workloads/particles.py --help`.
 
-A compute-bound simulation with little memory access, as a job or by hand. Standard output has one line per epoch.
+This is a compute-bound simulation with little memory access. It runs as a job or by hand, and its standard output has
+one line per epoch.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ import argparse
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # when run by its path: workloads/__init__.py
+if __name__ == "__main__":  # reason: see workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
 from workloads.rates.options import Particles
 
 PARTICLES = {"cuda": 5_000_000, "cpu": 2_000}
-"""By device type, like the next two: number of particles, turns per call, calls per step."""
+"""Default number of particles by device type; `TURNS` has turns per call, and `CALLS` has calls per step."""
 TURNS = {"cuda": 100, "cpu": 5}
 CALLS = {"cuda": 4, "cpu": 2}
 _MOST_DIFFERENT = {"fp32": 0.01, "fp64": 1e-7}
@@ -24,7 +25,7 @@ _MOST_DIFFERENT = {"fp32": 0.01, "fp64": 1e-7}
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, compare with the CPU, warm up, wait for the group, track particles."""
+    """Set up, compare with the CPU, warm up, wait at the group's barrier, and track particles."""
     job.phase("import")
     import torch
 
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     tracking = Tracking(particles, turns, dtype, device, is_6d=args.dimensions == 6)
     job.phase("canary")
     if not (difference := tracking.difference()) <= _MOST_DIFFERENT[args.precision]:
-        program.report_wrong(job, f"particles differ from the CPU's by {difference:.3g} of their amplitude")
+        program.report_wrong(job, f"particles differ from the CPU's result by {difference:.3g} of their amplitude")
     facts = {"particles": particles, "turns": turns} | program.describe_run(device)
     loop.measure(args, job, tracking, device, calls, "the tracking", facts)
 

@@ -1,15 +1,19 @@
-"""A job that runs any program, unchanged: `python workloads/script.py SCRIPT [ARGS...]`.
+"""A job that runs any program unchanged: `python workloads/script.py SCRIPT [ARGS...]`.
 
-A Python file is run by this interpreter and an executable file directly; a bare name is looked up next to this
-interpreter (such as `torchrun`), then on PATH. The script is a child process in the same process group, with the same
-output, working directory and environment, but not attached to the orchestrator. It is measured from outside: from its
-start, right after the common start of the group, to its exit, whose status becomes ours. When the orchestrator says
-stop, the script gets SIGTERM; signals that ask this process to end, such as SIGTERM and SIGUSR1, are passed on, so a
-signal to the whole group arrives twice. Its orphans become our children, in whatever session. Those that outlive the
-script by five seconds are killed, and the job has failed.
+A Python file is run by this interpreter, and an executable file directly. A bare name, such as `torchrun`, is searched
+for in the folder of this interpreter, then on PATH. The script is a child process in the same process group, with the
+same output, working directory and environment, but without a connection to the orchestrator. The measured time is from
+the script's start, immediately after the common start of the group, to its exit. This process exits with the script's
+status.
 
-Standard library only (Python 3.8 or newer) and few imports (no `argparse`), so that this process costs nothing next to
-the script. `posix_spawn` sets the signal mask and does not fork a multi-threaded process.
+When the orchestrator sends stop, the script gets SIGTERM. Signals that request this process to end, such as SIGTERM and
+SIGUSR1, are forwarded to the script, so the script gets a signal to the process group twice. Orphans of the script
+become children of this process, whatever their session. Processes that outlive the script by five seconds are killed,
+and the job fails.
+
+This module uses only the standard library of Python 3.8 or newer, and imports little (no `argparse`), so that this
+process needs few resources next to the script. It uses `posix_spawn`, which sets the signal mask and avoids a fork of a
+multi-threaded process.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ import sys
 import threading
 import time
 
-if __name__ == "__main__":  # when run by its path: workloads/__init__.py
+if __name__ == "__main__":  # reason: see workloads/__init__.py
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 
 from workloads import client
@@ -34,23 +38,26 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _LOOK_S = 0.2
-_HELPERS_END_S = 5.0  # for helpers, such as one that sends the last data of a run to a tracking service
+_HELPERS_END_S = 5.0  # time for helper processes, which may send the last data of a run to a tracking service
 _TERM_S = 0.5
 _SHOWN_BYTES = 200
-_CANNOT_START = 126  # the status that shells use
+_CANNOT_START = 126  # exit status of a shell in this case
 _OF_INTERPRETERS = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)
 _PR_SET_CHILD_SUBREAPER = 36  # Source: linux/prctl.h
-_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # only by the interpreter: a shell has their default actions
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)  # reset for the script, because a shell does not ignore them
 _NOT_PASSED_ON = (
     *(signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT, signal.SIGCHLD),
     *(signal.SIGURG, signal.SIGWINCH, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT),
     *(signal.SIGSYS, signal.SIGTRAP, *_IGNORED_BY_PYTHON),
 )
-_PASSED_ON = tuple(signal.valid_signals().difference(_NOT_PASSED_ON))  # signals that ask a process to end
+_PASSED_ON = tuple(signal.valid_signals().difference(_NOT_PASSED_ON))  # signals that request a process to end
 
 
 class ScriptError(SystemExit):
-    """The script failed. Uncaught, it ends this process with the script's status, or 128 plus the signal's number."""
+    """The script failed.
+
+    If uncaught, this exception ends the process with the script's status, or 128 plus the number of its signal.
+    """
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -58,16 +65,16 @@ class ScriptError(SystemExit):
 
 
 class LeftRunningError(ScriptError):
-    """The script ended before all of its processes did."""
+    """The script exited, but left processes running."""
 
 
 def run(job: client.NullJob, argv: list[str]) -> None:
-    """Start the script together with the group's other jobs and wait for its end.
+    """Start the script together with the group's other jobs, and wait until the script exits.
 
     Raises:
-        FileNotFoundError: there is no such script; raised before the job is ready.
+        FileNotFoundError: the script does not exist; raised before the job is ready.
         ScriptError: the script cannot be started, or exited with a status other than 0.
-        LeftRunningError: it exited with status 0 but left processes running.
+        LeftRunningError: the script exited with status 0, but left processes running.
     """
     script, command = argv[0], _command(argv)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -105,7 +112,7 @@ def _command(argv: list[str]) -> list[str]:
 
 
 def _start(command: list[str]) -> int:
-    """Start the script and pass signals on to it from its start; return its PID."""
+    """Start the script and forward signals to it from its start on; return its PID."""
     environ = {name: value for name, value in os.environ.items() if name != client.FOLDER_VARIABLE}
     old = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     try:
@@ -143,9 +150,9 @@ def _end_on_stop(job: client.NullJob) -> None:
 
 
 def _wait_for_end(pid: int) -> os.waitid_result:
-    """Wait for the script's end, reaping its orphans meanwhile; then stop passing on signals."""
+    """Wait until the script exits, reaping its orphans meanwhile; then stop forwarding signals."""
     while True:
-        # Not reaped yet: its PID cannot be reused while signals are passed on to it.
+        # WNOWAIT does not reap the script, so its PID cannot be reused while signals are forwarded to it.
         end = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert end is not None
         if end.si_pid == pid:
@@ -163,7 +170,7 @@ def _end_survivors() -> list[str]:
     signum = signal.SIGTERM
     end_s = time.monotonic() + 4 * _TERM_S
     while time.monotonic() < end_s:
-        for pid in _children():  # including those whose parent has just ended
+        for pid in _children():  # including processes whose parent has just ended
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
         if _are_gone(_TERM_S):
@@ -173,7 +180,7 @@ def _end_survivors() -> list[str]:
 
 
 def _are_gone(limit_s: float) -> bool:
-    """Wait for the end of all children, up to a limit."""
+    """Wait until all children have exited, up to a limit; return whether all have exited."""
     end_s = time.monotonic() + limit_s
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < end_s:
@@ -195,9 +202,9 @@ def _children() -> dict[int, str]:
 
 @contextlib.contextmanager
 def _watch_output(job: client.NullJob) -> Iterator[None]:
-    """Record when the output grows, if the job watches it: a line is then known to be of that time.
+    """If the job watches its output, record when the output grows, so that each line has a time.
 
-    The script writes directly to its files, so watching does not slow it down.
+    The script writes directly to the output files, so watching does not slow it down.
     """
     if not job.watches_output:
         yield

@@ -1,4 +1,4 @@
-"""Import everything that `train_text` imports; a fork server loads this module (docs/warm_start.md)."""
+"""Import all modules that `train_text` imports. A fork server imports this module (docs/warm_start.md)."""
 
 from workloads.text import models, text_data
 from workloads.training import recipes, run

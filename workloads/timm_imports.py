@@ -1,4 +1,4 @@
-"""Import everything that `train_timm` imports; a fork server loads this module (docs/warm_start.md)."""
+"""Import all modules that `train_timm` imports. A fork server imports this module (docs/warm_start.md)."""
 
 from workloads.images import image_data
 from workloads.images.vision import import_torchvision

@@ -1,7 +1,7 @@
 """Text classification and language modelling with a model of transformers: `python workloads/train_text.py --help`.
 
-Runs as a job or by hand, with random or trained weights. Warm-up runs real steps and then undoes their effect, so the
-losses of a run depend only on its seed. Standard output is a log: one line per epoch.
+The program runs as a job or by hand, with random or trained weights. Warm-up runs real steps and then undoes their
+effect, so the losses of a run depend only on its seed. Standard output has one line per epoch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-if __name__ == "__main__":  # when run by its path: workloads/__init__.py
+if __name__ == "__main__":  # reason: see workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
@@ -22,7 +22,7 @@ _RATE, _FINE_TUNING_RATE = 1e-4, 5e-5
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, warm up, wait for the group, train."""
+    """Set up, warm up, wait at the group's barrier, and train."""
     job.phase("import")
     from workloads.text import models, text_data
     from workloads.training import recipes
@@ -36,8 +36,8 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     config = models.read_config(args.model, args.model_args, num_classes=args.num_classes, weights=args.weights)
     if args.sequence_tokens > config.max_position_embeddings:
         raise ValueError(
-            f"the model has {config.max_position_embeddings} positions; --sequence-tokens {args.sequence_tokens} is "
-            "too long"
+            f"--sequence-tokens {args.sequence_tokens} is more than the {config.max_position_embeddings} positions of "
+            "the model; use fewer tokens"
         )
     data, padding = text_data.open_data(args.options, args.seed, config.vocab_size, device)
     with closing(data):

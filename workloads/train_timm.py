@@ -1,7 +1,7 @@
 """Image classification with a model of timm, as a job or by hand: `python workloads/train_timm.py --help`.
 
-Warm-up runs real steps and then undoes their effect, so the losses of a run depend only on its seed. Standard output is
-a log: one line per epoch.
+Warm-up runs real steps and then undoes their effect, so the losses of a run depend only on its seed. Standard output
+has one line per epoch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if __name__ == "__main__":  # when run by its path: workloads/__init__.py
+if __name__ == "__main__":  # reason: see workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from workloads import client, program
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
-    """Set up, warm up, wait for the group, train."""
+    """Set up, warm up, wait at the group's barrier, and train."""
     job.phase("import")
     from workloads.images.image_data import open_data
     from workloads.training.run import train

@@ -2,7 +2,8 @@
 
 A row is a job, and rows with equal Experiment and Workload run together. `Devices` is an index, or several joined by
 `+`; `Collocation` is `-`, `MPS` or a MIG profile; `Params` has arguments in shell syntax or, in older tables, as
-`x=1+y=2`. Status and Run are results of radT. Source: radT's README and the tables that its authors published.
+`x=1+y=2`. radT fills the columns Status and Run after a run; they are not imported. Source: radT's README and the
+tables that its authors published.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _PROGRAM_COLUMNS = (("File",), ("Model", "Data"))
 _BEYOND = "beyond the last column"
 LISTENERS = {"smi": "smi", "top": "host", "ps": "host", "dcgmi": "dcgm"}
 """Listeners of this project, by radT's names of listeners."""
-# Content of empty cells, including tables that were written from a data frame.
+# Texts that mean an empty cell; `nan` and `None` are in tables that pandas wrote.
 _EMPTY = frozenset({"", "-", "nan", "None"})
-_INDEX = re.compile(r"(\d+)(\.0)?")  # 0.0 in tables that were written from a data frame
+_INDEX = re.compile(r"(\d+)(\.0)?")  # pandas may write the index 0 as 0.0
 _UUID = re.compile(r"(GPU|MIG)-[\w/-]+")
 _PROFILE = re.compile(r"[1-9]\d*g(\.\d+gb)?([+-][a-z.]+)*")
 
@@ -197,7 +198,8 @@ def _arguments(params: str) -> tuple[str, ...]:
     except ValueError as error:
         raise ValueError(f"Params {params!r}: {error}") from error
     closed = re.sub(r"\s+\+\s+", "+", params)
-    if closed.startswith("-") or "=" not in closed or len(closed.split()) > 1:  # several words are overrides of Hydra
+    # Several words, such as `x=1 y=2`, are Hydra overrides and stay unchanged.
+    if closed.startswith("-") or "=" not in closed or len(closed.split()) > 1:
         return tuple(words)
     older = [part.partition("=") for part in closed.split("+")]
     return tuple(word for key, equals, value in older for word in (f"--{key}", *([value] if equals else [])))

@@ -228,7 +228,7 @@ class WindowConfig:
     settle_s: float = 2.0
     epochs: int = 5
     slice_s: float = 0.5
-    slice_settle_s: float = 0.15
+    slice_settle_s: float = 0.1
 
 
 @dataclass

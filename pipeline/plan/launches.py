@@ -43,6 +43,15 @@ def group_by_launch(groups: Sequence[Group]) -> list[list[Group]]:
     return launches
 
 
+def join_cases(launches: Sequence[list[Group]]) -> list[list[Group]]:
+    """Return the launches with interleaved ones of the same program side by side, so that the host drifts little."""
+
+    def identify(launch: list[Group]) -> str:
+        return launch[0].jobs[0].workload.digest if launch[0].launch else launch[0].digest
+
+    return list(itertools.chain(*group_by(launches, identify).values()))
+
+
 def split_by_launch(groups: Iterable[Group]) -> list[list[Group]]:
     """Split the groups of a plan by launch, in the order of the plan."""
     return [list(members) for _, members in itertools.groupby(groups, lambda group: group.launch or group.digest)]

@@ -18,7 +18,7 @@ from pipeline.plan import setting_checks, shards
 from pipeline.plan.config_schema import Config, Order, ShardOf
 from pipeline.plan.groups import make_digest, make_groups, name_groups
 from pipeline.plan.inventory import Inventory
-from pipeline.plan.launches import group_by_launch
+from pipeline.plan.launches import group_by_launch, join_cases
 
 
 def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: bool) -> Plan:
@@ -50,6 +50,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         launches = group_by_launch(list(by_digest.values()))
         if first.order is Order.random:
             random.Random(f"{first.seed}-{block}").shuffle(launches)  # noqa: S311  an order, not a secret
+            launches = join_cases(launches)
         ordered += chain.from_iterable(launches)
     by_case = first.shard_of is ShardOf.case
     chosen = shards.number_shards(select_named(name_groups(ordered), first.only), by_case=by_case)

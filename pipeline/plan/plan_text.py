@@ -12,11 +12,12 @@ from pipeline.base.system.words import format_count
 
 
 def format_plan(plan: Plan) -> str:
-    """Format a plan: one line for each group, notes, and the commands that change GPU settings."""
+    """Format a plan: warnings, one line for each group, notes, and the commands that change GPU settings."""
     devices = ", ".join(
         f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})" for device in plan.devices
     )
-    lines = [f"{format_count(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}"]
+    lines = list_warnings(plan)
+    lines.append(f"{format_count(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}")
     names = [f"{group.name} run {group.run}" if group.run > 1 else group.name for group in plan.groups]
     width = max(map(len, names), default=0)
     several = len({device.name for device in plan.devices}) > 1
@@ -26,7 +27,7 @@ def format_plan(plan: Plan) -> str:
         shard = f"shard {group.shard}  " if group.case else ""
         what = f"{group.number:5d}  block {group.block}  {shard}{name:{width}s}  {group.window.text:28s}"
         lines.append(f"{what}  {group.digest[:12]}{device}{skip}")
-    return "\n".join([*lines, *list_remarks(plan), *list_commands(plan)])
+    return "\n".join([*lines, *list_notes(plan), *list_commands(plan)])
 
 
 def export_plan(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
@@ -62,9 +63,14 @@ def export_plan(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
     }
 
 
-def list_remarks(plan: Plan) -> list[str]:
-    """Return the notes and warnings of a plan, one per line."""
-    return [*(f"note: {note}" for note in plan.notes), *(f"warning: {warning}" for warning in plan.warnings)]
+def list_warnings(plan: Plan) -> list[str]:
+    """Return the warnings of a plan, one per line."""
+    return [f"warning: {warning}" for warning in plan.warnings]
+
+
+def list_notes(plan: Plan) -> list[str]:
+    """Return the notes of a plan, one per line."""
+    return [f"note: {note}" for note in plan.notes]
 
 
 def list_commands(plan: Plan) -> list[str]:

@@ -72,6 +72,11 @@ def _refuse_listeners(listeners: Mapping[str, ListenerConfig]) -> None:
                 f"listeners.{name}.interval_ms={listener.interval_ms} must be from {MIN_INTERVAL_MS} (faster sampling "
                 f"disturbs the jobs) to {_MAX_INTERVAL_MS}"
             )
+    if "activity" in listeners and (same := [name for name in ("gpm", "dcgm") if name in listeners]):
+        raise ConfigError(
+            f"listeners=[activity,{','.join(same)}] would read the same counters twice; remove activity, or "
+            f"{' and '.join(same)}"
+        )
 
 
 def _refuse_tracking(config: TrackingConfig) -> None:

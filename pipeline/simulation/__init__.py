@@ -1,1 +1,1 @@
-"""A simulated NVIDIA driver below the real code: a library under pynvml, and programs with real output formats."""
+"""A simulated NVIDIA driver: a library that pynvml calls, and programs with the output formats of the real programs."""

@@ -1,11 +1,11 @@
 """The program dcgmi of the simulated driver: `python -m pipeline.simulation.dcgmi --state-file FILE ...`.
 
-It lists and watches what DCGM's host engine would see of the machine, in the output format of DCGM 4. Values come from
-the machine's source of readings; without one they are not available. It starts no program and reads only the state file
-and what its source uses.
+The program lists and watches the entities that DCGM's host engine would report for the machine, in the output format of
+DCGM 4. Values come from the machine's sources of readings; without a source, values are not available. The program
+starts no other program, and reads only the state file and the files of the sources.
 
-Formats, row order and output streams follow the source code of dcgmi, DCGM 4.6. Exit statuses are the last byte of
-DCGM's return codes.
+Formats, row order and output streams are those of the source code of dcgmi (DCGM 4.6). An exit status is the last byte
+of DCGM's return code.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pipeline.simulation.machine.readings import Quantity
 from pipeline.simulation.machine.state_file import Gpu, GpuInstance, State, StateFile
 from pipeline.simulation.simulated_program import RefusedError, say
 
-# Fault names: the host engine does not answer; does not watch a field, as in `dcgmWatchFields:1006`; does not release
-# the profiling counters; does not resume them.
+# Names of faults. CONNECT: the host engine does not answer. WATCH, as in `dcgmWatchFields:1006`: it does not watch a
+# field. PAUSE, RESUME: it does not release the profiling counters, or does not resume profiling.
 CONNECT, WATCH = "dcgmConnect", "dcgmWatchFields"
 PAUSE, RESUME = "dcgmProfPause", "dcgmProfResume"
 
@@ -47,11 +47,11 @@ _PROFILING = {
 }
 # The host engine sees a new instance one or two seconds after its creation (NVIDIA/DCGM#230).
 _SEEN_AFTER_S = 1.0
-# The header is repeated after 15 rounds, then after every 14.
+# The header is repeated after the first 15 rounds, and then after every 14 rounds.
 _ROUNDS_OF_HEADER = 14
 
 
-# The profiling fields, the columns of dmon, and the quantities; traffic is in bytes per second. Sources:
+# For each profiling field, its column of dmon and its quantity. Traffic is in bytes per second. Sources:
 # dcgm_fields.cpp, dcgm_fields.h, DCGM 4.6.
 _COLUMNS = {
     1001: ("GRACT", Quantity.GRACT),
@@ -67,7 +67,7 @@ _COLUMNS = {
     1011: ("NVLTX", Quantity.NVLINK_OUT),
     1012: ("NVLRX", Quantity.NVLINK_IN),
 }
-# Columns that instances lack; their cells are blank, and wider.
+# Columns that GPU instances do not have; their cells are blank, and wider.
 _OF_GPU = frozenset({1009, 1010, 1011, 1012})
 _MIB = 2**20
 
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run(state_file: StateFile, arguments: Sequence[str]) -> None:
     clients = Clients(state_file)
     try:
-        # The real host engine is a permanent client of the driver; here it is one while this program runs.
+        # The real host engine is always a client of the driver; the simulated one is a client while this program runs.
         clients.open_session()
     except DriverError as error:
         raise _refusal(_NO_ENGINE, _NO_CONNECTION) from error
@@ -95,7 +95,7 @@ def _refusal(message: str, code: int) -> RefusedError:
 
 
 class _Entity(NamedTuple):
-    """A GPU or GPU instance as the host engine knows it: the begin of its row, and NVML's index and id."""
+    """A GPU or GPU instance of the host engine: the label of its row, and NVML's index of the GPU and instance id."""
 
     label: str
     gpu: int
@@ -112,7 +112,7 @@ class _Program:
         command = " ".join(arguments[:words])
         options = _options(arguments[words:], known.get(command, "").split())
         if options is None or command not in known:
-            raise _refusal(f"The simulated dcgmi does not know {' '.join(arguments)}.", _BAD_PARAMETER)
+            raise _refusal(f"The simulated dcgmi does not support {' '.join(arguments)}.", _BAD_PARAMETER)
         self._check(CONNECT, _NO_ENGINE, _NO_CONNECTION)
         if command in _PROFILING:
             self._check(PAUSE if command == "profile --pause" else RESUME, _UNRECOVERABLE, _PROFILING_ERROR)
@@ -145,13 +145,13 @@ class _Program:
         rule = f"+{'':-<19}+{'':-<68}+"
         yield from (rule, f"| {'Instance Hierarchy':<86} |", rule.replace("-", "="))
         numbered = [(index, gpu, _list_noticed(index, gpu)) for index, gpu in enumerate(self._driver.state().gpus)]
-        divided = [row for row in numbered if row[2]]  # GPUs without instances are omitted
+        divided = [row for row in numbered if row[2]]  # the real program omits GPUs without instances
         for index, gpu, instances in divided:
             yield f"| {f'GPU {index}':<17} | {f'GPU {gpu.uuid} (EntityID: {index})':<66} |"
             for entity, instance in instances:
                 place = f"{index}/{instance.id}"
                 yield f"| {f'-> I {place}':<17} | {f'GPU Instance (EntityID: {entity})':<66} |"
-                # Compute instances are numbered like GPU instances, from the same number on.
+                # The numbers of compute instances are assigned as those of GPU instances, and start at the same number.
                 first = index * model_of(gpu).compute_slices
                 first += sum(len(other.compute_instances) for before, other in instances if before < entity)
                 numbered_cis = enumerate(instance.compute_instances, start=first)
@@ -167,15 +167,15 @@ class _Program:
             num_rounds, period_s = _count(options.get("-c", "0")), _count(options.get("-d", "1000")) / 1e3
         except (KeyError, ValueError) as error:
             words = " ".join(f"{name} {value}" for name, value in options.items())
-            raise _refusal(f"The simulated dcgmi does not know dmon {words}.", _BAD_PARAMETER) from error
+            raise _refusal(f"The simulated dcgmi does not support dmon {words}.", _BAD_PARAMETER) from error
         entities = self._entities(options.get("-i"))
         if unknown := [number for number in numbers if number not in _COLUMNS]:
-            raise _refusal(f"Error: the simulated dcgmi does not know field {unknown[0]}.", _BAD_PARAMETER)
+            raise _refusal(f"Error: the simulated dcgmi does not support field {unknown[0]}.", _BAD_PARAMETER)
         titles = {number: title for number, (title, _) in _COLUMNS.items()}
         header = f"{_line('#Entity', titles, numbers)}\n{_line('ID', {}, numbers)}"
         say(header)
         for number in numbers:
-            # If one field is refused, all are refused, after the header, without naming it.
+            # If one field is refused, the host engine refuses all fields, after the header, without naming the field.
             self._check(f"{WATCH}:{number}", _REFUSED, _NOT_SUPPORTED)
         done, next_header = 0, _ROUNDS_OF_HEADER + 1
         while True:
@@ -194,7 +194,7 @@ class _Program:
 
     @staticmethod
     def _cell(state: State, number: int, index: int, instance_id: int | None) -> str:
-        """Return a reading in printed form; vanished instances and paused counters have none."""
+        """Return a reading as it is printed; an instance that no longer exists, or paused counters, have none."""
         reading = None
         with suppress(DriverError):
             if not state.dcgm_is_paused:
@@ -204,7 +204,10 @@ class _Program:
         return f"{reading * _MIB:.0f}" if number in _OF_GPU else f"{reading:.3f}"
 
     def _entities(self, targets: str | None) -> list[_Entity]:
-        """Return the targets, by default every GPU; a GPU before its instances, in the order of NVML's ids."""
+        """Return the requested entities, by default every GPU.
+
+        A GPU comes before its instances, which are in the order of NVML's ids.
+        """
         known: dict[str, _Entity] = {}
         for index, gpu in enumerate(self._driver.state().gpus):
             known[f"gpu:{index}"] = _Entity(f"GPU {index}", index, None)
@@ -214,23 +217,23 @@ class _Program:
             return [entity for entity in known.values() if entity.instance_id is None]
         names = set(targets.split(","))
         if strange := names - known.keys():
-            raise _refusal(f"Error: the host engine knows no entity {min(strange)}.", _BAD_PARAMETER)
+            raise _refusal(f"Error: the host engine has no entity {min(strange)}.", _BAD_PARAMETER)
         return [entity for name, entity in known.items() if name in names]
 
 
 def _list_noticed(index: int, gpu: Gpu) -> list[tuple[int, GpuInstance]]:
-    """Map NVML's ids of the GPU instances that the host engine has noticed to its own numbers."""
+    """Return the GPU instances that the host engine has noticed, each with the host engine's number."""
     now_s = time.monotonic()
-    # A time in the future belongs to a kept machine, from before this computer was started.
+    # A time in the future is in the file of a kept machine, from before the last boot of this computer.
     noticed = [instance for instance in queries.sort_as_listed(gpu) if not 0 <= now_s - instance.made_s < _SEEN_AFTER_S]
-    # Source: DCGM's cache manager: each GPU reserves as many numbers as it can have MIG devices.
+    # For each GPU, DCGM reserves as many numbers as the GPU can have MIG devices. Source: DCGM's cache manager.
     numbered = enumerate(noticed, start=index * model_of(gpu).compute_slices)
     return sorted(numbered, key=lambda pair: pair[1].id)
 
 
 def _count(text: str) -> int:
     if re.fullmatch("[0-9]{1,9}", text) is None:
-        raise ValueError(f"{text} is no count")
+        raise ValueError(f"{text} is not a count")
     return int(text)
 
 

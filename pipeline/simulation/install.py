@@ -1,7 +1,7 @@
-"""Installation of the simulated driver: its library under pynvml, its programs in a folder.
+"""Installation of the simulated driver: pynvml calls its library, and its programs are written to a folder.
 
-Nothing here looks for a program on PATH, changes user or starts a process: a simulated device cannot reach a real
-driver.
+This module does not search PATH for a program, change the user or start a process, so a simulated device cannot affect
+a real driver.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pipeline.simulation.mps import control_program
 if TYPE_CHECKING:
     from pipeline.simulation.nvml.library import NvmlLibrary
 
-# Set here, not in PYTHONPATH, so that no other package of this name can come first.
+# The path is set in the program instead of PYTHONPATH, so that no other package of this name can come first.
 _START = "import sys; sys.path.insert(0, {project!r}); from {module} import main; sys.exit(main(sys.argv[1:]))"
 _PROGRAMS = {"nvidia-smi": "pipeline.simulation.smi.nvidia_smi", "dcgmi": "pipeline.simulation.dcgmi"}
 
 
 @contextmanager
 def install_driver(state_file: Path) -> Iterator[NvmlLibrary]:
-    """Connect pynvml, in this process, to the machine in this file; undo this on exit.
+    """Make pynvml in this process use the machine in this file; restore pynvml on exit.
 
-    Sessions still open at the end are closed.
+    NVML sessions that are still open on exit are closed.
     """
     from pipeline.simulation.nvml.library import NvmlLibrary
 
@@ -42,10 +42,10 @@ def install_driver(state_file: Path) -> Iterator[NvmlLibrary]:
 
 @contextmanager
 def replace_nvml(library: Any) -> Iterator[None]:
-    """Make pynvml call this library instead of libnvidia-ml; undo this on exit.
+    """Make pynvml call this library instead of libnvidia-ml; restore pynvml on exit.
 
-    pynvml finds its library by name only and caches every function that it has looked up; cached functions of another
-    library must not be called. No documented interface gives it another library.
+    This sets private variables of pynvml, which finds its library only by name and has no documented interface for
+    another library. Functions that pynvml has cached are removed, so that no function of the other library is called.
     """
     import pynvml
 
@@ -64,7 +64,7 @@ def replace_nvml(library: Any) -> Iterator[None]:
 def write_programs(folder: Path, state_file: Path) -> dict[str, Path]:
     """Write the programs that show and change the machine of this file; return their absolute paths by name.
 
-    They ignore their environment. The folder is created if it does not exist.
+    The programs ignore their environment. The folder is created if it does not exist.
     """
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The shared part of the simulated programs: their machine, refusals, and a closed output."""
+"""Shared code of the simulated programs: it opens the machine, prints refusals, and handles a closed output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.simulation.machine.state_file import StateFile
 
 
 class RefusedError(Exception):
-    """The program refuses to run and ends with a message and an exit status."""
+    """A refusal: the program exits with this message and exit status."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -23,9 +23,9 @@ class RefusedError(Exception):
 def run(
     body: Callable[[StateFile, Sequence[str]], None], arguments: Sequence[str], *, without_machine: int, is_apart: bool
 ) -> int:
-    """Run a program with `--state-file FILE` and its own arguments; return its exit status.
+    """Run a program with `--state-file FILE` and the program's arguments; return its exit status.
 
-    `without_machine` is the status if the file has no machine; with `is_apart`, refusals go to stderr.
+    `without_machine` is the status if the file has no machine. With `is_apart`, refusals are printed to stderr.
     """
     _, state_file, *program_arguments = arguments
     try:
@@ -39,13 +39,13 @@ def run(
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:
-        # The reader is gone; Python must not write again when it closes the stream.
+        # The reader has closed the stream; Python must not write again when it closes the stream at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
 
 
 def say(*lines: str) -> None:
-    """Print lines without buffering, as the reader of a loop waits for them."""
+    """Print lines without buffering, because the reader of a repeated print waits for them."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()

@@ -6,6 +6,7 @@ A failed group becomes a row with its reason, and the study continues; only a si
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import resource
 import time
@@ -25,7 +26,7 @@ from pipeline.base.domain.protocols import Listener, Profiler, Sharing, Slots
 from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Result, Slot, WindowKind
 from pipeline.base.domain.tags import Tag, listener_tag
 from pipeline.base.system import factory, host_info, interrupts, words
-from pipeline.base.system.errors import CollocationError, ConfigError, ListenerError
+from pipeline.base.system.errors import CollocationError, ConfigError, ListenerError, NoSensorError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.paths import PROJECT_DIR
@@ -116,46 +117,47 @@ def run(launch: Sequence[Group], shared: StudyResources) -> Iterator[GroupResult
     Raises:
         Interrupted: the user sent a signal; the row is recorded as interrupted.
     """
-    for number, group in enumerate(launch):
-        row, execution = _run(group, launch[number:], shared)
+    for number in range(len(launch)):
+        row, hosted, slots = _run(launch[number:], shared)
         yield row
-        if execution is not None and execution.slices and row.result.is_finding and row.result is not Result.OOM:
-            for other in launch[number + 1 :]:
-                yield _judge_in_launch(other, execution, shared)
+        if hosted:
+            yield from (_record(hosted_row, slots, shared) for hosted_row in hosted)
             return
 
 
-def _judge_in_launch(group: Group, execution: _Execution, shared: StudyResources) -> GroupResult:
-    """Record the row of a group that was measured in slices of another group's launch."""
-    group = dataclasses.replace(group, device=execution.group.device)
-    with shared.spool.open(group) as record:
-        with interrupts.hold_interrupts():
-            row = execution.judge_other(group, record)
-            record.close(dataclasses.replace(row, spool_id=record.spool_id))
-        return dataclasses.replace(row, spool_id=record.spool_id)
+def _record(row: GroupResult, slots: Sequence[Slot], shared: StudyResources) -> GroupResult:
+    """Record the row of a group that was measured in the launch of another group."""
+    with shared.spool.open(row.group) as record:
+        record.place(slots)
+        row = dataclasses.replace(row, spool_id=record.spool_id)
+        record.close(row)
+    return row
 
 
-def _run(group: Group, launch: Sequence[Group], shared: StudyResources) -> tuple[GroupResult, _Execution | None]:
-    group = _refresh_device(group, shared)
+def _run(launch: Sequence[Group], shared: StudyResources) -> tuple[GroupResult, list[GroupResult], Sequence[Slot]]:
+    """Run the first group of a launch; return its row, the rows of the others if it measured them, and its slots."""
+    group = _refresh_device(launch[0], shared)
     with shared.spool.open(group) as record:
         if (skipped := endings.make_skipped_row(group)) is not None:
             record.close(skipped)
-            return skipped, None
+            return skipped, [], ()
         execution = _Execution(group, record, shared, launch)
         row: GroupResult | None = None
+        hosted: list[GroupResult] = []
         interrupted: Interrupted | None = None
         with interrupts.hold_interrupts():  # the row must be recorded even after a signal
             try:
                 with interrupts.allow():
                     execution.go()
                     row = execution.judge()  # takes long if the jobs wrote much output
+                    hosted = execution.judge_others(row)  # before the sender moves the files of the jobs
             except Interrupted as error:
                 interrupted = error
             row = row or execution.judge_interrupted()
             record.close(dataclasses.replace(row, spool_id=record.spool_id))
     if interrupted is not None:
         raise interrupted
-    return dataclasses.replace(row, spool_id=record.spool_id), execution
+    return dataclasses.replace(row, spool_id=record.spool_id), hosted, execution.slots
 
 
 def _refresh_device(group: Group, shared: StudyResources) -> Group:
@@ -223,6 +225,8 @@ class _Execution:
         try:
             row = group_row.judge(self.group, self._observation(interrupted))
             self.record.add_artifact(layout.PHASES, phases.as_json(row.spans, self.clock.record.offsets[0][1]))
+            if self.slices:
+                self.record.add_artifact(layout.SLICES, json.dumps([dataclasses.asdict(part) for part in self.slices]))
             self._warn_of_shared_files(row)
             self._warn_of_other_programs(row)
             trace.write(self.record, row, self.record.sink.samples, self.fields)
@@ -231,9 +235,13 @@ class _Execution:
             return endings.make_row_without_figures(self.group, None if interrupted else error, self._states())
         return row
 
-    def judge_other(self, group: Group, record: SpoolRun) -> GroupResult:
-        """Return the row of a group that was measured in slices of this launch, with the first jobs of it."""
-        record.place(self.slots)
+    def judge_others(self, row: GroupResult) -> list[GroupResult]:
+        """Return the rows of the other groups of the launch, by their slices; none if the launch went wrong."""
+        is_measured = self.slices and row.result.is_finding and row.result is not Result.OOM
+        return [self._judge_other(group) for group in self.launch[1:]] if is_measured else []
+
+    def _judge_other(self, group: Group) -> GroupResult:
+        group = dataclasses.replace(group, device=self.group.device)
         states = self._states()[: len(group.jobs)]
         try:
             seen = dataclasses.replace(self._observation(False), batches=[states], spans=(), changed=None)
@@ -346,12 +354,11 @@ class _Execution:
             for spec in group.listeners
             if not self._is_pointless(spec)
         ]
-        self.fields = Fields(listener.table for _, listener in listeners)
-        self.record.add_artifact(layout.FIELDS, self.fields.as_json())
         watched = Watched(group.device, slots.slots, self.record.folder, self.record.sink.samples, self.fields)
         for spec, listener in listeners:
             self._observe(spec, listener, watched, stack)
-        watched.fields = Fields(listener.table for listener in self.helpers)
+        self.fields = watched.fields = Fields(listener.table for listener in self.helpers)
+        self.record.add_artifact(layout.FIELDS, self.fields.as_json())
         stack.enter_context(self.shared.view(group, watched))
         for jobs in [[job] for job in group.jobs] if group.sequential else [group.jobs]:
             self.phases.begin(phases.LAUNCH)
@@ -431,6 +438,8 @@ class _Execution:
         with interrupts.hold_interrupts(), self._unless_required(spec):
             observing.__enter__()
             self.helpers.append(listener)
+            if (source := listener.table.source) != spec.name:
+                self.tags[listener_tag(spec.name)] = f"source: {source}"
             stack.push(partial(self._end_observing, spec, observing))
 
     def _end_observing(self, spec: ListenerSpec, observing: AbstractContextManager[None], *raised: Any) -> bool | None:
@@ -448,7 +457,8 @@ class _Execution:
             if spec.required is not Required.NO:
                 raise
             self.tags[listener_tag(spec.name)] = f"absent: {error}"
-            self.shared.warn_once(f"left out: {error}")
+            if not isinstance(error, NoSensorError):
+                self.shared.warn_once(f"left out: {error}")
 
     @contextmanager
     def _measure_overhead(self) -> Iterator[None]:

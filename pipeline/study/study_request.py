@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -30,6 +31,7 @@ from pipeline.record.invocation import Invocation
 from pipeline.record.store import local_store
 from pipeline.record.tracking_sender import Sender
 from pipeline.rehearsal import Rehearsal
+from pipeline.study import published_figures
 from pipeline.study.reproduce.reproduction import Reproduction, prepare_reproduction, refuse_sweep
 
 # Keys that apply to the complete study; a sweep cannot vary them.
@@ -83,7 +85,9 @@ class StudyRequest:
         """Make and check the plan; for a reproduction, reduce it to one group and print its differences."""
         if self.reproduction is None:
             full_plan = planning.build_plan(self.configs, inventory, is_sweep=self.is_sweep)
-            return shards.select_shard(feasibility.check_plan(full_plan), self.config.shard)
+            checked = feasibility.check_plan(full_plan)
+            warnings = (*published_figures.list_missing_sources(checked), *checked.warnings)
+            return shards.select_shard(dataclasses.replace(checked, warnings=warnings), self.config.shard)
         # `is_sweep` adds baselines, because the original may be a baseline that was added to a sweep.
         full_plan = planning.build_plan(self.configs, inventory, is_sweep=True)
         plan = feasibility.check_plan(self.reproduction.only_its_group(full_plan))

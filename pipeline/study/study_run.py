@@ -99,7 +99,7 @@ class StudyRun:
         if self.config.resume != Resume.NO:
             groups, known = stored_results.divide(self.request, self.plan, self.inventory)
         self.spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking.uri, origins)
-        for line in plan_text.list_remarks(self.plan):
+        for line in (*plan_text.list_warnings(self.plan), *plan_text.list_notes(self.plan)):
             words.say(line)
         self._warn_of_other_programs()
         view = make_view(Progress(self.plan.groups, [row.result for row in known], groups))

@@ -28,6 +28,7 @@ VICTIMS: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
     "helper program": (2, SCENARIOS, (_HELPERS,)),
 }
 """How often each kind of process is the victim, under which modes, and what it takes that there is one."""
+_INTERLEAVED = ["workload=toy_held", "window=interleaved", "window.slice_s=0.1"]
 _HOW = {
     _ORCHESTRATOR: [*ENDING_SIGNALS, *[signal.SIGKILL] * len(ENDING_SIGNALS)],
     _SENDER: [signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP],
@@ -45,7 +46,9 @@ def attack(bench: Bench, random: Random) -> Outcome:
     experiment = f"kills-{random.getrandbits(32):08x}-rehearsal"
     study = [f"scenario={scenario}", f"degree={random.randint(1, 2)}", *SHORT, *words]
     study.append(f"tracking.experiment={experiment}")
-    if random.random() < 0.3:
+    if scenario in ("naive", "mps") and not words and random.random() < 0.4:
+        study = ["-m", "degree=1,2,3", *(word for word in study if not word.startswith("degree=")), *_INTERLEAVED]
+    elif random.random() < 0.3:
         study = ["-m", *study, f"repeats={random.randint(1, 2)}"]
     outcome = Outcome(f"of {victim}" if victim == _EVERYTHING else f"of the {victim}")
     process = bench.start(*study)

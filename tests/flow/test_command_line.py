@@ -59,7 +59,10 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
             "listeners.nvml.options.program=x",
             "listeners.nvml.options.program does not exist; add it with +listeners.nvml.options.program=VALUE",
         ),
-        ("window.x=3", "window.x does not exist; choose one of epochs, kind, seconds, settle_s"),
+        (
+            "window.x=3",
+            "window.x does not exist; choose one of epochs, kind, seconds, settle_s, slice_s, slice_settle_s",
+        ),
         (
             "exporter.port=9411",
             "exporter.port does not exist in exporter=none; add exporter=prometheus",
@@ -73,7 +76,7 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
             "scenario=nave does not exist; did you mean naive? "
             "Or choose one of mig, mig_mps, mps, mps_percent, mps_static, naive, serial, timeslice",
         ),
-        ("listeners=[nvml,foo]", "listeners=foo does not exist; choose one of dcgm, gpm, host, nvml, smi"),
+        ("listeners=[nvml,foo]", "listeners=foo does not exist; choose one of activity, dcgm, gpm, host, nvml, smi"),
         ("rehearse=tiny", "rehearse=tiny needs a plus; write +rehearse=tiny"),
         ("rehearse=big", "rehearse=big needs a plus; write +rehearse=..., one of tiny"),
         ("env.file=a.txt", "env.file does not exist in this env; add env=conda or venv"),
@@ -215,7 +218,7 @@ def test_an_option_that_cannot_be_used_is_one_line(tmp_path, arguments, message)
 
 @pytest.mark.parametrize("argument", ["scenario=glob(x*)", "degree=range(3,1)"])
 def test_a_sweep_of_no_values_is_refused(tmp_path, argument):
-    message = f"{argument} matches nothing; name values that exist"
+    message = f"{argument} matches nothing; use values that exist"
     assert run(tmp_path, "-m", argument, "seed=1,2") == (2, f"error: {message}\n")
 
 

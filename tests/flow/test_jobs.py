@@ -140,7 +140,7 @@ def test_a_job_that_fails_in_the_trial_ends_the_group(run):
 
 
 def test_seven_jobs_start_within_ten_milliseconds_and_what_they_and_we_waited_for_a_cpu(run, monkeypatch):
-    release = JobGroup._release
+    release = JobGroup.release
     ours_ms = 0.0
 
     def timed(group, states):
@@ -150,7 +150,7 @@ def test_seven_jobs_start_within_ten_milliseconds_and_what_they_and_we_waited_fo
         ours_ms = waited_ms() - before_ms
         return start_ns
 
-    monkeypatch.setattr(JobGroup, "_release", timed)
+    monkeypatch.setattr(JobGroup, "release", timed)
     row = run(*["waits"] * 7, seconds=0.1)
     starts_ms = [job.start_ns / 1e6 for job in row.jobs]
     late_ms = [
@@ -234,7 +234,7 @@ def test_a_job_that_is_never_ready_runs_into_its_deadline(run):
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", list(WindowKind))
+@pytest.mark.parametrize("kind", [kind for kind in WindowKind if kind is not WindowKind.INTERLEAVED])
 def test_a_job_that_hangs_runs_into_its_deadline(run, kind):
     row = run("hangs", "well", kind=kind, limits=Limits(ready_s=60, group_s=1, stop_s=1))
     assert row.result is Result.TIMEOUT

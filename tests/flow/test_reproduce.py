@@ -154,7 +154,7 @@ def test_a_secret_reaches_the_program_and_no_file_and_is_given_again(run, client
 
     again = f"reproduce={original.info.run_id}"
     status, _, err = run(again, secrets[0])
-    assert status == 2 and "give again workload.args=..." in err and "HF_TOKEN" not in err
+    assert status == 2 and "pass them again: workload.args=..." in err and "HF_TOKEN" not in err
     status, _, err = run(again, secrets[0], "workload.args=[--password,s3cret,s3cret,--lr,2]")
     assert status == 2 and "workload.args may differ from the original only in its secrets" in err
     status, _, err = run(again, *secrets)
@@ -169,7 +169,7 @@ def test_a_secret_reaches_the_program_and_no_file_and_is_given_again(run, client
     [
         (["reproduce=absent"], "run absent is not in"),
         (["reproduce=absent", "degree=3"], "cannot change degree;"),
-        (["-m", "reproduce=absent", "degree=1,2"], "without -m"),
+        (["-m", "reproduce=absent", "degree=1,2"], "omit -m"),
         (["reproduce=absent", "tracking.root=nowhere"], "contains no store"),
         (["reproduce=absent", "tracking=server", "tracking.uri=http://127.0.0.1:1"], "gave no valid reply"),
     ],

@@ -156,6 +156,9 @@ def test_a_sweep_runs_to_its_end_and_says_everywhere_that_it_is_simulated(run, t
     groups, jobs = stored(tmp_path)
     assert sorted(run_.data.tags["collocation.scenario"] for run_ in groups) == ["naive", "serial"]
     assert len(jobs) == 3
+    assert "activity" not in err
+    left_out = "absent: listener activity: the simulated NVIDIA A100-SXM4-40GB has no counters; leave activity out"
+    assert {run_.data.tags["collocation.listener.activity"] for run_ in groups} == {left_out}
     for run_ in (*groups, *jobs):
         assert run_.data.tags["collocation.simulated"] == "true"
         assert run_.data.tags["collocation.device"] == "NVIDIA A100-SXM4-40GB"
@@ -468,14 +471,14 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
     newer = dataclasses.replace(a100, gpu=dataclasses.replace(a100.gpu, driver="590"))
     unknown = dataclasses.replace(a100, gpu=dataclasses.replace(a100.gpu, driver="470"))
     for asked, words in (
-        ([newer], "kept.json has driver 580, not gpu.driver=590"),
+        ([newer], "kept.json describes a machine with driver 580, but gpu.driver=590"),
         ([a100, newer], "gpu.driver cannot be swept; run a study for each"),
         ([unknown], "gpu.driver=470 must be one of 535, 550, 570, 580, 590, 615"),
     ):
         with pytest.raises(ConfigError, match=words), rehearsal.prepare_machine(asked):
             pass
     (tmp_path / "text").write_text("hello")
-    for wrong, words in (("text", "does not hold a simulated machine"), ("absent/kept", "cannot be locked")):
+    for wrong, words in (("text", "does not contain a simulated machine"), ("absent/kept", "cannot be locked")):
         (config,) = configs("a100_40gb", machine=str(tmp_path / wrong))
         with pytest.raises(ConfigError, match=words), rehearsal.prepare_machine([config]):
             pass
@@ -610,7 +613,7 @@ def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temp
         (["scenario=mps", "scenario.program=/usr/bin/nvidia-cuda-mps-control"], "cannot be used with a simulated GPU"),
         (["gpu.job_memory_mib=0"], "at least 1"),
         (["+listeners.smi.options.program=/usr/bin/nvidia-smi"], "cannot be used with a simulated GPU"),
-        (["workload.step_mode=cuda_graph"], "this runs on a simulated NVIDIA H100"),
+        (["workload.step_mode=cuda_graph"], "the job would run on a simulated NVIDIA H100"),
     ],
 )
 def test_what_cannot_be_rehearsed_is_refused(make_plan, overrides, words):

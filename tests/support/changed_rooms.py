@@ -1,8 +1,8 @@
-"""Which tests are about what has changed: by the folder that a test lies in, and by its `covers` marker.
+"""Select the tests that cover changed files: by the folder of a test, and by its `covers` marker.
 
-A room is a folder of the project or a file. Tests in `tests/unit/plan` are about `pipeline/plan`, those in
-`tests/unit/listeners` about `listeners`; others name what they are about besides their own file:
-`pytestmark = pytest.mark.covers("pipeline/scale")`. What is marked `smoke` runs whatever has changed.
+A room is a folder or a file of the project. Tests in `tests/unit/plan` cover `pipeline/plan`, and tests in
+`tests/unit/listeners` cover `listeners`. Other tests name the rooms that they cover in addition to their own file:
+`pytestmark = pytest.mark.covers("pipeline/scale")`. Tests with the marker `smoke` always run.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _MARKED = re.compile(r"mark\.(smoke|covers\()")
 
 
 def may_be_about(path: Path, changed: Collection[str]) -> bool:
-    """Whether a file of tests, or one in a folder, may be about one of these files: else it need not be imported."""
+    """Return whether a test file, or a file in a test folder, may cover a changed file; if not, it is not imported."""
     if path.is_dir() or path.suffix != ".py":
         return True
     return _is_in_one_of(_rooms_of(path), changed) or _MARKED.search(path.read_text(encoding="utf-8")) is not None
 
 
 def is_about(item: pytest.Item, changed: Collection[str]) -> bool:
-    """Whether a test is about one of these files, or a smoke test."""
+    """Return whether a test covers one of these files, or is a smoke test."""
     named = [room for marker in item.iter_markers("covers") for room in marker.args]
     is_smoke = item.get_closest_marker("smoke") is not None
     return is_smoke or _is_in_one_of([*named, *_rooms_of(item.path)], changed)
@@ -36,10 +36,10 @@ def is_about(item: pytest.Item, changed: Collection[str]) -> bool:
 
 @functools.cache
 def changed_since(revision: str) -> frozenset[str]:
-    """The files that differ from where this branch left a revision, those that git does not know among them.
+    """Return the files that differ from the merge base with a revision, including untracked files.
 
     Raises:
-        UsageError: git knows no such revision.
+        UsageError: the revision does not exist.
     """
 
     def git(*words: str) -> list[str]:
@@ -53,7 +53,7 @@ def changed_since(revision: str) -> frozenset[str]:
 
 
 def _rooms_of(path: Path) -> list[str]:
-    """The file itself, and the room that its folder is named after."""
+    """Return the file itself, and the room after which its folder is named."""
     file = path.relative_to(PROJECT_DIR)
     rooms = [file.as_posix()]
     if file.parts[:2] == ("tests", "unit") and len(file.parts) > 3:

@@ -1,4 +1,4 @@
-"""Configurations and plans, composed by the project's own sweeper and launcher in this process."""
+"""Configurations and plans, composed by the project's sweeper and launcher in this process."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from pipeline.plan.inventory import take_inventory
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
-    """What a sweep composes for one of its jobs: each choice of groups is read once in all tests, then copied."""
+    """Compose a job as a sweep does; each choice of groups is read once in all tests, and then copied."""
     of_hydra = [override for override in overrides if override.startswith(("hydra.", "hydra/"))]
     return sweeper_of(of_hydra).launcher.compose(list(overrides))
 
 
 def composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
-    """Compose a single run by Hydra, but for what only a sweep has."""
+    """Compose a single run by Hydra, without the keys that only a sweep has."""
     with _initialized(PROJECT_DIR / "conf"):
         config = compose("config", list(overrides))
     with open_dict(config):
@@ -43,7 +43,7 @@ def composed_by_hydra(overrides: Sequence[str]) -> DictConfig:
 
 
 def configs_of(arguments: Sequence[str], conf: Path = PROJECT_DIR / "conf") -> list[Config]:
-    """What `python run.py ARGUMENTS` would plan, one configuration a combination."""
+    """Return the configurations that `python run.py ARGUMENTS` would plan, one for each combination."""
     sweeper = _sweeper(arguments, conf)
     assert sweeper.config.hydra.mode.name == "MULTIRUN"
     return config_reader.read([sweeper.launcher.compose(overrides) for overrides in sweeper.expand(list(arguments))])
@@ -51,7 +51,7 @@ def configs_of(arguments: Sequence[str], conf: Path = PROJECT_DIR / "conf") -> l
 
 @contextmanager
 def planned(configs: list[Config]) -> Iterator[Plan]:
-    """The plan on a simulated machine, which is there as long as this lasts."""
+    """Yield the plan for a simulated machine, which exists until the context is left."""
     with rehearsal.prepare_machine(configs) as simulated:
         assert simulated is not None
         plan = planning.build_plan(configs, take_inventory(configs, simulated.find_device), is_sweep=True)
@@ -59,12 +59,15 @@ def planned(configs: list[Config]) -> Iterator[Plan]:
 
 
 def sweeper_of(arguments: Sequence[str]) -> Any:
-    """Return the sweeper of a command line, which keeps what its launcher composes, for all tests."""
+    """Return the sweeper of a command line; all tests share the configurations that its launcher composes."""
     return _kept_sweeper(tuple(arguments))
 
 
 class _Shared(dict[tuple[str, ...], Any]):
-    """What a launcher has composed, or that of another worker of this run of pytest, which costs a fiftieth."""
+    """The configurations that a launcher has composed.
+
+    Workers of one pytest run share them in files, because reading one takes a fiftieth of the time of composing it.
+    """
 
     def __init__(self, arguments: tuple[str, ...]) -> None:
         super().__init__()
@@ -91,7 +94,7 @@ _common_folder: Path | None = None
 
 
 def share_with_other_workers(folder: Path) -> None:
-    """Keep what is composed in a folder that all workers of this run of pytest have."""
+    """Store composed configurations in a folder that all workers of this pytest run share."""
     global _common_folder
     folder.mkdir(exist_ok=True)
     _common_folder = folder
@@ -124,5 +127,5 @@ def _initialized(conf: Path) -> Iterator[None]:
 
 @functools.cache
 def _prepare_hydra() -> None:
-    """What `run.py` does first."""
+    """Prepare Hydra as `run.py` does at its start."""
     config_schema.register()

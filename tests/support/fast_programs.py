@@ -1,7 +1,7 @@
-"""Programs of the simulated driver as forks of one process that has imported them.
+"""Programs of the simulated driver as forks of one process that has imported them, which takes a sixth of the CPU time.
 
-A program of a machine asks that process over a socket, waits until its fork has ended, and ends with its status. To
-whoever starts it or looks at the processes it is the program; it takes a sixth of the CPU time.
+A program of a machine sends a request to that process over a socket, waits until the fork has ended, and exits with the
+fork's status. For processes that start the program or list processes, there is no difference.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _MODULES = {
     MPS_CONTROL: "pipeline.simulation.mps.control_program",
 }
 _TEMPORARY = tempfile.gettempdir()
-"""Before a test names another folder for what it makes."""
+"""The folder for temporary files, read before a test sets another folder."""
 _OF_MPS = ("CUDA_MPS_PIPE_DIRECTORY", "SIMULATED_MPS")
-"""Variables that a command of MPS reads."""
-# Only what is compiled into the interpreter is imported.
+"""Environment variables that a command of MPS reads."""
+# The client imports only modules that are compiled into the interpreter.
 _CLIENT = """
 import sys, _socket
 s = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
@@ -45,7 +45,7 @@ sys.exit(int(s.recv(16) or 1))
 
 
 def use_in(folder: Path, state_file: Path) -> None:
-    """Replace the programs that `write_programs` has written into the folder, for what ends by itself."""
+    """Replace the programs that `write_programs` has written to the folder; the daemon is not replaced."""
     for name in ("nvidia-smi", "dcgmi"):
         argv = [*_asking(name), "--state-file", str(state_file.absolute())]
         write_executable(folder / name, f"exec {shlex.join(argv)}")
@@ -53,10 +53,10 @@ def use_in(folder: Path, state_file: Path) -> None:
 
 
 def use_mps(program: Path) -> None:
-    """Have what is asked of this control program answered by forks; a daemon stays a process of its own.
+    """Make forks run the commands of this control program; a daemon is still a separate process.
 
     Args:
-        program: that `write_program` has written.
+        program: program that `write_program` has written.
     """
     started = program.read_text(encoding="utf-8").splitlines()[1]  # VARIABLES exec COMMAND "$@"
     (settings,) = (word for word in shlex.split(started) if word.startswith("SIMULATED_MPS="))
@@ -70,19 +70,19 @@ def use_mps(program: Path) -> None:
 
 
 def _asking(name: str) -> list[str]:
-    """The command line that asks the server for a program."""
+    """Return the command line that requests a program from the server."""
     return [sys.executable, "-I", "-S", "-c", _CLIENT, _server()[1], name]
 
 
 @functools.cache
 def _server() -> tuple[subprocess.Popen[bytes], str]:
-    """The process that forks, which ends with this one, and the path of its socket."""
+    """Return the server process, which ends with this process, and the path of its socket."""
     path = str(Path(tempfile.mkdtemp(prefix="programs-", dir=_TEMPORARY), "socket"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(path)
         listening.listen(16)
         argv = [sys.executable, "-m", "tests.support.fast_programs", str(listening.fileno())]
-        # Its input is a pipe that nobody writes: it is at its end when this process is gone.
+        # The server's input is a pipe to which nobody writes; it is at its end when this process has ended.
         server = subprocess.Popen(argv, cwd=PROJECT_DIR, pass_fds=[listening.fileno()], stdin=subprocess.PIPE)
     return server, path
 
@@ -101,7 +101,7 @@ def serve(listening: socket.socket) -> None:
 
 
 def _become(connection: socket.socket, mains: Mapping[str, Callable[[Sequence[str]], int]]) -> None:
-    """Be the program that the other side asks for; does not return."""
+    """Run the program that the other side requests; this function does not return."""
     status = 1
     try:
         data, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 3)

@@ -1,10 +1,10 @@
-"""Python programs as forks of a process that has imported what they import.
+"""Python programs as forks of a process that has already imported their modules.
 
-`start("run.py", ...)` stands for `subprocess.Popen([sys.executable, "run.py", ...])` with pipes: a process of its own
-with its folder, environment, signals and exit status, without the four seconds of CPU time that importing Hydra, the
-project and, in the process that talks to MLflow, MLflow takes. It differs in what comes from `exec`: the kernel shows
-the command line and the environment of the server, and a signal that pytest ignores is not ignored. Tests of those, and
-one of every kind of start, use real processes.
+`start("run.py", ...)` replaces `subprocess.Popen([sys.executable, "run.py", ...])` with pipes. The program is a
+separate process with its folder, environment, signals and exit status, but saves the four seconds of CPU time for
+importing Hydra, the project and (in the sender) MLflow. It differs in effects of `exec`: the kernel shows the command
+line and the environment of the server, and a signal that pytest ignores is not ignored. Tests of these effects, and one
+test of every kind of start, use real processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from types import TracebackType
 from typing import IO, Any, NoReturn
 
 _PROJECT_DIR = Path(__file__).resolve().parents[2]
-# What run.py, the process that talks to MLflow and the commands of the project import, sooner or later.
+# Modules that run.py, the sender and the commands of the project import.
 _MODULES = (
     *("hydra", "hydra.main", "hydra._internal.hydra", "pipeline.study.execution", "pipeline.scale.local_gpus"),
     *("pipeline.tracking", "pipeline.gpu.status"),
@@ -51,10 +51,10 @@ _SENDER = ["-m", "pipeline.tracking"]
 
 
 class Fork:
-    """A program that runs, with the part of the interface of `subprocess.Popen` that tests use.
+    """A running program, with the methods of `subprocess.Popen` that tests use.
 
     Attributes:
-        sender_pid: the first process that talks to MLflow for it, if it is run.py.
+        sender_pid: PID of the program's first sender, if the program is run.py.
     """
 
     def __init__(self, replies: io.TextIOBase, stdin: IO[str] | None, stdout: IO[str], stderr: IO[str]) -> None:
@@ -64,17 +64,17 @@ class Fork:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """The exit status, if it has ended."""
+        """Return the exit status if the program has ended."""
         return self._status_within(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status, once it has ended."""
+        """Wait until the program has ended; return the exit status."""
         if (status := self._status_within(timeout)) is None:
             raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0)
         return status
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What it writes until its end."""
+        """Return everything that the program writes until its end."""
         deadline = None if timeout is None else time.monotonic() + timeout
         if self.stdin is not None:
             self.stdin.close()
@@ -92,13 +92,13 @@ class Fork:
         return said[self.stdout], said[self.stderr]
 
     def send_signal(self, signum: int) -> None:
-        """Signal it, unless it is known to have ended."""
+        """Send a signal to the program, unless it is known to have ended."""
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it ended just now
+            with contextlib.suppress(ProcessLookupError):  # the program has ended just now
                 os.kill(self.pid, signum)
 
     def kill(self) -> None:
-        """End it, as `kill -9` does."""
+        """Kill the program, as `kill -9` does."""
         self.send_signal(signal.SIGKILL)
 
     def __enter__(self) -> Fork:
@@ -115,7 +115,7 @@ class Fork:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._replies, selectors.EVENT_READ)
                 if selector.select(limit_s):
-                    # Nothing comes if the server is gone; then nobody knows how the program ended.
+                    # If the server has ended, no status arrives, and the program's status is unknown.
                     self.returncode = int(self._replies.readline())
                     self._replies.close()
         return self.returncode
@@ -132,17 +132,17 @@ def start(
     num_senders: int = 1,
     project: Path = _PROJECT_DIR,
 ) -> Fork:
-    """Start what `python ARGV` would: `SCRIPT ...`, `-m MODULE ...` or `-c CODE ...`, with pipes.
+    """Start the program `python ARGV` with pipes; ARGV is `SCRIPT ...`, `-m MODULE ...` or `-c CODE ...`.
 
     Args:
-        project: the folder whose code it runs, if it is a copy: with this file and what it imports.
-        num_senders: processes that talk to MLflow, one a study, that are forked too; further
-            ones start from nothing.
+        project: folder of the code, if it is a copy of the project; the copy must contain this file and its imports.
+        num_senders: number of senders, one for each study, that are forked too; further senders start as new
+            processes.
     """
     with contextlib.ExitStack() as theirs:
 
         def pipe(*, is_theirs_to_write: bool) -> tuple[int, int]:
-            """Our end and theirs."""
+            """Return the two ends of a pipe: for this process, and for the program."""
             ends = os.pipe() if is_theirs_to_write else os.pipe()[::-1]
             theirs.callback(os.close, ends[1])
             return ends
@@ -167,7 +167,7 @@ def start(
 def start_real(
     *argv: object, cwd: Path = _PROJECT_DIR, env: Mapping[str, str] | None = None, has_stdin: bool = False
 ) -> subprocess.Popen[str]:
-    """Start `python ARGV` from nothing, as a user does."""
+    """Start `python ARGV` as a new process, as a user does."""
     return subprocess.Popen(
         [sys.executable, *map(str, argv)],
         cwd=cwd,
@@ -180,7 +180,7 @@ def start_real(
 
 
 def run(*argv: object, timeout: float = 600, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end."""
+    """Run a program until it exits."""
     with start(*argv, **options) as fork:
         try:
             out, err = fork.communicate(timeout)
@@ -193,16 +193,16 @@ _common_folder: Path | None = None
 
 
 def share_with_other_workers(folder: Path) -> None:
-    """Take the process that forks programs of this project from a folder that all workers of this pytest have."""
+    """Use one server for this project for all workers of this pytest run; its socket is in this folder."""
     global _common_folder
     _common_folder = folder
 
 
 @functools.cache
 def _server(project: Path) -> socket.socket:
-    """Our end of the socket of the process that forks the programs of a folder.
+    """Return a connection to the server that forks the programs of a folder.
 
-    It starts with the first program of any worker and ends with the last of them.
+    The server starts with the first program of any worker, and ends when all workers have closed their connections.
     """
     from pipeline.base.system import locks
 
@@ -234,7 +234,7 @@ def _start_server(project: Path, path: Path) -> subprocess.Popen[bytes]:
 
 
 def serve(listening: socket.socket) -> None:
-    """Fork a program for each request, until everyone who has asked for some is gone, and say how each ends."""
+    """Fork a program for each request and report its exit status, until all clients have closed their connections."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for module in _MODULES:
         importlib.import_module(module)
@@ -242,10 +242,10 @@ def serve(listening: socket.socket) -> None:
 
     _compose()
     shorten_waits()
-    assert len(os.listdir("/proc/self/task")) == 1, "a thread would be missing in a fork"
+    assert len(os.listdir("/proc/self/task")) == 1, "the server has threads, which a fork would not have"
     gc.collect()
     gc.freeze()
-    running: dict[int, tuple[int, int]] = {}  # of the descriptor of each process: its number, and who hears its end
+    running: dict[int, tuple[int, int]] = {}  # by pidfd: PID, and descriptor for the status
     num_clients = 0
     with selectors.DefaultSelector() as selector:
         selector.register(listening, selectors.EVENT_READ)
@@ -286,14 +286,14 @@ def serve(listening: socket.socket) -> None:
 
 
 def shorten_waits() -> None:
-    """Who is on a simulated GPU stays: nobody has to see first whether it is a process that only starts CUDA."""
+    """Shorten the time in which a GPU process may be one that only starts CUDA; a simulated GPU has none of these."""
     from pipeline.prepare.device import gpu_reader
 
     gpu_reader._STARTS_WITHIN_S = 0.2
 
 
 def _compose() -> None:
-    """Keep what OmegaConf and ANTLR make of the configuration, and its schema; else Hydra starts anew in a fork."""
+    """Compose a configuration, so that forks inherit the caches of OmegaConf and ANTLR; then reset Hydra."""
     from hydra.core.config_store import ConfigStore
     from hydra.core.singleton import Singleton
 
@@ -307,7 +307,7 @@ def _compose() -> None:
 
 
 def _become(request: Mapping[str, Any], standard: Sequence[int], hears: int) -> None:
-    """Be the program that a request names; does not return."""
+    """Run the program that a request names; this function does not return."""
     for number, descriptor in enumerate(standard):
         os.dup2(descriptor, number)
     hears = os.dup2(hears, len(standard))
@@ -320,9 +320,9 @@ def _become(request: Mapping[str, Any], standard: Sequence[int], hears: int) -> 
 
 
 def _prepare_senders(num_senders: int) -> int:
-    """Fork the processes that will talk to MLflow now, as children with nothing of our own state; the first's number.
+    """Fork the later senders now, before this process has any state of its own; return the PID of the first.
 
-    Each `Popen` of a sender wakes one; the others end when we do.
+    Each `Popen` of a sender uses one of these processes; unused ones end with this process.
     """
     prepared = [_prepare_sender() for _ in range(num_senders)]
     first = prepared[0][0]
@@ -349,7 +349,7 @@ def _prepare_senders(num_senders: int) -> int:
 
 
 def _prepare_sender() -> tuple[int, socket.socket]:
-    """Fork a process that becomes a sender when it is asked, and ends if it is not; its number and our end."""
+    """Fork a process that becomes a sender on request; return its PID, and this process's end of the connection."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if (pid := os.fork()) == 0:
         ours.close()
@@ -359,7 +359,7 @@ def _prepare_sender() -> tuple[int, socket.socket]:
 
 
 def _become_sender(asked: socket.socket) -> NoReturn:
-    """Be a sender once one is asked for."""
+    """Wait for a request, then run as a sender; exit if the connection is closed."""
     data, standard, _, _ = socket.recv_fds(asked, 1 << 20, 3)
     if not data:
         os._exit(0)
@@ -373,7 +373,7 @@ def _become_sender(asked: socket.socket) -> NoReturn:
 
 
 def _run(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
-    """Run a program as the interpreter would; does not return."""
+    """Run a program as the interpreter would; this function does not return."""
     os.environ.clear()
     os.environ.update(environ)
     tempfile.tempdir = None
@@ -382,8 +382,8 @@ def _run(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
     sys.path[:] = [first, *paths, *_OWN_PATH]
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    # From here on it is the program that is interrupted. A script of ours handles that itself in its first lines; what
-    # comes before them ends silently here, where an interpreter would say which of its own modules it was in.
+    # From here on, an interrupt ends the program. Scripts of the project handle it from their first lines on; before
+    # these lines, the process ends silently, whereas an interpreter would print a traceback of its own modules.
     is_script = argv[0] not in ("-m", "-c")
     signal.signal(signal.SIGINT, signal.SIG_DFL if is_script else signal.default_int_handler)
     try:
@@ -405,12 +405,12 @@ def _run(argv: list[str], environ: Mapping[str, str]) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
     finally:
-        os._exit(status[0])  # taking down what the server imported would take longer than many a program
+        os._exit(status[0])  # a normal exit would take longer than many programs
 
 
 @contextlib.contextmanager
 def _exit_status() -> Iterator[list[int]]:
-    """The exit status of the body, as the interpreter finds it."""
+    """Return the exit status of the body, as the interpreter determines it."""
     status = [1]
     try:
         yield status
@@ -424,7 +424,7 @@ def _exit_status() -> Iterator[list[int]]:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
 
 
-# The interpreter's own: without the folder of the program and what PYTHONPATH added.
+# The interpreter's own entries, without the folder of the program and the entries of PYTHONPATH.
 _OWN_PATH = [
     path
     for path in sys.path

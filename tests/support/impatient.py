@@ -1,4 +1,4 @@
-"""`run.py` that gives what ignores SIGTERM a tenth of the time. For tests in which something does."""
+"""`run.py` with shorter waits for processes that ignore SIGTERM, for tests with such processes."""
 
 import runpy
 import sys

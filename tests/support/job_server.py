@@ -1,4 +1,4 @@
-"""The orchestrator's end of the job protocol, bare: a socket, one process, its messages and its events."""
+"""The orchestrator's end of the job protocol, reduced to a socket and one job, with its messages and events."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pipeline.base.system.paths import PROJECT_DIR
 
 
 class JobServer:
-    """Starts one job and talks to it; leaves no process of it behind."""
+    """A server that starts one job and exchanges messages with it; on exit, it kills all processes of the job."""
 
     def __enter__(self) -> JobServer:
-        self.folder = Path(tempfile.mkdtemp(prefix="job-"))  # not pytest's: a socket's path has 107 bytes at most
+        self.folder = Path(tempfile.mkdtemp(prefix="job-"))  # a socket's path has at most 107 bytes
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.settimeout(180)
         self._listener.bind(str(self.folder / "socket"))
@@ -55,7 +55,7 @@ class JobServer:
         return self.receive()
 
     def receive(self) -> dict[str, Any]:
-        """Return the job's next message; empty once it has closed the connection."""
+        """Return the job's next message; empty if the job has closed the connection."""
         line = self._lines.readline()
         return json.loads(line) if line else {}
 
@@ -64,14 +64,14 @@ class JobServer:
         self._connection.sendall((json.dumps(message) + "\n").encode())
 
     def go(self, delay_s: float = 0.0) -> int:
-        """Wait for `ready` and let the job start; return the instant it was given."""
+        """Wait for `ready` and start the job; return the start time that was sent to the job."""
         assert self.receive() == {"type": "ready"}
         start_ns = time.monotonic_ns() + int(delay_s * 1e9)
         self.send(type="go", start_ns=start_ns)
         return start_ns
 
     def hang_up(self) -> None:
-        """Close the connection, as an orchestrator that dies does."""
+        """Close the connection, as if the orchestrator had died."""
         self._connection.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> tuple[int, str, str]:
@@ -80,13 +80,13 @@ class JobServer:
         return self.process.returncode, output, errors
 
     def events(self, event: str | None = None) -> list[dict[str, Any]]:
-        """Return the events recorded so far, of one kind or all."""
+        """Return the events recorded so far: all, or those of one kind."""
         lines = (self.folder / "events.jsonl").read_text().splitlines()
         return [entry for entry in map(json.loads, lines) if event in (None, entry["event"])]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs (one that ended and was not yet reaped does not)."""
+    """Return whether a process runs; a process that has ended, but is not reaped yet, does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -94,7 +94,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 120.0) -> bool:
-    """Whether the condition comes true in time."""
+    """Wait until the condition is true, up to a limit; return whether it is true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The part of JSON Schema (draft 2020-12) that `tests/data/schemas` uses; another keyword there is an error."""
+"""A validator for those keywords of JSON Schema (draft 2020-12) that `tests/data/schemas` uses; others are errors."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _SAID |= {"minProperties", "required", "properties", "patternProperties", "addit
 
 
 def violations(value: Any, schema: dict[str, Any], where: str = "$") -> Iterator[str]:
-    """What a value breaks of a schema, a sentence each."""
-    assert schema.keys() <= _SAID, f"{where}: {schema.keys() - _SAID} is not understood"
+    """Yield one sentence for each rule of a schema that a value breaks."""
+    assert schema.keys() <= _SAID, f"{where}: {schema.keys() - _SAID} is not supported"
     kind = schema.get("type")
     if kind and (not isinstance(value, _TYPES[kind]) or (kind == "integer" and isinstance(value, bool))):
-        yield f"{where}: {value!r} is no {kind}"
+        yield f"{where}: {value!r} is not of type {kind}"
         return
     if "const" in schema and value != schema["const"]:
         yield f"{where}: {value!r} is not {schema['const']!r}"
     if "enum" in schema and value not in schema["enum"]:
-        yield f"{where}: {value!r} is none of {schema['enum']}"
+        yield f"{where}: {value!r} is not one of {schema['enum']}"
     longest, pattern = schema.get("maxLength", 10**6), schema.get("pattern", "")
     if isinstance(value, str) and (not re.search(pattern, value) or len(value) > longest):
-        yield f"{where}: {value!r} is too long or not like {pattern}"
+        yield f"{where}: {value!r} is too long or does not match {pattern}"
     if isinstance(value, int) and value < schema.get("minimum", value):
         yield f"{where}: {value} is below {schema['minimum']}"
     if isinstance(value, list):
@@ -57,7 +57,7 @@ def _of_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> Ite
         inner += [found for pattern, found in schema.get("patternProperties", {}).items() if re.search(pattern, key)]
         other = schema.get("additionalProperties", {})
         if not inner and other is False:
-            yield f"{where}: {key} is not known"
+            yield f"{where}: {key} is unknown"
         for each_schema in inner or [other or {}]:
             yield from violations(each, each_schema, f"{where}.{key}")
         yield from violations(key, schema.get("propertyNames", {}), f"{where}: key")

@@ -1,4 +1,4 @@
-"""What every listener keeps to, as tests that the test class of each inherits, and what these tests stand on."""
+"""The requirements for every listener, as tests that the listener's test class inherits, and their helpers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.nvml_library import UUID
 CONF = Path(__file__).parents[2] / "conf" / "listeners"
 GPU = Device(kind="nvidia", uuid=UUID, name="NVIDIA H100 80GB HBM3", index=0)
 CPU = Device(kind="cpu", uuid="CPU-here", name="this machine")
-# How a name must end for each unit.
+# For each unit, the required end of a field's name.
 SUFFIXES = {
     "ratio": "_ratio",
     "W": "_w",
@@ -51,7 +51,7 @@ SUFFIXES = {
 
 
 class OneDevice:
-    """A watch whose jobs a test sets."""
+    """A watch; a test sets its jobs."""
 
     def __init__(self, device: Device = GPU, **jobs: int) -> None:
         self.device = device
@@ -75,7 +75,7 @@ class Collected(list[Sample]):
 def wait_until(condition: Callable[[], object], within_s: float = 120.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.01)
 
 
@@ -84,7 +84,7 @@ def thread_of(listener: ThreadedListener) -> threading.Thread | None:
 
 
 class ListenerContract:
-    """What holds for every listener. A subclass gives the listener, and the ways in which its source fails."""
+    """The requirements for every listener. A subclass defines the listener, and how its source fails."""
 
     @pytest.fixture
     def build(self) -> Callable[[int], ThreadedListener]:
@@ -96,12 +96,12 @@ class ListenerContract:
 
     @pytest.fixture
     def remove_source(self) -> Callable[[], None]:
-        """Make the source missing."""
+        """Return a function that removes the source."""
         raise NotImplementedError
 
     @pytest.fixture
     def kill_source(self) -> Callable[[ThreadedListener], None]:
-        """Break the source of a listener that observes."""
+        """Return a function that breaks the source of a running listener."""
         raise NotImplementedError
 
     def test_it_is_a_listener_that_its_yaml_builds(self, build: Callable[[int], ThreadedListener]) -> None:
@@ -229,7 +229,7 @@ class ListenerContract:
 
 @contextmanager
 def job(script: str, *argv: str) -> Iterator[subprocess.Popen[str]]:
-    """A toy job: a session leader that runs a Python script once it reads a line, and is killed as a group."""
+    """A toy job: a session leader that runs a Python script after it has read a line; on exit, its group is killed."""
     waiting = f"import os, subprocess, sys, time\nprint('up', flush=True)\nsys.stdin.readline()\n{script}"
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", waiting, *argv],
@@ -252,7 +252,7 @@ def go(process: subprocess.Popen[str]) -> None:
 
 
 class ProgramListenerContract(ListenerContract):
-    """The contract of a listener that reads the output of a program."""
+    """The requirements for a listener that reads the output of a program."""
 
     @pytest.fixture
     def kill_source(self) -> Callable[[ThreadedListener], None]:

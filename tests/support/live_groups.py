@@ -1,4 +1,4 @@
-"""A group that runs, made by hand: jobs on GPU instances, and a value of every quantity of every listener."""
+"""A synthetic running group: jobs on GPU instances, and a value for every quantity of every listener."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from pipeline.observe.observation import Watched
 from tests.conftest import GPU
 from tests.support.rows import FIELDS, group
 
-# Quantities that listeners give of each job, and of each GPU instance.
+# Quantities that listeners sample for each job, and for each GPU instance.
 _OF_JOB = {"process_memory_mib", "cpu_pct", "rss_mib"}
 _OF_INSTANCE = {"instance_memory_used_mib"}
 
 
 class Processes:
-    """Two jobs that are alive."""
+    """A watch with two running jobs."""
 
     def pids(self) -> dict[int, int]:
         return {0: 1000, 1: 1001}
 
 
 def mig_group(**changes: object) -> Group:
-    """Two jobs, with all listeners."""
+    """Return a group of two jobs, with all listeners."""
     specs = [
         ListenerSpec(name=table.source, build=Spec(target="none"), interval_ms=1000, required=Required.YES)
         for table in FIELDS.tables
@@ -36,7 +36,7 @@ def mig_group(**changes: object) -> Group:
 
 
 def watched(folder: Path) -> Watched:
-    """What is seen of it: the jobs have made a step, and nothing was sampled yet."""
+    """Return the view of the group after each job has made a step, and before the first sample."""
     for index in range(2):
         events = folder / f"jobs/{index}/events.jsonl"
         events.parent.mkdir(parents=True)
@@ -46,14 +46,14 @@ def watched(folder: Path) -> Watched:
 
 
 def step(folder: Path, index: int, total: float) -> None:
-    """A step of a job, now."""
+    """Record a step of a job, now."""
     event = {"event": "step", "t_ns": time.monotonic_ns(), "total": total, "epoch": 1}
     with (folder / f"jobs/{index}/events.jsonl").open("a") as out:
         out.write(json.dumps(event) + "\n")
 
 
 def every_quantity() -> list[Sample]:
-    """A reading of all that listeners know, as of now; 1.5 each."""
+    """Return a current sample of every quantity of every listener; each value is 1.5."""
     t_ns, found = time.monotonic_ns(), []
     for source, field in FIELDS:
         values = {field.name: 1.5}

@@ -1,4 +1,4 @@
-"""Reader of `nvidia-smi mig -lgip` and `-lgipp` by content: the widths of columns differ between drivers."""
+"""A reader of `nvidia-smi mig -lgip` and `-lgipp`. It ignores the widths of columns, which differ between drivers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLACEMENTS = re.compile(r"GPU\s+\d+ Profile ID\s+(\d+) Placements? ?: ?\{([\d,]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedProfile:
-    """A row of `-lgip`. `values` are named as the attributes of `mig_table.GiProfile`; a cut row has fewer of them."""
+    """A row of `-lgip`. The keys of `values` are attributes of `mig_table.GiProfile`; a cut row has fewer keys."""
 
     name: str
     id: int
@@ -28,7 +28,7 @@ class ListedProfile:
 
 
 def parse_profiles(text: str) -> Iterator[ListedProfile]:
-    """Yield the profiles of a listing in its order."""
+    """Yield the profiles of a listing, in the order of the listing."""
     lines = text.splitlines()
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if (first := _FIRST_LINE.fullmatch(line)) is None:
@@ -45,7 +45,7 @@ def parse_profiles(text: str) -> Iterator[ListedProfile]:
 
 
 def parse_placements(text: str) -> dict[int, tuple[tuple[int, ...], int]]:
-    """Return the starts and the size of each profile, by its id."""
+    """Return the starts and the size of each profile, by profile id."""
     return {
         int(number): (tuple(map(int, starts.split(","))), int(size))
         for number, starts, size in _PLACEMENTS.findall(text)

@@ -1,4 +1,4 @@
-"""A tracking server on loopback, in a process of its own."""
+"""A tracking server on loopback, in a separate process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def start_server(
     artifacts: str | None = None,
     environ: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.Popen[bytes]:
-    """Start a server whose database and artifacts lie in the folder, or elsewhere; returns it once it answers."""
+    """Start a server with database and artifacts in the folder, or at another address; return when it answers."""
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", database or f"sqlite:///{folder}/server.db"]
     command += ["--artifacts-destination", artifacts or str(folder / "served")]
@@ -44,7 +44,7 @@ def start_server(
 
 
 def kill(server: subprocess.Popen[bytes]) -> None:
-    """End a server at once, with the processes that answer for it."""
+    """Kill a server and its worker processes at once."""
     with suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()

@@ -1,6 +1,6 @@
-"""The simulated NVML with what only hardware knows: one H100 80GB HBM3 (driver 580.159.04) with two MPS clients.
+"""The simulated NVML with readings that only hardware has: an H100 80GB HBM3 (driver 580.159.04) with two MPS clients.
 
-Its functions can be replaced one by one, and made to fail.
+Tests can replace single functions, or make functions fail.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ PROCESSES = (
 
 
 class NvmlLibrary(simulated.NvmlLibrary):
-    """The C functions of a machine whose file lies in a folder; GPUs with other UUIDs than `UUID` come after it.
+    """The C functions of a machine whose file is in a folder. GPU 0 has the UUID `UUID`; further GPUs have others.
 
-    `functions` has each by its name, to be replaced: it gets the arguments of the C function and returns its code.
+    A test can replace entries of `functions`, whose keys are names of C functions. A replacement gets the arguments of
+    the C function and returns its code.
     """
 
     def __init__(self, folder: Path, *others: str) -> None:
@@ -56,7 +57,7 @@ class NvmlLibrary(simulated.NvmlLibrary):
         }
 
     def fail(self, **codes: int) -> None:
-        """From now on these functions do nothing and return these codes."""
+        """Make these functions do nothing and return these codes."""
         self.functions |= {name: lambda *_, code=code: code for name, code in codes.items()}
 
     def change(self, **attributes: Any) -> None:
@@ -65,7 +66,7 @@ class NvmlLibrary(simulated.NvmlLibrary):
             cell.state = cell.state.replace_gpu(0, dataclasses.replace(cell.state.gpus[0], **attributes))
 
     def hide_memory(self, of: int) -> None:
-        """Do not tell how much memory this process has, as a driver may."""
+        """Make the memory of this process unknown, which some drivers do."""
         name = "nvmlDeviceGetComputeRunningProcesses_v3"
         listed = self.functions[name]
 
@@ -78,13 +79,13 @@ class NvmlLibrary(simulated.NvmlLibrary):
         self.functions[name] = hidden
 
     def remove_gpus(self) -> None:
-        """Leave a driver without any GPU."""
+        """Remove all GPUs."""
         with self.file.change() as cell:
             cell.state = dataclasses.replace(cell.state, gpus=())
 
 
 def _number(value: int) -> Any:
-    """A function that writes a number to its last argument."""
+    """Return a C function that writes a number to its last argument."""
     return lambda *arguments: fill(arguments[-1], value)
 
 
@@ -105,7 +106,7 @@ Library = TypeVar("Library", bound=NvmlLibrary)
 
 @contextmanager
 def installed(library: Library) -> Iterator[Library]:
-    """Put the library below pynvml; afterwards pynvml is as it was, and no session may be left open."""
+    """Make pynvml call the library; on exit, restore pynvml and check that no session is open."""
     with replace_nvml(library):
         yield library
     assert library.num_open == 0, "an NVML session was left open"

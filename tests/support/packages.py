@@ -1,7 +1,7 @@
-"""Packages made on the spot, so that environments are built without a network: a conda channel and Python wheels.
+"""Generated packages, with which tests build environments without a network: a conda channel and Python wheels.
 
-The channel's `python` stands for the interpreter that runs the tests: a link to it beside a `pyvenv.cfg` is a real
-prefix with packages of its own and the standard library of that interpreter.
+The channel's package `python` contains a link to the interpreter that runs the tests, and a `pyvenv.cfg`. The result is
+a real prefix with separate packages and the standard library of that interpreter.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from pathlib import Path
 VERSION = "{}.{}.{}".format(*sys.version_info[:3])
 SHORT = "{}.{}".format(*sys.version_info[:2])
 SUBDIR = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}[platform.machine()]
-# One instant for all files: a package must come out the same to the byte whenever it is made.
+# All files have the same time, so that the bytes of a package do not depend on the time of its creation.
 _MTIME = 1_700_000_000
 
 
 class Link(str):
-    """Target of a symbolic link."""
+    """The target of a symbolic link."""
 
 
 class Channel:
-    """A conda channel in a folder; written out anew with every package that is added."""
+    """A conda channel in a folder; its index is rewritten whenever a package is added."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -49,7 +49,7 @@ class Channel:
         return self.root.as_uri()
 
     def add_module(self, name: str, version: str, depends: Iterable[str] = ()) -> None:
-        """A Python package with one module, whose `VERSION` says which it is."""
+        """Add a Python package with one module, whose `VERSION` is the package's version."""
         files = {
             f"site-packages/{name}.py": f"VERSION = {version!r}\n",
             f"site-packages/{name}-{version}.dist-info/METADATA": _metadata(name, version),
@@ -117,7 +117,7 @@ class Channel:
 
 
 def wheel(folder: Path, name: str, version: str, requires: Iterable[str] = ()) -> Path:
-    """A wheel with one module, whose `VERSION` says which it is."""
+    """Create a wheel with one module, whose `VERSION` is the wheel's version."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     files = {
@@ -134,7 +134,7 @@ def wheel(folder: Path, name: str, version: str, requires: Iterable[str] = ()) -
 
 
 def project(folder: Path, name: str) -> Path:
-    """A folder that can be installed, and needs nothing to be built."""
+    """Create a folder that can be installed without further packages for the build."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(
         f'[project]\nname = "{name}"\nversion = "1.0"\nrequires-python = ">=3.8"\n'

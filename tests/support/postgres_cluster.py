@@ -1,4 +1,4 @@
-"""A PostgreSQL cluster of its own on loopback, in a folder and a process of its own, from Debian's package."""
+"""A separate PostgreSQL cluster on loopback, with its own folder and processes, from Debian's package."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _OWNER = "postgres"
 
 
 def _program(name: str) -> str | None:
-    """Debian keeps the programs of each version in a folder of its own."""
+    """Return the folder of PostgreSQL's programs; Debian has one folder for each version."""
     places = sorted(map(str, Path("/usr/lib/postgresql").glob("*/bin")), reverse=True)
     return shutil.which(name, path=os.pathsep.join([*places, os.environ["PATH"]]))
 
 
 def missing() -> str:
-    """Why there can be no cluster here, in words; empty if there can."""
+    """Return the reason why this machine cannot run a cluster; empty if it can."""
     absent = [name for name in ("initdb", "postgres", "psql") if _program(name) is None]
     return f"{', '.join(absent)}: not installed (Debian: postgresql)" if absent else ""
 
 
 @contextmanager
 def cluster(folder: Path, limit_s: float = 60) -> Iterator[str]:
-    """Run a cluster in a new folder; gives the address of its database `mlflow` for SQLAlchemy."""
+    """Run a cluster in a new folder; yield SQLAlchemy's address of the database `mlflow`."""
     owner = _OWNER if os.getuid() == 0 else None  # PostgreSQL does not run as root
     folder.mkdir()
     if owner is not None:
@@ -54,5 +54,5 @@ def cluster(folder: Path, limit_s: float = 60) -> Iterator[str]:
             time.sleep(0.1)
         yield f"postgresql+psycopg2://mlflow@127.0.0.1:{port}/mlflow"
     finally:
-        server.send_signal(signal.SIGINT)  # a fast shutdown
+        server.send_signal(signal.SIGINT)  # this signal requests a fast shutdown
         server.wait(30)

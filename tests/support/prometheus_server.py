@@ -1,4 +1,4 @@
-"""A Prometheus of its own on loopback, and what it has of what it scraped."""
+"""A separate Prometheus server on loopback, and queries of its data."""
 
 from __future__ import annotations
 
@@ -23,47 +23,47 @@ scrape_configs: [{{job_name: studies, static_configs: [{{targets: {targets}}}]}}
 
 
 def missing() -> str:
-    """Why there can be none here, in words; empty if there can."""
+    """Return the reason why this machine cannot run the server; empty if it can."""
     return "" if shutil.which("prometheus") else "there is no prometheus on PATH"
 
 
 @dataclass(frozen=True)
 class Prometheus:
-    """A server that runs.
+    """A running server.
 
     Attributes:
-        targets: ports that it scrapes, whether anybody listens there or not.
+        targets: ports that the server scrapes, even if nothing listens there.
     """
 
     address: str
     targets: Sequence[int]
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series of an expression, each with `metric` (its labels) and `value`, as of now."""
+        """Return the current series of an expression, each with `metric` (its labels) and `value`."""
         words = urllib.parse.urlencode({"query": expression})
         with urllib.request.urlopen(f"{self.address}/api/v1/query?{words}", timeout=60) as answer:
             result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         return result
 
     def num_scrapes(self, port: int) -> int:
-        """How often it has tried one of its targets."""
+        """Return the number of scrapes of a target, including failed ones."""
         found = self.query(f'count_over_time(up{{instance="127.0.0.1:{port}"}}[1h])')
         return int(found[0]["value"][1]) if found else 0
 
     def num_answered(self, port: int) -> int:
-        """How often it got an answer from one of its targets."""
+        """Return the number of successful scrapes of a target."""
         found = self.query(f'sum_over_time(up{{instance="127.0.0.1:{port}"}}[1h])')
         return int(found[0]["value"][1]) if found else 0
 
     def series_of(self, port: int) -> set[frozenset[tuple[str, str]]]:
-        """The labels of what it has of a target now, without its own two."""
+        """Return the labels of a target's current series, without the two labels that Prometheus adds."""
         found = self.query(f'{{__name__=~"collocation_.+",instance="127.0.0.1:{port}"}}')
         return {frozenset((k, v) for k, v in one["metric"].items() if k not in ("instance", "job")) for one in found}
 
 
 @contextmanager
 def running(folder: Path, num_targets: int) -> Iterator[Prometheus]:
-    """Start one that scrapes so many ports of this host twice a second; end it with the context."""
+    """Run a server that scrapes a number of ports of this host twice a second, until the context is left."""
     own, *targets = free_ports(1 + num_targets)
     configuration = folder / "prometheus.yml"
     configuration.write_text(_CONF.format(targets=json.dumps([f"127.0.0.1:{port}" for port in targets])))

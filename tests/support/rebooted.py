@@ -1,4 +1,4 @@
-"""`run.py` on a machine that has booted anew: the kernel's file of the boot is another one. For tests of `resume`."""
+"""`run.py` as if the machine had been restarted: it reads the boot id from another file. For tests of `resume`."""
 
 import runpy
 import sys

@@ -1,4 +1,4 @@
-"""What a real H100 answered to `nvidia-smi`, to compare with a simulated one, and with a real one."""
+"""Recorded output of `nvidia-smi` on a real H100, to compare with a simulated GPU or with another real one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import shlex
 from tests.conftest import DATA
 
 RECORDINGS = DATA / "h100"
-# What may differ: instants, UUIDs, and what only hardware knows. There the simulated one says that it is not available.
+# Texts that may differ: times and UUIDs.
 _MASKS = (
     (re.compile(r"^\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4} {7}$", re.M), "<now>"),
     (re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}"), "<now>"),
     (re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "<uuid>"),
 )
-# What an H100 with MIG off answers whatever else it does.
+# Recordings that are the same on every H100 without MIG, whatever its load.
 IDLE = (
     "mig_lci.txt",
     "mig_lgi.txt",
@@ -35,7 +35,7 @@ def masked(text: str) -> str:
 
 
 def recording(name: str) -> tuple[list[str], str, int]:
-    """Arguments, output and exit status."""
+    """Return arguments, output and exit status of a recording."""
     command, *lines = (RECORDINGS / name).read_text().splitlines(keepends=True)
     arguments = shlex.split(command.removeprefix("$ nvidia-smi"))
     return arguments, "".join(lines[:-1]), int(lines[-1].removeprefix("exit "))

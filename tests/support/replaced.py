@@ -1,8 +1,9 @@
-"""Functions, classes and modules of other libraries that a program has replaced, found by looking into its processes.
+"""Find functions, classes and modules of other libraries that a program replaces.
 
-`watch` gives the environment of a program: it and every Python process that it starts look, twice a second, at what the
-modules of other libraries hold, so that a replacement for a while is seen too, and leave in a folder what they saw.
-`find_replaced` compares that with a process that only imports the same modules.
+`watch` returns environment variables for the program. With these variables, the program and every Python process that
+it starts list the contents of the modules of other libraries twice a second, so that temporary replacements are found
+too, and write the lists to a folder. `find_replaced` compares the lists with those of a process that only imports the
+same modules.
 """
 
 from __future__ import annotations
@@ -56,19 +57,19 @@ json.dump(replaced.describe_imported(sys.argv[1]), sys.stdout)
 
 
 def watch(folder: Path) -> dict[str, str]:
-    """Return variables that have the Python processes of a program leave in the folder what they hold."""
+    """Return environment variables with which the Python processes of a program write their lists to the folder."""
     (folder / "sitecustomize.py").write_text(_START.format(project=_PROJECT_DIR))
     return {"PYTHONPATH": str(folder), _FOLDER: str(folder)}
 
 
 def look_often() -> None:
-    """Look at the libraries of this process until it ends."""
+    """List the contents of this process's libraries repeatedly, until the process ends."""
     folder, seen, next_s = Path(os.environ[_FOLDER]), defaultdict[str, list[str]](list), [0.0]
 
     def look(*_: object) -> None:
         if time.monotonic() < next_s[0]:
             return
-        next_s[0] = float("inf")  # what follows is an event too
+        next_s[0] = float("inf")  # the calls below raise audit events too
         is_news = False
         for name, description in describe(list(sys.modules)):
             if description not in seen[name]:
@@ -87,7 +88,7 @@ def look_often() -> None:
 
 
 def find_replaced(folder: Path) -> dict[str, str]:
-    """Return what was replaced in any process that left a file in the folder: its name, and by what."""
+    """Return the replaced names in all processes that wrote to the folder, each with its replacement."""
     seen = defaultdict[str, set[str]](set)
     for path in folder.glob("*.json"):
         for name, descriptions in json.loads(path.read_text()).items():
@@ -112,9 +113,9 @@ def find_replaced(folder: Path) -> dict[str, str]:
 
 
 def _is_replacement(description: str, untouched: str | None) -> bool:
-    """Tell whether something is ours, or a wrapper such as a cache in the place of what is none.
+    """Return whether an object belongs to this project, or is a wrapper, such as a cache, in place of another object.
 
-    Other differences are those of libraries: a name is bound several times while a module is imported.
+    Other differences are caused by libraries, which bind a name several times while a module is imported.
     """
     kind, _, owner = description.partition(":")[0].partition(" of ")
     is_wrapper = kind in ("_lru_cache_wrapper", "partial", "method")
@@ -122,7 +123,7 @@ def _is_replacement(description: str, untouched: str | None) -> bool:
 
 
 def describe_imported(path: str) -> dict[str, str]:
-    """Import the modules that a file names, a line each, and return what they hold."""
+    """Import the modules that a file names, one per line, and return their contents."""
     for name in Path(path).read_text().split():
         with suppress(Exception):
             importlib.import_module(name)
@@ -130,9 +131,9 @@ def describe_imported(path: str) -> dict[str, str]:
 
 
 def describe(modules: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield what modules of libraries hold: `MODULE` itself, `MODULE:NAME` and `MODULE:CLASS.NAME`, with what it is.
+    """Yield the contents of libraries' modules: `MODULE`, `MODULE:NAME` and `MODULE:CLASS.NAME`, with a description.
 
-    Of values that are neither functions, classes nor modules, only those that are objects of ours are yielded.
+    Objects that are not functions, classes or modules are yielded only if they belong to this project.
     """
     for module in modules:
         content = sys.modules.get(module)
@@ -169,7 +170,7 @@ def _describe(value: Any) -> str | None:
 
 @functools.cache
 def _owner(path: str) -> str:
-    """Return the library that a file is of, `python`, or `us`."""
+    """Return the library to which a file belongs, `python`, or `us` for this project."""
     if "/site-packages/" in path:
         return path.rpartition("/site-packages/")[2].partition("/")[0].removesuffix(".py")
     return "python" if path.startswith((*_PYTHON, "<")) else _OURS

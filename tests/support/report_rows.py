@@ -1,4 +1,4 @@
-"""Rows of a report made by hand: a study of synthetic figures, without a store."""
+"""Synthetic rows of a report: a study with invented figures, without a store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROFILES = {1: "7g.80gb", 2: "3g.40gb", 3: "2g.20gb", 7: "1g.10gb"}
 
 
 def params(workload: str = "resnet26_cifar10", **changes: Any) -> dict[str, str]:
-    """Params of a job's run."""
+    """Return the params of a job's run."""
     values = {
         "workload": workload,
         "model": "resnetv2_50",
@@ -36,12 +36,12 @@ def params(workload: str = "resnet26_cifar10", **changes: Any) -> dict[str, str]
 
 
 def digest_of(own: dict[str, str], salt: str = "") -> str:
-    """A workload digest that follows from the params, as a real one does."""
+    """Return a workload digest that depends on the params, like a real digest."""
     return hashlib.sha256(repr((own["workload"], sorted(list_program_params(own).items()), salt)).encode()).hexdigest()
 
 
 def job(index: int, own: dict[str, str], rate: float | None, **changes: Any) -> JobRow:
-    """A job with a throughput (steady) in samples/s."""
+    """Return a job with a throughput in samples/s in a steady window."""
     name = own["workload"]
     size = changes.pop("size", None)
     values: dict[str, Any] = {
@@ -62,7 +62,10 @@ def job(index: int, own: dict[str, str], rate: float | None, **changes: Any) -> 
 def row(
     scenario: str = "naive", jobs: tuple[JobRow, ...] = (), block: int = 1, result: Result = Result.OK, **changes: Any
 ) -> Row:
-    """A group of a steady window; its total throughput is the sum of its jobs' unless it ran in sequence."""
+    """Return a group with a steady window.
+
+    Its total throughput is the sum over its jobs, unless they ran one after another.
+    """
     window = changes.pop("window", WindowKind.STEADY)
     options = changes.pop("options", {})
     is_simulated, window_s = changes.get("is_simulated", False), changes.pop("window_s", 10.0)
@@ -118,7 +121,7 @@ def row(
 
 
 def copies(scenario: str, degree: int, rate: float, block: int = 1, own: Any = None, **changes: Any) -> Row:
-    """Equal jobs at `rate` samples/s each."""
+    """Return equal jobs with `rate` samples/s each."""
     own = own or params()
     place = {"mig_profile": PROFILES.get(degree, "1g.10gb")} if scenario == "mig" else {}
     jobs = tuple(job(index, own, rate, place=place) for index in range(degree))
@@ -126,13 +129,13 @@ def copies(scenario: str, degree: int, rate: float, block: int = 1, own: Any = N
 
 
 def study(*rows: Row) -> Study:
-    """The study that rows make."""
+    """Return the study that consists of these rows."""
     return study_of("synthetic", rows)
 
 
 NAMES = {"S": "resnet26_cifar10", "M": "resnet50_imagenet64", "L": "resnet152_imagenet"}
 ALONE = {"S": 12000.0, "M": 6000.0, "L": 400.0}
-SHARED = {  # speed of all jobs over one at a time: naive and MPS, by size and degree
+SHARED = {  # speed-up over serial with naive sharing and with MPS, by size and degree
     "S": {2: (1.45, 1.80), 3: (1.55, 2.20), 7: (1.60, 1.84)},
     "M": {2: (1.03, 1.19), 3: (1.04, 1.06), 7: (1.05, 0.52)},
 }
@@ -140,7 +143,10 @@ MIXED = {"MS": (1.2, 1.35), "MSS": (1.3, 1.5), "MMMS": (1.05, 1.1), "LS": (1.1, 
 
 
 def collocation_study(num_blocks: int = 5, noise: float = 0.01, seed: int = 1) -> list[Row]:
-    """Figures like those of an H100: serial, naive, MPS; two workloads, four mixes, an oom and wrong results."""
+    """Return a study with figures like those of an H100.
+
+    It has serial, naive and MPS groups of two workloads and four mixes, one group without memory, and wrong results.
+    """
     rng = random.Random(seed)
     rows: list[Row] = []
     for block in range(1, num_blocks + 1):

@@ -1,4 +1,4 @@
-"""Rows and event files made by hand, for tests of what is computed from them."""
+"""Synthetic rows and event files, for tests of computed figures."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def group(
 
 @dataclass(frozen=True)
 class Gone:
-    """A process that has ended."""
+    """Return a process that has ended."""
 
     pid: int
 
@@ -92,7 +92,7 @@ def state(
     bye: str | None = "ok",
     **ended: Any,
 ) -> JobState:
-    """The state of a job that ended well, unless the other arguments (`launch_state.Ended`) say otherwise."""
+    """Return the state of a job that ended with status 0; other arguments of `launch_state.Ended` override this."""
     folder = folder / str(job.index)
     folder.mkdir(parents=True, exist_ok=True)
     if events is not None:
@@ -107,7 +107,7 @@ def state(
 
 
 def steps(start_s: float, end_s: float, every_s: float, samples: int, epoch: int = 1) -> list[dict[str, Any]]:
-    """A job that starts at `start_s` and completes a step of `samples` every `every_s` until `end_s`."""
+    """Return a job that starts at `start_s` and completes a step of `samples` every `every_s` until `end_s`."""
     events: list[dict[str, Any]] = [{"event": "started", "t_ns": int(start_s * S)}]
     count = int((end_s - start_s) / every_s + 1e-9)
     for number in range(1, count + 1):

@@ -1,4 +1,4 @@
-"""Command lines of quick studies, and what they leave in the store."""
+"""Command lines of quick studies, and queries of their runs in the store."""
 
 from __future__ import annotations
 

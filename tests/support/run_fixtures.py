@@ -1,4 +1,4 @@
-"""`python run.py` as a user types it, in a folder and with a store of its own. Loaded as a plugin."""
+"""Fixtures that run `python run.py` as a user does, in a separate folder with a separate store. Loaded as a plugin."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.support.studies import Study
 
 @pytest.fixture
 def start(tmp_path, template_store) -> Callable[..., Process]:
-    """Start run.py in a folder of its own, with a store that was made before; as a fork, unless a real one is asked."""
+    """Start run.py in a separate folder with an existing store; as a fork, unless a real process is requested."""
     shutil.copytree(template_store, tmp_path / "mlruns")
 
     def begin(
         *arguments: str, script: Path = PROJECT_DIR / "run.py", is_real: bool = False, num_senders: int = 1
     ) -> Process:
-        end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows is no business of ours
-        # The machine of a test may be busy with others.
+        end = arguments.index("--") if "--" in arguments else len(arguments)  # the remaining arguments are not checked
+        # Other programs may use the machine during a test.
         here = [f"gpu.lock_dir={tmp_path}", "gpu=cpu", "foreign_load=note"]
         argv = [str(script), *arguments[:end], *here, *arguments[end:]]
         if is_real:
@@ -36,7 +36,7 @@ def start(tmp_path, template_store) -> Callable[..., Process]:
 
 @pytest.fixture
 def run(start) -> Callable[..., tuple[int, str, str]]:
-    """Run run.py to its end: exit status, output, errors. Options are those of the module's own `start`."""
+    """Run run.py until it exits; return exit status, output and errors. Options are those of `start`."""
 
     def to_the_end(*arguments: str, **options: Any) -> tuple[int, str, str]:
         process = start(*arguments, **options)
@@ -51,7 +51,7 @@ def run(start) -> Callable[..., tuple[int, str, str]]:
 
 @pytest.fixture
 def client(tmp_path):
-    """The store of the test."""
+    """Return the store of the test."""
     from mlflow import MlflowClient
 
     return MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
@@ -59,7 +59,7 @@ def client(tmp_path):
 
 @pytest.fixture
 def study_of(tmp_path, monkeypatch, capsys) -> Callable[..., Study]:
-    """Run the study of a command line in this process and the folder of the test, without a store."""
+    """Run the study of a command line in this process, in the folder of the test, without a store."""
 
     def run_here(*arguments: str, gpu: str = "cpu") -> Study:
         end = arguments.index("--") if "--" in arguments else len(arguments)

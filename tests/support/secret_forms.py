@@ -1,4 +1,4 @@
-"""Secrets in the forms in which people give them to programs, and what only looks like one."""
+"""Secrets in the forms in which users pass them to programs, and values that only look like secrets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 
 def _alone(number: int) -> str:
-    """A secret that nothing in a text gives away but the name beside it."""
+    """A secret that can be recognised only by the name next to it."""
     return f"s3cr3t-{number:03d}-zQ"
 
 
-# Each is one word of a command line, or the words of one option.
+# Each entry is one word of a command line, or the words of one option.
 WORDS: tuple[tuple[str, ...], ...] = (
     ("--token", "{}"),
     ("--token={}",),
@@ -109,7 +109,7 @@ VARIABLES = (
     *("MY_CREDENTIALS", "SECRETS", "SECRET_KEY_BASE", "SSH_PASSPHRASE", "NPM_AUTHTOKEN", "SLACK_BOT_TOKEN_PROD", "JWT"),
     *("ENCRYPTION_KEY", "clientSecret", "accessToken", "dbPassword", "PIP_PASSWORD", "TOKEN_2", "VAULT_SECRET_ID"),
 )
-"""Variables whose values are secrets."""
+"""Environment variables whose values are secrets."""
 
 KNOWN_BY_FORM = (
     "AKIA" + "IOSFODNN7EXAMPLE",
@@ -133,7 +133,7 @@ KNOWN_BY_FORM = (
         for part in (b'{"alg":"HS256"}', b'{"sub":"1234567890"}', b"a signature of some bytes")
     ),
 )
-"""Tokens that give themselves away, whatever stands beside them."""
+"""Tokens that can be recognised by their own form."""
 
 IN_CODE = (
     "token = 'TOK-{}'",
@@ -153,7 +153,7 @@ IN_CODE = (
     "parser.add_argument('--token', type=str, default='{}', help='the token')",
     "key = '''-----BEGIN RSA PRIVATE KEY-----\n{}\n-----END RSA PRIVATE KEY-----'''",
 )
-"""Lines of Python that hold a secret."""
+"""Lines of Python that contain a secret."""
 
 INNOCENT = (
     *("tokenizer", "tokenizer_name", "max_tokens", "max_new_tokens", "num_tokens", "tokens_per_batch", "token_dim"),
@@ -217,7 +217,7 @@ INNOCENT = (
         "basic",
     ),
 )
-"""Names of which the value stays visible."""
+"""Names whose values are not hidden."""
 
 INNOCENT_VALUES = (
     "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
@@ -246,11 +246,11 @@ INNOCENT_VALUES = (
     "2024-05-06T17:46:00Z",
     "-----BEGIN CERTIFICATE-----",
 )
-"""Values that stay visible under an innocent name."""
+"""Values that are not hidden if their name is not that of a secret."""
 
 
 def word_forms() -> Iterator[tuple[str, list[str]]]:
-    """Yield each secret and the words of a command line that hold it."""
+    """Yield each secret, and the words of a command line that contain it."""
     for number, form in enumerate(WORDS):
         secret = _alone(number)
         yield secret, [word.format(secret, secret) for word in form]
@@ -259,13 +259,13 @@ def word_forms() -> Iterator[tuple[str, list[str]]]:
 
 
 def variables() -> Iterator[tuple[str, str]]:
-    """Yield each secret and the variable that has it."""
+    """Yield each secret, and the variable that contains it."""
     for number, name in enumerate(VARIABLES):
         yield _alone(500 + number), name
 
 
 def program() -> tuple[list[str], str]:
-    """Give the secrets of a script in Python, and the script, which does nothing with them."""
+    """Return the secrets in a Python script, and the script, which does not use them."""
     secrets = [_alone(700 + number) for number in range(len(IN_CODE))]
     body = "\n".join(form.format(secret) for form, secret in zip(IN_CODE, secrets, strict=True))
     return secrets, f"import argparse, os\nparser = argparse.ArgumentParser()\n{body}\nprint('done')\n"
@@ -277,5 +277,5 @@ def in_hydra(words: Iterator[str] | list[str]) -> str:
 
 
 def all_words() -> list[str]:
-    """Give the words of all forms, with an option between them that ends what came before."""
+    """Return the words of all forms; an option between two forms ends the first."""
     return list(itertools.chain.from_iterable((*words, "--lr=1") for _, words in word_forms()))

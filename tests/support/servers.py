@@ -1,4 +1,4 @@
-"""Tests of servers that not every machine has: skipped where one is missing, an error where it was to be installed."""
+"""Tests that need server programs: skipped if a program is missing, or an error if it should have been installed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import pytest
 
 REQUIRED = "COLLOCATION_TESTS_NEED_SERVERS"
-"""Set by `.ci/run` where it has installed them."""
+"""The variable that `.ci/run` sets if it has installed the programs."""
 
 
 def refuse_or_skip(missing: str) -> pytest.MarkDecorator:
-    """The mark of a module whose tests need what may be missing, in words."""
+    """Return the mark of a module whose tests need a program; `missing` is the reason why it is missing, or empty."""
     if missing and os.environ.get(REQUIRED):
         raise RuntimeError(f"{REQUIRED} is set, but {missing}")
     return pytest.mark.skipif(bool(missing), reason=missing)

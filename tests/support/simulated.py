@@ -1,4 +1,4 @@
-"""The one way in which tests make a simulated machine, and tell it what to fail at."""
+"""Simulated machines for tests, and their faults."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pipeline.simulation.machine.state_file import Fault, Gpu, StateFile
 
 
 def set_faults(file: StateFile, *faults: Fault, of_mps: tuple[str, ...] = ()) -> None:
-    """From now on these calls of the driver fail, MPS in these ways (`State.mps_faults`), and nothing else."""
+    """Replace the faults: these driver calls fail, and MPS has these faults (`State.mps_faults`)."""
     with file.change() as cell:
         cell.state = dataclasses.replace(cell.state, faults=faults, mps_faults=of_mps)
 
 
 @dataclasses.dataclass(kw_only=True)
 class Machine:
-    """A simulated machine. A test module that needs more of it derives its own.
+    """A simulated machine; a test module may derive a class with further attributes.
 
     Attributes:
-        device: GPU 0 as NVML shows it below `installed`; the product takes it for a real one.
-        programs: path by the name of the real program, as `nvidia-smi`.
+        device: GPU 0 as NVML reports it; the project cannot distinguish it from a real GPU.
+        programs: paths of the programs, by name of the real program, such as `nvidia-smi`.
         locks: folder of locks and journals.
     """
 
@@ -48,18 +48,18 @@ class Machine:
         branch: str = RECORDED,
         **of: Any,
     ) -> Self:
-        """A machine with these GPUs (an A100 if none is named), whose files lie in `folder`.
+        """Create a machine with these GPUs (by default, one A100), whose files are in `folder`.
 
-        The GPUs have UUIDs of their own: commands that change a GPU are looked for on the whole machine, and other
-        tests may run beside.
+        The GPUs have unique UUIDs, because the project searches the whole computer for commands that change a GPU, and
+        other tests may run concurrently.
 
         Args:
-            folder: made if it is not there.
-            models: one a GPU.
+            folder: folder of the machine's files; created if it does not exist.
+            models: model of each GPU.
             is_on: whether GPU 0 is in MIG mode.
-            locks: `folder` if not given.
-            branch: of the driver.
-            of: attributes of the derived class.
+            locks: folder of locks and journals; by default `folder`.
+            branch: branch of the driver.
+            of: further attributes of the derived class.
         """
         folder.mkdir(exist_ok=True)
         file = StateFile(folder / "machine.json")
@@ -85,11 +85,11 @@ class Machine:
 
     @property
     def rehearsed(self) -> Device:
-        """GPU 0 as a rehearsal has it: simulated, and with its programs."""
+        """GPU 0 as in a rehearsal: marked as simulated, with the machine's programs."""
         return dataclasses.replace(self.device, kind="simulated", programs=tuple(self.programs.items()))
 
     def fail(self, function: str, code: int, **changes: Any) -> None:
-        """This call fails as well, once if `times` is not given."""
+        """Add a fault: this call fails, by default once."""
         state = self.file.read()
         set_faults(self.file, *state.faults, Fault(function=function, code=code, **changes), of_mps=state.mps_faults)
 
@@ -97,10 +97,10 @@ class Machine:
         set_faults(self.file)
 
     def record_commands(self, **others: str) -> Path:
-        """A folder for PATH, whose programs write down how they are called.
+        """Create a folder for PATH, whose programs record their command lines.
 
         Args:
-            others: beside nvidia-smi, what a program does then, by its name.
+            others: further programs in addition to nvidia-smi: name, and the command that runs after the recording.
         """
         folder = self.folder / "recording"
         folder.mkdir()
@@ -111,6 +111,6 @@ class Machine:
 
     @property
     def commands(self) -> list[str]:
-        """How the programs of `record_commands` were called."""
+        """The recorded command lines of the programs of `record_commands`."""
         log = self.folder / "commands"
         return log.read_text().splitlines() if log.exists() else []

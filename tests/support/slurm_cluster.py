@@ -1,4 +1,4 @@
-"""A Slurm cluster on loopback, a node a GPU, each in processes of its own; the GPUs are simulated ones. Needs root."""
+"""A Slurm cluster on loopback, with one node per simulated GPU; each node has separate processes. Needs root."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ _LIMIT_S = 60.0
 
 
 def missing() -> str:
-    """Why there can be no cluster here, in words; empty if there can."""
+    """Return the reason why this machine cannot run a cluster; empty if it can."""
     if os.getuid() != 0:
-        return "slurmd runs as root only"
+        return "slurmd runs only as root"
     absent = [program for program in _PROGRAMS if shutil.which(program, path=_PLACES) is None]
     return f"{', '.join(absent)}: not installed (Debian: slurmctld slurmd slurm-client munge)" if absent else ""
 
 
 class Cluster:
-    """The daemons of a cluster whose configuration lies in a folder.
+    """The daemons of a cluster whose configuration is in a folder.
 
     Attributes:
-        environ: the variables by which Slurm's commands find it.
-        nodes: their names, each with the GPU of its position.
+        environ: environment variables with which Slurm's commands find the cluster.
+        nodes: names of the nodes; node N has GPU N.
     """
 
     def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
@@ -76,7 +76,7 @@ class Cluster:
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """Start all that does not run, take nodes into service again, and wait until each takes jobs."""
+        """Start the daemons that do not run, resume the nodes, and wait until every node accepts jobs."""
         files = (f"--{name}-file={self._folder}/munge.{name}" for name in ("key", "pid", "log", "seed"))
         self._start("munged", "--foreground", "--force", f"--socket={self._folder}/munge.socket", *files)
         self._start("slurmctld", "-D")
@@ -85,7 +85,7 @@ class Cluster:
         wait_for(self._is_in_service, _LIMIT_S)
 
     def kill(self, node: str, *, is_with_jobs: bool = False) -> None:
-        """Kill the slurmd of a node: alone, and its jobs run on, or with all that they started."""
+        """Kill the slurmd of a node; its jobs continue, unless `is_with_jobs` also kills all their processes."""
         daemon = self._daemons.pop(node)
         daemon.kill()
         daemon.wait()
@@ -97,18 +97,18 @@ class Cluster:
                     process.kill()
 
     def restart_control(self) -> None:
-        """End slurmctld and start it again."""
+        """Terminate slurmctld and start it again."""
         daemon = self._daemons.pop("slurmctld")
         daemon.terminate()
         daemon.wait(30)
         self._start("slurmctld", "-D")
 
     def give_up(self) -> None:
-        """Take all nodes for dead: as Slurm does half a minute after a slurmd was killed, if not told before."""
+        """Set all nodes to the state down; by itself, Slurm does so half a minute after a slurmd was killed."""
         self.tell("scontrol", "update", f"nodename={','.join(self.nodes)}", "state=down", "reason=test")
 
     def end(self) -> None:
-        """End all daemons."""
+        """Terminate all daemons."""
         for daemon in reversed(self._daemons.values()):
             daemon.terminate()
             try:
@@ -118,7 +118,7 @@ class Cluster:
                 daemon.wait()
 
     def ask(self, *command: str) -> str:
-        """What a command of Slurm says; empty if it fails."""
+        """Return the output of a command of Slurm; empty if the command fails."""
         argv = [shutil.which(command[0], path=_PLACES) or command[0], *command[1:]]
         done = subprocess.run(argv, env=os.environ | self.environ, capture_output=True, text=True, check=False)
         return done.stdout if done.returncode == 0 else ""
@@ -128,11 +128,11 @@ class Cluster:
         subprocess.run(command, env=os.environ | self.environ, check=True)
 
     def states(self) -> set[str]:
-        """Of the nodes; `down*` of one that does not answer."""
+        """Return the states of the nodes; a node that does not answer has the state `down*`."""
         return set(self.ask("sinfo", "--noheader", "--Node", "--format=%T").split())
 
     def _is_in_service(self) -> bool:
-        """Whether each node takes jobs; asks for those that do not. One that returns by itself is not resumed."""
+        """Return whether every node accepts jobs; request Slurm to resume nodes that are down."""
         states = self.states()
         if any(state.startswith("down") for state in states):
             self.ask("scontrol", "update", f"nodename={','.join(self.nodes)}", "state=resume")
@@ -140,7 +140,7 @@ class Cluster:
         return bool(states) and states <= {"idle", "mixed", "allocated"}
 
     def _is_of(self, process: psutil.Process, node: str) -> bool:
-        """Whether a job on a node started it."""
+        """Return whether a job on the node started the process."""
         try:
             environ = process.environ()
         except psutil.Error:
@@ -170,12 +170,12 @@ def _is_step(process: psutil.Process | None) -> bool:
 
 @contextmanager
 def cluster(folder: Path, gpus: int) -> Iterator[Cluster]:
-    """Run a cluster in a folder with a short path."""
+    """Run a cluster; its folder has a short path."""
     names = [f"n{number}" for number in range(gpus)]
     for name in ("control", "dev", *names):
         (folder / name).mkdir()
     for number in range(gpus):
-        os.mknod(folder / f"dev/nvidia{number}", 0o20666, os.makedev(1, 3))  # each a /dev/null
+        os.mknod(folder / f"dev/nvidia{number}", 0o20666, os.makedev(1, 3))  # each device file is a /dev/null
     (folder / "munge.key").write_bytes(os.urandom(64))
     (folder / "munge.key").chmod(0o600)
     host = socket.gethostname().partition(".")[0]
@@ -197,7 +197,7 @@ def cluster(folder: Path, gpus: int) -> Iterator[Cluster]:
 
 
 def free_ports(number: int) -> list[int]:
-    """So many different ports of loopback that nobody listens on."""
+    """Return a number of different free ports of loopback."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for each in sockets:

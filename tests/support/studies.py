@@ -1,9 +1,8 @@
-"""Studies in this process, as `run.py` runs them: what is composed goes to `execution.execute`; rows are files.
+"""Studies in this process, which `execution.execute` runs as in `run.py`, but without a store.
 
-The process that talks to MLflow is not there: what it would send is read from each group's `record.json`, which a study
-leaves in its spool. Jobs, their listeners and the simulated driver's programs are real. It costs a third of the CPU
-time of a fork of `run.py` with its store. What is about signals, kills, `resume`, artifacts or the store itself is
-tested through `run.py`.
+There is no sender: the data that it would send is read from each group's `record.json` in the spool. Jobs, their
+listeners and the simulated driver's programs are real. A study here needs a third of the CPU time of a fork of `run.py`
+with its store. Signals, kills, `resume`, artifacts and the store itself are tested with `run.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from tests.support import experiments
 
 @dataclass(frozen=True)
 class Info:
-    """What MLflow shows of a run."""
+    """The info of a run, as in MLflow."""
 
     run_name: str
     status: str
@@ -44,7 +43,7 @@ class Info:
 
 @dataclass(frozen=True)
 class Data:
-    """What a run holds; of a job, also the points of its series, `(step, monotonic ns, value)`."""
+    """The data of a run; for a job, also the points of its series: `(step, monotonic ns, value)`."""
 
     tags: dict[str, str]
     params: dict[str, str]
@@ -54,10 +53,10 @@ class Data:
 
 @dataclass(frozen=True)
 class Row:
-    """A run, in the form that MLflow gives it.
+    """A run, with the attributes of MLflow's runs.
 
     Attributes:
-        folder: with its files, as the sender would have found them.
+        folder: folder with the files that the sender would send.
     """
 
     info: Info
@@ -70,7 +69,7 @@ class Study:
     """A study that has ended.
 
     Attributes:
-        groups: the run of each group, with those of its jobs, in the order in which they ended.
+        groups: run of each group, with the runs of its jobs, in the order in which the groups ended.
     """
 
     status: int
@@ -83,12 +82,12 @@ class Study:
         return [job for _, jobs in self.groups for job in jobs]
 
     def __iter__(self) -> Iterator[Any]:
-        """Exit status, output and errors, as of a program."""
+        """Exit status, output and errors of a study, as if it were a program."""
         return iter((self.status, self.out, self.err))
 
 
 class KeptRows:
-    """Stands in the sender's place, and moves the folders of groups that it is to send to a folder of its own."""
+    """A replacement for the sender, which moves the folders of groups to a separate folder instead of sending them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -151,17 +150,17 @@ class KeptRows:
 
 def _row(run: RunRecord, folder: Path, series: dict[str, Any] | None = None, index: int | None = None) -> Row:
     tags = {str(key): value for key, value in run.tags.items()} | ({} if index is None else {Tag.INDEX: str(index)})
-    last = {name: points[-1][2] for name, points in (series or {}).items() if points}  # as MLflow shows a metric
+    last = {name: points[-1][2] for name, points in (series or {}).items() if points}  # the last value, as in MLflow
     return Row(Info(run.name, run.status), Data(tags, dict(run.params), last | run.metrics, series or {}), folder)
 
 
 def composed(arguments: Sequence[str]) -> tuple[list[DictConfig], bool]:
-    """What Hydra composes for `python run.py ARGUMENTS`, one configuration a combination; and whether it is a sweep.
+    """Return the configurations that Hydra composes for `python run.py ARGUMENTS`, and whether it is a sweep.
 
-    Of its own options `-m` and `--config-dir FOLDER` are understood.
+    Hydra's options `-m` and `--config-dir FOLDER` are supported.
 
     Raises:
-        HydraException, OmegaConfBaseException, ConfigError: as from Hydra.
+        HydraException, OmegaConfBaseException, ConfigError: the errors that Hydra raises.
     """
     sweeper, overrides, is_sweep = _read(arguments)
     jobs = sweeper.expand(overrides) if is_sweep else [overrides]
@@ -169,7 +168,7 @@ def composed(arguments: Sequence[str]) -> tuple[list[DictConfig], bool]:
 
 
 def _read(arguments: Sequence[str]) -> tuple[Any, list[str], bool]:
-    """Return the sweeper of a command line, its overrides but those of Hydra, and whether it is a sweep."""
+    """Return the sweeper of a command line, its overrides without those of Hydra, and whether it is a sweep."""
     words = list(map(command_line.quote_home, user_command.make_overrides(arguments)))
     of_hydra = [word for word in words if word.startswith(("hydra.", "hydra/"))]
     while "--config-dir" in words:
@@ -182,7 +181,7 @@ def _read(arguments: Sequence[str]) -> tuple[Any, list[str], bool]:
 
 
 def composed_by_hydra(arguments: Sequence[str]) -> tuple[list[DictConfig], bool]:
-    """The same of a single run by Hydra itself, which takes 0.1 s and refuses with its own words."""
+    """Compose a single run by Hydra itself, which takes 0.1 s; error messages are those of Hydra."""
     words = list(map(command_line.quote_home, user_command.make_overrides(arguments)))
     return [experiments.composed_by_hydra(words)], False
 
@@ -193,9 +192,9 @@ def execute(
     patch: pytest.MonkeyPatch,
     compose: Callable[[Sequence[str]], tuple[list[DictConfig], bool]] = composed,
 ) -> tuple[int, KeptRows]:
-    """Run the study of a command line in the present directory: its exit status, and its rows, with files in `folder`.
+    """Run the study of a command line in the working directory; return its exit status and its rows.
 
-    What it changes in this process is put back by `patch`.
+    The files of the rows are in `folder`. `patch` restores everything that the study changes in this process.
     """
     rows = KeptRows(folder)
     patch.setattr(sys, "argv", [str(PROJECT_DIR / "run.py"), *arguments])
@@ -215,7 +214,7 @@ def execute(
 
 @contextlib.contextmanager
 def _messages() -> Iterator[None]:
-    """Have warnings of the log written to the error output, as by a program that has it to itself."""
+    """Write logged warnings to stderr, as run.py does."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     handler.setLevel(logging.WARNING)

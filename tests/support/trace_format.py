@@ -1,4 +1,4 @@
-"""Whether a trace is what Perfetto takes: the JSON object format of "Trace Event Format", as far as we use it."""
+"""Check that Perfetto can read a trace: the parts of the "Trace Event Format" (JSON objects) that this project uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROUNDING_US = 0.002
 
 
 def problems(trace: dict[str, Any]) -> list[str]:
-    """What is wrong with a trace, in words; slices of one thread must nest, and every track must have a name."""
+    """Yield the errors of a trace. Slices of one thread must be nested, and every track must have a name."""
     events = trace["traceEvents"]
     found = [f"{problem}: {event}" for event in events if (problem := _problem(event))]
     if found:
@@ -34,7 +34,7 @@ def problems(trace: dict[str, Any]) -> list[str]:
 
 
 def _problem(event: dict[str, Any]) -> str | None:
-    """What is wrong with one event by itself."""
+    """Yield the errors of one event, without regard to others."""
     if event.get("ph") not in KEYS:
         return "unknown kind"
     if missing := KEYS[event["ph"]] - event.keys():

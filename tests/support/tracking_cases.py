@@ -1,4 +1,4 @@
-"""Spool folders and the sender process for the tests of tracking: real files, a real process."""
+"""Spool folders and a sender for tests of tracking, with real files and a real process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START = CLOCK.monotonic_ns
 
 
 class Serve:
-    """`python -m pipeline.tracking serve`; as a fork, unless a real one is asked."""
+    """Start `python -m pipeline.tracking serve`; as a fork, unless a real process is requested."""
 
     def __init__(self, *arguments: object, is_real: bool = False) -> None:
         start = forks.start_real if is_real else forks.start
@@ -105,7 +105,7 @@ def record(children: tuple[ChildRecord, ...], number: int = 1, **changes: Any) -
 
 
 def as_running(ended: Record) -> Record:
-    """The record as it was while its group ran."""
+    """Return the record as it was while the group ran."""
     of_its_end = ("collocation.result", "mlflow.note.content")
     tags = {key: value for key, value in ended.parent.tags.items() if key not in of_its_end}
     parent = dataclasses.replace(ended.parent, status="RUNNING", end_ns=None, metrics={}, tags=tags)
@@ -115,12 +115,12 @@ def as_running(ended: Record) -> Record:
 def by_name(tracking: Any) -> dict[str, Any]:
     runs = runs_of(tracking)
     found = {run.info.run_name: run for run in runs}
-    assert len(found) == len(runs), "a run is there twice"
+    assert len(found) == len(runs), "a run exists twice"
     return found
 
 
 def content(tracking: Any) -> dict[str, Any]:
-    """Everything that the store holds of each run, to compare one store with another."""
+    """Return all data of each run in the store, to compare two stores."""
     return {
         name: (
             run.info.status,
@@ -143,7 +143,7 @@ def content(tracking: Any) -> dict[str, Any]:
 
 
 def make_spool(root: Path, content: Record, name: str = "0001-mig") -> Path:
-    """A spool folder with the files that every job leaves, and no owner."""
+    """Create a spool folder without an owner, with the files that every job writes."""
     folder = root / "spool" / "study" / name
     for one in content.children:
         job = folder / one.folder
@@ -169,12 +169,12 @@ def sample(
 def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.005)
 
 
 class Recorded:
-    """Stands in the sender's place and keeps what it was asked."""
+    """A replacement for the sender, which stores its calls."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Path]] = []

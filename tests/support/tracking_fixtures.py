@@ -1,4 +1,4 @@
-"""Fixtures of the tests of tracking. Loaded as a plugin, so that no test module has to import a fixture's name."""
+"""Fixtures for tests of tracking. Loaded as a plugin, so that no test module must import a fixture's name."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.support.tracking_cases import Serve
 
 @pytest.fixture(scope="session")
 def template_store(made_once: Callable[..., Path]) -> Path:
-    """A migrated store, made once: migrating takes seconds, copying the file takes none."""
+    """Return a migrated store, which is created once, because migrating takes seconds; tests copy the file."""
     return made_once("template_store", _make_store)
 
 
 def _make_store(root: Path) -> None:
-    """Make a store whose files nothing changes any more: another worker copies them while this one ends.
+    """Create a store whose files do not change any more, because other workers copy them while this worker ends.
 
-    It has the files that a study leaves beside the database, because its sender ends without closing it.
+    It has the files that exist next to a study's database, because a sender exits without closing the database.
     """
     open_store(root).client._tracking_client.store.engine.dispose()
     leave = "import os, sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('SELECT 1 FROM runs'); os._exit(0)"

@@ -1,4 +1,4 @@
-"""A small training in this process, and what it reported."""
+"""Run a small training in this process, and record its reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = [*MODEL, *DATA, "--loader-workers", "0", "--threads", "1", "--no-channel
 
 
 class Notebook(client.NullJob):
-    """A job by hand that remembers what it was told, and can be told to stop after some steps."""
+    """A job without an orchestrator, which stores reported values and can stop after a number of steps."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.losses: list[float] = []
@@ -35,7 +35,7 @@ class Notebook(client.NullJob):
     def stopping(self):
         return self._stop_after is not None and len(self.steps) >= self._stop_after
 
-    def until_stop(self, items):
+    def until_stop(self, items, finish=None):
         for item in items:
             if self.stopping:
                 return
@@ -64,12 +64,12 @@ class Notebook(client.NullJob):
 
 
 def train(*flags: str, stop_after: int | None = None) -> Notebook:
-    """Train on images in this process; return what it reported."""
+    """Train on images in this process; return the job with the reported values."""
     return _run(train_timm.run, program.parse(TrainTimm, [*SMALL, *flags]), stop_after)
 
 
 def train_on_text(*flags: str, stop_after: int | None = None) -> Notebook:
-    """Train on text in this process; return what it reported."""
+    """Train on text in this process; return the job with the reported values."""
     return _run(train_text.run, program.parse(TrainText, flags), stop_after)
 
 

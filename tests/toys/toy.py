@@ -77,7 +77,7 @@ def main() -> None:  # noqa: C901  one line a manner
         while not job.stopping and (options.epochs == 0 or epoch < options.epochs):
             epoch += 1
             began = time.monotonic()
-            for _ in range(steps):
+            for _ in job.until_stop(range(steps)) if manner == "can_be_held" else range(steps):
                 time.sleep(0.005)
                 job.step(samples=4, epoch=epoch)
                 if manner == "ends_early" and epoch == 2:

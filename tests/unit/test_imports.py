@@ -16,7 +16,8 @@ def forbid(event, args):
     if event in ("subprocess.Popen", "os.posix_spawn", "os.fork", "socket.connect"):
         raise RuntimeError(f"an import caused {event}")
 sys.addaudithook(forbid)
-import listeners.dcgm, listeners.gpm, listeners.host, listeners.nvml, listeners.smi, workloads.client
+import listeners.activity, listeners.dcgm, listeners.gpm, listeners.host, listeners.nvml, listeners.smi
+import workloads.client
 import workloads.serving.options, workloads.rates.options, workloads.frameworks.options, workloads.program
 import pipeline.prepare.mig.layouts, pipeline.study.execution, pipeline.tracking
 import pipeline.record.store.results, pipeline.prepare.device.nvml
@@ -49,7 +50,7 @@ def test_help_shows_the_groups_within_half_a_second():
             [sys.executable, "run.py", "--help"], cwd=PROJECT_DIR, capture_output=True, text=True, timeout=300
         )
         times.append(cpu_s_of_children() - before_s)
-    for words in ("naive*, serial", "\n  workload  ", "dcgm, gpm, host*, nvml*, smi*", "--help-keys"):
+    for words in ("naive*, serial", "\n  workload  ", "activity*, dcgm, gpm, host*, nvml*, smi*", "--help-keys"):
         assert words in done.stdout
     readme = (PROJECT_DIR / "README.md").read_text(encoding="utf-8").partition("## Six commands")[2]
     commands = [line.partition("#")[0].strip() for line in readme.split("```")[1].splitlines()[1:]]

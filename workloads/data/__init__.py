@@ -1,1 +1,1 @@
-"""Shared code of image and text data: batches, a data loader with our own order, folders that are created once."""
+"""Shared code of image and text data: batches, a data loader with a reproducible order, and cache folders."""

@@ -14,34 +14,34 @@ from torch.utils.data import Dataset
 _DEVICE_BATCHES = 4
 
 Batch = tuple[Tensor, Tensor]
-"""Inputs and labels, [batch, ...] each, both on the device."""
+"""Inputs and labels on the device, each of shape [batch, ...]."""
 IGNORED = -100
 """The label of a token that the loss ignores, as in torch's cross-entropy."""
 
 
 class Batches(Protocol):
-    """Batches of one split, epoch after epoch.
+    """The batches of one split (training or validation), epoch by epoch.
 
-    Order and augmentation depend only on the seed and the epoch number, so an epoch can be started, abandoned and
-    started again.
+    Order and augmentation depend only on the seed and the epoch number, so an epoch that was abandoned can be started
+    again.
     """
 
     num_batches: int
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield the batches of one epoch, the same ones at every call."""
+        """Yield the batches of one epoch; every call with the same number yields the same batches."""
         ...
 
     def close(self) -> None:
-        """Stop the processes that load the batches; no epoch can begin afterwards."""
+        """Stop the processes that load the batches; afterwards, no epoch can begin."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingData:
-    """Training batches, all full, and validation batches, if there are any.
+    """Training batches, which are all full, and validation batches, if there are any.
 
-    Synthetic data has no accuracy.
+    If `is_made_up`, the data is synthetic, and accuracy is meaningless.
     """
 
     train: Batches
@@ -55,7 +55,10 @@ class TrainingData:
 
 
 class PooledSamples(Dataset[Batch]):
-    """One sample per label, from a small pool of inputs: gives the loader its work without reading a disk."""
+    """A dataset with one sample per label, whose inputs repeat from a small pool.
+
+    It keeps the loader as busy as a real data set, but does not read the disk.
+    """
 
     def __init__(self, pool: Tensor, labels: Tensor) -> None:
         self._pool, self._labels = pool, labels
@@ -69,15 +72,18 @@ class PooledSamples(Dataset[Batch]):
 
 
 class DeviceBatches:
-    """A few random batches that stay on the device and are used in turn: no loader, no copy within a step.
+    """A few random batches that stay on the device and are used in turn, so a step needs neither a loader nor a copy.
 
-    `make` creates a given number of samples. Raises `ValueError` if an epoch has no full batch.
+    `make` creates a given number of samples.
+
+    Raises:
+        ValueError: an epoch has no full batch.
     """
 
     def __init__(self, make: Callable[[int], Batch], samples: int, batch_size: int, device: torch.device) -> None:
         self.num_batches = samples // batch_size
         if self.num_batches == 0:
-            raise ValueError(f"--samples {samples} is less than one batch of {batch_size}")
+            raise ValueError(f"--samples {samples} is less than one batch of {batch_size}; use {batch_size} or more")
         count = min(_DEVICE_BATCHES, self.num_batches)
         inputs, labels = (tensor.to(device).chunk(count) for tensor in make(count * batch_size))
         self._batches = list(zip(inputs, labels, strict=True))
@@ -100,6 +106,6 @@ def generator(*parts: int) -> torch.Generator:
 
 
 def require_classes(count: int, num_classes: int) -> None:
-    """Raise `ValueError` if the data set has more classes than the model has."""
+    """Raise `ValueError` if the data set has more classes than the model."""
     if count > num_classes:
-        raise ValueError(f"the data set has {count} classes; --num-classes {num_classes} is too few")
+        raise ValueError(f"--num-classes {num_classes} is too few for the {count} classes of the data set; use {count}")

@@ -10,24 +10,24 @@ from pathlib import Path
 
 
 def cache_folder(root: str | Path | None, name: str) -> Path:
-    """Return the root of a cache, by default the folder of this name in the user's cache."""
+    """Return the root of a cache: the given folder, or by default the folder `name` in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     return Path(root) if root else cache / "gpu-collocation" / name
 
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Return a folder, filled by `make` if it does not exist; it appears complete or not at all.
+    """Return a folder; if it does not exist, create it with `make`. An incomplete folder is never visible.
 
-    One process of the machine fills it, under a lock; the other processes wait.
+    One process of the machine creates the folder, under a lock; other processes that need the folder wait.
     """
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # held until the file is closed, however this process ends
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the lock is released when the file is closed, even if this process is killed
         if not folder.is_dir():
             partial = folder.with_name(f"{folder.name}.partial")
-            shutil.rmtree(partial, ignore_errors=True)  # left by a killed process: we hold the lock
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed process, because this one holds the lock
             partial.mkdir()
             make(partial)
             _sync(partial)

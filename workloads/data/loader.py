@@ -1,4 +1,4 @@
-"""PyTorch's data loader with our own order, and with worker processes that start early and stop at once."""
+"""PyTorch's data loader with a reproducible order, and with worker processes that start early and stop at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ _JOIN_LIMIT_S = 5.0
 
 
 class EpochOrder(Sampler[int]):
-    """A random order per epoch; the loader's own order would depend on whether its workers ran an epoch before.
+    """A random order per epoch, which depends only on the seed and the epoch.
 
-    With `is_numbered`, the index of a sample is `epoch * num_samples + sample`, so workers know both numbers.
+    The order of PyTorch's loader cannot be used, because it depends on whether the loader's workers have run an epoch
+    before. With `is_numbered`, the index of a sample is `epoch * num_samples + sample`, from which a worker computes
+    both numbers.
     """
 
     def __init__(self, num_samples: int, seed: int, *, is_numbered: bool) -> None:
@@ -34,12 +36,16 @@ class EpochOrder(Sampler[int]):
 
 
 class Loader:
-    """Batches of a data set, epoch after epoch; `ValueError` if there is not a single batch.
+    """The batches of a data set, epoch by epoch.
 
-    Training gets full batches in the order of the epoch, validation all samples in their stored order. Workers are
-    forked at the first epoch. For training it begins at once: workers read early, and a child forked after this process
-    uses the GPU would keep the GPU open too. They live until `close`. A data set with `__getitems__` returns whole
-    batches; for other data sets, `collate` makes them.
+    Training gets full batches in the order of the epoch; validation gets all samples in their stored order. Workers are
+    forked when the first epoch begins, and run until `close`. For training, the first epoch begins in the constructor,
+    for two reasons: the workers start to read early, and a child that is forked after this process has used the GPU
+    would hold the GPU open. If the data set has `__getitems__`, it returns complete batches; for other data sets,
+    `collate` assembles the batches.
+
+    Raises:
+        ValueError: there is no batch, or for training no full batch.
     """
 
     def __init__(
@@ -65,14 +71,14 @@ class Loader:
             num_workers=workers,
             pin_memory=pin_memory,
             persistent_workers=workers > 0,
-            generator=generator(seed, 4),  # else it would draw from the global generator, which models use
+            generator=generator(seed, 4),  # the default would be the global generator, which models use
             collate_fn=(lambda batch: batch) if hasattr(dataset, "__getitems__") else collate,
-            # Forked workers share the data; spawned ones would each copy a memory-mapped array.
+            # Forked workers share the data; each spawned worker would copy a memory-mapped array.
             multiprocessing_context="fork" if workers > 0 else None,
         )
         self.num_batches = len(self._loader)
         if self.num_batches == 0:
-            raise ValueError(f"the data set has {num_samples} samples, less than one batch of {options.batch_size}")
+            raise ValueError(f"the data set has {num_samples} samples, less than one batch; use a smaller --batch-size")
         if workers > 0 and is_training:
             self.name_epoch(1)
             self._first_epoch = iter(self._loader)
@@ -86,20 +92,20 @@ class Loader:
         return iter(self._loader) if first_epoch is None else first_epoch
 
     def name_epoch(self, number: int) -> None:
-        """Set the epoch that is iterated next."""
+        """Set the number of the next epoch."""
         if self._order is not None and self._order.epoch != number:
             self._order.epoch, self._first_epoch = number, None
 
     def close(self) -> None:
-        """Kill the workers at once; they hold nothing to save.
+        """Kill the workers at once; they have no data to save.
 
-        PyTorch's own shutdown waits up to five seconds per worker, and without limit for locks that a worker may hold.
+        PyTorch's shutdown would wait up to five seconds per worker, and without limit for locks that a worker may hold.
         """
         iterator = getattr(self._loader, "_iterator", None)
         workers = getattr(iterator, "_workers", ())
         if not workers:
             return
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch reports the exit of a worker as an error
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would report the exit of a worker as an error
         for worker in workers:
             worker.kill()
         for worker in workers:

@@ -1,1 +1,1 @@
-"""The probes of `framework.py`: the devices of frameworks and servers, and a matrix product with a known result."""
+"""The probes of `framework.py`: they list devices of frameworks and servers, and compute a known matrix product."""

@@ -1,6 +1,7 @@
-"""The computing frameworks: their devices and a product on each. Each class imports its framework when instantiated.
+"""The computing frameworks: each lists its devices and computes a matrix product on each device.
 
-Without a GPU, or with a simulated one, a framework uses the CPU if it can.
+A class imports its framework when instantiated. Without a GPU, or with a simulated GPU, a framework uses the CPU if it
+supports the CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from workloads.frameworks.task import Matrix
 
 GPU, CPU = "gpu", "cpu"
-# By default, these frameworks allocate most of the memory of a GPU, which other jobs of the group need.
+# Without these settings, JAX and TensorFlow allocate most of a GPU's memory, which other jobs of the group need.
 _MODEST = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
 
 
@@ -28,7 +29,7 @@ class NotInstalledError(Exception):
 
 @dataclass(frozen=True)
 class Seen:
-    """A device as a framework describes it; `None` if not reported."""
+    """A device as a framework describes it; values that the framework does not report are `None`."""
 
     kind: str
     name: str
@@ -42,24 +43,24 @@ class Seen:
 
 
 class Framework(ABC):
-    """A framework, or a server in front of one."""
+    """A framework, or a server in front of a framework."""
 
     version: str
 
     @abstractmethod
     def devices(self) -> Sequence[Seen]:
-        """Return its GPUs; without a GPU, the CPU if supported, else nothing."""
+        """Return the framework's GPUs; without a GPU, return the CPU if the framework supports it, else nothing."""
 
     @abstractmethod
     def compute(self, position: int, a: Matrix, b: Matrix) -> tuple[Matrix, float]:
-        """Return the product, computed on the device at this position, and the sum of its elements."""
+        """Return the product, computed on the device at this position, and the sum of the product's elements."""
 
     def why_no_gpu(self) -> str:
         """Return the framework's own reason for having no GPU; empty if it gives none."""
         return ""
 
     def close(self) -> None:  # noqa: B027
-        """Stop the processes and remove the files that it has created."""
+        """Stop the processes and remove the files that this object has created."""
 
 
 class Computing(Framework):
@@ -82,12 +83,12 @@ class Computing(Framework):
         return ""
 
     def begin_gpu(self) -> None:
-        """Raise what the framework raises where it has no GPU, if it does."""
+        """Initialise the GPU; if this fails, raise the framework's exception. By default, do nothing."""
 
 
 @contextmanager
 def require_module(module: str) -> Iterator[None]:
-    """Raise `NotInstalledError` if the module is missing; if only a part of it is, leave the exception unchanged."""
+    """Raise `NotInstalledError` if the module is missing; do not catch other exceptions, such as for a dependency."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -123,7 +124,7 @@ class Jax(Computing):
     module = "jax"
 
     def devices(self) -> Sequence[Seen]:
-        # The default backend, which is the GPU backend if JAX has one.
+        # These are the devices of the default backend: the GPU backend if JAX has a GPU backend.
         devices = []
         for device in self.its.devices():
             kind = GPU if device.platform in ("gpu", "cuda", "rocm") else CPU
@@ -164,13 +165,13 @@ class Cupy(Computing):
 
 
 class Tensorflow(Computing):
-    """TensorFlow. Why it has no GPU is in its stderr only; the memory size of a GPU is never reported."""
+    """TensorFlow. It prints the reason for having no GPU only to stderr, and never reports the memory size of a GPU."""
 
     module = "tensorflow"
 
     def __init__(self) -> None:
         super().__init__()
-        self.its.config.set_soft_device_placement(False)  # else it silently computes on another device
+        self.its.config.set_soft_device_placement(False)  # else TensorFlow may compute on another device, without error
 
     def devices(self) -> Sequence[Seen]:
         configuration = self.its.config
@@ -214,7 +215,7 @@ def _mib(number: object) -> int | None:
 
 
 def _text(identifier: object) -> str | None:
-    """Return a UUID as text; some libraries give bytes or an object."""
+    """Return a UUID as text; some libraries report UUIDs as bytes or as objects."""
     if isinstance(identifier, bytes):
         return str(uuid.UUID(bytes=identifier)) if len(identifier) == 16 else None
     return None if identifier is None else str(identifier)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from workloads.options import option
 
-# For each framework, its distributions on PyPI and conda-forge. Any of them will do; builds of one begin with its name.
-# The last three are servers in front of PyTorch.
+# The distributions on PyPI and conda-forge that each framework needs. In `A|B`, either is enough. The name of a special
+# build begins with the name of the distribution, as in cupy-cuda12x. The last three are servers in front of PyTorch.
 _TORCH = "torch|pytorch"
 _PACKAGES = {
     "torch": (_TORCH,),
@@ -23,15 +23,15 @@ _PACKAGES = {
 
 @dataclass(kw_only=True)
 class Framework:
-    """List the devices that a framework sees, and compute on each."""
+    """List the devices that a framework sees, and compute on each device."""
 
     script = "workloads/framework.py"
     work_unit = "products"
     ends_by_itself = True
     may_lack_packages = True
 
-    # A text and no enumeration, so that a file of environments can be named after it.
-    framework: str = option(choices=tuple(_PACKAGES), help="framework to probe; it sets the name")
+    # A text instead of an enumeration, because the path of an environment file interpolates this value.
+    framework: str = option(choices=tuple(_PACKAGES), help="framework to probe; determines the workload's name")
     rows: int = option(128, least=1, help="rows of the multiplied matrices")
     rounds: int = option(10, least=1, help="products on each device while other jobs compute")
 
@@ -39,14 +39,14 @@ class Framework:
         return f"framework_{self.framework}"
 
     def packages(self) -> tuple[str, ...]:
-        """Return the distributions that the options need; `A|B` means either."""
+        """Return the distributions that the options need; in `A|B`, either is enough."""
         return _PACKAGES.get(self.framework, ())
 
     def describe_lack(self, package: str, python: str) -> str:
         return (
-            f"{package} is not installed in the environment of {python}; workload=framework_env env=venv builds one "
-            f"that has it (workloads/frameworks/environments/{self.framework}.txt), and env=existing "
-            "workload.env_prefix=FOLDER uses one that is there"
+            f"{package} is not installed in the environment of {python}; build an environment with "
+            f"workload=framework_env env=venv (from workloads/frameworks/environments/{self.framework}.txt), or use "
+            "an existing one with env=existing workload.env_prefix=FOLDER"
         )
 
     def small(self) -> Framework:

@@ -1,4 +1,4 @@
-"""The servers: the devices of their workers, and a product, computed by PyTorch, as the answer to a request."""
+"""The servers: each lists its workers' devices and answers requests with a matrix product computed by PyTorch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workloads.frameworks.task import Matrix
 from workloads.program import find_free_port
 
 _LIMIT_S = 120.0
-# Ray then does not send usage statistics, and waits for its own processes on a busy host.
+# With these settings, Ray sends no usage statistics, and waits longer for its own processes if the host is busy.
 _RAY_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "300"}
 
 
@@ -73,7 +73,7 @@ class OverHttp(Serving):
 
 
 class Replica:
-    """A process of Ray Serve. It answers with its visible devices or, to two matrices, with their product."""
+    """A process of Ray Serve. It answers two matrices with their product, and an empty body with its devices."""
 
     def __init__(self) -> None:
         self.torch = Torch()
@@ -135,7 +135,7 @@ class RayServe(Framework):
 
 
 class TritonServer(Serving):
-    """NVIDIA's Triton Inference Server, started by PyTriton: it gets its answers from this process."""
+    """NVIDIA's Triton Inference Server, started by PyTriton. Its answers are computed in this process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,4 +194,5 @@ def _post(port: int, path: str, body: object = None) -> Any:
         with urllib.request.urlopen(request, timeout=_LIMIT_S) as reply:  # noqa: S310  of this machine
             return json.load(reply)
     except urllib.error.HTTPError as error:
-        raise RuntimeError(f"the server answered {error.code}: {error.read().decode(errors='replace')}") from error
+        text = error.read().decode(errors="replace")
+        raise RuntimeError(f"the server answered with status {error.code}: {text}") from error

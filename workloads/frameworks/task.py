@@ -1,7 +1,7 @@
 """A matrix product and the sum of its elements, with expected values computed on the CPU in integers.
 
-The numbers are small enough that every GPU arithmetic (fp32, TF32, even bf16 inputs) is exact in any summation order:
-any difference is an error.
+The numbers are so small that a GPU's result is exact in every number format (fp32, TF32, even bf16 inputs) and in any
+summation order. So any difference is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LARGEST = 3
 
 @dataclass(frozen=True)
 class Task:
-    """Two square matrices, their product as computed on the CPU, and the sum of its elements."""
+    """Two square matrices, their product as computed on the CPU, and the sum of the product's elements."""
 
     a: Matrix
     b: Matrix
@@ -37,9 +37,10 @@ class Task:
         return cls(a, b, product, sum(map(sum, product)))
 
     def describe_difference(self, product: Matrix, total: float) -> str:
-        """Describe how an answer differs from the CPU's result; return an empty string if it does not."""
+        """Describe how an answer differs from the CPU's result; return an empty string if they are equal."""
         if [len(row) for row in product] != [len(row) for row in self.product]:
-            return f"the product has {len(product)} rows, not {len(self.product)} of as many columns"
+            size = len(self.product)
+            return f"the product has {len(product)} rows, instead of {size} rows of {size} numbers"
         pairs = list(zip(chain.from_iterable(product), chain.from_iterable(self.product), strict=True))
         wrong = [(element, expected) for element, expected in pairs if element != expected]
         if wrong:

@@ -1,6 +1,7 @@
-"""Image data sets read into arrays, or synthetic ones of the same shape, through torch's loader or on the device.
+"""Image data sets in arrays, and synthetic data of the same shape.
 
-The loader delivers bytes, which are scaled, flipped and normalised on the device.
+Batches come from torch's loader, or stay on the device. The loader delivers bytes, which are scaled, flipped and
+normalised on the device.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def open_disk(options: TrainTimm, seed: int, device: torch.device) -> TrainingDa
 
 
 def open_on_host(options: TrainTimm, seed: int, device: torch.device) -> TrainingData:
-    """Create synthetic data with which torch's loader does the same work as with the real data set."""
+    """Create synthetic data for torch's loader, which has as much work as with the real data set."""
     pool = _noise(_SYNTHETIC_POOL, FACTS[options.dataset].native_px or options.image_px, seed)
     samples = PooledSamples(pool, _make_labels(options, count_samples(options), seed))
     train = LoaderBatches(samples, options, seed, device, is_training=True)
@@ -77,7 +78,7 @@ def memory_format(options: TrainTimm) -> torch.memory_format:
 
 
 class ArrayImages(Dataset[Batch]):
-    """Images in an array, in memory or mapped; a whole batch is one indexing operation."""
+    """Images in an array, in memory or memory-mapped; one indexing operation returns a complete batch."""
 
     def __init__(self, arrays: ImageArrays, num_classes: int) -> None:
         require_classes(int(arrays.labels.max()) + 1, num_classes)
@@ -92,7 +93,7 @@ class ArrayImages(Dataset[Batch]):
 
 
 class LoaderBatches(Loader):
-    """Bytes from the host, scaled, flipped and normalised on the device."""
+    """Batches of bytes from the host, which are scaled, flipped and normalised on the device."""
 
     def __init__(
         self, dataset: Dataset[Any], options: TrainTimm, seed: int, device: torch.device, *, is_training: bool
@@ -149,7 +150,7 @@ def _open_image_folders(folder: Path, options: TrainTimm) -> tuple[Dataset[Any],
     scale = partial(_scale_to_square, px=options.image_px)
     train, validation = (ImageFolder(half, scale) for half in split_folders(folder))
     if train.classes != validation.classes:
-        raise ValueError(f"{folder}: train and val hold different classes")
+        raise ValueError(f"{folder}/train and {folder}/val have different classes; give both the same folders")
     require_classes(len(train.classes), options.num_classes)
     return train, validation
 

@@ -1,4 +1,4 @@
-"""The image data sets, and their properties that are known without reading them. No torch here."""
+"""The image data sets, and those properties that are known before the data is read. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Facts:
     """The properties of a data set.
 
     Attributes:
-        native_px: the size of its images; `None` if sizes vary.
-        mean, std: per channel, of pixels scaled to 0 to 1.
-        flips: a mirrored image still belongs to its class.
-        folder: of its published files, below `data_root`; `None` if a package contains them.
+        native_px: height and width of the images; `None` if sizes vary.
+        mean, std: mean and standard deviation of each channel, with pixel values from 0 to 1.
+        flips: whether a mirrored image still belongs to its class.
+        folder: folder of the published files, below `data_root`; `None` if a package contains the files.
     """
 
     native_px: int | None
@@ -29,7 +29,8 @@ class Facts:
     folder: str | None
 
 
-# Means and standard deviations. Sources: ImageNet: torchvision's reference weights; CIFAR-10: its training images.
+# Sources of means and standard deviations: for ImageNet, torchvision's reference weights; for CIFAR-10, its training
+# images.
 _IMAGENET = Facts(
     native_px=None,
     train_samples=1_281_167,

@@ -1,8 +1,8 @@
 """Folders of image files, decoded and augmented as timm's `train.py` does by default.
 
-The components are timm's: RandomResizedCrop with random bilinear or bicubic interpolation, flips, colour jitter of 0.4,
-unpinned memory, and its prefetcher, which normalises on the device. Validation images are scaled and centre-cropped.
-Only the random numbers are ours: they depend on seed, epoch and image, not on the worker.
+The components are those of timm: RandomResizedCrop with random bilinear or bicubic interpolation, flips, colour jitter
+of 0.4, unpinned memory, and timm's prefetcher, which normalises on the device. Validation images are scaled and
+centre-cropped. Only the random numbers differ from timm's: they depend on seed, epoch and image, not on the worker.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def open_files(options: TrainTimm, seed: int, device: torch.device) -> TrainingD
 
 
 def open_synthetic(options: TrainTimm, seed: int, device: torch.device) -> TrainingData:
-    """Open a folder of synthetic files, created if it does not exist; training and validation repeat the files."""
+    """Open a folder of synthetic files, which is created if necessary; training and validation repeat the files."""
     folder = synthetic_files.find_or_make(options.dataset, options.cache_root)
     return _open(options, seed, device, folder, folder, samples=count_samples(options))
 
 
 class FolderImages(Dataset[tuple[Any, int]]):
-    """The images of a folder, repeated until there are enough; each repeat is augmented anew in every epoch.
+    """The images of a folder, repeated until there are `samples`; each repeat is augmented anew in every epoch.
 
     The index is `epoch * samples + image`, as from a numbered `EpochOrder`.
     """
@@ -86,8 +86,8 @@ class FolderBatches(Loader):
         self.name_epoch(number)
         for images, labels in self._prefetched:
             if images.is_cuda:
-                # The prefetcher allocates them on its own stream, and a step that runs ahead still needs them when they
-                # are freed.
+                # The prefetcher allocates batches on its own stream, and when they are freed, a step that runs ahead
+                # may still need them.
                 for tensor in (images, labels):
                     tensor.record_stream(torch.cuda.current_stream())
             yield images.contiguous(memory_format=self._format), labels
@@ -109,7 +109,7 @@ def _open(
     training = FolderImages(train, augment, samples, seed)
     validating = FolderImages(validation, plain, samples and max(1, round(samples * ratio)), seed)
     if training.classes != validating.classes:
-        raise ValueError(f"{train} and {validation} hold different classes")
+        raise ValueError(f"{train} and {validation} have different classes; give both the same folders")
     require_classes(len(training.classes), options.num_classes)
     return TrainingData(
         train=FolderBatches(training, options, seed, device, is_training=True),

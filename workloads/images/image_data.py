@@ -19,5 +19,5 @@ _SOURCES = {
 
 
 def open_data(options: TrainTimm, seed: int, device: torch.device) -> TrainingData:
-    """Open the data of a training; the caller must close it."""
+    """Open the training data; the caller must close it."""
     return _SOURCES[options.source](options, seed, device)

@@ -1,7 +1,7 @@
-"""Image data sets, read from their published formats into arrays of bytes. No torch here.
+"""Image data sets, read from their published formats into arrays of bytes. Does not import torch.
 
-Images are `uint8` arrays of shape [images, channel, row, column], labels `int64` arrays that count from 0. Nothing is
-downloaded, and reading a data file never executes code that it contains.
+Images are `uint8` arrays of shape [images, channel, row, column]. Labels are `int64` arrays; the first class is 0.
+Nothing is downloaded, and reading a data file never executes code in the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IMAGENET64_PX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageArrays:
-    """Images [images, channel, row, column] of bytes, and one label each."""
+    """Images as bytes [images, channel, row, column], and one label per image."""
 
     images: Bytes
     labels: Labels
@@ -47,14 +47,14 @@ class Split:
 
 
 def read_digits(image_px: int) -> Split:
-    """Return scikit-learn's handwritten digits, with grey as three equal channels, pixels repeated up to `image_px`.
+    """Return scikit-learn's handwritten digits, with three equal channels and pixels repeated up to `image_px`.
 
-    1500 images train and 297 validate, split identically for all seeds.
+    1500 images are for training and 297 for validation; the split is the same for all seeds.
 
     Source: scikit-learn, `sklearn.datasets.load_digits` (1797 images of 8x8 values from 0 to 16).
     """
     if image_px < 8 or image_px % 8 != 0:
-        raise ValueError(f"--image-px {image_px} does not fit digits of 8x8 pixels; use a multiple of 8")
+        raise ValueError(f"--image-px {image_px} is not a multiple of the digits' 8 pixels; use a multiple of 8")
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -70,13 +70,13 @@ def read_digits(image_px: int) -> Split:
 
 
 def read_cifar10(data_root: Path) -> Split:
-    """Return CIFAR-10 (Python version), read from its unpacked files in `data_root`.
+    """Return CIFAR-10 (Python version), read from the unpacked files in `data_root`.
 
     Source: https://www.cs.toronto.edu/~kriz/cifar.html, "CIFAR-10 python version".
     """
     folder = data_root / "cifar-10-batches-py"
     names = [f"data_batch_{number}" for number in range(1, 6)]
-    layout = f"{folder} must hold data_batch_1 to data_batch_5 and test_batch (CIFAR-10, Python version)"
+    layout = f"put data_batch_1 to data_batch_5 and test_batch (CIFAR-10, Python version) into {folder}"
     _require([folder / name for name in (*names, "test_batch")], layout)
     parts = [_read_batch(folder / name, px=_CIFAR10_PX, first_label=0) for name in names]
     train = ImageArrays(
@@ -97,17 +97,17 @@ def read_imagenet64(data_root: Path, cache_root: str | Path | None) -> Split:
     converted = Path(cache_root or folder) / "imagenet64-npy"
     if not converted.is_dir():
         train = [folder / f"train_data_batch_{number}" for number in range(1, 11)]
-        layout = f"{folder} must hold train_data_batch_1 to train_data_batch_10 and val_data (ImageNet 64x64, Python)"
+        layout = f"put train_data_batch_1 to train_data_batch_10 and val_data (ImageNet 64x64, Python) into {folder}"
         _require([*train, folder / "val_data"], layout)
         make_once(converted, partial(_convert, splits={"train": train, "validation": [folder / "val_data"]}))
     return Split(train=_open_map(converted, "train"), validation=_open_map(converted, "validation"))
 
 
 def split_folders(folder: Path) -> tuple[Path, Path]:
-    """Return the folders `train` and `val` of a data set, each with files `CLASS/*`."""
+    """Return the folders `train` and `val` of a data set; each contains files `CLASS/*`."""
     for name in ("train", "val"):
         if not (folder / name).is_dir():
-            raise FileNotFoundError(f"{folder / name} does not exist; {folder} must hold train/CLASS/* and val/CLASS/*")
+            raise FileNotFoundError(f"{folder / name} does not exist; put train/CLASS/* and val/CLASS/* into {folder}")
     return folder / "train", folder / "val"
 
 
@@ -137,7 +137,7 @@ def _convert(folder: Path, splits: dict[str, list[Path]]) -> None:
 
 
 def _write_header(file: BinaryIO, shape: tuple[int, ...]) -> None:
-    """Write the .npy header, with the same length for any number of images, so that it can be overwritten."""
+    """Write the .npy header; its length does not depend on the number of images, so it can be overwritten later."""
     np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
 
 
@@ -153,28 +153,29 @@ def _require(files: list[Path], layout: str) -> None:
 
 
 def _read_batch(path: Path, *, px: int, first_label: int) -> ImageArrays:
-    """Read one pickled batch: `data` of uint8 [images, 3 * px * px] by colour planes, and `labels`."""
+    """Read one pickled batch: `data`, uint8 [images, 3 * px * px], one colour plane after another, and `labels`."""
     with path.open("rb") as file:
         batch = _ArrayUnpickler(file, encoding="latin1").load()
     try:
         data, labels = np.asarray(batch["data"]), np.asarray(batch["labels"], dtype=np.int64) - first_label
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a batch of images: {error}") from error
+        raise ValueError(f"{path} is not a batch of images ({error}); replace it by the published file") from error
     if data.dtype != np.uint8 or data.shape != (len(labels), 3 * px * px):
-        raise ValueError(f"{path}: expected uint8 of shape {(len(labels), 3 * px * px)}, not {data.dtype} {data.shape}")
+        expected = f"uint8 of shape {(len(labels), 3 * px * px)}"
+        raise ValueError(f"{path} has {data.dtype} of shape {data.shape} instead of {expected}")
     if len(labels) == 0 or labels.min() < 0:
-        raise ValueError(f"{path}: no images, or a label below {first_label}")
+        raise ValueError(f"{path} has no images, or a label below {first_label}; replace it by the published file")
     return ImageArrays(images=np.ascontiguousarray(data).reshape(-1, 3, px, px), labels=labels)
 
 
 def _list_admitted() -> dict[tuple[str, str], Any]:
-    """Return every name that a pickled array may look up; NumPy 2 renamed `numpy.core`, and files use both names."""
+    """Return every name that a pickled array may look up, with `numpy.core` and its new name in NumPy 2."""
     rebuild = np.empty(0).__reduce__()[0]
     from_buffer = np.empty(1).__reduce_ex__(5)[0]
     admitted: dict[tuple[str, str], Any] = {
         ("numpy", "ndarray"): np.ndarray,
         ("numpy", "dtype"): np.dtype,
-        ("_codecs", "encode"): codecs.encode,  # how Python 3 writes bytes at protocol 2
+        ("_codecs", "encode"): codecs.encode,  # pickled bytes of Python 3 at protocol 2 need this name
     }
     for core in ("numpy.core", "numpy._core"):
         admitted[f"{core}.multiarray", "_reconstruct"] = rebuild
@@ -183,7 +184,7 @@ def _list_admitted() -> dict[tuple[str, str], Any]:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler of containers, numbers, text and arrays; it refuses any name that could run code."""
+    """An unpickler for containers, numbers, text and arrays; it refuses all other names, which could run code."""
 
     _names = _list_admitted()
 
@@ -191,4 +192,6 @@ class _ArrayUnpickler(pickle.Unpickler):
         try:
             return self._names[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"a data file may not name {module}.{name}") from None
+            raise pickle.UnpicklingError(
+                f"the file refers to {module}.{name}, which could run code; use the published file"
+            ) from None

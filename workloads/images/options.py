@@ -15,9 +15,9 @@ Recipe = enum.Enum("Recipe", "plain timm", start=0)
 Autotune = enum.Enum("Autotune", "auto in_turn together off", start=0)
 
 TINY_RESNET = {"layers": [1, 1, 1, 1], "channels": [64, 128, 256, 512], "stem_chs": 32, "stem_type": ""}
-# The loader decodes and crops them to any size.
+# From these sources, the loader decodes image files and crops them to any size.
 _IMAGE_FILES = (DataSource.files, DataSource.synthetic_files)
-_MOST_IN_A_BATCH = 32  # limits a rehearsal: a step must end within its window, also on two busy cores
+_MOST_IN_A_BATCH = 32  # limits of a rehearsal: a step must be complete within the window, even on two busy cores
 
 
 @dataclass(kw_only=True)
@@ -28,12 +28,12 @@ class TrainTimm(Training):
     preload = "workloads.timm_imports"
 
     model: str = option(help="name of the model in timm")
-    model_args: dict[str, Any] = option({}, help="further arguments of timm's `create_model`")
+    model_args: dict[str, Any] = option({}, help="further arguments for timm's `create_model`")
     dataset: Dataset = option(help="data set")
     cache_root: str | None = option(
         None,
         path=PLACE,
-        help="folder of converted data sets (default: next to the data set) and synthetic files (default: the user's "
+        help="folder for converted data sets (default: the data set's folder) and synthetic files (default: the user's "
         "cache)",
     )
     image_px: int = option(
@@ -48,13 +48,13 @@ class TrainTimm(Training):
     )
     recipe: Recipe = option(
         Recipe.plain,
-        help="loss, optimiser, learning rate and when the loss is read ([workloads.md](workloads.md#recipes))",
+        help="loss, optimiser, learning rate, and when the host reads the loss ([workloads.md](workloads.md#recipes))",
     )
     learning_rate: float | None = option(None, help="learning rate of the first epoch; `null`: from the recipe")
     channels_last: bool = option(True, help="use the channels-last memory format")
     autotune: Autotune = option(
         Autotune.auto,
-        help="when cuDNN tunes its algorithms: one job after another, all at once, or never; `auto` is `in_turn` with "
+        help="when cuDNN tunes its algorithms: job after job, in all jobs at once, or never; `auto` is `in_turn` with "
         "`precision=fp32`, else `off` ([method.md](method.md))",
     )
 
@@ -67,28 +67,29 @@ class TrainTimm(Training):
         super().check(device)
         if self.dataset is Dataset.digits and self.source in _IMAGE_FILES:
             raise ValueError(
-                f"source={self.source.name} is for data sets of image files, and the digits come with scikit-learn; "
-                "use source=disk"
+                f"source={self.source.name} is for data sets of image files, but scikit-learn has the digits as "
+                "arrays; use source=disk"
             )
         native_px = FACTS[self.dataset].native_px
         if self.source not in _IMAGE_FILES and native_px is not None and native_px > self.image_px:
             raise ValueError(
-                f"image_px={self.image_px} is less than the {native_px} pixels of {self.dataset.name}, which are "
-                f"scaled up only; use image_px={native_px} or more"
+                f"image_px={self.image_px} is less than the {native_px} pixels of {self.dataset.name}, and images are "
+                f"only scaled up; use image_px={native_px} or more"
             )
         if self.samples is not None and self.source in (DataSource.disk, DataSource.files):
             raise ValueError(
-                f"samples={self.samples} is for synthetic data, and source={self.source.name} uses all; leave it out"
+                f"samples={self.samples} is for synthetic data, but source={self.source.name} uses all samples; remove "
+                "samples"
             )
         if self.image_px >= GPU_ONLY_PX and not device.is_gpu and not device.was_chosen:
-            raise ValueError(f"it trains on {self.image_px}-pixel images and {NO_GPU}")
+            raise ValueError(f"image_px={self.image_px} is too large to train on CPUs by default, and {NO_GPU}")
 
     def check_data(self) -> None:
         made_up, folder = DataSource.synthetic_device, FACTS[self.dataset].folder
         if self.source is DataSource.files:
             made_up, folder = DataSource.synthetic_files, self.dataset.name
         if self.source in (DataSource.disk, DataSource.files) and folder is not None:
-            remedy = f"data.source={made_up.name} to train on made-up data of the same shape"
+            remedy = f"data.source={made_up.name} to train on synthetic data of the same shape"
             self.find_folder(self.dataset.name, folder, remedy)
 
     def small(self) -> Tiny:

@@ -1,6 +1,6 @@
-"""Synthetic image files with as many pixels and bytes as those of a real data set. No torch here.
+"""Synthetic image files with as many pixels and bytes as the files of a real data set. Does not import torch.
 
-A limited number of files, read repeatedly, is enough to give a loader its work.
+A limited number of files is enough, because the loader reads them repeatedly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workloads.images.data_sets import Dataset
 if TYPE_CHECKING:
     from PIL import Image
 
-# Part of the folder name; change it when the content of the files changes.
+# This version is part of the folder's name; increase it when the content of the files changes.
 _VERSION = 1
 _BLOT_PX = 8
 _NOISE_PX = 512
@@ -30,8 +30,8 @@ class Kind:
     """The properties of the files of one data set.
 
     Attributes:
-        sizes: width and height, used in turn.
-        suffix, options: of the file format.
+        sizes: widths and heights, which the files have in turn.
+        suffix, options: suffix of the file format, and options for saving it.
         noise: standard deviation of the noise added to each pixel; it determines the file size.
     """
 
@@ -43,7 +43,7 @@ class Kind:
     noise: float
 
 
-# PNG files of CIFAR-10 have about 2.3 kB, those of ImageNet64 about 9 kB, the JPEG files of ImageNet about 110 kB.
+# A file has about 2.3 kB for CIFAR-10 (PNG), 9 kB for ImageNet64 (PNG) and 110 kB for ImageNet (JPEG).
 KINDS = {
     Dataset.cifar10: Kind(count=4000, classes=10, sizes=((32, 32),), suffix=".png", options={}, noise=8),
     Dataset.imagenet64: Kind(count=4000, classes=1000, sizes=((64, 64),), suffix=".png", options={}, noise=8),
@@ -59,9 +59,9 @@ KINDS = {
 
 
 def find_or_make(dataset: Dataset, cache_root: str | Path | None) -> Path:
-    """Return a folder `CLASS/*` of synthetic files like those of a data set, created if it does not exist.
+    """Return a folder of synthetic files `CLASS/*` that resemble a data set's files; create it if it does not exist.
 
-    By default it is in the user's cache folder.
+    By default, the folder is in the user's cache.
     """
     kind = KINDS[dataset]
     root = cache_folder(cache_root, "synthetic-files")
@@ -80,7 +80,7 @@ def _paint(kind: Kind) -> Iterator[Image.Image]:
     from PIL import Image
 
     random = np.random.default_rng(0)
-    # One noise field, of which each image uses another part: noise per image would take most of the time.
+    # Each image uses another portion of one noise field, because new noise per image would take most of the time.
     field = np.rint(random.normal(0, kind.noise, (2 * _NOISE_PX, 2 * _NOISE_PX, 3))).astype(np.int16)
     for number in range(kind.count):
         width, height = kind.sizes[number % len(kind.sizes)]

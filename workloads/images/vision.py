@@ -1,4 +1,4 @@
-"""The import of torchvision, even with a build of torch that it was not made for."""
+"""Import torchvision, even with a build of torch for which torchvision was not built."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _kept: list[Any] = []
 
 
 def import_torchvision() -> Any:
-    """Return the package torchvision; call this before anything that imports it, such as timm.
+    """Return the package torchvision; call this before importing packages that import torchvision, such as timm.
 
-    PyPI's torchvision is built against CUDA. With a CPU build of torch its operators do not load, and its import fails
-    because an operator has no schema. Models and images use none of these operators, so defining schemas is enough.
+    PyPI's torchvision is built against CUDA. With a CPU build of torch, its operators do not load, and its import fails
+    because an operator has no schema. This project does not use these operators, so it is enough to define schemas.
     """
     try:
         import torchvision

@@ -1,1 +1,1 @@
-"""The parts of microbenchmarks: operations, kernels, and the loop that measures them."""
+"""The components of microbenchmarks: operations, kernels, and the loop that measures the operations."""

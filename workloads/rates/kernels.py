@@ -1,6 +1,7 @@
 """Triton kernels for NVIDIA GPUs: chains of fused multiply-adds on CUDA cores, and the tracking of particles.
 
-Triton comes with GPU builds of torch. With `TRITON_INTERPRET=1`, all but packed kernels (inline PTX) run on a CPU.
+Triton is part of GPU builds of torch. With `TRITON_INTERPRET=1`, all kernels except packed ones (inline PTX) also run
+on a CPU.
 """
 
 # Triton reads the annotations of these functions: only `tl.constexpr` is allowed.
@@ -16,18 +17,19 @@ import triton.language as tl
 def multiply_add(
     out, factor, summand, rounds, dtype: tl.constexpr, packed: tl.constexpr, block: tl.constexpr, unrolled: tl.constexpr
 ):
-    """Write x * factor + summand, applied `rounds * unrolled + 1` times to x = (i % 1024) / 1024, to `out[i]`.
+    """Write to `out[i]` the number x after some steps, each of which replaces x by x * factor + summand.
 
+    The first x is (i % 1024) / 1024. There are `rounds * unrolled + 1` steps: `unrolled` in each round, and one more.
     `out` has [programs * block] elements of `dtype`: fp16, fp32 or fp64. If `packed`, two fp16 elements share a
-    register and an instruction, which doubles the rate. A round has `unrolled` steps.
+    register and an instruction, which doubles the rate.
     """
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     x = ((index % 1024).to(tl.float32) / 1024.0).to(dtype)
     a = tl.full((block,), factor, dtype)
     b = tl.full((block,), summand, dtype)
     if packed:
-        # Each pair in its own register: with one shared by all, one of the two units for pairs stays idle, and an H200
-        # made 66 TFLOP/s, half of its peak. The added value is 0.
+        # Add 0, so that each pair of constants is in a separate register. If all pairs shared a register, one of the
+        # two units for pairs would be idle: an H200 then reached 66 TFLOP/s, half of its peak.
         a += x * 0.0
         b += x * 0.0
     for _round in range(rounds):
@@ -43,11 +45,12 @@ def multiply_add(
 
 @triton.jit
 def track(state, lattice, done, num_particles, turns, cells: tl.constexpr, is_6d: tl.constexpr, block: tl.constexpr):
-    """Track each particle for some turns in place, as `tracking.track` does, and count the turns of each program.
+    """Track each particle for some turns in place, like `particle_tracking.track`, and count the turns of each program.
 
     `state` is [6, num_particles] of fp32 or fp64: x, px, y, py, zeta, delta. `lattice` is [4] of the same type:
-    strength of a quadrupole, length of a drift, slippage, amplitude of the cavity. The turns are added to `done`,
-    [programs] of int64. A program tracks `block` particles. In 6-D they also move along the bunch.
+    strength of a quadrupole, length of a drift, slippage, amplitude of the cavity. Each program tracks `block`
+    particles and adds the number of turns to its element of `done`, [programs] of int64. In 6-D, particles also move
+    along the bunch.
     """
     index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     is_particle = index < num_particles

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Operation(Protocol):
-    """A measured operation. All of it is issued to the device without waiting.
+    """A measured operation. Its methods issue work to the device and do not wait for it.
 
     `work` is the work of one call, in the work unit of the workload.
     """
@@ -25,12 +25,15 @@ class Operation(Protocol):
     work: float
 
     def begin(self) -> None:
-        """Reset all state, before each epoch."""
+        """Reset all state; called before each epoch."""
 
     def call(self) -> None: ...
 
     def count_wrong(self) -> torch.Tensor:
-        """Return how many sampled results are wrong [], and overwrite them, so the next call checks new ones."""
+        """Return the number of wrong results in a sample, as a scalar tensor.
+
+        The sampled results are overwritten, so the next call checks new results.
+        """
 
 
 def measure(
@@ -42,7 +45,7 @@ def measure(
     name: str,
     facts: Mapping[str, object],
 ) -> None:
-    """Warm up, wait for the group, repeat an operation for the epochs of the command line or until stopped.
+    """Warm up, wait at the group's barrier, and repeat an operation for `args.epochs` epochs; 0: until stopped.
 
     `name` is used in messages, `calls` is the number of calls per step, and facts other than `None` are recorded.
     """

@@ -1,7 +1,8 @@
-"""The operations of `workloads/micro.py`: arithmetic by format, memory, transfers and launches.
+"""The operations of `workloads/micro.py`: arithmetic in several number formats, memory, transfers and launches.
 
-On a GPU, chains of multiply-adds run on CUDA cores by Triton, products on tensor cores by torch's libraries. On CPUs
-torch runs smaller versions. NaN is written to the checked results before each step, so unwritten ones are found.
+On a GPU, Triton kernels run chains of multiply-adds on CUDA cores, and torch's libraries compute products on tensor
+cores. On CPUs, torch runs smaller versions. NaN is written to the checked results before each step, so results that
+were not written are found.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ _FACTOR, _SUMMAND = -1.0, 1.0
 _BLOCK, _UNROLLED, _NUM_WARPS = 1024, 32, 4
 _LOOKED_AT = 4096
 _TOLERANCE = 0.05
-"""Tolerance for a product of random numbers, in standard deviations of its elements; fp16 and bf16 reach 0.02."""
+"""Tolerance for a product of random numbers, in standard deviations of its elements. Errors of fp16 and bf16 reach
+0.02."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The size of a call: `multiply_add` elements and rounds, rows of a square product, MiB of an array."""
+    """The size of a call: elements and rounds of multiply-adds, rows of a square product, MiB of an array."""
 
     elements: int
     rounds: int
@@ -37,7 +39,7 @@ SIZES = {
     "cuda": Size(elements=1 << 26, rounds=32, rows=8192, array_mib=512, transfer_mib=128),
     "cpu": Size(elements=1 << 16, rounds=1, rows=192, array_mib=4, transfer_mib=4),
 }
-"""By device type. Independent of the size of the GPU, so that equal work is compared."""
+"""Sizes by device type. They do not depend on the size of the GPU, so that equal work is compared."""
 
 CALLS = {"fma": 4, "mm": 8, "copy": 20, "triad": 20, "to_device": 4, "to_host": 4, "launch": 2000}
 CALLS_CPU = {"launch": 1000}
@@ -45,7 +47,7 @@ CALLS_CPU = {"launch": 1000}
 
 
 def build(name: str, device: torch.device, size: Size) -> Operation:
-    """Return the operation of this name: `fp32_cuda`, `bf16_tensor`, `copy`, ..."""
+    """Return the operation with this name: `fp32_cuda`, `bf16_tensor`, `copy`, ..."""
     kind = find_kind(name)
     if kind == "fma":
         return MultiplyAdd(name.partition("_")[0], device, size)
@@ -59,7 +61,7 @@ def build(name: str, device: torch.device, size: Size) -> Operation:
 
 
 def find_kind(name: str) -> str:
-    """Return the kind of an operation, without its number format."""
+    """Return the kind of an operation: its name without the number format."""
     return {"cuda": "fma", "tensor": "mm"}.get(name.partition("_")[2], name)
 
 
@@ -70,14 +72,14 @@ def count_calls(name: str, device: torch.device) -> int:
 
 
 class MultiplyAdd:
-    """Chains of fused multiply-adds that stay in registers. Work: TFLOP, two FLOP per multiply-add."""
+    """Chains of fused multiply-adds in registers. The work unit is TFLOP, with two FLOP per multiply-add."""
 
     def __init__(self, precision: str, device: torch.device, size: Size) -> None:
         self._dtype = {"fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}[precision]
         self._rounds = size.rounds
         self._out = torch.empty(size.elements, dtype=self._dtype, device=device)
         steps = size.rounds * _UNROLLED + 1
-        assert steps % 2, "the result must not be what it was computed from"
+        assert steps % 2, "with an even number of steps, the result would equal the start value"
         self.work = 2 * steps * size.elements / 1e12
         index = torch.arange(size.elements - _LOOKED_AT, size.elements, device=device)
         self._must_be = 1 - (index % 1024 / 1024).to(self._dtype)
@@ -122,18 +124,18 @@ class MultiplyAdd:
 
 
 class Product:
-    """Square matrix products of random numbers, on tensor cores if available. Work: TFLOP."""
+    """Square matrix products of random numbers, on tensor cores if available. The work unit is TFLOP."""
 
     def __init__(self, precision: str, device: torch.device, rows: int) -> None:
         self._is_fp8 = precision == "fp8"
         dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32, "fp8": torch.float8_e4m3fn}
         self._left, self._right = (torch.randn(rows, rows, device=device).to(dtype[precision]) for _ in range(2))
-        if self._is_fp8:  # the scaled product of fp8 takes the right matrix column by column
+        if self._is_fp8:  # torch's fp8 product requires the right matrix in column-major order
             self._right = self._right.t()
         self._one = torch.ones((), device=device)
         self._out = torch.empty(rows, rows, dtype=torch.bfloat16 if self._is_fp8 else dtype[precision], device=device)
         self.work = 2 * rows**3 / 1e12
-        # Elements from all over the product, so that every block of it is likely to be sampled.
+        # The checked elements are spread over the product, so that most blocks of the product are sampled.
         self._at = slice(None, None, max(1, rows // 64)), slice(None, None, max(1, rows // 64))
         host = self._left[self._at[0]].cpu().double() @ self._right[:, self._at[1]].cpu().double()
         self._must_be, self._scale = host.float().to(device), rows**0.5
@@ -145,7 +147,7 @@ class Product:
         if not self._is_fp8:
             torch.mm(self._left, self._right, out=self._out)
         elif self._out.is_cuda:
-            factors, one = (self._left, self._right), self._one  # torch has only a private function for fp8
+            factors, one = (self._left, self._right), self._one  # for fp8, torch has only this private function
             torch._scaled_mm(*factors, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, out=self._out)
         else:
             self._out.copy_(self._left.float() @ self._right.float())
@@ -159,11 +161,11 @@ class Product:
 
 
 class Stream:
-    """A copy, or a = b + 3 c, of arrays in device memory. Work: GB read and written."""
+    """A copy of an array in device memory, or a = b + 3 c. The work unit is GB, read and written."""
 
     def __init__(self, kind: str, device: torch.device, array_mib: int) -> None:
         num = array_mib * 2**20 // 4
-        # Small integers, so that results are exact.
+        # The numbers are small integers, so results are exact.
         count = 2 if kind == "triad" else 1
         arrays = [torch.randint(1000, (num,), device=device, dtype=torch.float32) for _ in range(count)]
         self._from, self._more = arrays[0], arrays[1] if kind == "triad" else None
@@ -188,7 +190,7 @@ class Stream:
 
 
 class Transfer:
-    """Copies between pinned host memory and device memory. Work: GB."""
+    """Copies between pinned host memory and device memory. The work unit is GB."""
 
     def __init__(self, kind: str, device: torch.device, array_mib: int) -> None:
         num = array_mib * 2**20 // 4
@@ -209,7 +211,7 @@ class Transfer:
         self._to.copy_(self._from, non_blocking=True)
 
     def count_wrong(self) -> Tensor:
-        # In stream order, so that host memory is read only after the copy.
+        # This copy is queued in the same stream, so host memory is read only after the measured copy.
         looked_at = self._to[-_LOOKED_AT:].to(self._device, non_blocking=True)
         wrong = (looked_at != self._must_be).sum()
         self.begin()
@@ -217,7 +219,7 @@ class Transfer:
 
 
 class Launch:
-    """Kernels that do almost nothing, one after another: measures the launch cost. Work: launches."""
+    """Tiny kernels, one after another, which measure the launch cost. The work unit is launches."""
 
     work = 1.0
 

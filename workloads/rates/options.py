@@ -1,4 +1,4 @@
-"""The options of programs that repeat one operation (`workloads/micro.py`, `workloads/particles.py`)."""
+"""The options of the programs that repeat one operation (`workloads/micro.py`, `workloads/particles.py`)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ Operation = enum.Enum(
     "fp16_cuda fp32_cuda fp64_cuda fp16_tensor bf16_tensor tf32_tensor fp8_tensor copy triad to_device to_host launch",
     start=0,
 )
-"""Microbenchmark operations: multiply-adds on CUDA cores, products on tensor cores, copies within device memory and
-between device and host, launches."""
+"""Operations of microbenchmarks: multiply-adds on CUDA cores, matrix products on tensor cores, copies within device
+memory, copies between device and host, kernel launches."""
 TrackingPrecision = enum.Enum("TrackingPrecision", "fp32 fp64", start=0)
 
-# Ada and Hopper; Ampere. Source: NVIDIA, CUDA C++ Programming Guide, arithmetic by compute capability.
+# FP8 needs compute capability 8.9 (Ada, Hopper); TF32 and BF16 need 8.0 (Ampere). Source: NVIDIA, CUDA C++ Programming
+# Guide, arithmetic by compute capability.
 _LEAST_CAPABILITY = {Operation.fp8_tensor: (8, 9), Operation.tf32_tensor: (8, 0), Operation.bf16_tensor: (8, 0)}
 
 
 @dataclass(kw_only=True)
 class Repeating:
-    """Repeating one operation."""
+    """The options that all programs with one repeated operation have."""
 
     preload = "workloads.rates.loop"
 
     calls: int | None = option(None, least=1, help="calls of the operation per step; `null`: depends on the operation")
-    steps: int = option(100, least=1, help="steps of an epoch, in a `work` window")
+    steps: int = option(100, least=1, help="steps per epoch; matters only with `window=work`")
     warmup_steps: int = option(3, least=0, help="steps before the barrier")
     threads: int | None = option(None, least=1, help="CPU threads of each job; `null`: the framework chooses")
 
@@ -38,8 +39,8 @@ class Micro(Repeating):
 
     script = "workloads/micro.py"
 
-    operation: Operation = option(help="repeated operation; it sets name and work unit")
-    rows: int | None = option(None, least=1, help="rows of the matrices of a product; `null`: 8192 on a GPU")
+    operation: Operation = option(help="repeated operation; determines the workload's name and work unit")
+    rows: int | None = option(None, least=1, help="rows of the multiplied matrices; `null`: 8192 on a GPU")
     array_mib: int | None = option(None, least=1, help="MiB of each array; `null`: 512 on a GPU, 128 for transfers")
 
     def derive_name(self) -> str:
@@ -53,16 +54,16 @@ class Micro(Repeating):
     def check(self, device: Device) -> None:
         name = self.operation.name
         if self.rows is not None and not name.endswith("_tensor"):
-            raise ValueError(f"rows={self.rows} is for products (operation=..._tensor), not for operation={name}")
+            raise ValueError(f"rows={self.rows} is only for matrix products; remove rows, or use operation=..._tensor")
         if self.rows is not None and self.rows % 16:
-            raise ValueError(f"rows={self.rows} must be a multiple of 16")
+            raise ValueError(f"rows={self.rows} is not a multiple of 16; use {self.rows // 16 * 16 + 16}")
         if self.array_mib is not None and self.derive_work_unit() != "GB":
-            raise ValueError(f"array_mib={self.array_mib} is for copies and transfers, not for operation={name}")
+            raise ValueError(f"array_mib={self.array_mib} has no effect with operation={name}; remove array_mib")
         least, capability = _LEAST_CAPABILITY.get(self.operation, (0, 0)), device.compute_capability
         if capability is not None and capability < least:
             raise ValueError(
-                f"operation={name} needs compute capability {'.'.join(map(str, least))}, and {device.name} has "
-                f"{'.'.join(map(str, capability))}; choose fp16_tensor"
+                f"operation={name} needs compute capability {'.'.join(map(str, least))}, but {device.name} has "
+                f"{'.'.join(map(str, capability))}; use operation=fp16_tensor"
             )
 
     def small(self) -> Micro:
@@ -76,8 +77,8 @@ class Particles(Repeating):
     script = "workloads/particles.py"
     work_unit = "particle_turns"
 
-    dimensions: int = option(6, choices=(4, 6), help="4: without motion along the bunch; 6: with it")
-    precision: TrackingPrecision = option(TrackingPrecision.fp64, help="arithmetic")
+    dimensions: int = option(6, choices=(4, 6), help="6: with motion along the bunch; 4: without")
+    precision: TrackingPrecision = option(TrackingPrecision.fp64, help="number format of the arithmetic")
     particles: int | None = option(None, least=1, help="number of particles; `null`: 5 million on a GPU")
     turns: int | None = option(None, least=1, help="turns per call; `null`: 100 on a GPU")
 

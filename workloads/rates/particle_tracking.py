@@ -1,8 +1,8 @@
-"""Particles tracked through a ring of magnets by drifts and kicks: a symplectic map that keeps invariants.
+"""Tracking of particles through a ring of magnets by drifts and kicks: a symplectic map with invariants.
 
-A turn has a number of equal cells, each a focusing and a defocusing thin quadrupole, each followed by a drift. In 6-D,
-drifts take longer for particles with a higher momentum or a larger slope, and a cavity kicks once per turn; in 4-D all
-particles have the same momentum. Each sub-step is the exact map of a part of the Hamiltonian.
+A turn has several equal cells. A cell has a focusing and a defocusing thin quadrupole, each followed by a drift. In
+6-D, the drift depends on a particle's momentum and slope, and a cavity kicks once per turn; in 4-D, all particles have
+the same momentum. Each sub-step is the exact map of a term of the Hamiltonian.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 CELLS, STRENGTH, DRIFT = 8, 0.6, 1.0
-"""Cells per turn, inverse focal length in 1/m, and length in m: a phase advance of 35 degrees per cell."""
+"""Cells per turn, inverse focal length in 1/m, and drift length in m; the phase advance is 35 degrees per cell."""
 
 SLIPPAGE, CAVITY = 1.0, 4e-4
-"""Phase slip per turn for a relative momentum of 1, and the kick of the cavity: a tune of 0.003."""
+"""Phase slip per turn for a relative momentum of 1, and the kick of the cavity; the tune is 0.003."""
 
 _AMPLITUDES = (1e-4, 1e-4, 1e-4, 1e-4, 5e-3, 1e-4)
-"""Amplitudes of x (m), px, y (m), py, zeta (rad) and delta: small, so that the planes are nearly uncoupled in 6-D."""
+"""Amplitudes of x (m), px, y (m), py, zeta (rad) and delta. They are small, so in 6-D the planes are nearly
+uncoupled."""
 
 _BLOCK, _NUM_WARPS, _LOOKED_AT = 256, 4, 4096
 _Plane = tuple[float, float, float]
@@ -28,7 +29,7 @@ _Plane = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lattice:
-    """The constants of the ring, in the form that the kernel takes."""
+    """The constants of the ring, in the form in which the kernel uses them."""
 
     strength: float = STRENGTH
     drift: float = DRIFT
@@ -38,8 +39,8 @@ class Lattice:
     def invariants(self) -> tuple[_Plane, _Plane, _Plane]:
         """Return a, b, c of each plane, such that a q^2 + 2 b q p + c p^2 is the same after each turn.
 
-        It is exact in 4-D; in 6-D, small terms couple the planes. Source: Courant and Snyder, Annals of Physics 3
-        (1958): the Twiss parameters of the linear map.
+        The invariance is exact in 4-D; in 6-D, small terms couple the planes. Source: Courant and Snyder, Annals of
+        Physics 3 (1958): the Twiss parameters of the linear map.
         """
         focus, defocus = ((1.0, 0.0, sign * self.strength, 1.0) for sign in (-1, 1))
         drift = (1.0, self.drift, 0.0, 1.0)
@@ -62,7 +63,10 @@ def _invariant(matrix: tuple[float, float, float, float]) -> _Plane:
 
 
 def track(state: Tensor, lattice: Lattice, turns: int, *, is_6d: bool) -> None:
-    """Track particles in place. `state` is [6, particles]: x, px, y, py, zeta, delta; 4-D keeps the last two."""
+    """Track particles in place.
+
+    `state` is [6, particles]: x, px, y, py, zeta, delta. In 4-D, zeta and delta do not change.
+    """
     x, px, y, py, zeta, delta = state
     for _ in range(turns):
         drift = lattice.drift / (1 + delta) if is_6d else torch.full_like(delta, lattice.drift)
@@ -80,9 +84,10 @@ def track(state: Tensor, lattice: Lattice, turns: int, *, is_6d: bool) -> None:
 
 
 class Tracking:
-    """Particles that go round the ring for some turns per call. Work: particle turns.
+    """Particles that go round the ring for some turns per call. The work unit is particle turns.
 
-    A particle is wrong if one of its invariants has changed since the start, or if its kernel did not count every turn.
+    A particle is wrong if one of its invariants has changed since the start. A program of the kernel is wrong if it did
+    not count every turn.
     """
 
     def __init__(self, particles: int, turns: int, dtype: torch.dtype, device: torch.device, *, is_6d: bool) -> None:
@@ -122,7 +127,7 @@ class Tracking:
         return changed.sum() + (self._done != self._expected).sum()
 
     def difference(self) -> float:
-        """Return the largest difference of a call from fp64 on the CPU, relative to the amplitudes of the particle."""
+        """Return the largest difference, after one call, from fp64 on the CPU, relative to the amplitudes."""
         self.begin()
         self.call()
         first = self._state[:, :_LOOKED_AT].cpu().double()
@@ -132,7 +137,7 @@ class Tracking:
         return float(difference.max())
 
     def _scale(self) -> Tensor:
-        """Return the scale of changes of an invariant [planes, particles]: its own value plus the mean of all."""
+        """Return the scale for changes of invariants [planes, particles]: a particle's value plus the plane's mean."""
         return self._must_be + self._must_be.mean(dim=1, keepdim=True)
 
     def _invariants(self, state: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Arrival of requests at a model, and their answers."""
+"""The arrival of requests at a model, and the model's answers."""

@@ -1,4 +1,4 @@
-"""Sources of requests: clients that wait for their answers (closed loop), or a generator that does not (open)."""
+"""Sources of requests: clients that wait for answers (closed loop), or a generator that does not wait (open loop)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ArrivalProcess:
     """The parameters of an arrival process.
 
     Attributes:
-        kind: `poisson` or `constant` (at a rate), or `closed` (from clients that wait for their answers).
-        seed: of the arrival times.
+        kind: `poisson` or `constant` (at a given rate), or `closed` (clients that wait for each answer).
+        seed: seed of the arrival times.
         count: number of requests; 0: until stopped.
-        outstanding: number of clients.
+        outstanding: number of clients of a closed loop.
     """
 
     kind: str
@@ -71,22 +71,22 @@ AnyRequest = Request | HttpRequest
 
 
 class Answer(NamedTuple):
-    """The tokens of an answer, if it has any: the time of the first, and their number."""
+    """The time of an answer's first token, and the number of its tokens; 0 for an answer without tokens."""
 
     first_token_ns: int = 0
     tokens: int = 0
 
 
 def derive_seed(seed: int, job: client.NullJob) -> int:
-    """Return the arrival seed of a job: different for each job of a group and for each block.
+    """Return the arrival seed of a job, which differs between jobs of a group and between blocks.
 
-    It is equal in every sharing mode, so that modes are compared under the same load.
+    The seed is the same in every sharing mode, so that modes are compared under the same load.
     """
     return (seed * 1000 + job.block) * 1000 + job.index
 
 
 class Arrivals(ABC):
-    """A source of requests, which also receives their answers; as a context, it stops its senders on exit."""
+    """A source of requests, which also receives their answers; on exit of the context, it stops its senders."""
 
     def __enter__(self) -> Self:
         return self
@@ -96,15 +96,15 @@ class Arrivals(ABC):
 
     @abstractmethod
     def begin(self, start_ns: int) -> None:
-        """Let requests arrive from a given time."""
+        """Start requests at the given time."""
 
     @abstractmethod
     def take(self, timeout_s: float = 0.0) -> Sequence[AnyRequest]:
-        """Return the requests that have arrived; if none has, wait for one up to the timeout."""
+        """Return the requests that have arrived; if there are none, wait up to the timeout for one request."""
 
     @abstractmethod
     def record_answer(self, request: AnyRequest, begun_ns: int, done_ns: int, answer: Answer, batch: int) -> None:
-        """Record an answer, computed in a batch of this size."""
+        """Record an answer that was computed in a batch of this size."""
 
     @abstractmethod
     def record_failure(self, request: AnyRequest) -> None:
@@ -112,7 +112,7 @@ class Arrivals(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop new requests; `take` still returns those sent before."""
+        """Stop new requests; `take` still returns requests that were sent before."""
 
     def may_come(self) -> bool:
         """Return whether requests that were sent before the stop may still arrive."""
@@ -120,7 +120,7 @@ class Arrivals(ABC):
 
 
 class LocalArrivals(Arrivals):
-    """Requests generated within the job: an answer is recorded as soon as it is computed."""
+    """Requests that are generated within the job; an answer is recorded as soon as it is computed."""
 
     def __init__(self, job: client.NullJob) -> None:
         self._job = job
@@ -135,7 +135,7 @@ class LocalArrivals(Arrivals):
 
 
 class ClosedLoop(LocalArrivals):
-    """Clients that each send a request as soon as the previous one is answered."""
+    """Clients, each of which sends a request as soon as its previous request is answered."""
 
     def __init__(self, job: client.NullJob, process: ArrivalProcess) -> None:
         super().__init__(job)
@@ -164,7 +164,7 @@ class ClosedLoop(LocalArrivals):
 
 
 class OpenLoop(LocalArrivals):
-    """Requests at a rate, sent by a separate process (`generator.py`) that runs while the context is entered."""
+    """Requests at a rate, sent by a separate process (`generator.py`), which runs until the context is left."""
 
     def __init__(self, job: client.NullJob, process: ArrivalProcess) -> None:
         super().__init__(job)
@@ -199,7 +199,7 @@ class OpenLoop(LocalArrivals):
             return self.take()
         if not data and not self._input.closed and (not self._count or self._process.poll()):
             raise RuntimeError(f"the process that sends requests ended with status {self._process.wait()}")
-        if not data and timeout_s > 0:  # end of file: all requests are sent
+        if not data and timeout_s > 0:  # end of file means that all requests are sent
             time.sleep(timeout_s)
         data = self._incomplete + data
         end = len(data) - len(data) % REQUEST.size

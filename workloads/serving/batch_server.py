@@ -1,6 +1,6 @@
-"""A server that answers requests in order of arrival, in batches if configured, and records each.
+"""A server that answers requests in order of arrival, in batches if configured, and records each request.
 
-Independent of torch: a service computes the answers.
+The module does not import torch: a `Service` computes the answers.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from workloads.serving.arrivals import Answer, AnyRequest, Arrivals
 
 _LOOK_S = 0.05
 DRAIN_S = 2.0
-"""Time after the stop during which requests are still answered; the rest are recorded as not answered."""
+"""Time after the stop in which requests are still answered; later requests are recorded as not answered."""
 
 
 class Service(Protocol):
-    """The computation of answers."""
+    """An object that computes answers."""
 
     def issue(self, batch: Sequence[AnyRequest]) -> Any:
         """Start to compute the answers to these requests as one batch; return a handle for `wait`."""
         ...
 
     def wait(self, issued: Any) -> Answer:
-        """Block until these answers are complete."""
+        """Wait until these answers are complete."""
         ...
 
 
@@ -36,9 +36,9 @@ class Batching:
     """The rules by which requests form a batch.
 
     Attributes:
-        max_batch: the maximum number of requests.
-        max_delay_ns: with fewer, wait until the oldest is this old.
-        ahead: batches that are issued before the oldest is complete, so that the device need not wait for the host.
+        max_batch: maximum number of requests in a batch.
+        max_delay_ns: age of the oldest request at which a batch with fewer requests is issued.
+        ahead: maximum number of issued, incomplete batches; more than one avoids that the device waits for the host.
     """
 
     max_batch: int = 1
@@ -47,7 +47,7 @@ class Batching:
 
 
 class BatchServer:
-    """A loop that answers a number of requests, or requests until stopped; their source records them."""
+    """A loop that answers a number of requests, or requests until stopped; the source of the requests records them."""
 
     def __init__(self, job: client.NullJob, arrivals: Arrivals, service: Service, batching: Batching) -> None:
         self._job, self._arrivals, self._service, self._batching = job, arrivals, service, batching
@@ -57,12 +57,12 @@ class BatchServer:
         self.last_ns = 0
 
     def serve(self, count: int) -> None:
-        """Answer requests until this total is reached or, with 0, until stopped."""
+        """Answer requests until `count` requests are answered; 0: until stopped."""
         while not self._job.stopping and (count == 0 or self.num_answered < count):
             self._turn()
 
     def drain(self) -> None:
-        """Stop new requests; answer those already sent for a while, and record the rest as failed."""
+        """Stop new requests; answer requests already sent, for up to `DRAIN_S`, and record the rest as failed."""
         self._arrivals.stop()
         end_ns = time.monotonic_ns() + int(DRAIN_S * 1e9)
         while new := self._arrivals.take():

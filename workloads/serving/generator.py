@@ -1,10 +1,11 @@
 """A process that sends requests at a given rate and never waits for an answer. Standard library only.
 
-    python generator.py ARRIVAL RATE SEED COUNT # poisson or constant; requests per second; 0: until stopped
+    python generator.py ARRIVAL RATE SEED COUNT
 
-Standard input brings the start time: 8 bytes, in nanoseconds of CLOCK_MONOTONIC. Each request is a record on standard
-output, written when due: its scheduled and its actual send time. The process ends when standard input closes, as it
-does when its parent dies.
+ARRIVAL is poisson or constant, RATE is in requests per second, and COUNT 0 means until stopped. The process reads the
+start time from standard input: 8 bytes, in nanoseconds of CLOCK_MONOTONIC. When a request is due, the process writes a
+record to standard output: the request's scheduled and actual send time. The process exits when standard input is
+closed, which also happens when its parent dies.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _INPUT, _OUTPUT = 0, 1
 def arrival_times(arrival: str, rate_per_s: float, seed: int) -> Iterator[int]:
     """Yield the times of requests, in nanoseconds since the start, without end.
 
-    Either a Poisson process or equal distances. Copies of a job have different seeds, so their times differ.
+    The requests form a Poisson process or have equal distances. Copies of a job have different seeds, so their times
+    differ.
     """
     source = random.Random(seed)  # noqa: S311  nothing here is secret
     distance_ns = 1e9 / rate_per_s
@@ -39,7 +41,7 @@ def arrival_times(arrival: str, rate_per_s: float, seed: int) -> Iterator[int]:
 
 
 def sharpen_timer() -> None:
-    """Ask the kernel to wake this process on time: by default it wakes a sleeper up to 50 us late."""
+    """Request the kernel to wake this process on time; by default, the kernel wakes a process up to 50 us late."""
     with contextlib.suppress(OSError), open("/proc/self/timerslack_ns", "w") as file:  # noqa: PTH123
         file.write("1")
 
@@ -56,7 +58,7 @@ def send(arrival: str, rate_per_s: float, seed: int, count: int) -> None:
     for number, after_ns in enumerate(arrival_times(arrival, rate_per_s, seed), start=1):
         intended_ns = start_ns + after_ns
         is_due = False
-        while not is_due:  # even when late, notice the end of input
+        while not is_due:  # even if the request is late, check once for the end of input
             if _is_closed(max(0, intended_ns - time.monotonic_ns()) / 1e9):
                 return
             is_due = time.monotonic_ns() >= intended_ns

@@ -3,11 +3,13 @@
     python http_client.py SERVER PORT ARRIVAL RATE SEED COUNT OUTSTANDING DRAIN
 
 SERVER is `ours`, whose answers are `REPLY` records, or `other`, any HTTP server. ARRIVAL is poisson or constant, with a
-RATE, or closed, with OUTSTANDING clients; COUNT 0 means without end. Standard input brings the number of requests, then
-each request after its size, then the start time in nanoseconds of CLOCK_MONOTONIC; all numbers have 8 bytes. A waiting
-request has a connection of its own. Standard output gets a record of zeros, then one `client.REQUEST` per request. When
-standard input closes, sending stops; a request that is not answered within DRAIN seconds, or before the server closes
-its connection, is recorded as unanswered.
+RATE, or closed, with OUTSTANDING clients; COUNT 0 means without end.
+
+The process reads from standard input the number of requests, then the size and the bytes of each request, then the
+start time in nanoseconds of CLOCK_MONOTONIC; all numbers have 8 bytes. Each request that waits for its answer has a
+separate connection. The process writes to standard output a record of zeros, then one `client.REQUEST` per request.
+When standard input is closed, the process stops sending. A request that is not answered within DRAIN seconds, or before
+the server closes the connection, is recorded as unanswered.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 REPLY = struct.Struct("<qqii")
-"""Begin of the computation, time of the first token, number of tokens, batch size."""
+"""An answer: start of the computation, time of the first token, number of tokens, batch size."""
 READY = bytes(REQUEST.size)
-"""Written before the first record, once all requests have been received."""
+"""The bytes that are written before the first record, once all requests have been read."""
 
 _END_OF_HEAD = _END_OF_TRAILER = b"\r\n\r\n"
 _OK = re.compile(rb"HTTP/1\.[01] 200\b")
@@ -49,17 +51,21 @@ _CHUNK = re.compile(rb"([0-9a-f]+)[^\r\n]*\r\n", re.IGNORECASE)
 _EVENTS = re.compile(rb"\r\ncontent-type:[ \t]*text/event-stream\b", re.IGNORECASE)
 _TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
 _REST_S = 0.01
-"""Pause of a client whose request was not answered, so that a refusing server is not flooded with requests."""
+"""Pause of a client after an unanswered request, so that a server that refuses requests is not flooded."""
 
 
 class _Connection:
-    """A connection and the request that waits on it; `is_kept` if the server accepts another request on it."""
+    """A connection and the request that waits for its answer.
+
+    `is_kept` is true if the server accepts another request on the same connection.
+    """
 
     def __init__(self, port: int) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
-        # Not awaited: if the server has no room, connecting takes about a second. A later read shows whether it fails.
+        # The client does not wait for the connection, because this takes about a second if the server's queue is full.
+        # A later read shows whether the connection failed.
         self.socket.connect_ex(("127.0.0.1", port))
         self.intended_ns = self.sent_ns = 0
         self.unsent = memoryview(b"")
@@ -73,11 +79,15 @@ class _Connection:
 
     def push(self) -> None:
         """Send as much of the rest of the request as the socket accepts."""
-        with contextlib.suppress(OSError):  # not connected yet, full, or closed, which a read shows
+        with contextlib.suppress(OSError):  # the socket is not connected yet, full, or closed; a read shows the latter
             self.unsent = self.unsent[self.socket.send(self.unsent) :]
 
     def answer(self) -> bytes | None:
-        """Return the record of the request, if its answer is complete; raise `OSError` if it never will be."""
+        """Return the record of the request; `None` if the answer is not complete yet.
+
+        Raises:
+            OSError: the request will not be answered.
+        """
         is_closed = False
         with contextlib.suppress(BlockingIOError):
             data = self.socket.recv(1 << 16)
@@ -99,9 +109,10 @@ class _Connection:
 
 
 class _ForeignConnection(_Connection):
-    """A connection to any HTTP server. The first token of a streamed answer arrives with its first chunk.
+    """A connection to any HTTP server.
 
-    The number of tokens is read from the answer, in the form of OpenAI's API.
+    The arrival of a streamed answer's first chunk is the time of its first token. The number of tokens is read from the
+    answer, in the form of OpenAI's API.
     """
 
     def send(self, intended_ns: int, request: bytes) -> None:
@@ -142,7 +153,7 @@ class _ForeignConnection(_Connection):
         return is_closed if self._end is None else len(self.received) >= self._end
 
     def _has_last_chunk(self) -> bool:
-        """Read on to the first incomplete chunk; return whether the last chunk is complete."""
+        """Read all complete chunks; return whether the answer's last chunk is complete."""
         while chunk := _CHUNK.match(self.received, self._chunk_at):
             size = int(chunk[1], 16)
             if size == 0:
@@ -189,7 +200,8 @@ class Client:
 
     def take(self, timeout_s: float, stdin: Sequence[int]) -> bool:
         """Wait for answers up to the timeout and send the unsent parts of requests; return whether input closed."""
-        # `epoll` waits in whole ms and `select` takes no descriptor above 1,023: so `select` waits on the `epoll`.
+        # `epoll` can wait only for whole ms, and `select` supports no descriptor above 1,023. So `select` waits for the
+        # descriptor of the `epoll` object.
         readable, _, _ = select.select([self._events.fileno(), *stdin], [], [], timeout_s)
         for fd, events in self._events.poll(0):
             if fd not in self._busy:
@@ -243,7 +255,7 @@ class Client:
         """Send each request when due, regardless of answers, until `count` are sent or input closes."""
         for number, intended_ns in enumerate(due, start=1):
             is_due = False
-            while not is_due:  # even when late, read answers and notice the end of input
+            while not is_due:  # even if the request is late, read answers and check once for the end of input
                 if self.take(max(0, intended_ns - time.monotonic_ns()) / 1e9, [0]):
                     return
                 is_due = time.monotonic_ns() >= intended_ns
@@ -252,9 +264,12 @@ class Client:
                 return
 
     def run_closed(self, outstanding: int, count: int) -> None:
-        """Send a request per answer, so that as many are outstanding as there are clients, except resting ones."""
+        """Send a new request for each client whose request is over, until `count` are over or input closes.
+
+        A client whose request was not answered first pauses for `_REST_S`.
+        """
         most = count or sys.maxsize
-        idle_from_s = deque([0.0] * outstanding)  # of each client without a request, the earliest first
+        idle_from_s = deque([0.0] * outstanding)  # when each client without a request may send; earliest first
         while self.num_over < most:
             num_over, num_failed = self.num_over, self.num_failed
             while idle_from_s and idle_from_s[0] <= time.monotonic() and self.num_sent < most:
@@ -267,7 +282,7 @@ class Client:
             idle_from_s.extend([time.monotonic() + _REST_S] * failed)
 
     def finish(self, drain_s: float) -> None:
-        """Read answers for up to `drain_s` after the end of input; record the remaining requests as failed."""
+        """Read answers until `drain_s` after the end of input; record the remaining requests as failed."""
         while self._busy and not self.take(1.0, [0]):
             pass
         end_s = time.monotonic() + drain_s

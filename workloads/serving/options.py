@@ -23,29 +23,29 @@ ImageSource = enum.Enum("ImageSource", "synthetic digits", start=0)
 
 PORT = "{port}"
 """Placeholder in a server's command for the port on which it must listen."""
-_MOST_IN_A_BATCH, _MOST_TOKENS, _REQUESTS = 64, 64, 200  # limits of a rehearsal
+_MOST_IN_A_BATCH, _MOST_TOKENS, _REQUESTS = 64, 64, 200  # limits for a rehearsal
 
 
 @dataclass(kw_only=True)
 class Service:
-    """Answering requests. With a given rate, a study compares it by its latency."""
+    """The options of a service. If its rate is given, a study compares its latency instead of its throughput."""
 
     work_unit = "requests"
 
     arrival: Arrival = option(
-        Arrival.closed, help="arrival process: clients that wait for answers, random arrivals, or equal intervals"
+        Arrival.closed, help="arrival process: clients that wait for each answer, random arrivals, or equal intervals"
     )
     rate_per_s: float | None = option(
         None, help="offered load of each job in requests/s; required unless `arrival=closed`"
     )
-    outstanding: int = option(1, least=1, help="number of clients, with `arrival=closed`")
-    requests: int = option(1000, least=1, help="requests of an epoch, in a `work` window")
-    objective_ms: float | None = option(None, is_flag=False, help="latency objective, for the goodput")
+    outstanding: int = option(1, least=1, help="number of clients with `arrival=closed`")
+    requests: int = option(1000, least=1, help="requests per epoch with `window=work`")
+    objective_ms: float | None = option(None, is_flag=False, help="latency objective, which defines the goodput")
     objective_percentile: float | None = option(
         None,
         is_flag=False,
         choices=(50.0, 95.0, 99.0, 99.9),
-        help="latency percentile to which `objective_ms` applies; the window must hold enough requests",
+        help="latency percentile to which `objective_ms` applies; the window must have enough requests",
     )
     warmup_requests: int = option(20, least=1, help="requests before the barrier")
 
@@ -60,7 +60,7 @@ class Service:
             raise ValueError(f"arrival={self.arrival.name} needs a finite rate_per_s above 0{rate}; set rate_per_s")
         elif self.outstanding != 1:
             raise ValueError(
-                f"outstanding={self.outstanding} has no effect with arrival={self.arrival.name}; leave it out"
+                f"outstanding={self.outstanding} has no effect with arrival={self.arrival.name}; remove outstanding"
             )
         if self.objective_ms is not None and not self.objective_ms > 0:
             raise ValueError(f"objective_ms={self.objective_ms:g} must be above 0")
@@ -79,23 +79,23 @@ class Infer(Service):
     model: str = option(
         help="model name in timm, model type in transformers (`bert`, `gpt2`), or U-Net class in diffusers"
     )
-    model_args: dict[str, Any] = option({}, help="further arguments of the model")
+    model_args: dict[str, Any] = option({}, help="further arguments for the model")
     source: ImageSource = option(ImageSource.synthetic, help="images in the requests: noise or digits")
     image_px: int = option(GPU_ONLY_PX, least=1, help="height and width in pixels")
     num_classes: int = option(1000, least=1, help="number of classes")
     sequence_tokens: int = option(128, least=1, help="tokens of each text")
     output_tokens: int = option(0, least=0, help="tokens of each answer; 0: classify")
     batch_size: int = option(1, least=1, help="images or texts in each request")
-    serve: Serve = option(Serve.in_process, help="requests are made in the job, or arrive over HTTP with their data")
+    serve: Serve = option(Serve.in_process, help="requests are created in the job, or arrive over HTTP with their data")
     max_batch: int = option(1, least=1, help="largest number of requests in a batch")
-    max_delay_ms: float = option(0.0, least=0, help="longest wait of a request for a fuller batch")
+    max_delay_ms: float = option(0.0, least=0, help="longest time that a request waits for its batch to fill")
     step_mode: StepMode = option(StepMode.eager, help="how a batch is issued")
-    precision: Precision = option(Precision.default, help="arithmetic; `bf16` and `fp16` also for the weights")
+    precision: Precision = option(Precision.default, help="number format; `bf16` and `fp16` also apply to the weights")
     channels_last: bool = option(True, help="use the channels-last memory format")
     threads: int | None = option(None, least=1, help="CPU threads of each job; `null`: the framework chooses")
     canary: bool = option(
         True,
-        help="check products and convolutions before the run ([method.md](method.md#are-the-results-right))",
+        help="check matrix products and convolutions before the run ([method.md](method.md#are-the-results-right))",
     )
 
     def packages(self) -> tuple[str, ...]:
@@ -104,13 +104,13 @@ class Infer(Service):
     def check(self, device: Device) -> None:
         super().check(device)
         if self.max_delay_ms == math.inf:
-            raise ValueError("max_delay_ms=inf must be finite")
+            raise ValueError("max_delay_ms=inf is not finite; use a number of milliseconds")
         self._check_positions()
         self._check_batching()
         is_eager = self.step_mode is StepMode.eager
         if self.output_tokens and (self.library is not Library.transformers or self.batch_size > 1 or not is_eager):
             raise ValueError(
-                f"output_tokens={self.output_tokens} is for decoders; use library=transformers, step_mode=eager and "
+                f"output_tokens={self.output_tokens} needs a decoder; use library=transformers, step_mode=eager and "
                 "batch_size=1"
             )
         if self.step_mode is StepMode.cuda_graph:
@@ -119,7 +119,7 @@ class Infer(Service):
                 raise ValueError("step_mode=cuda_graph needs max_batch=1; use eager or compile")
         is_large = self.library is not Library.transformers and self.image_px >= GPU_ONLY_PX
         if is_large and not device.is_gpu and not device.was_chosen:
-            raise ValueError(f"it looks at {self.image_px}-pixel images and {NO_GPU}")
+            raise ValueError(f"image_px={self.image_px} is too large for CPUs by default, and {NO_GPU}")
 
     def _check_batching(self) -> None:
         if self.arrival is Arrival.closed and self.max_batch > self.outstanding:
@@ -138,11 +138,11 @@ class Infer(Service):
             answered = f" and output_tokens={self.output_tokens}" if self.output_tokens else ""
             raise ValueError(
                 f"sequence_tokens={self.sequence_tokens}{answered} are more than the {positions} positions of the "
-                f"model ({name})"
+                f"model ({name}); use fewer tokens"
             )
 
     def small(self) -> Infer:
-        """Return the smaller options of a rehearsal; it has too few requests for a percentile."""
+        """Return smaller options for a rehearsal, without a percentile, for which it has too few requests."""
         settings = {name: getattr(self, name) for name in _KEPT}
         settings |= {"batch_size": min(self.batch_size, _MOST_IN_A_BATCH), "requests": _REQUESTS}
         if self.library is not Library.transformers:
@@ -150,7 +150,7 @@ class Infer(Service):
         return TinyInferText(**settings, sequence_tokens=min(self.sequence_tokens, _MOST_TOKENS))
 
 
-# Options that a rehearsal of a service keeps.
+# Options that do not change in a rehearsal of a service.
 _KEPT = ("arrival", "rate_per_s", "outstanding", "max_batch", "max_delay_ms", "objective_ms")
 
 
@@ -171,7 +171,7 @@ class TinyInfer(Infer):
 
 @dataclass(kw_only=True)
 class InferText(Infer):
-    """Answer requests with a model of text."""
+    """Answer requests with a text model."""
 
     preload = "workloads.text_imports"
 
@@ -193,14 +193,14 @@ class TinyInferText(InferText):
 
 @dataclass(kw_only=True)
 class Server(Service):
-    """Start a server of any make and ask it over HTTP."""
+    """Start any HTTP server and send requests to it."""
 
     script = "workloads/ask_server.py"
 
     command: str = option(braces=PORT, help="command that starts the server; `{port}` is the port to listen on")
     path: str = option("/", help="URL path of the requests")
     requests_file: str | None = option(
-        None, path=PLACE, help="file with one JSON body a line; without it, requests are `GET`"
+        None, path=PLACE, help="file with one JSON body per line; without it, requests are `GET`"
     )
     ready_s: float = option(
         600.0,
@@ -208,7 +208,7 @@ class Server(Service):
     )
 
     def input_files(self) -> Mapping[str, str]:
-        """Return the files of the command line and the file of requests; both count as part of the program."""
+        """Return the files in the command line and the file of requests, which count as files of the program."""
         words = [word.rpartition("=")[2] for word in self._split_command() if word.endswith(".py")]
         files = {word: "command" for word in words if Path(word).is_file()}
         return files if self.requests_file is None else files | {self.requests_file: "requests_file"}
@@ -217,11 +217,11 @@ class Server(Service):
         super().check(device)
         if not any(PORT in word for word in self._split_command()):
             raise ValueError(
-                f"command={self.command} has no {PORT}, the port to listen on; add it, as in "
+                f"command={self.command} does not contain {PORT}, the port to listen on; add it, as in "
                 "command='vllm serve MODEL --port {port}'"
             )
         if not re.fullmatch(r"/[!-~]*", self.path):
-            raise ValueError(f"path={self.path} must begin with / and hold no blanks")
+            raise ValueError(f"path={self.path} must begin with / and contain no blanks")
         if not self.ready_s > 0:
             raise ValueError(f"ready_s={self.ready_s:g} must be above 0")
 
@@ -230,12 +230,12 @@ class Server(Service):
             return
         file = Path(self.requests_file)
         if not file.is_file():
-            raise ValueError(f"requests_file={file} does not exist; name a file of requests")
+            raise ValueError(f"requests_file={file} does not exist; use a file with one body per line")
         if not any(line.strip() for line in file.read_bytes().splitlines()):
-            raise ValueError(f"requests_file={file} holds no request; write one body in each line")
+            raise ValueError(f"requests_file={file} has no request; write one body in each line")
 
     def _split_command(self) -> list[str]:
         try:
             return shlex.split(self.command)
         except ValueError as error:
-            raise ValueError(f"command={self.command} cannot be split into words: {error}") from error
+            raise ValueError(f"command={self.command} cannot be split ({error}); check its quotes") from error

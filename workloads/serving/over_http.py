@@ -1,4 +1,4 @@
-"""Requests over HTTP from a process that records them; uvicorn serves them in a thread of the job."""
+"""Requests over HTTP: a separate process sends and records them; uvicorn, in a thread of the job, receives them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workloads.serving.request_sender import Sender
 
 
 class HttpLoop(Arrivals):
-    """The server and its client process, which sends these bodies; both end with the context."""
+    """The server and the client process that sends the bodies; both end when the context is left."""
 
     def __init__(self, job: client.NullJob, bodies: Sequence[bytes], process: ArrivalProcess) -> None:
         head = "POST /{} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n"
@@ -29,7 +29,7 @@ class HttpLoop(Arrivals):
         self._has_arrived = threading.Event()
 
     def __enter__(self) -> Self:
-        # Without an explicit protocol, asyncio leaves Nagle's algorithm on, and each answer takes 40 ms.
+        # Without an explicit protocol number, asyncio does not disable Nagle's algorithm, and each answer takes 40 ms.
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.bind(("127.0.0.1", 0))
         listening.listen(1024)
@@ -63,7 +63,7 @@ class HttpLoop(Arrivals):
         request.reply(REPLY.pack(begun_ns, answer.first_token_ns, answer.tokens, batch))
 
     def record_failure(self, request: AnyRequest) -> None:
-        """Do nothing: the client process records the closed connection."""
+        """Do nothing, because the client process records the closed connection as a failure."""
 
     def may_come(self) -> bool:
         return self._sender.is_waiting()

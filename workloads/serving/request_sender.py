@@ -23,15 +23,15 @@ _log = logging.getLogger(__name__)
 
 
 class Sender:
-    """A process that repeats these requests to a local port; as a context, it ends the process on exit.
+    """A process that sends these requests to a local port, again and again; it ends when the context is left.
 
     Args:
-        job: receives the records.
+        job: job that receives the records.
         server: `ours` or `other`, as in `http_client.py`.
-        port: of the server.
-        requests: including their HTTP heads.
-        process: the arrival process.
-        epoch_requests: requests per epoch, if epochs are reported.
+        port: port of the server.
+        requests: requests with their HTTP heads.
+        process: arrival process.
+        epoch_requests: requests per epoch; 0 if the job reports no epochs.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Sender:
         self._input.flush()
 
     def stop(self) -> None:
-        """Stop new requests; those sent are answered within `DRAIN_S`, or recorded as not answered."""
+        """Stop new requests; requests that are not answered within `DRAIN_S` are recorded as not answered."""
         with contextlib.suppress(BrokenPipeError):  # the process has already ended
             self._input.close()
 
     def is_over(self, timeout_s: float) -> bool:
-        """Wait for the last record up to the timeout; return whether all records were forwarded."""
+        """Wait up to the timeout for the last record; return whether all records were forwarded."""
         self._recording.join(timeout_s)
         return not self._recording.is_alive()
 
@@ -90,7 +90,7 @@ class Sender:
         return self._process.poll() is None
 
     def check(self) -> None:
-        """Raise `RuntimeError` if the process ended early, or did not get all answers to a fixed number of requests."""
+        """Raise `RuntimeError` if the process ended early, or if one of a fixed number of requests was not answered."""
         if self._input.closed or self._recording.is_alive():
             return
         status = self._process.wait()
@@ -100,13 +100,13 @@ class Sender:
             raise RuntimeError(f"{self.num_failed} of {self._count} requests were not answered with status 200")
 
     def join(self) -> None:
-        """Wait until the process has ended and all of its records were forwarded."""
+        """Wait until the process has ended and all its records were forwarded."""
         self._process.wait()
         self._recording.join()
 
     def _record(self) -> None:
         assert self._process.stdout is not None
-        with self._process.stdout as records:  # closing it ends the process
+        with self._process.stdout as records:  # closing the input ends the process
             while len(record := records.read(client.REQUEST.size)) == client.REQUEST.size:
                 intended_ns, sent_ns, begun_ns, first_ns, done_ns, tokens, batch = client.REQUEST.unpack(record)
                 self._job.request(intended_ns, sent_ns, begun_ns, done_ns, first_ns, tokens, batch)

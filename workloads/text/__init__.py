@@ -1,1 +1,1 @@
-"""Text: models of transformers, passages and their tokens."""
+"""Text training: models of transformers, texts, and their tokens."""

@@ -1,4 +1,4 @@
-"""Texts and their classes, in their published form. No torch here; nothing is downloaded."""
+"""Texts and their classes, in their published form. Does not import torch; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Documents:
     """The texts of a data set.
 
     Attributes:
-        classes: their names, in order of class number.
-        validation: `None` if the data set has no validation texts.
-        are_long: a text is split into many samples.
+        classes: names of the classes, in order of class number.
+        validation: validation texts; `None` if the data set has none.
+        are_long: whether a text is split into many samples.
     """
 
     classes: tuple[str, ...]
@@ -28,9 +28,12 @@ class Documents:
 
 
 class LanguageReference:
-    """Python's language reference with its topics as classes: all of them, or those with the most text.
+    """Python's language reference, whose topics are the classes: all topics, or the `num_topics` longest topics.
 
-    The digest depends on the texts; `ValueError` if there are fewer topics than requested.
+    The digest depends on the texts.
+
+    Raises:
+        ValueError: there are fewer topics than requested.
     """
 
     def __init__(self, num_topics: int | None) -> None:
@@ -38,7 +41,7 @@ class LanguageReference:
 
         names = sorted(topics, key=lambda name: (-len(topics[name]), name))[:num_topics]
         if num_topics is not None and len(names) < num_topics:
-            raise ValueError(f"pydoc has {len(names)} topics; --num-classes {num_topics} is too many")
+            raise ValueError(f"--num-classes {num_topics} is more than the topics of pydoc; use {len(names)} or less")
         self._classes = tuple(names)
         self._texts = tuple((topics[name], number) for number, name in enumerate(names))
         self.digest = _digest(self._texts)
@@ -50,7 +53,7 @@ class LanguageReference:
 class TextFolder:
     """A folder with one folder of text files per class, or with two such folders, `train` and `val`.
 
-    The digest depends on the files.
+    The digest depends on paths, sizes and modification times of the files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,22 +78,20 @@ Source = LanguageReference | TextFolder
 
 
 def list_halves(folder: Path) -> list[dict[str, list[Path]]]:
-    """Return the text files per class of a folder or, if it has them, of its folders `train` and `val`.
+    """Return the text files of each class in a folder or, if they exist, in its folders `train` and `val`.
 
     Raises:
         FileNotFoundError: the folder does not exist.
-        ValueError: it has fewer than two classes, or `train` and `val` have different ones.
+        ValueError: the folder has fewer than two classes, or `train` and `val` have different classes.
     """
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} does not exist; it must hold a folder of text files for each class")
+        raise FileNotFoundError(f"{folder} does not exist; create it, with a folder of text files for each class")
     halves = [folder / "train", folder / "val"]
     files = [_list_classes(half) for half in (halves if all(half.is_dir() for half in halves) else [folder])]
     if len(files[0]) < 2:
-        raise ValueError(
-            f"{folder} holds {len(files[0])} folders of text files; it needs one for each class, two at least"
-        )
+        raise ValueError(f"{folder} has {len(files[0])} folders of text files; add one for each class, at least two")
     if files[0].keys() != files[-1].keys():
-        raise ValueError(f"{folder}: train and val hold different classes")
+        raise ValueError(f"{folder}/train and {folder}/val have different classes; give both the same folders")
     return files
 
 

@@ -19,8 +19,9 @@ _HEADS = {
     Task.masked_lm: "AutoModelForMaskedLM",
     Task.causal_lm: "AutoModelForCausalLM",
 }
-# For each attention that it knows, transformers builds a mask, and for that reads device values at every step (is there
-# padding, are sequences packed?). An attention with an unknown name gets the mask that is passed in.
+# For each attention implementation that it knows, transformers builds a mask, and for this reads values from the device
+# at every step (is there padding, are sequences packed?). An implementation with an unknown name gets the mask that the
+# caller passes.
 _SDPA = "sdpa_without_looking"
 
 
@@ -28,9 +29,9 @@ class TextModel(nn.Module):
     """A model of transformers, from token ids to logits.
 
     Attributes:
-        model: including `generate` and similar methods.
-        text_config: the text part of a multimodal configuration.
-        padding: the id of padding tokens, which attention ignores; `None` if sequences are full or attention is causal.
+        model: the model of transformers, with `generate` and similar methods.
+        text_config: configuration of the text model in a multimodal model, else of the model.
+        padding: id of padding tokens, which attention ignores; `None` if sequences are full or attention is causal.
     """
 
     def __init__(self, model: Any, padding: int | None = None) -> None:
@@ -47,14 +48,17 @@ class TextModel(nn.Module):
         return self.config.get_text_config()
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return logits of ids [batch, tokens]: [batch, classes] of a classifier, else [batch, tokens, vocabulary]."""
+        """Return the logits for ids [batch, tokens].
+
+        Their shape is [batch, classes] for a classifier, else [batch, tokens, vocabulary].
+        """
         mask = None if self.padding is None else self._mask(ids != self.padding)
         options = {"use_cache": False} if self.config.model_type == "gpt2" else {}
         logits: Tensor = self.model(input_ids=ids, attention_mask=mask, **options).logits
         return logits
 
     def _mask(self, is_text: Tensor) -> Tensor:
-        """Return the attention mask [batch, 1, tokens, tokens]; before version 5, a text mask [batch, tokens]."""
+        """Return the attention mask [batch, 1, tokens, tokens]; before transformers 5, a mask [batch, tokens]."""
         if not takes_graphs():
             return is_text.long()
         mask = is_text[:, None, None, :].expand(-1, 1, is_text.shape[1], -1)
@@ -66,10 +70,16 @@ class TextModel(nn.Module):
 def read_config(
     kind: str, arguments: Mapping[str, Any], *, num_classes: int | None = None, weights: Path | None = None
 ) -> Any:
-    """Return transformers' configuration of a model, read from its weights if given.
+    """Return transformers' configuration of a model; if `weights` is given, read it from that folder.
 
-    `kind` is a `model_type` of transformers, `arguments` override its defaults; `ValueError` if there is no such kind,
-    or if the weights belong to another model.
+    Args:
+        kind: `model_type` of transformers.
+        arguments: values that override the defaults of the configuration.
+        num_classes: number of classes of a classifier.
+        weights: folder of a trained model.
+
+    Raises:
+        ValueError: the kind is unknown, or the weights belong to another model.
     """
     _prepare()
     from transformers import AutoConfig
@@ -79,10 +89,10 @@ def read_config(
         return AutoConfig.for_model(kind, **arguments, **labels)
     config = AutoConfig.from_pretrained(str(weights), local_files_only=True, **labels)
     if config.model_type != kind:
-        raise ValueError(f"{weights} holds a {config.model_type}, not a {kind}")
+        raise ValueError(f"{weights} contains a {config.model_type}, not a {kind}; use --model {config.model_type}")
     for name, wish in arguments.items():
         if getattr(config, name, wish) != wish:
-            raise ValueError(f"{weights}: {name} is {getattr(config, name)}, not {wish}")
+            raise ValueError(f"{weights} has {name}={getattr(config, name)}, not {wish}; remove this model argument")
     return config
 
 
@@ -92,11 +102,11 @@ def build(
     """Build a model in fp32 on the CPU, in training mode; random weights depend on torch's seed.
 
     Args:
-        config: from `read_config`.
-        task: determines the head.
+        config: result of `read_config`.
+        task: task, which determines the head.
         weights: folder of a trained model.
-        attention: `sdpa`, torch's fused attention, or `eager`, separate matrix products.
-        padding: the id of padding tokens, if there are any.
+        attention: `sdpa` for torch's fused attention, `eager` for separate matrix products.
+        padding: id of padding tokens, if samples are padded.
     """
     import transformers
 
@@ -109,7 +119,7 @@ def build(
     if weights is None:
         model = head.from_config(config, attn_implementation=attention)
     else:
-        # A head with another number of classes is initialised anew; all else is as in the configuration of the weights.
+        # If the number of classes differs, the head is initialised anew; all other weights are loaded.
         model = head.from_pretrained(
             str(weights),
             config=config,
@@ -118,7 +128,7 @@ def build(
             ignore_mismatched_sizes=True,
             dtype=torch.float32,
         )
-    # A decoder never attends to padding after the end of a sequence.
+    # A decoder needs no padding id, because it never attends to padding after the end of a sequence.
     return TextModel(model.float().train(), None if task is Task.causal_lm else padding)
 
 
@@ -142,14 +152,14 @@ def digest_weights(folder: Path | None) -> str | None:
 
 
 def takes_graphs() -> bool:
-    """Return whether a step can be captured as a CUDA graph; transformers < 5 reads the device in each step."""
+    """Return whether a CUDA graph can capture a step; transformers < 5 reads values from the GPU in each step."""
     import transformers
 
     return int(transformers.__version__.partition(".")[0]) >= 5
 
 
 def _prepare() -> None:
-    """Keep transformers from using the network, importing an incompatible torchvision, and drawing progress bars."""
+    """Prevent transformers from using the network, importing an incompatible torchvision, and drawing progress bars."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if importlib.util.find_spec("torchvision") is not None:
         from workloads.images.vision import import_torchvision

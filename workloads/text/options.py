@@ -19,8 +19,9 @@ Attention = enum.Enum("Attention", "sdpa eager", start=0)
 
 TINY_BERT = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256}
 PYDOC = "pydoc"
-"""The data set included in every Python: its language reference. Others are folders of text files."""
-# Source: transformers' configurations: how each kind names its positions and its layer width, and the default.
+"""The data set that is included in Python: its language reference. Other data sets are folders of text files."""
+# For each model type, the names of the number of positions and of the layer width, and their defaults. Source:
+# transformers' configuration classes.
 _POSITIONS = {
     TextModel.bert: ("max_position_embeddings", 512),
     TextModel.distilbert: ("max_position_embeddings", 512),
@@ -28,13 +29,13 @@ _POSITIONS = {
 }
 _WIDTHS = {TextModel.bert: "hidden_size", TextModel.distilbert: "dim", TextModel.gpt2: "n_embd"}
 _USUAL_WIDTH = 768
-# A classification sample begins and ends with a special token.
+# A classification sample has a special token at each end, and at least one other token.
 _LEAST_TOKENS = 3
-_MOST_IN_A_BATCH, _MOST_TOKENS = 16, 64  # limits a rehearsal: a step must end within its window
+_MOST_IN_A_BATCH, _MOST_TOKENS = 16, 64  # limits of a rehearsal: a step must be complete within the window
 
 
 def count_positions(model: TextModel, config: Mapping[str, Any]) -> tuple[str, int | None]:
-    """Return the name and number of positions of a kind of model; `None` if not a number."""
+    """Return the option for the number of positions of a model type, and its value; `None` if it is no number."""
     name, default = _POSITIONS[model]
     positions = config.get(name, default)
     return name, positions if isinstance(positions, int) else None
@@ -49,17 +50,19 @@ class TrainText(Training):
     work_unit = "sequences"
 
     model: TextModel = option(help="model type in transformers")
-    model_args: dict[str, Any] = option({}, help="changes to the configuration in transformers")
-    task: Task = option(Task.classification, help="task; `gpt2` needs `causal_lm`, other models need another task")
+    model_args: dict[str, Any] = option({}, help="changes to transformers' configuration of the model")
+    task: Task = option(
+        Task.classification, help="task; `causal_lm` for `gpt2`, `classification` or `masked_lm` for other models"
+    )
     weights: str | None = option(
         None, path=CONTENT, help="folder of a trained model with its tokeniser; without it, random weights"
     )
-    attention: Attention = option(Attention.sdpa, help="attention: fused by torch, or product by product")
+    attention: Attention = option(Attention.sdpa, help="attention: torch's fused kernel, or separate matrix products")
     dataset: str = option(
-        PYDOC, help="`pydoc` with `source=disk`, or a folder of texts below `data_root` with `source=files`"
+        PYDOC, help="data set: `pydoc` with `source=disk`, or a folder of texts below `data_root` with `source=files`"
     )
-    cache_root: str | None = option(None, path=PLACE, help="folder of tokenised texts; `null`: in the user's cache")
-    sequence_tokens: int = option(least=1, help="tokens of a sample")
+    cache_root: str | None = option(None, path=PLACE, help="folder for tokenised texts; `null`: in the user's cache")
+    sequence_tokens: int = option(least=1, help="tokens per sample")
     num_classes: int | None = option(None, least=1, help="number of classes; for pydoc, number of topics")
     samples: int | None = option(
         None, least=1, help="training samples per epoch; `null`: all, or 10,000 for synthetic data"
@@ -78,7 +81,7 @@ class TrainText(Training):
         if self.task is Task.classification and self.num_classes is None:
             raise ValueError("task=classification needs num_classes; add it")
         if self.task is not Task.classification and self.num_classes is not None:
-            raise ValueError(f"num_classes={self.num_classes} has no effect with task={self.task.name}; leave it out")
+            raise ValueError(f"num_classes={self.num_classes} has no effect with task={self.task.name}; remove it")
         if self.weights == "":
             raise ValueError("weights is empty; set workload.weights=FOLDER to the folder of a trained model")
         self._check_source()
@@ -91,15 +94,15 @@ class TrainText(Training):
         width = self.model_args.get(_WIDTHS[self.model], _USUAL_WIDTH)
         is_large = self.weights is None and isinstance(width, int) and width >= _USUAL_WIDTH
         if is_large and not device.is_gpu and not device.was_chosen:
-            raise ValueError(f"it trains a model of width {width} and {NO_GPU}")
+            raise ValueError(f"a model of width {width} is too large to train on CPUs by default, and {NO_GPU}")
 
     def _check_source(self) -> None:
         if self.source is DataSource.synthetic_files:
             raise ValueError("source=synthetic_files is for images; use synthetic_host or synthetic_device")
         if self.source is DataSource.files and self.dataset == PYDOC:
-            raise ValueError("source=files is for a folder of texts, and pydoc comes with Python; use source=disk")
+            raise ValueError("source=files is for a folder of texts, but pydoc is included in Python; use source=disk")
         if self.source is DataSource.disk and self.dataset != PYDOC:
-            raise ValueError(f"source=disk is for dataset={PYDOC}; a folder of texts is source=files")
+            raise ValueError(f"source=disk is for dataset={PYDOC}; for a folder of texts, use source=files")
 
     def _check_positions(self, config: Mapping[str, Any]) -> None:
         name, positions = count_positions(self.model, config)
@@ -113,34 +116,35 @@ class TrainText(Training):
         if self.weights:
             self._check_weights(Path(self.weights))
         if self.source is DataSource.files:
-            remedy = f"workload.source=disk workload.dataset={PYDOC} to train on what comes with Python"
+            remedy = f"workload.source=disk workload.dataset={PYDOC} to train on the text that is included in Python"
             folder = self.find_folder(self.dataset, self.dataset, remedy)
             num_classes = len(list_halves(folder)[0])
             if self.num_classes is not None and num_classes > self.num_classes:
-                raise ValueError(f"{folder} holds {num_classes} classes; num_classes={self.num_classes} is too few")
+                raise ValueError(f"{folder} has {num_classes} classes; num_classes={self.num_classes} is too few")
 
     def _check_weights(self, folder: Path) -> None:
         for name in ("config.json", "tokenizer.json"):
             if not (folder / name).is_file():
-                raise ValueError(f"weights={folder} holds no {name}; give a folder that save_pretrained made")
+                raise ValueError(f"weights={folder} does not contain {name}; use a folder that save_pretrained wrote")
         if not any(path for suffix in ("safetensors", "bin") for path in folder.glob(f"*.{suffix}")):
             raise ValueError(
-                f"weights={folder} holds no weights (*.safetensors, *.bin); give a folder that save_pretrained made"
+                f"weights={folder} contains no weights (*.safetensors, *.bin); use a folder that save_pretrained wrote"
             )
         try:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             kind = config["model_type"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"weights={folder}: config.json cannot be used: {type(error).__name__}: {error}"
+                f"weights={folder} has a config.json that cannot be used ({type(error).__name__}: {error}); "
+                "use a folder that save_pretrained wrote"
             ) from error
         if kind != self.model.name:
-            raise ValueError(f"weights={folder} hold a {kind}, not model={self.model.name}; use model={kind}")
+            raise ValueError(f"weights={folder} contains a {kind}, but model={self.model.name}; use model={kind}")
         for name, value in self.model_args.items():
             if name in config and config[name] != value:
                 raise ValueError(
-                    f"weights={folder} have {name}={config[name]}, and model_args.{name}={value}; "
-                    "workload=bert_finetune takes the weights' own"
+                    f"weights={folder} has {name}={config[name]}, but model_args.{name}={value}; use "
+                    "workload=bert_finetune, which takes these arguments from the weights"
                 )
         self._check_positions(config)
 

@@ -32,20 +32,21 @@ from workloads.text.tokens import Rows
 SYNTHETIC_SAMPLES = 10_000
 """Default number of sequences per epoch of synthetic data."""
 _SYNTHETIC_POOL = 256
-# Synthetic ids, including the mask, avoid the usual ids of special tokens.
+# Synthetic ids, also that of the mask token, are outside the usual ids of special tokens.
 _SYNTHETIC_MASK, _SYNTHETIC_FIRST = 3, 4
-# Source: BERT (arXiv 1810.04805): share of tokens to predict; of these, shares that are masked and replaced by random
-# tokens; the rest is unchanged.
+# The share of tokens to predict, and the shares of these that are masked and that are replaced by random tokens; the
+# remaining tokens to predict are unchanged. Source: BERT (arXiv 1810.04805).
 _PREDICTED, _MASKED, _REPLACED = 0.15, 0.8, 0.1
 
 
 def open_data(
     options: TrainText, seed: int, vocabulary_size: int, device: torch.device
 ) -> tuple[TrainingData, int | None]:
-    """Open the data of a training, which the caller must close; also return the padding id, or `None`.
+    """Open the training data, which the caller must close; also return the padding id, or `None`.
 
-    Raises `ValueError` if the data has too many classes, too little text, too few samples, or token ids that the model
-    does not have.
+    Raises:
+        ValueError: the data has too many classes, too little text, too few samples, or token ids that the model does
+            not have.
     """
     if options.source in (DataSource.synthetic_host, DataSource.synthetic_device):
         return _open_synthetic(options, seed, vocabulary_size, device), None
@@ -55,7 +56,7 @@ def open_data(
     else:
         vocabulary = tokens.read_vocabulary(Path(options.weights))
     if vocabulary.size > vocabulary_size:
-        raise ValueError(f"{vocabulary.file} has {vocabulary.size} tokens, and the model knows {vocabulary_size}")
+        raise ValueError(f"{vocabulary.file} has {vocabulary.size} tokens, but the model has {vocabulary_size}")
     is_classification = options.task is Task.classification
     if options.dataset == PYDOC:
         source: Source = LanguageReference(options.num_classes if is_classification else None)
@@ -77,7 +78,7 @@ def open_data(
 
 
 class RowSet(Dataset[Batch]):
-    """Memory-mapped samples; a whole batch is one indexing operation."""
+    """Memory-mapped samples; one indexing operation returns a complete batch."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -91,7 +92,7 @@ class RowSet(Dataset[Batch]):
 
 
 class TokenBatches(Loader):
-    """Token ids from the host; the device selects which of them are predicted."""
+    """Batches of token ids from the host; the tokens to predict are chosen on the device."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class TokenBatches(Loader):
 
 
 class _Masking(NamedTuple):
-    """The number of tokens of a masked language model, and its mask token."""
+    """The number of tokens in the vocabulary of a masked language model, and the id of its mask token."""
 
     vocabulary_size: int
     mask: int
@@ -130,7 +131,7 @@ def _prepare(task: Task, ids: Tensor, labels: Tensor, masking: _Masking | None, 
 
 
 def _mask(ids: Tensor, masking: _Masking, random: torch.Generator) -> Batch:
-    """Hide tokens as BERT does: most are masked, some replaced, some unchanged; at least one per sample."""
+    """Choose tokens to predict, at least one per sample, and mask or replace most of them, as for BERT."""
     choice, treatment = torch.rand((2, *ids.shape), generator=random, device=ids.device)
     is_predicted = choice < _PREDICTED
     is_predicted[:, 0] |= ~is_predicted.any(1)
@@ -164,10 +165,10 @@ def _open_synthetic(options: TrainText, seed: int, vocabulary_size: int, device:
 
 
 def _take(rows: Rows, count: int | None) -> Rows:
-    """Return a number of samples, the same ones for all seeds."""
+    """Return this number of samples; they are the same for all seeds."""
     num_rows = len(rows.ids)
     if count is None or count == num_rows:
         return rows
     if count > num_rows:
-        raise ValueError(f"the data set has {num_rows} samples to train with; --samples {count} is too many")
+        raise ValueError(f"--samples {count} is more than the training samples of the data set; use {num_rows} or less")
     return rows.select(np.sort(np.random.default_rng(0).permutation(num_rows)[:count]))

@@ -1,4 +1,4 @@
-"""Texts as token ids, created once and memory-mapped by all jobs that read them. No torch here.
+"""Texts as token ids, created once and memory-mapped by all jobs that read them. Does not import torch.
 
 For models with random weights, a byte-pair tokeniser is trained once on Python's language reference; a trained model
 has its own tokeniser.
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 Ids = npt.NDArray[np.int32]
 Labels = npt.NDArray[np.int64]
 
-# Part of the folder names; change it when the files created here change.
+# This version is part of the folder names; increase it when the files created here change.
 _VERSION = 1
 _MOST_TOKENS = 8192
-"""Size of our own tokeniser: further tokens would hardly occur twice in its training text."""
+"""Maximum size of the byte-pair tokeniser; further tokens would hardly occur twice in its training text."""
 _PADDING, _BEGIN, _END, _MASK = "[PAD]", "[CLS]", "[SEP]", "[MASK]"
 _SPECIAL = (_PADDING, _BEGIN, _END, _MASK)
 _END_OF_TEXT = "<|endoftext|>"
@@ -42,7 +42,9 @@ _EVERY = 5
 class Vocabulary:
     """The properties of a tokeniser that a model needs.
 
-    The digest is that of its file. A decoder's tokeniser has only an end token, no other special tokens.
+    Attributes:
+        digest: digest of the tokeniser's file.
+        padding, begin, mask: ids of special tokens; `None` in a decoder's tokeniser, which has only an end token.
     """
 
     file: Path
@@ -56,7 +58,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Samples: token ids [samples, tokens], and their classes, if any."""
+    """Samples: their token ids [samples, tokens], and their classes, if any."""
 
     ids: Ids
     labels: Labels | None
@@ -69,7 +71,8 @@ class Rows:
 class TokenisedTexts:
     """A tokenised data set.
 
-    `is_padded`: some samples are shorter than others and padded.
+    Attributes:
+        is_padded: whether some samples are padded, because they are shorter than others.
     """
 
     train: Rows
@@ -79,7 +82,10 @@ class TokenisedTexts:
 
 
 def train_vocabulary(model_tokens: int, cache: Path) -> Vocabulary:
-    """Return the tokeniser, with `model_tokens` tokens, of models with random weights; trained unless cached."""
+    """Return the tokeniser of models with random weights; train it if it is not in the cache.
+
+    It has `model_tokens` tokens, but at most 8192.
+    """
     text = LanguageReference(None)
     size = min(model_tokens, _MOST_TOKENS)
     name = sha256(json.dumps([_VERSION, text.digest, size]).encode()).hexdigest()[:16]
@@ -90,12 +96,12 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     """Return the tokeniser in a folder."""
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise FileNotFoundError(f"{folder} holds no tokenizer.json")
+        raise FileNotFoundError(f"{folder} does not contain tokenizer.json; use a folder that save_pretrained wrote")
     tokeniser = _open(file)
     padding, begin, mask, end, end_of_text = map(tokeniser.token_to_id, (_PADDING, _BEGIN, _MASK, _END, _END_OF_TEXT))
     end = end_of_text if end is None else end
     if end is None:
-        raise ValueError(f"{file} has no token for the end of a text ({_END} or {_END_OF_TEXT})")
+        raise ValueError(f"{file} has no end token ({_END} or {_END_OF_TEXT}); use another tokeniser")
     return Vocabulary(
         file=file,
         digest=sha256(file.read_bytes()).hexdigest(),
@@ -108,10 +114,13 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 
 def tokenise(source: Source, vocabulary: Vocabulary, length: int, cache: Path, *, is_stream: bool) -> TokenisedTexts:
-    """Return samples of `length` tokens, created unless cached.
+    """Return samples of `length` tokens; create them if they are not in the cache.
 
-    A stream concatenates all texts, cuts them, and has no classes. Otherwise each text is a sample, cut or padded; a
-    long text makes several. Raises `ValueError` if there is too little text.
+    With `is_stream`, all texts are concatenated and cut into samples, which have no classes. Otherwise each text is a
+    sample, cut or padded; if texts are long, each is split into several samples.
+
+    Raises:
+        ValueError: there is too little text.
     """
     kind = "stream" if is_stream else "samples"
     parts = [_VERSION, source.digest, vocabulary.digest, length]
@@ -148,7 +157,7 @@ def _write(folder: Path, source: Source, vocabulary: Vocabulary, length: int, is
     else:
         validation = make_rows(documents.validation)
     if not (len(train.ids) and len(validation.ids)):
-        raise ValueError(f"there is too little text for samples of {length} tokens; --sequence-tokens is too long")
+        raise ValueError(f"there is too little text for samples of {length} tokens; use fewer --sequence-tokens")
     for half, rows in (("train", train), ("validation", validation)):
         np.save(folder / f"{half}_ids.npy", rows.ids)
         if rows.labels is not None:
@@ -164,7 +173,7 @@ def _cut_samples(
     begin, end, padding = vocabulary.begin, vocabulary.end, vocabulary.padding
     if begin is None or padding is None:
         raise ValueError(
-            f"{vocabulary.file} has no {_BEGIN} and {_PADDING}; use the weights of a model that classifies"
+            f"{vocabulary.file} has no {_BEGIN} and {_PADDING}; use the weights of a model for classification"
         )
     room = length - 2
     ids: list[list[int]] = []
@@ -189,7 +198,7 @@ def _encode(texts: Iterable[Text], tokeniser: Tokenizer) -> Iterator[tuple[list[
 
 
 def _open(file: Path) -> Tokenizer:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the fork of data loaders
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads do not survive the fork of data loaders
     from tokenizers import Tokenizer
 
     tokeniser = Tokenizer.from_file(str(file))

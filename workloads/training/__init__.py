@@ -1,1 +1,1 @@
-"""Shared code of training programs: steps, epochs, and the check of results."""
+"""Shared code of training programs: steps, epochs, and checks of results."""

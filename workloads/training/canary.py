@@ -1,14 +1,16 @@
-"""A short check, before measuring, that matrix products and convolutions of this process are right.
+"""A short check, before measuring, that this process computes correct matrix products, convolutions and attention.
 
 A shared GPU can compute wrong values without an error: under some MPS percentages, matrix products in bf16 and fp16 are
-wrong or not written at all (docs/mps.md). So each kind of result is compared with a reference, computed in float64 with
-elementwise kernels only, as matrix kernels cannot be trusted:
+wrong, or are not written at all (docs/mps.md). So each kind of result is compared with a reference. The reference is
+computed in float64 with elementwise kernels only, because matrix kernels cannot be trusted:
 
-- A product C = AB by Freivalds' check: Cx = A(Bx) for a random vector x of signs.
-- A convolution likewise: a random signed sum of its output channels is a convolution with one output channel.
-- Fused attention row by row, for rows from all over the batch. Dropout is left out, as it has no reference.
+- A product C = AB is checked by Freivalds' method: Cx must equal A(Bx) for a vector x of random signs.
+- A convolution is checked similarly: the sum of its output channels with random signs must equal a convolution with one
+  output channel.
+- Fused attention is checked row by row, for rows from the whole batch. Dropout is switched off, because the reference
+  cannot reproduce its random numbers.
 
-NaN is written to the memory of a checked output beforehand, so that unwritten elements are detected.
+Before an output is computed, NaN is written to its memory, so that unwritten elements are detected.
 """
 
 from __future__ import annotations
@@ -26,9 +28,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from workloads import client, program
 
-# Products [rows, inner, columns], each with plain and transposed matrices as in forward and backward passes: the shapes
-# of single vectors, classifiers and attention layers, and a large square. Which ones fail depends on the share of
-# multiprocessors; on an H100, each faulty percentage makes at least one fail (docs/mps.md).
+# Shapes of checked products: rows, inner dimension, columns. They are those of single vectors, classifiers and
+# attention layers, and a large square. Each product is computed with plain and with transposed matrices, as in forward
+# and backward passes. The MPS percentage decides which products fail; on an H100, with each faulty percentage at least
+# one of these fails (docs/mps.md).
 PRODUCTS = (
     (1, 4096, 4096),
     (64, 256, 2048),
@@ -37,18 +40,18 @@ PRODUCTS = (
     (2048, 768, 2304),
     (2048, 2048, 2048),
 )
-# The tolerance of a check, in units of the expected rounding error. Rounding reached 0.3 at most for products on an
-# H100 and 1.3 for the steps of models on CPUs; one bf16 element that is off by its own size, in a row of 2048, reaches
-# about 6.
+# The tolerance of a check, in units of the expected rounding error. Measured rounding errors were at most 0.3 for
+# products on an H100, and 1.3 for steps of models on CPUs. If one bf16 element in a row of 2048 is wrong by its own
+# size, the error is about 6.
 _TOLERANCE = 4.0
 _CHUNK_ELEMENTS = 1 << 22
-_ROW_ELEMENTS = 1 << 20  # of the keys and values used to check the rows of an attention
+_ROW_ELEMENTS = 1 << 20  # number of elements of keys, over all checked rows of an attention
 _NUM_IMAGES = 2
 _ATEN = torch.ops.aten
 
 
 def check(job: client.NullJob, device: torch.device, dtype: torch.dtype | None, compute: Callable[[], object]) -> None:
-    """Report wrong results of a job: of its own computation and, on a GPU, of fragile products in `dtype` (fp32)."""
+    """Check the results of `compute` and, on a GPU, `PRODUCTS` in `dtype` (default: fp32); report wrong results."""
     products, step = Canary(), Canary()
     if device.type == "cuda":
         products.check_products(device, dtype or torch.float32)
@@ -66,9 +69,9 @@ class Canary:
     """Result checks and their outcome.
 
     Attributes:
-        limit_s: time after which checking stops.
+        limit_s: time after which no further result is checked.
         wrong: descriptions of wrong results.
-        num_left_out: results not checked for lack of time.
+        num_left_out: number of results that were not checked, because of this limit.
     """
 
     limit_s: float = 1.0
@@ -90,16 +93,19 @@ class Canary:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Check each product, convolution and attention that is computed in this context once for each shape.
+        """Check the products, convolutions and attentions that are computed in this context, each shape once.
 
-        Products of backward passes are included. Other gradients are not checked directly: the losses of the first
-        steps depend on them.
+        Products of backward passes are included. Other gradients are checked only indirectly, because the losses of the
+        first steps depend on them.
         """
         with _Watch(self):
             yield
 
     def run(self, operator: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
-        """Compute an operator of `aten` and return its result; check it if there is a check and its kind is new."""
+        """Compute an operator of `aten` and return its result.
+
+        The result is checked if the operator has a check, and if its arguments are of a new kind.
+        """
         check = _CHECKS.get(operator)
         kind = (operator, *(_kind(argument) for argument in arguments))
         if check is None or kind in self._seen:
@@ -119,13 +125,16 @@ class Canary:
             result = operator(*arguments, **options)
         self.num_checked += 1
         if not error <= _TOLERANCE and not _is_beyond_numbers(operator, arguments):
-            self.wrong.append(f"{_name(operator, arguments)}: off by {error:.3g} times what rounding explains")
+            self.wrong.append(f"{_name(operator, arguments)}: off by {error:.3g} times the expected rounding error")
         self.spent_s += time.monotonic() - began
         return result
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that passes operators to a canary, below autograd and autocast: types and shapes are final."""
+    """A dispatch mode that passes operators to a canary.
+
+    It is called below autograd and autocast, so types and shapes are final.
+    """
 
     def __init__(self, canary: Canary) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -136,7 +145,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _fill_next(like: Tensor) -> None:
-    """Write NaN to the memory that the allocator will return for the next tensor of this size."""
+    """Write NaN to the memory that the allocator will use for the next tensor of this size."""
     torch.empty_like(like).fill_(float("nan"))
 
 
@@ -151,7 +160,7 @@ def _check_addmm(c: Tensor, bias: Tensor, a: Tensor, b: Tensor, *, beta: float =
 
 
 def _check_bmm(c: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> float:
-    """Check c = ab + bias, [batch, rows, columns], by Freivalds; only the first products of a large batch."""
+    """Check c = ab + bias, [batch, rows, columns], by Freivalds' method; in a large batch, only the first products."""
     if not _is_written(c):
         return float("inf")
     batch = max(1, _CHUNK_ELEMENTS // c[0].numel())
@@ -179,7 +188,7 @@ def _check_convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> float:
-    """Compare a signed sum of output channels, of the first and last images, with one convolution of summed weights."""
+    """Compare the signed sum of output channels with a convolution by summed weights, for the first and last images."""
     if not _is_written(out):
         return float("inf")
     if transposed or out.ndim != 4:
@@ -207,7 +216,7 @@ def _check_convolution(
 
 
 def _check_attention(operator: Any) -> Callable[..., float]:
-    """Return the check of an attention kernel; these have equal argument names, in different orders."""
+    """Return the check of an attention kernel; the kernels' arguments have equal names, but different orders."""
 
     def check(out: Tensor, *arguments: Any, **options: Any) -> float:
         named = _bind_arguments(operator, arguments, options)
@@ -241,7 +250,8 @@ def _attention_error(
         scores = scores.masked_fill(torch.arange(num_keys, device=out.device) > row[:, None], float("-inf"))
     shares = scores.softmax(1)
     expected, got = (shares[:, :, None] * v).sum(1), out[(*at, row)].double()
-    # Rounding errors: the scores, summed in fp32; the shares and the output, rounded to the type of the inputs.
+    # Rounding errors arise in the scores, which are summed in fp32, and in the shares and the output, which are rounded
+    # to the type of the inputs.
     rounding = _rounding(query, allows_tf32=torch.backends.cuda.matmul.allow_tf32)
     in_fp32 = rounding if query.dtype == torch.float32 else _rounding(q, allows_tf32=False)
     in_scores = in_fp32 * q.norm(dim=1) * k.norm(dim=2).amax(1) * scale
@@ -308,23 +318,26 @@ def _norm(matrix: Tensor) -> Tensor:
 
 
 def _is_written(result: Tensor) -> bool:
-    """Return whether every element is a number. In fp16 infinity counts as one: scaled gradients may overflow."""
+    """Return whether every element is a number; in fp16, infinity is allowed, because scaled gradients may overflow."""
     bad = result.isnan() if result.dtype == torch.float16 else ~result.isfinite()
     return not bool(bad.any())
 
 
 def _rounding(factor: Tensor, *, allows_tf32: bool) -> float:
-    """Return the relative rounding error of a matrix's type; that of TF32 for fp32 on a GPU that may use TF32."""
+    """Return the relative rounding error of a matrix's type; for fp32 on a GPU that may use TF32, that of TF32."""
     if factor.dtype == torch.bfloat16:
         return 2.0**-9
     if factor.dtype == torch.float16:
         return 2.0**-11
-    # Without TF32, sums over thousands of terms lose more than the rounding of one term.
+    # Without TF32, the error of a sum over thousands of terms is larger than the rounding error of one term.
     return 2.0**-11 if factor.is_cuda and allows_tf32 else 2.0**-19
 
 
 def _is_beyond_numbers(operator: Any, arguments: Sequence[Any]) -> bool:
-    """Return whether inputs or sums of products may be infinite: then training diverged, and the GPU may be right."""
+    """Return whether inputs or sums of products may be infinite, for example because training diverged.
+
+    The GPU may then be right.
+    """
     if operator in _ATTENTIONS:
         return not all(bool(tensor.isfinite().all()) for tensor in arguments[:3])
     is_convolution = _CHECKS[operator] is _check_convolution
@@ -343,7 +356,10 @@ def _longest(tensor: Tensor, dim: int) -> float:
 
 
 def _largest(difference: Tensor, unit: Tensor) -> float:
-    """Return the largest difference in units of the expected error; infinite ones, as in fp16, prove nothing."""
+    """Return the largest difference in units of the expected error.
+
+    Elements with an infinite expected error, which occur in fp16, are ignored.
+    """
     ratio = difference.abs() / unit.clamp_min(torch.finfo(torch.float64).tiny)
     return float(ratio[unit.isfinite()].max()) if bool(unit.isfinite().any()) else 0.0
 

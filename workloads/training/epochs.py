@@ -20,10 +20,11 @@ class NonFiniteLossError(ArithmeticError):
 
 
 class Trainer:
-    """A training over a number of epochs, or with 0 until stopped.
+    """Training for a number of epochs; 0: until stopped.
 
-    With `validates` and a fixed number of epochs, accuracy is measured after each epoch, otherwise once, after the
-    stop. Synthetic data is validated only in the first case, because of the time it takes.
+    With `validates`, accuracy is measured after each of a fixed number of epochs, or once after the stop. With
+    synthetic data, accuracy is meaningless: validation after each epoch then only takes its usual time, and validation
+    after the stop is omitted.
     """
 
     def __init__(
@@ -39,7 +40,11 @@ class Trainer:
         self._first_losses_sent = False
 
     def train(self) -> None:
-        """Train to the end; `NonFiniteLossError` if the mean loss of an epoch, even a partial one, is not finite."""
+        """Train for all epochs or until stopped.
+
+        Raises:
+            NonFiniteLossError: the mean loss of a complete or partial epoch is not finite.
+        """
         done = 0
         while not self._job.stopping and (self._epochs == 0 or done < self._epochs):
             started_ns, held_ns = time.monotonic_ns(), self._job.held_ns
@@ -54,7 +59,7 @@ class Trainer:
         if self._epochs == 0 and self._validation is not None and not self._data.is_made_up:
             accuracy = self._validate(self._validation)
             self._job.metric("accuracy_ratio", accuracy, step=done)
-            _log.info("accuracy %.4f after %d whole epochs", accuracy, done)
+            _log.info("accuracy %.4f after %d complete epochs", accuracy, done)
 
     def _issue_epoch(self, number: int) -> bool:
         num_steps = 0
@@ -75,7 +80,7 @@ class Trainer:
             self._first_losses_sent = True
         mean = self._losses.take_mean()
         if mean is not None and not math.isfinite(mean):
-            raise NonFiniteLossError(f"the mean loss is {mean} in epoch {number}")
+            raise NonFiniteLossError(f"the mean loss is {mean} in epoch {number}; use a smaller learning_rate")
         return mean
 
     def _report(self, number: int, seconds: float, loss: float) -> None:

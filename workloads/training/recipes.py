@@ -1,4 +1,4 @@
-"""Recipes: loss, optimiser and learning rate of a training, and whether the host reads each loss."""
+"""Recipes of training: loss, optimiser and learning rate, and whether the host reads each loss."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from workloads.images.vision import import_torchvision
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Maps logits [batch, ..., classes] and labels [batch, ...] to a scalar."""
+"""A function from logits [batch, ..., classes] and labels [batch, ...] to a scalar."""
 
 _MOMENTUM = 0.9
 _PLAIN_RATE = 0.1
@@ -29,12 +29,12 @@ _ADAMW_DECAY = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """The settings with which a model learns.
+    """The settings with which a model is trained.
 
     Attributes:
-        learning_rate: of the first epoch.
-        falls_over: epochs over which the learning rate falls to 0 along a cosine; `None`: constant.
-        reads_loss: the host reads each loss before it issues the next step, and so waits for the device.
+        learning_rate: learning rate of the first epoch.
+        falls_over: number of epochs in which the learning rate falls to 0 along a cosine; `None` if it is constant.
+        reads_loss: whether the host reads each loss before it issues the next step, for which it waits for the device.
     """
 
     loss: Loss
@@ -44,7 +44,7 @@ class Recipe:
     reads_loss: bool = False
 
     def begin_epoch(self, number: int) -> None:
-        """Set the learning rate of an epoch, counted from 1."""
+        """Set the learning rate of an epoch; the first epoch has number 1."""
         if self.falls_over is None:
             return
         rate = self.learning_rate * (1 + math.cos(math.pi * min(1.0, (number - 1) / self.falls_over))) / 2
@@ -56,7 +56,7 @@ class Recipe:
 
 
 def make_plain(model: nn.Module, learning_rate: float | None) -> Recipe:
-    """Return cross-entropy, and SGD with momentum at one learning rate; the host never waits within a step."""
+    """Return a recipe of cross-entropy and SGD with momentum at a constant learning rate; losses are not read."""
     rate = _PLAIN_RATE if learning_rate is None else learning_rate
     return Recipe(
         loss=nn.functional.cross_entropy,
@@ -66,9 +66,9 @@ def make_plain(model: nn.Module, learning_rate: float | None) -> Recipe:
 
 
 def make_adamw(model: nn.Module, learning_rate: float, *, is_captured: bool) -> Recipe:
-    """Return cross-entropy of each label, and AdamW at one learning rate; the host never waits within a step.
+    """Return a recipe of cross-entropy over all labels and AdamW at a constant learning rate; losses are not read.
 
-    For a step captured as a CUDA graph, the optimiser counts its steps on the device.
+    If a step is captured as a CUDA graph, the optimiser counts its steps on the device.
     """
     return Recipe(
         loss=lambda logits, labels: nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten()),
@@ -82,14 +82,14 @@ def make_adamw(model: nn.Module, learning_rate: float, *, is_captured: bool) -> 
 def make_timm(
     model: nn.Module, learning_rate: float | None, *, batch_size: int, num_epochs: int, rate_on: torch.device | None
 ) -> Recipe:
-    """Return the defaults of timm's `train.py`.
+    """Return a recipe with the defaults of timm's `train.py`.
 
     Args:
-        model: on its device.
-        learning_rate: of the first epoch; default: proportional to the batch size.
+        model: model, already on its device.
+        learning_rate: learning rate of the first epoch; `None`: proportional to the batch size.
         batch_size: images per step.
-        num_epochs: 0 if unknown; the learning rate then falls over timm's default number.
-        rate_on: the device of the learning rate, a tensor that a captured graph reads at every replay.
+        num_epochs: epochs in which the learning rate falls to 0; 0: timm's default number.
+        rate_on: device of the learning rate, if it is a tensor that a captured graph reads at every replay.
     """
     import_torchvision()
     from timm.loss import LabelSmoothingCrossEntropy
@@ -101,7 +101,7 @@ def make_timm(
         lr=rate if rate_on is None else torch.tensor(rate, device=rate_on),
         momentum=_MOMENTUM,
         nesterov=True,
-        fused=None if rate_on is None else True,  # the other implementations read the tensor on the host
+        fused=None if rate_on is None else True,  # all implementations except the fused one read the tensor on the host
     )
     return Recipe(
         loss=LabelSmoothingCrossEntropy(_SMOOTHING),

@@ -28,7 +28,7 @@ def train(
     *,
     tunes_in_turn: bool = False,
 ) -> None:
-    """Warm up, wait for the group, and train, with the command-line flags common to all training programs.
+    """Warm up, wait at the group's barrier, and train, as set by the flags that all training programs have.
 
     Facts other than `None` are recorded. With `tunes_in_turn`, the jobs of a group run their first steps one at a time.
     """
@@ -45,7 +45,7 @@ def train(
 
 
 def make_training(args: argparse.Namespace, model: nn.Module, recipe: Recipe, device: torch.device) -> Training:
-    """Return the training of a model in the precision given on the command line."""
+    """Return the `Training` of a model, with the precision given on the command line."""
     return Training(
         model=model,
         recipe=recipe,
@@ -58,7 +58,10 @@ def make_training(args: argparse.Namespace, model: nn.Module, recipe: Recipe, de
 def _warm_up(
     args: argparse.Namespace, job: client.NullJob, training: Training, batches: Batches, *, tunes_in_turn: bool
 ) -> Step:
-    """Return the step with kernels chosen, compiled or captured, and the model unchanged. Also runs the canary."""
+    """Run warm-up steps and the canary, and return the step; the model does not change.
+
+    The kernels of the step are then chosen, compiled or captured.
+    """
     first = next(batches.epoch(1))
     with steps.undo(training):
         # In the first step, cuDNN tries every algorithm of each layer, forward and backward.

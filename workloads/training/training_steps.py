@@ -1,6 +1,6 @@
 """Training steps: how a step is issued (eager, compiled, CUDA graph), its completion time, and its loss.
 
-Within a step, the host never reads a value of the device. It runs at most two steps ahead of the device.
+Within a step, the host never reads a value from the device. The host runs at most two steps ahead of the device.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 _STEPS_AHEAD = 2
 _FIRST_LOSSES = 10
-# Source: PyTorch's notes on CUDA graphs: libraries must have initialised before the capture; they run three.
+# Libraries must be initialised before the capture; PyTorch's notes on CUDA graphs, the source, run three steps.
 _STEPS_BEFORE_CAPTURE = 3
 
 
 class StepClock:
-    """A clock that reports samples, epoch and CLOCK_MONOTONIC nanoseconds of each step as the device completes it.
+    """A clock that reports samples, epoch and CLOCK_MONOTONIC nanoseconds of each step when the device completes it.
 
-    A step that runs ahead records an event. Two steps later the host waits for it, in a blocking wait that frees the
-    CPU core. Any other step is complete when it is reported.
+    With `runs_ahead`, each step records an event, and the host waits for this event two steps later, in a blocking wait
+    that frees the CPU core. Without `runs_ahead`, each step must be complete when `note_issued` is called.
     """
 
     def __init__(self, report: Callable[[float, int, int], None], *, runs_ahead: bool) -> None:
@@ -39,7 +39,7 @@ class StepClock:
         self.last_ns = time.monotonic_ns()
 
     def note_issued(self, samples: float, epoch: int) -> None:
-        """Record a step issued just now; report the one issued two steps earlier."""
+        """Record a step that was issued just now; report the step that was issued two steps earlier."""
         if not self._runs_ahead:
             self._complete(samples, epoch)
             return
@@ -49,7 +49,7 @@ class StepClock:
         self.drain(_STEPS_AHEAD)
 
     def drain(self, num_pending: int = 0) -> None:
-        """Wait for and report the oldest steps, until `num_pending` remain."""
+        """Wait for the oldest steps and report them, until `num_pending` steps remain."""
         while len(self._pending) > num_pending:
             event, samples, epoch = self._pending.popleft()
             event.synchronize()
@@ -78,7 +78,7 @@ class LossRecord:
             self._num_first += 1
 
     def take_mean(self) -> float | None:
-        """Return the mean since the last call, or `None` without steps; waits for the device."""
+        """Return the mean loss since the last call, or `None` without steps; wait for the device."""
         if self._count == 0:
             return None
         mean = self._sum.item() / self._count
@@ -87,13 +87,13 @@ class LossRecord:
         return mean
 
     def first(self) -> list[float]:
-        """Return the losses of the first steps, up to ten; waits for the device."""
+        """Return the losses of the first steps, at most ten; wait for the device."""
         return [float(loss) for loss in self._first[: self._num_first].tolist()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """The objects that a step changes: the model, its optimiser, and the scaler of fp16 losses (else disabled)."""
+    """The objects that a step changes: the model, its optimiser, and the scaler of losses, which only fp16 uses."""
 
     model: nn.Module
     recipe: Recipe
@@ -108,7 +108,7 @@ class Training:
 
 
 def make_eager_step(training: Training, forward: Forward | None = None) -> Step:
-    """Return a step that issues its operators one by one, optionally with another forward pass of the same model."""
+    """Return a step that issues its operators one by one, optionally with a different forward pass of the model."""
     model, scaler = training.model if forward is None else forward, training.scaler
     optimizer, loss_of = training.recipe.optimizer, training.recipe.loss
 
@@ -129,10 +129,10 @@ def make_compiled_step(training: Training) -> Step:
 
 
 def capture_step(training: Training, inputs: Tensor, labels: Tensor) -> Step:
-    """Capture forward, backward and optimiser as one CUDA graph; return a step that replays it.
+    """Capture forward pass, backward pass and optimiser as one CUDA graph; return a step that replays the graph.
 
-    Trains a few steps on the given batch. Every later batch must have its shape. The loss returned is overwritten by
-    the next step.
+    Before the capture, a few steps train on the given batch. All later batches must have the same shape. The next step
+    overwrites the returned loss.
     """
     inputs_buffer, labels_buffer = inputs.clone(), labels.clone()
     step = make_eager_step(training)
@@ -142,7 +142,7 @@ def capture_step(training: Training, inputs: Tensor, labels: Tensor) -> Step:
         for _ in range(_STEPS_BEFORE_CAPTURE):
             step(inputs_buffer, labels_buffer)
     torch.cuda.current_stream().wait_stream(side)
-    # The gradients must be created within the capture: otherwise every replay would add to the earlier ones.
+    # The gradients must be created within the capture; otherwise every replay would add to the earlier gradients.
     training.recipe.optimizer.zero_grad(set_to_none=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -159,11 +159,11 @@ def capture_step(training: Training, inputs: Tensor, labels: Tensor) -> Step:
 
 @contextmanager
 def undo(training: Training) -> Iterator[None]:
-    """Restore weights, optimiser, scaler and random generators on leaving, so that a warm-up has no effect.
+    """Restore weights, optimiser, scaler and random generators on exit, so that a warm-up has no effect.
 
-    The optimiser must be new. Tensors keep their addresses, which a captured graph uses; so the optimiser's state is
-    set to zero, from which the first step of SGD (without dampening) and of Adam is the same as without state. The
-    weights are saved on the host, as a second copy of a large model would raise peak GPU memory.
+    The optimiser must be new. Because a captured graph uses the addresses of tensors, the optimiser's state is set to
+    zero instead of being removed; for SGD (without dampening) and Adam, the first step is then the same as without
+    state. The weights are saved in host memory, because a second copy of a large model would raise peak GPU memory.
     """
     weights = {name: tensor.to("cpu", copy=True) for name, tensor in training.model.state_dict().items()}
     scaler = training.scaler.state_dict()

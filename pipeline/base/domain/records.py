@@ -214,6 +214,9 @@ class Job:
         return f"{self.index}-{size}{self.workload.name}"
 
 
+_FIRST_WITH_GPM = (9, 0)  # Source: DCGM API reference, Profiling: Hopper and newer read GPM
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """A device for jobs: an NVIDIA GPU or MIG device, real or simulated, or the CPUs of this machine.
@@ -252,6 +255,12 @@ class Device:
     @property
     def is_simulated(self) -> bool:
         return self.kind == "simulated"
+
+    @property
+    def has_gpm(self) -> bool | None:
+        """True if the GPU's generation has the GPM counters of NVML; `None` if the generation is unknown."""
+        capability = dict(self.details).get("compute_capability")
+        return None if capability is None else tuple(map(int, capability.split("."))) >= _FIRST_WITH_GPM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Sharing modes: their names in plans and reports, and their style in figures.
 
-A user's own mode needs no entry in the table: its name in the configuration is used, all options that are set
-distinguish its groups, and it gets a colour that no other mode of the study has.
+A user's own mode needs no entry in the table. It is shown under its name in the configuration, with all its options, in
+one of three spare colours.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class SharingMode:
         return (names.index(self.name) if self.name in MODES else len(names), self.name)
 
     def naming(self, options: Iterable[tuple[str, object]]) -> list[tuple[str, object]]:
-        """Select the options that distinguish groups: without paths of programs and options that the label shows."""
+        """Return the options that distinguish groups: all but program paths and the options shown in the label."""
         return [(key, value) for key, value in options if key not in self.unnamed_options and not is_program(key)]
 
 
 def is_program(option: str) -> bool:
-    """Return whether an option is the path of a program, which is not a fact of a group."""
+    """Return whether an option is a program path; such paths do not distinguish groups."""
     return option == "program" or option.endswith("_program")
 
 

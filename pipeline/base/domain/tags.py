@@ -81,7 +81,7 @@ def fact_tag(name: str) -> str:
 
 
 def listener_tag(name: str) -> str:
-    """Return the tag with the reason why a listener is missing."""
+    """Return the tag with the reason why a listener is missing, or with the source that it has chosen."""
     return f"{PREFIX}listener.{name}"
 
 

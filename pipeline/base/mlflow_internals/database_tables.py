@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.base.domain.tags import GROUP, Tag
 from pipeline.base.mlflow_internals import is_tried
@@ -132,3 +132,106 @@ def move_paths(connection: sqlite3.Connection, old: Path, new: Path) -> dict[str
                 key = f"{table}.{column}"
                 counts[key] = counts.get(key, 0) + changed
     return counts
+
+
+def read_complete_runs(database: Path, experiment_id: str) -> list[dict[str, Any]]:
+    """Return the active runs of an experiment with all params, tags and points of metrics, oldest first.
+
+    Raises:
+        sqlite3.Error: the database is not readable.
+    """
+    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as store:
+        store.execute("BEGIN")  # all queries see one state
+        chosen = (int(experiment_id),)
+        condition = "experiment_id = ? AND lifecycle_stage = 'active'"
+        runs = {
+            run_id: {
+                "run_id": run_id,
+                "name": name,
+                "status": status,
+                "start_ms": start,
+                "end_ms": end,
+                "user": user or "",
+                "artifact_uri": uri,
+                "tags": {},
+                "params": {},
+                "metrics": {},
+            }
+            for run_id, name, status, start, end, user, uri in store.execute(
+                "SELECT run_uuid, name, status, start_time, end_time, user_id, artifact_uri FROM runs "  # noqa: S608
+                f"WHERE {condition} ORDER BY start_time, run_uuid",
+                chosen,
+            )
+        }
+        for table in ("tags", "params"):
+            for run_id, key, value in store.execute(
+                f"SELECT run_uuid, key, value FROM {table} JOIN runs USING (run_uuid) "  # noqa: S608
+                f"WHERE {condition} ORDER BY {table}.rowid",
+                chosen,
+            ):
+                runs[run_id][table][key] = value
+        for run_id, key, value, t_ms, step, is_nan in store.execute(
+            "SELECT run_uuid, key, value, timestamp, step, is_nan FROM metrics JOIN runs USING (run_uuid) "  # noqa: S608
+            f"WHERE {condition} ORDER BY metrics.rowid",
+            chosen,
+        ):
+            runs[run_id]["metrics"].setdefault(key, []).append([None if is_nan else value, t_ms, step])
+    return list(runs.values())
+
+
+def check_run(run: Any) -> dict[str, Any]:
+    """Return a run as `read_complete_runs` writes it, without its artifact URI.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is not such a run.
+    """
+    if not re.fullmatch("[0-9a-f]{32}", run["run_id"]):
+        raise ValueError(f"{str(run['run_id'])[:40]!r} is not a run id")
+    if run["status"] not in ("RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED"):
+        raise ValueError(f"the status of run {run['run_id']} is {str(run['status'])[:40]!r}")
+    texts = [*run["tags"].items(), *run["params"].items()]
+    points = [point for series in run["metrics"].values() for point in series]
+    numbers = [number for value, t_ms, step in points for number in (0 if value is None else value, t_ms, step)]
+    times = [run["start_ms"], run["end_ms"] or 0]
+    if not all(type(part) is str for pair in texts for part in pair) or type(run["name"]) is not str:
+        raise TypeError(f"run {run['run_id']} has a text that is not a text")
+    if not all(type(number) in (int, float) for number in (*numbers, *times)):
+        raise TypeError(f"run {run['run_id']} has a number that is not a number")
+    return dict(run)
+
+
+def insert_runs(database: Path, experiment_id: str, artifacts_uri: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Insert runs that a database lacks; return their ids.
+
+    Raises:
+        sqlite3.Error: the database is not writable.
+    """
+    with closing(sqlite3.connect(database, timeout=60, isolation_level=None)) as store:
+        store.execute("BEGIN IMMEDIATE")
+        known = {run_id for (run_id,) in store.execute("SELECT run_uuid FROM runs")}
+        new = [run for run in runs if run["run_id"] not in known]
+        for run in new:
+            run_id = run["run_id"]
+            store.execute(
+                "INSERT INTO runs (run_uuid, name, source_type, source_name, entry_point_name, user_id, status, "
+                "start_time, end_time, source_version, lifecycle_stage, artifact_uri, experiment_id) "
+                "VALUES (?, ?, 'UNKNOWN', '', '', ?, ?, ?, ?, '', 'active', ?, ?)",
+                (
+                    *(run_id, run["name"], run.get("user") or "", run["status"], run["start_ms"], run["end_ms"]),
+                    *(f"{artifacts_uri}/{run_id}/artifacts", int(experiment_id)),
+                ),
+            )
+            for table in ("tags", "params"):
+                rows = [(key, value, run_id) for key, value in run[table].items()]
+                store.executemany(f"INSERT INTO {table} (key, value, run_uuid) VALUES (?, ?, ?)", rows)  # noqa: S608
+            points = [
+                (key, 0.0 if value is None else value, t_ms, run_id, step, value is None)
+                for key, series in run["metrics"].items()
+                for value, t_ms, step in series
+            ]
+            names = "(key, value, timestamp, run_uuid, step, is_nan) VALUES (?, ?, ?, ?, ?, ?)"
+            store.executemany(f"INSERT OR IGNORE INTO metrics {names}", points)
+            newest = {point[0]: point for point in sorted(points, key=lambda point: (point[4], point[2], point[1]))}
+            store.executemany(f"INSERT INTO latest_metrics {names}", list(newest.values()))
+        store.execute("COMMIT")
+    return [run["run_id"] for run in new]

@@ -24,10 +24,10 @@ VARIABLE = "COLLOCATION_COMMAND"
 RUN = "run"
 PROGRAMS = {
     RUN: "measure jobs side by side",
-    "report": "write a study's page, figures and tables",
+    "report": "write a study's page, figures and tables; export it to one file",
     "gpu": "show, partition, check and clean up GPUs",
     "planner": "plan services and training jobs on MIG instances",
-    "tracking": "show how far a study is; send its spool, upgrade or move its store",
+    "tracking": "show how far a study is; send its spool, import a study, upgrade or move its store",
     "importer": "turn an experiment of radT or CARMA into one of this project",
     "timeline": "write a study as a trace for Perfetto",
     "schema": "print a JSON schema of experiment files, for editors",

@@ -45,6 +45,10 @@ class ListenerError(CollocationError):
     """A listener is missing or stopped delivering samples."""
 
 
+class NoSensorError(ListenerError):
+    """The device has nothing that a listener could read, such as the GPU's counters on a machine without a GPU."""
+
+
 class TrackingError(CollocationError):
     """The tracking store could not be opened or written."""
 

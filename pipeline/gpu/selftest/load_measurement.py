@@ -139,7 +139,10 @@ def list_loadable(gpu: Device) -> tuple[Device, ...]:
 
 
 def make_listeners(interval_ms: int) -> dict[str, Listener]:
-    """Make all listeners, including the user's, that read a checked counter; return them by name."""
+    """Make all listeners, including the user's, that read a checked counter; return them by name.
+
+    A listener that reads the source of another one, such as `activity`, is left out.
+    """
     by_name: dict[str, Listener] = {}
     for path in sorted((PROJECT_DIR / "conf" / "listeners").glob("*.yaml")):
         for name, config in (OmegaConf.to_object(OmegaConf.load(path)) or {}).items():  # type: ignore[union-attr]
@@ -147,7 +150,8 @@ def make_listeners(interval_ms: int) -> dict[str, Listener]:
             listener: Listener = factory.build_object(spec, interval_ms=interval_ms)
             if {field.name for field in listener.table.fields} & {name for name, _ in _FIELDS.values()}:
                 by_name[str(name)] = listener
-    return by_name
+    sources = {name: listener.table.source for name, listener in by_name.items()}
+    return {name: by_name[name] for name, source in sources.items() if source == name or source not in by_name}
 
 
 def measure(gpu: Device, scratch: Path, start: Start = load_process.start_loader, pace: Pace = PACE) -> Measurement:

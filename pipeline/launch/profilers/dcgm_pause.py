@@ -19,7 +19,6 @@ from pipeline.clean.kinds import undoes
 
 _log = logging.getLogger(__name__)
 _COMMAND_LIMIT_S = 30.0
-_FIRST_WITH_GPM = (9, 0)  # Source: DCGM API reference, Profiling: Hopper and newer read GPM
 # Source: dcgm_structs.h, DCGM_ST_CONNECTION_NOT_VALID (-21). An exit status is its last byte.
 _NO_ENGINE = -21 & 0xFF
 
@@ -89,6 +88,5 @@ def _run(words: Sequence[str]) -> bool:
 
 def _has_to_pause(group: Group) -> bool:
     device = group.device
-    # A GPU without a reported compute capability counts as old, because an unnecessary pause does no harm.
-    capability = tuple(map(int, dict(device.details).get("compute_capability", "0.0").split(".")))
-    return device.is_gpu and capability < _FIRST_WITH_GPM and find_group_programs(group).path("dcgmi") is not None
+    # A GPU of unknown generation counts as old, because an unnecessary pause does no harm.
+    return device.is_gpu and not device.has_gpm and find_group_programs(group).path("dcgmi") is not None

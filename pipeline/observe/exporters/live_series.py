@@ -57,7 +57,7 @@ class GroupSeries:
         self._jobs = LiveJobs(group, live, now_ns)
         self._of_machine = {table.source for table in live.tables if table.of_machine}
         self._fields = {(table.source, quantity.name): quantity for table in live.tables for quantity in table.fields}
-        self._intervals_ns = {listener.name: listener.interval_ms * 1_000_000 for listener in group.listeners}
+        self._intervals_ns = {table.source: table.interval_ms * 1_000_000 for table in live.tables}
         self._latest: dict[_Series, tuple[int, float]] = {}
         self._num_seen = 0
 

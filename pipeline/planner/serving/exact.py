@@ -1,6 +1,7 @@
-"""The fewest GPUs, by an integer programme that counts partitions, and instances by service and kind.
+"""Find the fewest GPUs with an integer programme.
 
-These counts determine the plan unless limits restrict which services share a GPU (`sharing_limits`). HiGHS proves the
+Its variables are the number of GPUs with each partition, and the number of instances of each kind for each service.
+These numbers determine the plan unless limits restrict which services share a GPU (`sharing_limits`). HiGHS proves the
 bound.
 """
 
@@ -44,7 +45,7 @@ def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
 def minimise_slices(
     problem: Problem, gpus: Sequence[FilledGpu], weights: Sequence[float], *, time_limit_s: float
 ) -> tuple[list[FilledGpu], bool]:
-    """Find instances of the least weight on at most as many GPUs as `gpus`; limits on sharing are ignored.
+    """Find the instances with the least total weight that fit on `len(gpus)` GPUs; limits on sharing are ignored.
 
     Returns:
         The GPUs, empty if no solution was found in time, and whether the weight is proved minimal.
@@ -101,9 +102,10 @@ def _fill(problem: Problem, columns: Sequence[int]) -> list[FilledGpu]:
 
 
 def _solve_near_relaxation(problem: Problem, programme: Programme, time_limit_s: float) -> Counts:
-    """Solve with the linear programme's counts of instances rounded down or up; much faster for many services.
+    """Solve with each count of instances restricted to the linear programme's value, rounded down or up.
 
-    The bound is the optimum of the linear programme, which is valid for all solutions.
+    With many services, this is much faster. The bound is the linear programme's optimum, which is valid for all
+    solutions.
     """
     import numpy as np
     from scipy.optimize import Bounds

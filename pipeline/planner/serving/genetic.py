@@ -1,8 +1,8 @@
 """The genetic algorithm of MIG-serving: a chromosome is a set of GPUs, a gene is the configuration of one GPU.
 
-Mutation swaps services between slots of one kind on two GPUs: throughput stays the same, but the next crossover erases
-other combinations of services. Crossover erases some GPUs and completes the deployment again. The best deployments are
-kept.
+Crossover erases some GPUs and completes the deployment again. Mutation swaps services between slots of one kind on two
+GPUs: throughput stays the same, but the GPUs have new combinations of services, which the next crossover can erase. The
+best deployments are kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def search(
     rounds: float = math.inf,
     cost: Cost = len,
 ) -> list[Configuration]:
-    """Return the best GPUs found, at least as good as `first`; the search stops as `tree.search` does."""
+    """Return the best GPUs found, at least as good as `first`.
+
+    The search stops at the time limit, after `rounds` rounds, or when the cost reaches `bound`.
+    """
     end = time.monotonic() + time_limit_s
     chance = random.Random(seed)  # noqa: S311
     completions = Completions(candidates, chance)

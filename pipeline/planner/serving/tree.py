@@ -95,7 +95,10 @@ def search(
     rounds: float = math.inf,
     cost: Cost = len,
 ) -> list[Configuration]:
-    """Return the best GPUs found until the time limit, the number of rounds or the cost bound is reached."""
+    """Return the best GPUs found, at least as good as `first`.
+
+    The search stops at the time limit, after `rounds` rounds, or when the cost reaches `bound`.
+    """
     end = time.monotonic() + time_limit_s
     completions = Completions(candidates, random.Random(seed))  # noqa: S311
     root, best, scale = _Node(), first, max(cost(first), 1)

@@ -1,8 +1,8 @@
 """MPS control program for one daemon: sends commands and interprets the replies.
 
-The commands that a control program supports depend on its driver. They are not derived from its version: an unsupported
-command is recognised by its reply. Replies are judged by their text, because the exit status is 0 even if the program
-rejects a command.
+The commands that a control program supports depend on the driver. This module does not derive them from the driver's
+version; it recognises an unsupported command by the text of the reply. The exit status cannot be used, because it is 0
+even if the program rejects a command.
 Sources: NVIDIA's MPS documentation (release 615), and the output of the programs of drivers 535, 550 and 580.
 """
 

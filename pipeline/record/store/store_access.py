@@ -26,6 +26,10 @@ def open_if_there(root_or_uri: Path | str) -> Store | None:
     if is_server(root_or_uri):
         return open_store(Path(), str(root_or_uri))
     root = Path(root_or_uri).absolute()
+    if root.is_file():
+        from pipeline.record.store.bundle import open_bundle
+
+        return open_bundle(root)
     try:
         (root / DATABASE).stat()
     except (FileNotFoundError, NotADirectoryError):

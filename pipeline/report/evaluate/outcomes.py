@@ -1,6 +1,7 @@
 """The outcome of each case of a study on each kind of device, as records in a file.
 
-A report writes the records to `cases.json`, from which a board is made without the store.
+A report writes the records to `cases.json`. A board (the overview of several studies) is made from such files, without
+the MLflow store.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _FACTS = {
     "cpu_model": "CPU model",
     "cpus": "CPUs",
 }
-"""The facts that distinguish machines: the words for each, by the name of its tag or param."""
+"""The label, by tag or param, of each fact that distinguishes machines."""
 _COLUMN_SETTINGS = ("device", hosts.SETTING)
 
 
@@ -47,7 +48,7 @@ class Program:
     """Equal jobs of a case.
 
     Attributes:
-        size: letter of the jobs in a mix.
+        size: name of the jobs' size in a mix (`S`, `M`, ...); empty for other jobs.
         number: number of these jobs.
     """
 
@@ -64,12 +65,13 @@ class Outcome:
     Attributes:
         label: label of the case in its own study.
         settings: window, seed, ...
-        kinds: the sharing mode of each mode with a figure, by the label of the mode.
-        tied: the modes of `Winner.tied`; empty without any figure.
+        kinds: maps the label of each mode that has a figure (`MIG 1g.10gb`) to the label of its sharing mode (`MIG`).
+        tied: labels of the best mode and of the modes that are not significantly slower, best first; empty if no mode
+            has a figure.
         measure: title and unit of `figure`, which is the speed-up over serial if known.
         figure, num_blocks, energy: figures of the first mode in `tied`.
         is_enough: whether blocks and GPUs were enough for any verdict.
-        endings: why the other modes have no figure.
+        endings: for each mode that failed or was saturated in a block, how it ended: `MPS: failed in 1 of 5 blocks`.
     """
 
     label: str
@@ -119,7 +121,7 @@ def summarize_devices(
     best = {(winner.case, winner.degree): winner for winner in winners}
     outcomes: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for place, place_cells in group_places(cells).items():
-        # A place with serial copies only is no group of the study.
+        # A case and degree with serial figures only is a baseline, not a compared group.
         if place in rows and any(cell.mode != SERIAL.label for cell in place_cells):
             first = min(rows[place], key=lambda row: row.is_sequential)
             outcome = _outcome(first, place_cells, best.get(place), judged.get(place, []), titles)
@@ -243,5 +245,6 @@ def from_json(text: str) -> list[DeviceSummary]:
     for outcome in itertools.chain.from_iterable(study.outcomes for study in studies):
         has_figure, unknown = outcome.figure is not None, set(outcome.tied) - outcome.kinds.keys()
         if not outcome.programs or bool(outcome.tied) != has_figure or unknown:
-            raise ConfigError(f"the file is damaged (case {outcome.label!r} lacks the jobs or modes of its figure)")
+            problem = "has no jobs, or its figure and its modes do not match"
+            raise ConfigError(f"the file is damaged (case {outcome.label!r} {problem})")
     return studies

@@ -22,7 +22,7 @@ def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._Mutual
         type=Path,
         action="append",
         default=[],
-        help=f"folder of a local store (default: {tracking_root.DEFAULT}); repeat the option to add a store",
+        help=f"folder of a local store, or a bundle (default: {tracking_root.DEFAULT}); repeat the option to add one",
     )
     uri = "URI of a tracking server; repeat the option to add a server"
     parser.add_argument("--uri", action="append", default=[], help=uri)

@@ -1,1 +1,1 @@
-"""The state of the simulated machine and the rules of its driver."""
+"""The state of the simulated machine, and the rules of its driver."""

@@ -25,7 +25,7 @@ TEXTS = {
 
 
 class DriverError(Exception):
-    """The driver refuses a call, with this NVML return code."""
+    """A call that the driver refuses, with its NVML return code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(text_of(code))

@@ -1,6 +1,6 @@
-"""The simulated driver: each method is one call of NVML, executed on the shared state or refused.
+"""The simulated driver: each method is one call of NVML, which changes the shared state or is refused.
 
-Both the library under pynvml and the program nvidia-smi use it, so they cannot disagree. Source: nvml.h.
+The library under pynvml and the program nvidia-smi both use this driver, so they always agree. Source: nvml.h.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.queries import find_ci_profile, find_profile, instance_of, model_of, profile_of
 from pipeline.simulation.machine.state_file import ComputeInstance, Gpu, GpuInstance, State, StateFile
 
-# Codes of nvmlDeviceSetMigMode that leave the mode pending, without failing. Source: nvml.h, activationStatus.
+# With these codes, nvmlDeviceSetMigMode succeeds, but the mode stays pending. Source: nvml.h, activationStatus.
 _PENDING_CODES = frozenset({codes.NOT_SUPPORTED, codes.RESET_REQUIRED, codes.IN_USE})
 
 
@@ -29,22 +29,22 @@ class Driver:
         return self._file.read()
 
     def check(self, function: str, gpu: int | None = None) -> None:
-        # Reading without the lock suffices if no fault is injected, which is nearly always.
+        # Without injected faults, which is the usual case, reading without the lock is enough.
         if any(fault.function == function for fault in self._file.faults()):
             with self._file.change() as cell:
                 cell.meet(function, gpu)
 
     def pause_dcgm(self, *, is_paused: bool) -> None:
-        """Make DCGM's host engine release the profiling counters, or resume them."""
+        """Make DCGM's host engine release the profiling counters, or resume profiling."""
         with self._file.change() as cell:
             cell.state = replace(cell.state, dcgm_is_paused=is_paused)
 
     def set_mig_mode(self, index: int, *, is_on: bool) -> int:
-        """Switch MIG mode; return activation status 0 if it is in force, else the code for why it is pending.
+        """Set MIG mode; return activation status 0 if the mode is in force, else the code of the reason for pending.
 
-        An Ampere GPU must be reset, which removes its instances. A client prevents the reset: a process on the GPU, or
-        another process with NVML open. Later GPUs switch at once unless a process computes on them; they refuse to
-        switch off while they have instances.
+        An Ampere GPU must be reset, which removes its instances. A client prevents the reset; clients are processes on
+        the GPU, and other processes with NVML open. Later GPUs change the mode at once unless a process computes on
+        them; while they have instances, MIG mode cannot be disabled.
         """
         with self._file.change() as cell:
             forced = 0
@@ -67,7 +67,7 @@ class Driver:
             return status
 
     def set_compute_mode(self, index: int, mode: int) -> None:
-        """Set the compute mode: 0 default, 2 prohibited, 3 exclusive process; under MIG only 0 is possible."""
+        """Set the compute mode: 0 default, 2 prohibited, 3 exclusive process; under MIG, only 0 is allowed."""
 
         def change(gpu: Gpu) -> Gpu:
             if gpu.mig_current and mode:
@@ -77,7 +77,7 @@ class Driver:
         self._change("nvmlDeviceSetComputeMode", index, change)
 
     def set_timeslice(self, index: int, timeslice: int) -> None:
-        """Set the time slice of processes that share the GPU; not under MIG."""
+        """Set the time slice of processes that share the GPU; refused under MIG."""
 
         def change(gpu: Gpu) -> Gpu:
             if gpu.mig_current:
@@ -87,7 +87,7 @@ class Driver:
         self._change("compute-policy", index, change)
 
     def create_gpu_instance(self, index: int, profile_id: int, start: int | None = None) -> GpuInstance:
-        """Create a GPU instance, where the driver chooses or at a given start."""
+        """Create a GPU instance at the given start; without a start, the driver chooses one."""
 
         def change(gpu: Gpu) -> Gpu:
             if not gpu.mig_current:
@@ -122,7 +122,7 @@ class Driver:
         self._change("nvmlGpuInstanceDestroy", index, change)
 
     def create_compute_instance(self, index: int, instance_id: int, profile_id: int | None = None) -> ComputeInstance:
-        """Create a compute instance in a GPU instance, by default of its full width."""
+        """Create a compute instance in a GPU instance, by default with all its compute slices."""
 
         def change(gpu: Gpu) -> Gpu:
             instance = instance_of(gpu, instance_id)
@@ -143,7 +143,7 @@ class Driver:
         return instance_of(gpu, instance_id).compute_instances[-1]
 
     def destroy_compute_instance(self, index: int, instance_id: int, ci_id: int) -> None:
-        """Remove a compute instance, which must not be in use by a process."""
+        """Remove a compute instance, which no process may use."""
 
         def change(gpu: Gpu) -> Gpu:
             instance = instance_of(gpu, instance_id)
@@ -158,7 +158,7 @@ class Driver:
         self._change("nvmlComputeInstanceDestroy", index, change)
 
     def reset(self, index: int) -> None:
-        """Reset a GPU without clients: a pending MIG mode takes effect and the instances are removed."""
+        """Reset a GPU, which must have no clients: apply a pending MIG mode and remove the instances."""
         with self._file.change() as cell:
             gpu = cell.state.gpus[index]
             if gpu.processes or _has_other_session(cell.state):

@@ -19,7 +19,7 @@ class Clients:
         self._file = state_file
 
     def open_session(self) -> None:
-        """Open NVML for this process, unless a fault prevents it: the process is then a client of every GPU."""
+        """Open NVML for this process, which then is a client of every GPU; an injected fault can prevent this."""
         with self._file.change() as cell:
             cell.meet("nvmlInitWithFlags", None)
             pid = os.getpid()
@@ -29,7 +29,7 @@ class Clients:
             cell.state = replace(cell.state, sessions=(*other_sessions, session))
 
     def close_session(self) -> None:
-        """Close one of the sessions of this process."""
+        """Close one of this process's sessions."""
         with self._file.change() as cell:
             sessions = (
                 replace(session, num_open=session.num_open - (session.pid == os.getpid()))
@@ -40,13 +40,13 @@ class Clients:
     def hold(
         self, device_uuid: str, pid: int, name: str, memory_mib: int, kind: str = "C", *, never_ends: bool = False
     ) -> None:
-        """Give a process a context and memory on a GPU or MIG device until it ends, or change the amount.
+        """Assign a context and memory on a GPU or MIG device to a process until it ends, or change the amount.
 
         A whole GPU can be used only without MIG. A process that `never_ends` is fictitious and need not exist.
 
         Raises:
-            DriverError: there is no such device or process (NOT_FOUND), the compute mode excludes the process (IN_USE),
-                or the memory of the GPU or GPU instance is too small (MEMORY).
+            DriverError: the device or process does not exist (NOT_FOUND), the compute mode excludes the process
+                (IN_USE), or the memory of the GPU or GPU instance is too small (MEMORY).
         """
         began = None if never_ends else start_ticks(pid)
         if began is None and not never_ends:
@@ -93,7 +93,7 @@ def _context(process: Process) -> tuple[int, int | None, int | None]:
 def _device(state: State, uuid: str) -> tuple[int, tuple[int | None, int | None]]:
     """Return the index of the GPU and the two ids of a MIG device."""
     for index, gpu in enumerate(state.gpus):
-        # In MIG mode, the GPU as a whole cannot compute.
+        # In MIG mode, no process can use the whole GPU.
         if gpu.uuid == uuid and not gpu.mig_current:
             return index, (None, None)
         for instance, ci in mig_devices(gpu):

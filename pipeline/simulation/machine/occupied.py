@@ -1,7 +1,7 @@
-"""Modelled counters of a GPU during the kernels of a self-test, served as counter readings.
+"""A source of readings: modelled counters of a GPU during the kernels of a self-test.
 
-No kernel runs. The model: each block has its own multiprocessor while there are enough; all blocks run all the time,
-and nothing else does.
+No kernel runs. In the model, each block has a separate multiprocessor while there are enough multiprocessors; all
+blocks run all the time, and nothing else runs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pipeline.simulation.machine.readings import Quantity
 from pipeline.simulation.machine.state_file import Gpu, GpuInstance
 
 WHOLE = -1
-"""Used instead of a GPU instance's id if the whole GPU is loaded."""
+"""Value in place of a GPU instance's id if the whole GPU is loaded."""
 
 _SWAPPED = {Quantity.GRACT: Quantity.SMACT, Quantity.SMACT: Quantity.GRACT}
 _ACTIVITY = (Quantity.GRACT, Quantity.SMACT, Quantity.SM_OCCUPANCY)
@@ -30,7 +30,9 @@ def threads_each(gpu: Gpu) -> int:
 class Occupied:
     """The source of readings.
 
-    A load has a GPU instance (or `WHOLE`), blocks, threads per block, and the number of multiprocessors they use.
+    Attributes:
+        loads: for each load, the id of its GPU instance (or `WHOLE`), the number of blocks, the threads per block, and
+            the number of multiprocessors that the blocks use.
     """
 
     loads: tuple[tuple[int, int, int, int], ...]
@@ -47,7 +49,8 @@ class Occupied:
             quantity = _SWAPPED.get(quantity, quantity)
         if instance is not None or not gpu.mig_current:
             return self._read_instance(quantity, gpu, instance)
-        # Source: DCGM user guide: a GPU's value is the mean of its instances, weighted by their share of its SMs.
+        # A GPU's value is the mean over its instances, weighted by their shares of the GPU's multiprocessors. Source:
+        # DCGM user guide.
         total, shares = queries.model_of(gpu).num_multiprocessors, 0.0
         for gpu_instance in gpu.instances:
             share, count = self._read_instance(quantity, gpu, gpu_instance), _multiprocessors(gpu, gpu_instance)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pipeline.base.domain.mig_table import CiProfile, GiProfile, Model
 from pipeline.simulation.machine.state_file import ComputeInstance, GpuInstance
 
-# The order, by width, in which the driver tries the starts on GPUs with eight memory slices when none is requested.
-# Source: terminal transcripts of A100 and H100: 1g starts at 6, 4, 5, 0, 1, 2, 3; 2g at 4, then 0, and at 2 if a 1g is
-# at 0; 3g at 4, then 0. No transcript has a 1g with two memory slices; it is assumed to begin from the end too.
+# For each number of memory slices, the order in which the driver tries the starts if no start is requested, on GPUs
+# with eight memory slices. Source: terminal transcripts of A100 and H100: 1g starts at 6, 4, 5, 0, 1, 2, 3; 2g at 4,
+# then 0, and at 2 if a 1g is at 0; 3g at 4, then 0. No transcript has a 1g with two memory slices; this project assumes
+# that its order also begins at the end.
 _PREFERRED_STARTS = {1: (6, 4, 5, 0, 1, 2, 3), 2: (6, 4, 0, 2), 4: (4, 0)}
 _PREFERENCE_AXIS = 8
 
@@ -17,7 +18,8 @@ _PREFERENCE_AXIS = 8
 def free_starts(model: Model, instances: Sequence[GpuInstance], profile: GiProfile) -> tuple[int, ...]:
     """Return the possible starts of an instance of the profile, in the driver's order of preference.
 
-    Empty if another limit forbids one more: compute slices, the profile's own limit, or the media engines.
+    The result is empty if another limit is reached: compute slices, the profile's number of instances, or media
+    engines.
     """
     present = [model.profile(instance.profile_id) for instance in instances]
     if (
@@ -37,7 +39,7 @@ def free_starts(model: Model, instances: Sequence[GpuInstance], profile: GiProfi
 def remaining_capacity(model: Model, instances: Sequence[GpuInstance], profile: GiProfile) -> int:
     """Return the number of further instances of the profile that fit."""
     starts = sorted(free_starts(model, instances, profile))
-    # Intervals of equal width: taking the leftmost that does not overlap the last one packs the most.
+    # All intervals have equal width, so choosing the leftmost interval that fits each time gives the largest number.
     num_places, end = 0, 0
     for start in starts:
         if start >= end:
@@ -49,10 +51,10 @@ def remaining_capacity(model: Model, instances: Sequence[GpuInstance], profile: 
 
 
 def gpu_instance_id(model: Model, start: int, size: int) -> int:
-    """Return the id of an instance: the number of its placement's node in a binary tree over the placement axis.
+    """Return the id of an instance: the number of its placement's node in a binary tree over the memory slices.
 
-    Source: transcripts. Hopper and later number the halves from the left (0:1 is 7, 6:1 is 13), Ampere from the right
-    (4:4 is 1, 0:4 is 2, 0:1 is 11), so a placement cannot be derived from an id.
+    Source: transcripts. From Hopper on, the driver numbers the halves of the GPU from the left (0:1 is 7, 6:1 is 13);
+    for Ampere, from the right (4:4 is 1, 0:4 is 2, 0:1 is 11).
     """
     num_nodes = model.memory_slices // size
     node = start // size
@@ -62,9 +64,10 @@ def gpu_instance_id(model: Model, start: int, size: int) -> int:
 
 
 def free_ci_starts(profile: GiProfile, present: Sequence[ComputeInstance], ci_profile: CiProfile) -> tuple[int, ...]:
-    """Return the possible starts of a compute instance in a GPU instance of this profile, the preferred one first.
+    """Return the possible starts of a compute instance in a GPU instance of this profile, the preferred start first.
 
-    Anywhere it fits: no transcript lists the starts, but in one a 2c follows a 1c in a 3g, so 0 is not the only one.
+    A compute instance may start at any slice from which it fits. No transcript lists the starts, but in one transcript
+    a 2c follows a 1c in a 3g, so 0 is not the only start.
     """
     if sum(other.profile_id == ci_profile.id for other in present) >= ci_profile.max_instances:
         return ()
@@ -72,7 +75,7 @@ def free_ci_starts(profile: GiProfile, present: Sequence[ComputeInstance], ci_pr
     width = ci_profile.compute_slices
     starts = range(profile.compute_slices - width + 1)
     free = [start for start in starts if taken.isdisjoint(range(start, start + width))]
-    # Multiples of its width first, so that as many instances as possible fit.
+    # Multiples of the instance's width come first, so that as many instances as possible fit.
     return tuple(sorted(free, key=lambda start: (start % width != 0, start)))
 
 

@@ -1,4 +1,4 @@
-"""Queries of a state, shared by several readers. Missing objects raise `DriverError`. Pure functions."""
+"""Pure functions that query the state of a machine. A missing object raises `DriverError`."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def find_ci_profile(profile: GiProfile, ci_profile_id: int) -> CiProfile:
 
 
 def mig_devices(gpu: Gpu) -> list[tuple[GpuInstance, ComputeInstance]]:
-    """Return the MIG devices in the order of NVML's indices: by the two ids."""
+    """Return the MIG devices in the order of NVML's indices: by GPU instance id, then by compute instance id."""
     pairs = [(instance, ci) for instance in gpu.instances for ci in instance.compute_instances]
     return sorted(pairs, key=lambda pair: (pair[0].id, pair[1].id))
 
 
 def mig_device_name(gpu: Gpu, instance: GpuInstance, ci: ComputeInstance) -> str:
-    """Return the name of a MIG device: its GPU instance's, with a prefix for a partial compute instance."""
+    """Return the name of a MIG device: its GPU instance's profile, with a prefix for a partial compute instance."""
     profile = profile_of(gpu, instance)
     return find_ci_profile(profile, ci.profile_id).name_prefix + profile.name
 
@@ -65,12 +65,12 @@ def instance_of(gpu: Gpu, instance_id: int) -> GpuInstance:
 
 
 def memory_capacity_mib(gpu: Gpu, instance_id: int | None) -> int:
-    """Return the memory of a GPU, or of a GPU instance, available to processes."""
+    """Return the memory of a GPU or GPU instance that is available to processes."""
     if instance_id is None:
         return model_of(gpu).capacity_mib - RESERVED_MIB
     return profile_of(gpu, instance_of(gpu, instance_id)).capacity_mib
 
 
 def used_memory_mib(gpu: Gpu, instance_id: int | None = None) -> int:
-    """Return the memory of a GPU, or of a GPU instance, used by processes."""
+    """Return the memory of a GPU or GPU instance that processes use."""
     return sum(p.memory_mib for p in gpu.processes if instance_id is None or p.gpu_instance_id == instance_id)

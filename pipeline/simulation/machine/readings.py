@@ -1,11 +1,11 @@
-"""The readings of the sensors and counters of a simulated GPU, for its NVML, its nvidia-smi and its dcgmi.
+"""The readings of a simulated GPU's sensors and counters, for the simulated NVML, nvidia-smi and dcgmi.
 
 A simulated GPU has no sensor. Its machine may have *sources* (`State.sources`): objects that provide readings, in order
-of precedence. Without one, the driver returns "not supported".
+of precedence. Without a source, the driver returns "not supported".
 
-A source is a class with keyword options and the method `Readings.read`. A `Spec` in the state file names it, so that
-every process that shows the machine builds the same one. It is built once per process and may cache, but a reading must
-depend only on its options and arguments, so that it is the same in every process.
+A source is an object of a class with keyword options and the method `Readings.read`. The state file names the class in
+a `Spec`, from which every process that shows the machine builds the source once. A source may cache values, but a
+reading must depend only on the options and arguments, so that it is the same in every process.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pipeline.simulation.machine.state_file import Gpu, GpuInstance, State
 
 
 class Quantity(enum.StrEnum):
-    """A quantity that can be read, with the unit that the listeners record.
+    """A quantity that can be read; its value is the field's name in a listener, with the unit.
 
-    Ratios apply to the whole GPU and to GPU instances: between 0 and 1, means since the previous reading, relative to
-    the instance for an instance. Everything else is for the whole GPU. Energy is a counter that never decreases.
-    `throttle_reasons_bits` is the bit mask of nvml.h (nvmlClocksEventReason*).
+    Ratios exist for the whole GPU and for each GPU instance. They are means since the previous reading, between 0 and
+    1, where 1 is the maximum of the GPU or of the instance. All other quantities exist only for the whole GPU. Energy
+    is a counter that never decreases. `throttle_reasons_bits` is the bit mask of nvml.h (nvmlClocksEventReason*).
     """
 
     POWER = "power_w"
@@ -56,13 +56,13 @@ class Readings(Protocol):
     """A source of readings."""
 
     def read(self, quantity: Quantity, gpu: Gpu, instance: GpuInstance | None, t_ns: int) -> float | None:
-        """Return the reading of a GPU, or of an instance of it, at a given time; `None` if unknown."""
+        """Return the reading of a GPU or GPU instance at a given time; `None` if the source does not have it."""
 
 
 def read(
     state: State, index: int, quantity: Quantity, instance_id: int | None = None, t_ns: int | None = None
 ) -> float | None:
-    """Return the reading of a GPU, or of an instance of it, now or at a given time; `None` if no source knows it."""
+    """Return the reading of a GPU or GPU instance, by default now; `None` if no source has it."""
     gpu = state.gpus[index]
     instance = None if instance_id is None else queries.instance_of(gpu, instance_id)
     at_ns = time.monotonic_ns() if t_ns is None else t_ns

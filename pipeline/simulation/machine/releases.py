@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """A driver release; `cuda_version` is numbered as in NVML, and is also the version of the MPS control program."""
+    """A driver release.
+
+    `cuda_version` has NVML's format (12040 is 12.4), and is also the version of the MPS control program.
+    """
 
     driver_version: str
     cuda_version: int
@@ -21,5 +24,6 @@ RELEASES = {
     "590": Release(driver_version="590.48.01", cuda_version=13010),
     "615": Release(driver_version="615.71.09", cuda_version=13040),
 }
-"""Releases by branch. Most behaviour was recorded from 580; other branches differ in versions and MPS commands."""
+"""Releases by branch. Most behaviour was recorded with driver 580; other branches have other versions and MPS
+commands."""
 RECORDED = "580"

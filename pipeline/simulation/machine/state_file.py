@@ -1,7 +1,7 @@
-"""The state of the simulated machine: one JSON file, changed under a lock, shared by every process.
+"""The state of the simulated machine: one JSON file, which all processes share and change under a lock.
 
-This module owns the file and contains no driver rules. Returned states omit ended processes and NVML sessions, whose
-resources the kernel would have closed, and whatever a restart of the computer has ended.
+Only this module reads and writes the file; it contains no driver rules. Returned states do not contain processes that
+have ended, their NVML sessions, and settings that a restart of the computer has reset.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.releases import RECORDED, RELEASES, Release
 
 MAX_GPUS = 64
-"""The number of GPUs of one model in a machine created for a study."""
+"""The number of GPUs of each model in a machine created for a study."""
 
 COUNTER_FAULTS = ("capped", "stuck", "swapped")
-"""Faults of counters: capped at the share of the smallest instance (NVIDIA/DCGM#248), 0, or SMACT and GRACT swapped."""
+"""Faults of counters: `capped` at the share of the smallest instance (NVIDIA/DCGM#248), `stuck` at 0, or SMACT and
+GRACT `swapped`."""
 
 _NAMESPACE = uuid.UUID("6f1d3c5e-0c1b-4b8e-9d43-51f2a7c0de00")
 _FIRST_PCI_DEVICE = 6
-# Keys of earlier versions; a killed study may have left them in the file of a kept machine.
+# Sources of earlier versions, which a killed study may have left in the file of a kept machine.
 _REMOVED_SOURCES = frozenset({"pipeline.simulation.machine.replay.Replay"})
-# GPUs that keep MIG mode in the InfoROM, so that it survives a restart of the computer. Source: NVIDIA MIG User Guide.
+# Architectures that store MIG mode in the InfoROM, so that it survives a restart. Source: NVIDIA MIG User Guide.
 _KEEPS_MIG_MODE = frozenset({"Ampere"})
 
 
@@ -53,8 +54,8 @@ class GpuInstance:
     """A GPU instance.
 
     Attributes:
-        start, size: on the GPU's placement axis.
-        made_s: when it was created (monotonic, seconds); ignored in comparisons.
+        start, size: first memory slice, and number of memory slices.
+        made_s: time of creation (monotonic, seconds); ignored in comparisons.
     """
 
     id: int
@@ -70,10 +71,10 @@ class Process:
     """A process with a context on a GPU.
 
     Attributes:
-        name: of its program.
-        kind: as nvidia-smi prints it: `C` compute, `M+C` client of an MPS server, `G` graphics.
-        gpu_instance_id, compute_instance_id: where it runs under MIG.
-        start_ticks: its start time, to detect a reused PID; `None` for a fictitious process that never ends.
+        name: name of the program.
+        kind: type that nvidia-smi prints: `C` compute, `M+C` client of an MPS server, `G` graphics.
+        gpu_instance_id, compute_instance_id: ids of the MIG device on which the process runs.
+        start_ticks: start time, to detect a reused PID; `None` for a fictitious process that never ends.
     """
 
     pid: int
@@ -87,7 +88,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A process with NVML open, `num_open` times; a client of the driver on every GPU."""
+    """A process that has opened NVML `num_open` times; it is a client of every GPU."""
 
     pid: int
     num_open: int
@@ -99,12 +100,12 @@ class Fault:
     """An injected failure of driver calls.
 
     Attributes:
-        function: name of the C function, such as `nvmlGpuInstanceDestroy`. nvidia-smi calls the same functions for its
-            changes, beginning with `nvmlInitWithFlags`.
-        code: the returned code. For `nvmlDeviceSetMigMode`, codes 3, 16 and 19 leave the mode pending instead.
-        skip: this many calls succeed first.
-        times: this many calls fail after them; `None` for all.
-        gpu: index of the affected GPU; `None` for all.
+        function: name of the C function, such as `nvmlGpuInstanceDestroy`. For changes, nvidia-smi calls the same
+            functions, first `nvmlInitWithFlags`.
+        code: returned code. With codes 3, 16 and 19, `nvmlDeviceSetMigMode` does not fail, but the mode stays pending.
+        skip: number of calls that succeed before the first failure.
+        times: number of calls that fail after these; `None` for all.
+        gpu: index of the affected GPU; `None` for all GPUs.
     """
 
     function: str
@@ -116,13 +117,13 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """The faults of a GPU: none, unless written into the file.
+    """The hardware faults of a GPU; by default, a GPU has none.
 
     Attributes:
         ecc_uncorrected_now, ecc_uncorrected_ever: errors since the driver was loaded, and over the life of the GPU.
         rows_remapped_correctable, rows_remapped_uncorrectable: number of replaced memory rows.
-        recovery_action: the action recommended by the driver, as in nvml.h: 0 none, 1 reset.
-        counter_fault: how its counters are wrong in a self-test, one of `COUNTER_FAULTS`.
+        recovery_action: action that the driver recommends, as in nvml.h: 0 none, 1 reset.
+        counter_fault: fault of the counters in a self-test, one of `COUNTER_FAULTS`; empty for none.
     """
 
     ecc_uncorrected_now: int = 0
@@ -137,9 +138,9 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The administrator's settings that affect a GPU's speed: factory settings, unless the file has others.
+    """The administrator's settings that affect a GPU's speed; the defaults are factory settings.
 
-    `None` if the driver does not report a setting. The clocks are those set by `nvidia-smi -ac`.
+    A setting that the driver does not report is `None`. The clocks are those set by `nvidia-smi -ac`.
     """
 
     power_limit_w: int | None = None
@@ -150,9 +151,12 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU. `compute_mode` is NVML's number; MIG modes are the current one and the one after the next reset.
+    """One GPU.
 
-    `timeslice` is the argument of `nvidia-smi compute-policy --set-timeslice`: 0 default, 1 short, 2 medium, 3 long.
+    Attributes:
+        mig_current, mig_pending: current MIG mode, and MIG mode after the next reset.
+        compute_mode: NVML's number of the compute mode.
+        timeslice: argument of `nvidia-smi compute-policy --set-timeslice`: 0 default, 1 short, 2 medium, 3 long.
     """
 
     model: str
@@ -170,14 +174,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """The whole simulated machine; a GPU's index is its position.
+    """The simulated machine; a GPU's index is its position in `gpus`.
 
     Attributes:
-        mps_faults: of `simulation.mps.control_program.FAULTS`, and `bypass`: the first job of a group runs without MPS.
-        dcgm_is_paused: whether DCGM's host engine was told to release the profiling counters.
-        sources: classes that provide sensor and counter readings (`simulation.machine.readings`), by precedence.
-        branch: of its driver, a key of `RELEASES`.
-        boot: id of this computer's boot during which it was last changed; empty if unknown.
+        mps_faults: faults from `simulation.mps.control_program.FAULTS`, and `bypass`: the first job of a group runs
+            without MPS.
+        dcgm_is_paused: whether DCGM's host engine has released the profiling counters.
+        sources: sources of readings (`simulation.machine.readings`), in order of precedence.
+        branch: branch of the driver, a key of `RELEASES`.
+        boot: id of this computer's boot during which the machine was last changed; empty if unknown.
     """
 
     gpus: tuple[Gpu, ...]
@@ -198,13 +203,13 @@ class State:
 
 
 class Cell:
-    """A state under change; its content is written at the end, even if an error ended the change."""
+    """A state during a change; after the change, it is written to the file, even if an error was raised."""
 
     def __init__(self, state: State) -> None:
         self.state = state
 
     def meet(self, function: str, gpu: int | None) -> None:
-        """Count a call of a C function, for a GPU or none; raise `DriverError` and use up the fault if one applies."""
+        """Count a call of a C function, for one GPU or `None`; raise `DriverError` if a fault applies to this call."""
         for position, fault in enumerate(self.state.faults):
             if fault.function != function or (fault.gpu is not None and fault.gpu != gpu) or fault.times == 0:
                 continue
@@ -218,9 +223,10 @@ class Cell:
 
 
 class StateFile:
-    """The file that holds a simulated machine; its lock file has the same name with `.lock` appended.
+    """The file of a simulated machine; its lock file has the same name with `.lock` appended.
 
-    Raises `ConfigError` if the file is missing, invalid or not writable, or has an unknown model.
+    Raises:
+        ConfigError: the file is missing, invalid or not writable, or has an unknown model.
     """
 
     def __init__(self, path: Path) -> None:
@@ -231,7 +237,7 @@ class StateFile:
         return _remove_dead(_end_earlier_boots(self._read_all()))
 
     def faults(self) -> tuple[Fault, ...]:
-        """Return its faults, which every driver call needs, without checking processes."""
+        """Return the injected faults; as every driver call needs them, processes are not checked."""
         return self._read_all().faults
 
     def _read_all(self) -> State:
@@ -240,11 +246,12 @@ class StateFile:
             return _from_json(regular_files.read_text(self.path))
         except FileNotFoundError as error:
             raise ConfigError(
-                f"there is no simulated machine {self.path}; a study with gpu.machine={self.path} makes it"
+                f"there is no simulated machine {self.path}; a study with gpu.machine={self.path} creates it"
             ) from error
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(
-                f"{self.path} does not hold a simulated machine ({error}); name one that a study made, or a new file"
+                f"{self.path} does not contain a simulated machine ({error}); use a file that a study created, or a "
+                "new file"
             ) from error
 
     @contextmanager
@@ -260,7 +267,7 @@ class StateFile:
     def create(self, model_names: Iterable[str], faults: Iterable[Fault] = (), branch: str = RECORDED) -> State:
         """Write a machine with these GPUs, replacing any content of the file.
 
-        Its GPUs have the same UUIDs in every machine created this way.
+        The UUIDs of the GPUs are the same in every machine that this method creates.
         """
         state = State(
             gpus=tuple(_new_gpu(index, mig_table.find(name)) for index, name in enumerate(model_names)),
@@ -273,14 +280,14 @@ class StateFile:
         return state
 
     def keep(self, model_names: Iterable[str], branch: str = RECORDED) -> State:
-        """Return the machine of the file or, if there is none, create one whose GPUs have unique UUIDs."""
+        """Return the machine in the file; if the file does not exist, create a machine whose GPUs have unique UUIDs."""
         new = [mig_table.find(name) for name in model_names]
         if self.path.exists():
-            return self.read()  # without the lock: an invalid file gets no lock file
+            return self.read()  # read without the lock, so that no lock file is created next to an invalid file
         with self._lock_file():
             if self.path.exists():
                 return self.read()
-            # Locks and journals are found by UUID, which must not be that of another machine.
+            # Locks and journals are found by UUID, so another machine must not have the same UUID.
             machine = uuid.uuid4().hex
             gpus = tuple(_new_gpu(index, model, machine) for index, model in enumerate(new))
             state = State(gpus=gpus, branch=branch, boot=boot_id())
@@ -307,23 +314,25 @@ class StateFile:
             temporary.write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
             temporary.replace(self.path)
         except OSError as error:
-            raise ConfigError(f"the simulated machine {self.path} cannot be written: {error}") from error
+            raise ConfigError(
+                f"the simulated machine {self.path} cannot be written: {error}; check free space and permissions"
+            ) from error
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return the start time of a process in kernel clock ticks; `None` if it does not exist or is a zombie."""
+    """Return the start time of a process in kernel clock ticks; `None` if the process does not exist or is a zombie."""
     process = read_process(pid)
     return None if process is None or process.is_zombie else process.start_ticks
 
 
 def mig_uuid(gpu: Gpu, instance: GpuInstance, ci: ComputeInstance) -> str:
-    """Return the UUID of a MIG device, which is the same for equal ids and profiles on a GPU."""
+    """Return the UUID of a MIG device; on one GPU, equal ids and profiles have equal UUIDs."""
     identity = f"{gpu.uuid}/{instance.id}/{instance.profile_id}/{ci.id}/{ci.profile_id}"
     return f"MIG-{uuid.uuid5(_NAMESPACE, identity)}"
 
 
 def is_made_for_study(gpu_uuid: str) -> bool:
-    """Return whether a GPU belongs to a machine created for a study; kept machines have unique UUIDs."""
+    """Return whether a GPU belongs to a machine created for one study; GPUs of kept machines have unique UUIDs."""
     return gpu_uuid in _uuids_of_studies()
 
 
@@ -346,7 +355,7 @@ def _new_gpu(index: int, model: mig_table.Model, machine: str = "") -> Gpu:
 
 
 def _end_earlier_boots(state: State) -> State:
-    """Return the machine without what was ended by restarts of this computer since its last change."""
+    """Return the machine as it is after restarts of this computer since the machine's last change."""
     boot = boot_id()
     if state.boot == boot:
         return state
@@ -364,7 +373,7 @@ def _restart(gpu: Gpu) -> Gpu:
         mig_current=is_on,
         mig_pending=is_on,
         health=gpu.health,
-        settings=Settings(is_ecc_on=gpu.settings.is_ecc_on),  # ECC mode is in the InfoROM
+        settings=Settings(is_ecc_on=gpu.settings.is_ecc_on),  # the InfoROM stores ECC mode
     )
 
 
@@ -383,12 +392,12 @@ def _is_alive(pid: int, began: int | None) -> bool:
     return began is None or start_ticks(pid) == began
 
 
-@functools.lru_cache(maxsize=4)  # each driver call reads the file, but few change it
+@functools.lru_cache(maxsize=4)  # each driver call reads the file, but few calls change it
 def _from_json(text: str) -> State:
     state = json_decoder.decode(State, json.loads(text))
     if state.branch not in RELEASES:
-        raise ValueError(f"branch is {state.branch!r}, none of {', '.join(RELEASES)}")
+        raise ValueError(f"branch {state.branch!r} is not one of {', '.join(RELEASES)}")
     for gpu in state.gpus:
         if gpu.health.counter_fault not in ("", *COUNTER_FAULTS):
-            raise ValueError(f"counter_fault is {gpu.health.counter_fault!r}, none of {', '.join(COUNTER_FAULTS)}")
+            raise ValueError(f"counter_fault {gpu.health.counter_fault!r} is not one of {', '.join(COUNTER_FAULTS)}")
     return replace(state, sources=tuple(spec for spec in state.sources if spec.target not in _REMOVED_SOURCES))

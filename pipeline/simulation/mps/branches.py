@@ -1,8 +1,8 @@
-"""The MPS control programs of the driver branches: the commands of each, and how they differ.
+"""The MPS control programs of the driver branches: their commands and their differences.
 
-Recorded command by command: 535.261.03, 535.309.01, 550.163.01 and 555.58.02 on machines without a GPU, and 580.159.04
-on an H100 80GB HBM3. Other branches were not tested: 570 is assumed to behave as 550, 590 and 615 as 580 plus the
-additions in NVIDIA's documentation (release 615). Standard library only.
+The programs of 535.261.03, 535.309.01, 550.163.01 and 555.58.02 were recorded command by command on machines without a
+GPU, and the program of 580.159.04 on an H100 80GB HBM3. Other branches were not tested: 570 is assumed to behave like
+550; 590 and 615 like 580, with the additions in NVIDIA's documentation (release 615). Standard library only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OF_ALL = frozenset(
 )
 _STATUS = frozenset({"get_server_status"})
 _DEVICES = frozenset({"device_query"})
-_PARTITIONS = frozenset({"sm_partition", "lspart"})  # only with a daemon started with -S
+_PARTITIONS = frozenset({"sm_partition", "lspart"})  # supported only by a daemon that was started with -S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +39,14 @@ class ControlProgram:
     """`nvidia-cuda-mps-control` of a branch.
 
     Attributes:
-        commands: the known commands.
-        options: allowed together with `-d`.
-        reads_arguments: whether it parses all arguments. Otherwise it is the front end, which reads standard input,
-            unless its only argument is `-d`.
-        logs_version: whether it logs its version first in `control.log`.
+        commands: supported commands.
+        options: options that are allowed together with `-d`.
+        reads_arguments: whether the program parses all arguments. If not, it reads commands from standard input unless
+            its only argument is `-d`.
+        logs_version: whether the first line of `control.log` is the version.
         writes_pid: whether the daemon writes its PID to a file in the pipe folder.
-        server_logs_its_start: whether a new server logs its start in `control.log`; else the daemon does.
+        server_logs_its_start: whether the line in `control.log` about a server's start has the PID of the server; if
+            not, it has the PID of the daemon.
     """
 
     commands: frozenset[str]
@@ -74,4 +75,4 @@ CONTROL_PROGRAMS = {
         logs_version=True,
     ),
 }
-"""By branch; same keys as `machine.releases.RELEASES`."""
+"""Control programs by branch; the keys are those of `machine.releases.RELEASES`."""

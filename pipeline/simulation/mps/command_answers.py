@@ -1,4 +1,4 @@
-"""The answers of a simulated MPS daemon to the commands of its control program, with the texts of the real ones.
+"""The answers of a simulated MPS daemon to the commands of its control program, with the texts of real daemons.
 
 Standard library only. `branches` lists the commands of each branch.
 """
@@ -18,8 +18,8 @@ from pipeline.simulation.mps.sm_partitions import Device, Partitions
 if TYPE_CHECKING:
     import socket
 
-_NO_SUCH_CLIENT = "201"  # from 580.159.04
-# A number as parsed by C at the beginning of a word.
+_NO_SUCH_CLIENT = "201"  # recorded from 580.159.04
+# Numbers at the beginning of a word, as C parses them.
 _WHOLE, _DECIMAL = re.compile(r"[+-]?\d+"), re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?")
 _LIMIT_COMMAND = re.compile("(get|set)_(default_)?(active_thread_percentage|device_pinned_mem_limit)")
 _LIMIT = re.compile(r"(\d+)([GM])")
@@ -27,7 +27,7 @@ _LIMIT = re.compile(r"(\d+)([GM])")
 
 @dataclass(slots=True)
 class Client:
-    """A client process with its connection; `partition` is the id of its static partition."""
+    """A client process and its connection; `partition` is the id of the client's static partition."""
 
     pid: int
     connection: socket.socket
@@ -36,7 +36,7 @@ class Client:
 
 @dataclass(slots=True)
 class Limits:
-    """The limits of a server, or of later servers: active thread percentage, memory by device."""
+    """Limits of one server, or defaults for later servers: active thread percentage, and memory by device."""
 
     percentage: float = 100.0
     memory: dict[int, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Server:
-    """A server in the daemon's records."""
+    """The daemon's record of a server."""
 
     pid: int
     uid: int
@@ -55,7 +55,7 @@ class Server:
 
 
 class ServerControl(Protocol):
-    """The interface of the daemon that commands use."""
+    """The methods of the daemon that commands use."""
 
     @property
     def server(self) -> Server | None: ...
@@ -68,9 +68,10 @@ class ServerControl(Protocol):
 
 
 class Answers:
-    """The answers of one daemon; `answer` takes the words of a command line and returns the lines of the answer.
+    """The answers of one daemon.
 
-    `log` takes text that the daemon writes only to its log.
+    `answer` returns the lines of the answer to a command line, which is given as words. `log` is called with text that
+    the daemon writes only to its log.
     """
 
     def __init__(
@@ -214,7 +215,7 @@ class Answers:
 
 
 def _read_number(words: Sequence[str]) -> int:
-    """Return the number at the beginning of the first word, parsed as by C's atoi."""
+    """Return the number at the beginning of the first word, as C's atoi parses it."""
     number = _WHOLE.match("".join(words[:1]))
     return int(number[0]) if number else 0
 
@@ -238,7 +239,7 @@ def _device_row(ordinal: str, pci: str, uuid: str, name: str, attributes: str) -
 
 
 def _namespace_and_name(pid: int) -> tuple[str, str]:
-    """Return the PID namespace of a process and its name; empty if it has ended."""
+    """Return the PID namespace and the name of a process; empty if the process has ended."""
     process = Path(f"/proc/{pid}")
     namespace = name = ""
     with suppress(OSError):

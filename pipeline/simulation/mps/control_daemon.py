@@ -1,8 +1,8 @@
-"""The daemon and the server of a simulated MPS: real processes with the files and logs of the real ones.
+"""The daemon and the server of a simulated MPS: processes with the files and logs of the real daemon and server.
 
-Recorded on one H100 80GB HBM3 (driver 580.159.04, MPS control binary 13000); differences of other branches are in
-`branches`, answers in `command_answers`. With the command syntax of release 615 (MPS v3), it knows none of this
-project's commands. Standard library only.
+The behaviour was recorded on one H100 80GB HBM3 (driver 580.159.04, MPS control binary 13000). `branches` has the
+differences of other branches, and `command_answers` has the answers. If the command syntax of release 615 (MPS v3) is
+selected, the daemon supports none of the commands that this project uses. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pipeline.simulation.mps.command_answers import Answers, Client, Limits, Ser
 from pipeline.simulation.mps.sm_partitions import Partitions
 
 _LOOK_S = 0.02
-_SPEAKS_WITHIN_S = 2.0  # time for a client to send its request, during which no other client is served
+_SPEAKS_WITHIN_S = 2.0  # limit for a client to send its request; meanwhile, no other client is served
 _OF_V3 = ControlProgram(commands=frozenset())
 _SERVER_MIB = 66  # measured on an H100 80GB, driver 580.159.04
 
 
 class Daemon:
-    """The control daemon: one loop over its sockets. `control_program.write_program` explains its settings."""
+    """The control daemon: one loop over its sockets. `control_program.write_program` explains the settings."""
 
     def __init__(self, pipes: Path, logs: Path, settings: Mapping[str, Any]) -> None:
         self._pipes, self._logs = pipes, logs
@@ -49,14 +49,14 @@ class Daemon:
         self.server: Server | None = None
         self._server_pidfd: int | None = None
         self._pending: list[Client] = []
-        # Connections made on behalf of another process, with the pidfd of that process.
+        # For connections on behalf of another process, the pidfd of that process.
         self._stand_ins: dict[socket.socket, int] = {}
         self._quitting: socket.socket | None = None
         self._selector = selectors.DefaultSelector()
 
     def listen(self) -> None:
         """Create the files of the pipe folder and accept connections."""
-        # World-accessible, as in the real daemon: clients of all users connect through the same files.
+        # The files are world-accessible, as those of the real daemon, because clients of all users use them.
         for name, mode in (("control", 0o666), ("control_privileged", 0o755)):
             path = self._pipes / name
             path.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ class Daemon:
             self._log("Control", f"CUDA MPS Control binary version: {self._version}")
 
     def serve(self) -> None:
-        """Answer requests until `quit` and the end of the last client."""
+        """Answer requests until `quit` was received and the last client has ended."""
         while True:
             for key, _ in self._selector.select(_LOOK_S):
                 connection = key.fileobj
@@ -132,7 +132,7 @@ class Daemon:
         self._log("Control", "UI closed")
 
     def _greet(self, client: Client, uid: int, pid: str, partition: str) -> None:
-        """Accept a client, or the process it stands for, into the partition it names."""
+        """Accept a client, or the process on whose behalf it connects, into the partition that it names."""
         if self._partitions is not None:
             client.partition = self._partitions.find(partition)
             if client.partition is None:
@@ -142,7 +142,7 @@ class Daemon:
             client.pid = int(pid)
             try:
                 self._stand_ins[client.connection] = os.pidfd_open(client.pid)
-            except ProcessLookupError:  # it has just ended
+            except ProcessLookupError:  # the process has just ended
                 client.connection.close()
                 return
         self._new_client(client, uid)
@@ -196,7 +196,7 @@ class Daemon:
 
     @staticmethod
     def _remove(server: Server, client: Client) -> None:
-        """Remove a client; a server recovers from a fault when its last client has gone."""
+        """Remove a client; a server recovers from a fault when its last client is removed."""
         server.clients.remove(client)
         if not server.clients and server.status == "FAULT":
             server.status = "ACTIVE"
@@ -220,7 +220,7 @@ class Daemon:
             self._take_memory(pid, self._machine)
 
     def shut_down_server(self) -> None:
-        """Tell the server to end; its clients are disconnected."""
+        """Terminate the server, which disconnects its clients."""
         if self.server is not None:
             self._log("Control", f"Try shutting down server {self.server.pid}, backoff is disabled")
             self._log("Server", "Server has been notified to shutdown")
@@ -238,7 +238,7 @@ class Daemon:
         return bool(clients)
 
     def _take_memory(self, server: int, machine: str) -> None:
-        """Make the server hold memory on its devices; it ends if it cannot."""
+        """Allocate the server's memory on its devices; if this fails, terminate the server."""
         from pipeline.simulation.machine.codes import DriverError
         from pipeline.simulation.machine.gpu_clients import Clients
         from pipeline.simulation.machine.state_file import StateFile
@@ -268,7 +268,7 @@ class Daemon:
             self._pending = []
 
     def _server_ended(self, server: Server, status: int) -> None:
-        # The real daemon reports 0 for a server killed by any signal, even SIGKILL (580.159.04).
+        # If a signal killed the server, even SIGKILL, the real daemon reports status 0 (580.159.04).
         code = 0 if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
         self._log("Control", f"Server {server.pid} exited with status {code}")
         self.server = None
@@ -282,14 +282,14 @@ class Daemon:
     def _disconnect(self, connections: Sequence[socket.socket]) -> None:
         for connection in connections:
             watched = self._stand_ins.pop(connection, None)
-            with suppress(KeyError, ValueError):  # ValueError: already closed
+            with suppress(KeyError, ValueError):  # ValueError means that the connection is already closed
                 self._selector.unregister(connection if watched is None else watched)
             if watched is not None:
                 os.close(watched)
             connection.close()
 
     def _end(self) -> None:
-        """Stop the server, then remove what a real daemon removes on quit: the sockets and the lock file stay."""
+        """Stop the server and remove the files that a real daemon removes; the sockets and the lock file remain."""
         if self.server is not None:
             self.shut_down_server()
             self._server_ended(self.server, os.waitpid(self.server.pid, 0)[1])
@@ -300,21 +300,21 @@ class Daemon:
         self._quitting.close()
 
     def _log(self, author: str, text: str, pid: int | None = None) -> None:
-        """Write a line to the daemon's log or, in the server's name, to the server's log."""
+        """Write a line to the daemon's log or, if the author is the server, to the server's log."""
         if pid is None:
             pid = os.getpid() if author == "Control" or self.server is None else self.server.pid
         now_s = time.time()
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now_s)) + f".{int(now_s * 1000) % 1000:03}"
         name = "control" if author == "Control" else "server"
-        # As in the real one, a log that is not writable (its folder was removed) is not an error.
+        # As in the real daemon, it is not an error if the log cannot be written because its folder was removed.
         with suppress(OSError), (self._logs / f"{name}.log").open("a", encoding="utf-8") as file:
             file.write(f"[{stamp} {author:<7} {pid:>5}] {text}\n")
 
 
 def _serve_until_ended(*, dies: bool) -> None:
-    """Run until told to end, even if the daemon was killed."""
+    """Run until terminated, even if the daemon was killed."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.closerange(3, 4096)  # else clients of a killed daemon would not notice its end
+    os.closerange(3, 4096)  # if the server kept them open, clients would not notice that the daemon was killed
     if dies:
         os._exit(1)
     while True:

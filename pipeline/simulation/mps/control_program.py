@@ -1,10 +1,11 @@
 """`nvidia-cuda-mps-control` without hardware: daemon and server are real processes, a client is an open connection.
 
-Texts and exit statuses are those of real programs, including status 0 for rejected commands; `branches` lists the
-recorded drivers and the commands of each. It imports only the standard library, to start quickly, and starts no other
-program. It refuses to run without `CUDA_MPS_PIPE_DIRECTORY`, because the default folder may belong to a real daemon.
+Texts and exit statuses are those of real programs, including status 0 for rejected commands. `branches` lists the
+recorded drivers and their commands. The program imports only the standard library, so that it starts quickly, and
+starts no other program. It refuses to run without `CUDA_MPS_PIPE_DIRECTORY`, because the default folder may belong to a
+real daemon.
 
-`write_program` creates the executable. `connect` does what the CUDA library does in a client.
+`write_program` creates the executable. `connect` connects to the daemon, as the CUDA library does in a client.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ MPS_CONTROL = "nvidia-cuda-mps-control"
 _SETTINGS = "SIMULATED_MPS"
 # Maximum clients per GPU, by version of the control program. Source: MPS documentation, release 615, architecture.
 _MOST_CLIENTS = ((13010, 60), (0, 48))
-# In 580.159.04, which keeps all its options and commands.
+# This usage text was recorded from 580.159.04.
 _USAGE = f"Unrecognized option \0\nCUDA MPS Control for Linux/Unix/QNX.\n\n{MPS_CONTROL} [options] [command]"
-# CUDA errors in a client, by the daemon's answer; without an answer, the server is not ready.
+# The CUDA error in a client for each answer of the daemon; without an answer, the error is that the server is not
+# ready.
 _REFUSALS = {
     b"no such partition\n": "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION",
     b"too many clients\n": "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
@@ -56,19 +58,19 @@ def write_program(
     """Write the executable `nvidia-cuda-mps-control` into the folder; return its absolute path.
 
     Args:
-        folder: of the executable.
-        init_s: how long a server is INITIALIZING; 0.3 s on the H100 with persistence mode.
-        faults: of `FAULTS`. A server that fails logs the reason, one that dies does not. A client fault puts the server
-            into the state FAULT until all clients have gone.
-        machine: state file of the simulated machine, on whose GPUs servers hold memory. It determines the branch, and
-            its faults also apply to daemons when they start.
-        branch: of the driver, if there is no machine.
+        folder: folder of the executable.
+        init_s: time that a server is INITIALIZING; on the H100 with persistence mode, this took 0.3 s.
+        faults: names from `FAULTS`. With `server_fails`, a server logs the reason; with `server_dies`, it does not.
+            With `fault_on_client`, a client puts the server into the state FAULT until all clients have ended.
+        machine: state file of the simulated machine, on whose GPUs servers allocate memory. The machine determines the
+            branch, and its faults also apply to each daemon that starts.
+        branch: branch of the driver, if there is no machine.
     """
     unknown = set(faults) - FAULTS
     if unknown:
-        raise ValueError(f"no such fault: {', '.join(sorted(unknown))}")
+        raise ValueError(f"unknown faults {', '.join(sorted(unknown))}; use {', '.join(sorted(FAULTS))}")
     if machine is not None:
-        from pipeline.simulation.machine.state_file import StateFile  # late import: see _read_machine
+        from pipeline.simulation.machine.state_file import StateFile  # imported late: see _read_machine
 
         branch = StateFile(machine).read().branch
     state_file = None if machine is None else str(machine.absolute())
@@ -81,12 +83,12 @@ def write_program(
 
 
 def write_executable(path: Path, command: str) -> None:
-    """Write a program that runs this shell command with the arguments it gets.
+    """Write a program that runs this shell command with the program's arguments.
 
-    It is replaced atomically, because another study on this machine may be starting it.
+    The file is replaced atomically, because another study on this machine may be starting the program.
     """
     new = path.with_name(f"{path.name}.{os.getpid()}")
-    new.write_bytes(os.fsencode(f'#!/bin/sh\n{command} "$@"\n'))  # a path in it may not be UTF-8
+    new.write_bytes(os.fsencode(f'#!/bin/sh\n{command} "$@"\n'))  # a path in the command may not be UTF-8
     new.chmod(0o755)
     new.replace(path)
 
@@ -94,9 +96,15 @@ def write_executable(path: Path, command: str) -> None:
 def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> socket.socket | None:
     """Become a client of the daemon given in the environment, as a CUDA program does when it initialises CUDA.
 
-    Return the connection, which must stay open, or `None` if no daemon listens: the program then silently runs without
-    MPS. `on_behalf_of` is the PID of another process, which is the client until it ends. Raises `RuntimeError` with the
-    CUDA error if refused.
+    Args:
+        environ: environment variables of the client.
+        on_behalf_of: PID of another process, which is then the client until it ends.
+
+    Returns:
+        The connection, which must stay open; `None` if no daemon listens, as a CUDA program then runs without MPS.
+
+    Raises:
+        RuntimeError: the daemon refused the client; the message is the CUDA error.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -105,7 +113,7 @@ def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> s
         connection.close()
         return None
     answer = b""
-    with suppress(OSError):  # the daemon may just have ended
+    with suppress(OSError):  # the daemon may have ended meanwhile
         partition = environ.get("CUDA_MPS_SM_PARTITION") or "-"
         connection.sendall(f"CLIENT {on_behalf_of or '-'} {partition}\n".encode())
         answer = connection.recv(64)
@@ -116,7 +124,7 @@ def connect(environ: Mapping[str, str], *, on_behalf_of: int | None = None) -> s
 
 
 def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[str]) -> int:
-    """Run `-d` with further options: return when the daemon listens."""
+    """Start the daemon (`-d` with further options); return when the daemon listens."""
     settings |= {"devices": [], "visible": [], "share": 1.0}
     if settings["machine"] is not None:
         _read_machine(settings)
@@ -124,9 +132,9 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[
     program = CONTROL_PROGRAMS[settings["branch"]]
     if any(option.startswith("-") and option not in program.options for option in options):
         print(_USAGE)  # noqa: T201
-        return 0  # the recorded status
+        return 0  # this status was recorded
     most = next(most for since, most in _MOST_CLIENTS if settings["version"] >= since)
-    # NVIDIA does not document how a client's share is rounded.
+    # The rounding is an assumption, because NVIDIA does not document it.
     settings["most_clients"] = math.ceil(most * settings["share"])
     protocol_option = options[options.index("-p") + 1] if "-p" in options else "2"
     # The environment takes precedence over the option. Source: MPS documentation, release 615, mpsv3-interface.
@@ -150,7 +158,7 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(null, descriptor)
-    from pipeline.simulation.mps.control_daemon import Daemon  # late import, for the same reason
+    from pipeline.simulation.mps.control_daemon import Daemon  # imported late, for the same reason
 
     daemon = Daemon(pipes, logs, settings)
     daemon.listen()
@@ -161,8 +169,8 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[
 
 
 def _read_machine(settings: dict[str, Any]) -> None:
-    """Add the machine's faults, GPUs, UUIDs of visible devices, and the smallest share of a GPU among these."""
-    # Imported late: it takes a third of the time of a command.
+    """Add the machine's faults and GPUs, the UUIDs of visible devices, and the smallest share that one has of a GPU."""
+    # Imported late, because the import would take a third of the time of a command.
     from pipeline.simulation.machine.queries import mig_devices, model_of
     from pipeline.simulation.machine.state_file import StateFile, mig_uuid
 
@@ -182,7 +190,7 @@ def _read_machine(settings: dict[str, Any]) -> None:
 
 
 def _visible(gpus: Sequence[Gpu]) -> list[str]:
-    """Return the UUIDs of the devices in the environment, by default of all GPUs not in MIG mode."""
+    """Return the UUIDs of the devices in `CUDA_VISIBLE_DEVICES`; by default, of all GPUs that are not in MIG mode."""
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:
         return [gpu.uuid for gpu in gpus if not gpu.mig_current]
@@ -191,7 +199,7 @@ def _visible(gpus: Sequence[Gpu]) -> list[str]:
 
 
 def _ask(pipes: Path, command: str | None) -> int:
-    """Send a command, if any, and print the answer; return status 1 if the daemon does not answer completely."""
+    """Send a command, if there is one, and print the answer; return status 1 if the answer is incomplete."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(str(pipes / "control"))
@@ -208,10 +216,10 @@ def _ask(pipes: Path, command: str | None) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the program: commands come as arguments or, one per line, on stdin."""
+    """Run the program; commands are arguments or, one per line, standard input."""
     folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
     if not folder:
-        print("a simulated MPS needs CUDA_MPS_PIPE_DIRECTORY: its default may belong to a real daemon")  # noqa: T201
+        print("set CUDA_MPS_PIPE_DIRECTORY for the simulated MPS; the default folder may belong to a real daemon")  # noqa: T201
         return 1
     pipes = Path(folder)
     settings = json.loads(os.environ[_SETTINGS])
@@ -219,7 +227,7 @@ def main(arguments: Sequence[str]) -> int:
     if "-d" in arguments and (reads_arguments or list(arguments) == ["-d"]):
         return _start(pipes, Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", folder)), settings, arguments)
     commands = [" ".join(arguments)] if arguments and reads_arguments else [line.strip() for line in sys.stdin]
-    # It looks for the daemon even if there is no command.
+    # The program looks for the daemon even if there is no command.
     return next((1 for command in commands or [None] if _ask(pipes, command)), 0)
 
 

@@ -1,8 +1,8 @@
-"""Static SM partitions of a simulated MPS daemon: the accounting, and the texts of its three commands.
+"""Static SM partitions of a simulated MPS daemon: the accounting of chunks, and the texts of its three commands.
 
-Sources: NVIDIA's MPS documentation, release 615 (common-tasks, mpsv2-interface); for earlier control programs, whose
-texts differ slightly, public programs that parse them on H100s (sgl-project/sglang-omni, `mps/control.py`;
-NVIDIA-ISAAC-ROS/isaac_ros_common, `isaac_ros_gpu_partitioning`). Imports only the standard library.
+Source of the texts: NVIDIA's MPS documentation, release 615 (common-tasks, mpsv2-interface). The texts of earlier
+control programs differ slightly; their source is public programs that parse them on H100s (sgl-project/sglang-omni,
+`mps/control.py`; NVIDIA-ISAAC-ROS/isaac_ros_common, `isaac_ros_gpu_partitioning`). Standard library only.
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ from dataclasses import dataclass, field
 
 _DASHES_SINCE = 13040
 _FAILED = "Failed to fulfill the requested SM partition of {} chunks, error CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
-# Reported chunk counts by number of multiprocessors; they depend on the chip layout. Other GPUs get as many as fit.
+# Reported numbers of chunks by number of multiprocessors; they depend on the chip layout. For other GPUs, this project
+# assumes as many chunks as fit.
 _RECORDED_CHUNKS = {132: 15, 92: 10}
 
 
 @dataclass(slots=True)
 class Device:
-    """A GPU of the daemon: its multiprocessors, those per chunk, and the chunks of each partition by id.
+    """A GPU of the daemon.
 
-    `pci` is its bus id in the daemon's format, `0000:00.06.00`.
+    Attributes:
+        multiprocessors: number of multiprocessors.
+        chunk: number of multiprocessors in a chunk.
+        pci: bus id in the daemon's format, `0000:00.06.00`.
+        partitions: number of chunks of each partition, by id.
     """
 
     uuid: str
@@ -38,7 +43,7 @@ class Device:
         return _RECORDED_CHUNKS.get(self.multiprocessors, most) - sum(self.partitions.values())
 
     def multiprocessors_of(self, partition: str) -> int:
-        """Return the multiprocessors of a partition; the last chunk also has those that fill no chunk."""
+        """Return the multiprocessors of a partition; the last chunk also has the multiprocessors that fill no chunk."""
         is_last = not self.free and partition == list(self.partitions)[-1]
         return self.partitions[partition] * self.chunk + (self._spare if is_last else 0)
 
@@ -52,20 +57,23 @@ class Device:
 
 
 class Partitions:
-    """The partitions of all GPUs of a daemon; `version` is that of the control program."""
+    """The partitions of all GPUs of a daemon; `version` is the version of the control program."""
 
     def __init__(self, devices: Collection[Device], version: int) -> None:
         self._devices, self._version = devices, version
         self._num_made = 0
 
     def find(self, name: str) -> str | None:
-        """Return the id of the partition in `CUDA_MPS_SM_PARTITION`; `None` if there is none."""
+        """Return the id of the partition that `CUDA_MPS_SM_PARTITION` names; `None` if it does not exist."""
         uuid, _, partition = name.partition("/")
         device = self._device(uuid)
         return partition if device is not None and partition in device.partitions else None
 
     def answer(self, words: list[str], in_use: Collection[str]) -> list[str] | None:
-        """Return the answer to a command, given the clients' partitions; `None` if it is not a partition command."""
+        """Return the answer to a command; `None` if it is not a partition command.
+
+        `in_use` has the partitions of the clients.
+        """
         match words:
             case ["lspart"]:
                 return self._list(in_use)

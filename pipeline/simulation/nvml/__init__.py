@@ -1,1 +1,1 @@
-"""The C functions of libnvidia-ml on the simulated machine."""
+"""The C functions of libnvidia-ml for the simulated machine."""

@@ -18,23 +18,24 @@ from pipeline.simulation.machine.state_file import ComputeInstance, Gpu, GpuInst
 
 _NOT_AVAILABLE = 0xFFFFFFFF  # Source: nvml.h, NVML_VALUE_NOT_AVAILABLE as an unsigned int
 
-# Retired pages; from Ampere on GPUs have none: they replace rows instead.
+# GPUs before Ampere have retired pages; later GPUs replace rows instead.
 _NOT_SUPPORTED = frozenset({"nvmlDeviceGetRetiredPagesPendingStatus", "nvmlDeviceGetRetiredPages"})
 
 
 class Calls:
     """The C functions as attributes, and the meanings of their handle arguments.
 
-    Method `_nvmlX` implements function `nvmlX`. It returns a code or nothing (success), or raises `DriverError`.
+    The method `_nvmlX` implements the function `nvmlX`. It returns a code or, on success, nothing; or it raises
+    `DriverError`.
 
-    A handle is a pointer to a structure that pynvml treats as opaque. Its meaning is a tuple: `gpu`, `mig` (a MIG
-    device) or `gi`, then GPU index, GPU instance id and compute instance id where they apply. A handle of a wrong kind,
-    or of an object that no longer exists, raises `DriverError`.
+    A handle is a pointer to a structure that pynvml treats as opaque. Its meaning is a tuple: the kind (`gpu`, `mig`
+    for a MIG device, `gi` for a GPU instance), the GPU index and, if the kind has them, the GPU instance id and compute
+    instance id. A handle of the wrong kind, or of an object that no longer exists, raises `DriverError`.
 
     Attributes:
-        functions: the methods by the names of their C functions.
-        num_open: open sessions of this process.
-        lock: for state shared by the threads of this process.
+        functions: methods by the names of their C functions.
+        num_open: number of open sessions of this process.
+        lock: lock for the state that the threads of this process share.
     """
 
     def __init__(self, state_file: Path) -> None:
@@ -44,7 +45,7 @@ class Calls:
         self.driver = Driver(StateFile(state_file))
         self.clients = Clients(StateFile(state_file))
         self.num_open = 0
-        # Several threads may call NVML at once.
+        # The lock is needed because several threads may call NVML at once.
         self.lock = threading.Lock()
         self._structures: dict[tuple[Any, ...], Any] = {}
         self._meanings: dict[int, tuple[Any, ...]] = {}
@@ -58,7 +59,7 @@ class Calls:
 
     def _call(self, name: str, arguments: Sequence[Any]) -> int:
         try:
-            # Faults of nvidia-smi, too, are checked where the session is opened.
+            # Faults of nvmlInitWithFlags are checked when a session is opened, which nvidia-smi does too.
             if name != "nvmlInitWithFlags":
                 if self.num_open == 0:
                     return codes.UNINITIALIZED
@@ -75,7 +76,7 @@ class Calls:
         return None if meaning is None else int(meaning[1])
 
     def meaning(self, handle: Any, *kinds: str) -> tuple[Any, ...]:
-        """Return the meaning of a handle, which must be of one of these kinds."""
+        """Return the meaning of a handle; the handle must be of one of these kinds."""
         meaning = self._meanings.get(ctypes.addressof(handle.contents)) if handle else None
         if meaning is None or meaning[0] not in kinds:
             raise DriverError(codes.INVALID_ARGUMENT)
@@ -87,7 +88,7 @@ class Calls:
         return self.driver.state().gpus[index]
 
     def whole_gpu(self, handle: Any) -> tuple[int, Gpu]:
-        """Return index and GPU of a whole-GPU handle."""
+        """Return the index and the GPU of a handle for a whole GPU."""
         index: int = self.meaning(handle, "gpu")[1]
         return index, self.driver.state().gpus[index]
 
@@ -115,7 +116,7 @@ def _refuse_unsupported(*_: object) -> int:
 
 
 def pointee(argument: Any) -> Any:
-    """Return the object behind a reference argument, made by `byref` or `pointer`."""
+    """Return the object of a reference argument, which was created by `byref` or `pointer`."""
     return argument._obj if hasattr(argument, "_obj") else argument.contents
 
 
@@ -125,10 +126,10 @@ def fill(argument: Any, value: int) -> None:
 
 
 def number(argument: Any) -> int:
-    """Return a number that pynvml passes as an int or ctypes object."""
+    """Return a number as an int; pynvml passes an int or a ctypes object."""
     return int(getattr(argument, "value", argument))
 
 
 def encode_count(value: int | None) -> int:
-    """Return a count for a structure field; NVML's "not available" if the table does not have it."""
+    """Return a count for a structure field; if it is unknown, return NVML's value for "not available"."""
     return _NOT_AVAILABLE if value is None else value

@@ -1,6 +1,6 @@
-"""The GPM functions of the library under pynvml: counters come from the machine's source of readings.
+"""The GPM functions of the library that pynvml calls.
 
-Without a source, no metric is supported.
+Counters come from the machine's sources of readings; without a source, no metric is supported.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from pipeline.simulation.machine.readings import Quantity
 from pipeline.simulation.machine.state_file import Gpu, State
 from pipeline.simulation.nvml.calls import Calls, number, pointee
 
-# Source: nvml.h: plain numbers; the versions of most structures also encode the size.
+# These versions are plain numbers, whereas the versions of most structures also encode the size. Source: nvml.h.
 _SUPPORT_VERSION, _METRICS_VERSION = 1, 1
-# Source: nvml.h: the two samples of a value must be further apart.
+# The two samples of a value must be at least this far apart. Source: nvml.h.
 _APART_NS = 100_000_000
-# Source: nvml.h: GPM exists from Hopper on.
+# GPM exists from Hopper on. Source: nvml.h.
 _WITHOUT_COUNTERS = frozenset({"Ampere"})
-# Each metric with the factor from our unit to NVML's: ratios are in percent, traffic in MiB/s. Source: nvml.h.
+# Each metric's quantity, and the factor from this project's unit to NVML's: ratios are in per cent, traffic is in
+# MiB/s. Source: nvml.h.
 _PERCENT = 100
 _METRICS = {
     pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL: (Quantity.GRACT, _PERCENT),
@@ -45,7 +46,7 @@ _METRICS = {
 
 @dataclass(slots=True)
 class _Sample:
-    """A buffer for one sample: its time and subject; `None` until one is taken."""
+    """A buffer for one sample; its time and subject are `None` until a sample is taken."""
 
     structure: Any = field(default_factory=pynvml.struct_c_nvmlGpmSample_t)
     taken_ns: int | None = None
@@ -110,7 +111,7 @@ class GpmCalls(Calls):
 
 
 def _value(state: State, metric_id: int, sample: _Sample) -> float | None:
-    """Return a counter, in NVML's units, for the subject and time of a sample; `None` if no source knows it."""
+    """Return a counter, in NVML's units, for the subject and time of a sample; `None` if no source has it."""
     if metric_id not in _METRICS or sample.subject is None:
         return None
     quantity, scale = _METRICS[metric_id]

@@ -1,8 +1,8 @@
-"""The library under pynvml: the C functions of libnvidia-ml, by ctypes signature, on the simulated driver.
+"""The library that pynvml calls: the C functions of libnvidia-ml, with ctypes signatures, on the simulated driver.
 
-Sensors and counters (power, clocks, utilisation, energy, temperature, GPM) come from the machine's sources of readings,
-and are "not supported" without one. Functions that the project does not call do not exist, like functions of a newer
-driver.
+Sensors and counters (power, clocks, utilisation, energy, temperature, GPM) come from the machine's sources of readings;
+without a source, they are "not supported". Functions that this project does not call are missing, like functions of a
+newer driver.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pipeline.simulation.nvml.mig_calls import MigCalls
 from pipeline.simulation.nvml.sensors import SensorCalls
 
 _MIB = 2**20
-# Source: CUDA C++ Programming Guide, compute capabilities: single-precision cores per multiprocessor.
+# Single-precision cores per multiprocessor. Source: CUDA C++ Programming Guide, compute capabilities.
 _CORES_PER_MULTIPROCESSOR = {(8, 0): 64}
 _CORES_PER_LATER_MULTIPROCESSOR = 128
-_NOT_IN_MIG = 0xFFFFFFFF  # Source: nvml.h, nvmlProcessInfo_t: ids of a process without an instance
+_NOT_IN_MIG = 0xFFFFFFFF  # ids of a process without an instance (source: nvml.h, nvmlProcessInfo_t)
 
 
 class NvmlLibrary(MigCalls, SensorCalls, GpmCalls):
@@ -165,7 +165,7 @@ class NvmlLibrary(MigCalls, SensorCalls, GpmCalls):
         fill(count, len(processes))
         if room < len(processes):
             raise DriverError(codes.INSUFFICIENT_SIZE)
-        # The latest process comes first. Source: recorded lists of an H100.
+        # The newest process comes first. Source: recorded lists of an H100.
         for info, process in zip(array or (), reversed(processes), strict=False):
             info.pid, info.usedGpuMemory = process.pid, process.memory_mib * _MIB
             is_in_mig = process.gpu_instance_id is not None

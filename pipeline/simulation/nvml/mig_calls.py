@@ -1,4 +1,4 @@
-"""The MIG functions of the library under pynvml: read mode, profiles and GPU instances."""
+"""The MIG functions of the library that pynvml calls: they read the mode, profiles and GPU instances."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MigCalls(Calls):
             raise DriverError(codes.VERSION_MISMATCH)
         _fill_profile(target, profile)
         target.name = f"MIG {profile.name}".encode()
-        # Source: H100 80GB, driver 580.159.04: it overwrites the version in the request.
+        # The driver overwrites the version in the request. Source: H100 80GB, driver 580.159.04.
         target.version = 0
 
     def _nvmlDeviceGetGpuInstancePossiblePlacements_v2(

@@ -1,8 +1,8 @@
-"""Sensors, health and settings of a GPU in the library under pynvml.
+"""Sensors, health and settings of a GPU in the library that pynvml calls.
 
-Sensors (power, energy, clocks, temperature, utilisation, throttling) and settings exist for whole GPUs; for a MIG
-device they are not supported, nor are sensors without a source of readings. Health and settings are stored in the
-machine's file.
+Sensors (power, energy, clocks, temperature, utilisation, throttling) and settings exist only for whole GPUs; for MIG
+devices, they are "not supported". Sensors without a source of readings are "not supported" too. Health and settings are
+stored in the machine's file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SensorCalls(Calls):
         fill(celsius, round(self._read(handle, Quantity.TEMPERATURE)))
 
     def _nvmlDeviceGetUtilizationRates(self, handle: Any, rates: Any) -> None:
-        # Source: nvml.h: not supported for a GPU in MIG mode.
+        # Utilisation is not supported for a GPU in MIG mode. Source: nvml.h.
         if self.gpu(handle).mig_current:
             raise DriverError(codes.NOT_SUPPORTED)
         target = pointee(rates)

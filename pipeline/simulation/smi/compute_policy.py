@@ -1,8 +1,8 @@
 """`nvidia-smi compute-policy`: shows and sets the time slice of processes that share a GPU.
 
-The list is as recorded on an H100 80GB (driver 580.159.04). The name of the setting, and the message for GPUs without
-it (status 3), are from public transcripts: the help text of R525 (NVIDIA/k8s-device-plugin, issue 354) and a Tesla P4
-(kubernetes-sigs/dra-driver-nvidia-gpu, issue 41). The success message is our own.
+The list was recorded on an H100 80GB (driver 580.159.04). The name of the setting, and the message for GPUs that do not
+have it (status 3), are from public transcripts: the help text of R525 (NVIDIA/k8s-device-plugin, issue 354) and a Tesla
+P4 (kubernetes-sigs/dra-driver-nvidia-gpu, issue 41). The success message is this project's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(driver: Driver, options: Mapping[str, str | None], gpus: Sequence[Number
         rows = [f"|{index:>4}   {'Timeslice':<16}{_VALUES[gpu.timeslice]:<14}|" for index, gpu in gpus]
         return say(*_HEADER, *rows, _RULE)
     if value not in map(str, range(len(_VALUES))):
-        raise RefusedError(f"{SET} takes 0, 1, 2 or 3, not {value}.", codes.INVALID_ARGUMENT)
+        raise RefusedError(f"{SET} must be 0, 1, 2 or 3, not {value}.", codes.INVALID_ARGUMENT)
     name = _VALUES[int(value)]
     for index, _ in gpus:
         try:

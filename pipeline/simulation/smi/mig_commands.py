@@ -1,8 +1,8 @@
 """`nvidia-smi mig ...`: lists, creates and destroys GPU instances and compute instances.
 
-As in the real program, a list is processed in order and what was created before a failure remains, a command without a
-GPU applies to all of them, and without a GPU in MIG mode one line is printed with exit status 0. Other exit statuses
-are NVML's return codes; only 2 and 6 are documented.
+As in the real program, a list is processed in order, and instances that were created before a failure remain. A command
+without a GPU applies to all GPUs. If no GPU is in MIG mode, one line is printed, with exit status 0. Other exit
+statuses are NVML's return codes; only 2 and 6 are documented.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pipeline.simulation.smi.smi_tables import Numbered
 
 COMMANDS = ("-lgip", "-lgi", "-lci", "-cgi", "-cci", "-dgi", "-dci")
 
-# An id and a start that no profile has: the driver refuses it with the appropriate code.
+# A profile id and a start that do not exist, so that the driver refuses the call with the appropriate code.
 _NO_SUCH = -1
 
 
 def run(driver: Driver, options: Mapping[str, str | None], gpus: Sequence[Numbered]) -> None:
-    """Carry out the one command in the options on these GPUs."""
+    """Run the command in the options on these GPUs."""
     chosen = [command for command in COMMANDS if command in options]
     gi_ids, ci_ids = _ids(options.get("-gi")), _ids(options.get("-ci"))
     if len(chosen) != 1:
-        raise RefusedError("Say one thing that `mig` shall do, as -lgip.", codes.INVALID_ARGUMENT)
+        raise RefusedError("Use one command of `mig`, such as -lgip.", codes.INVALID_ARGUMENT)
     (command,) = chosen
-    if command == "-lgip":  # works with MIG mode off too
+    if command == "-lgip":  # this command also works without MIG mode
         return say(*smi_tables.profile_table(gpus))
     if not any(gpu.mig_current for _, gpu in gpus):
         return say("No MIG-enabled devices found.")
@@ -103,7 +103,7 @@ def _create(driver: Driver, gpus: Sequence[Numbered], profiles: str, *, is_whole
 
 
 def _create_compute_instance(driver: Driver, index: int, gpu: Gpu, instance: GpuInstance, item: str) -> None:
-    """Create a compute instance of a profile, by default of the full width."""
+    """Create a compute instance of a profile, by default with all compute slices of the GPU instance."""
     profile = queries.profile_of(gpu, instance)
     name = item or profile.name
     known = _find_ci_profile(profile, name)
@@ -137,7 +137,7 @@ def _ids(text: str | None) -> frozenset[int] | None:
     try:
         return frozenset(int(part) for part in text.split(","))
     except ValueError as error:
-        raise RefusedError(f"{text} is no list of ids.", codes.INVALID_ARGUMENT) from error
+        raise RefusedError(f"{text} is not a list of ids.", codes.INVALID_ARGUMENT) from error
 
 
 def _find_ci_profile(profile: GiProfile, text: str) -> CiProfile | None:

@@ -1,7 +1,7 @@
 """The program nvidia-smi of the simulated driver: `python -m pipeline.simulation.smi.nvidia_smi --state-file FILE ...`.
 
-It behaves as the real program as far as this project needs it, and rejects unsupported options with a message. It
-starts no program and reads only the state file.
+The program has those functions of the real program that this project needs, and rejects other options with a message.
+It starts no other program and reads only the state file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HELD = (
 )
 _COMPUTE_MODES = {"DEFAULT": 0, "PROHIBITED": 2, "EXCLUSIVE_PROCESS": 3}
 
-# Options, with whether they take a value.
+# For each option, whether it has a value.
 _OPTIONS = dict.fromkeys(("-i", "-lms", "-mig", "-c", "-gi", "-ci", "-cgi", "--query-gpu", "--format"), True)
 _OPTIONS |= dict.fromkeys(("-L", "--gpu-reset"), False)
 _MIG_OPTIONS = dict.fromkeys((*mig_commands.COMMANDS, "-C"), False) | {"-cgi": True}
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run(state_file: StateFile, arguments: Sequence[str]) -> None:
     clients = Clients(state_file)
     try:
-        # While it runs, the program is a client of the driver, which affects MIG mode changes of Ampere GPUs.
+        # While the program runs, it is a client of the driver, which affects changes of MIG mode on Ampere GPUs.
         clients.open_session()
     except DriverError as error:
         is_gone = error.code == _DRIVER_NOT_LOADED
@@ -107,7 +107,7 @@ class _Program:
 
     def _set_mig_mode(self, value: str | None, indices: tuple[int, ...]) -> None:
         if value not in ("0", "1"):
-            raise RefusedError(f"-mig takes 0 or 1, not {value}.", codes.INVALID_ARGUMENT)
+            raise RefusedError(f"-mig must be 0 or 1, not {value}.", codes.INVALID_ARGUMENT)
         verb, done = ("enable", "Enabled") if value == "1" else ("disable", "Disabled")
         for index, gpu in self._gpus(indices):
             try:
@@ -126,7 +126,7 @@ class _Program:
 
     def _set_compute_mode(self, value: str | None, indices: tuple[int, ...]) -> None:
         if value is None or value.upper() not in _COMPUTE_MODES:
-            raise RefusedError(f"-c takes DEFAULT, PROHIBITED or EXCLUSIVE_PROCESS, not {value}.", 2)
+            raise RefusedError(f"-c must be DEFAULT, PROHIBITED or EXCLUSIVE_PROCESS, not {value}.", 2)
         name = value.upper()
         mode = _COMPUTE_MODES[name]
         for index, gpu in self._gpus(indices):
@@ -170,13 +170,16 @@ def _refusal(what: str, gpu: Gpu, error: DriverError) -> RefusedError:
 
 
 def _parse(arguments: Sequence[str], known: Mapping[str, bool]) -> dict[str, str | None]:
-    """Return options with their values, with `-i 0` and `-i=0` equivalent; `known` tells which take one."""
+    """Return the options with their values; `-i 0` and `-i=0` are equivalent.
+
+    `known` maps each option to whether it has a value.
+    """
     options: dict[str, str | None] = {}
     rest = list(arguments)
     while rest:
         name, has_value, value = rest.pop(0).partition("=")
         if name not in known:
-            raise RefusedError(f"The simulated nvidia-smi does not know {name}.", codes.INVALID_ARGUMENT)
+            raise RefusedError(f"The simulated nvidia-smi does not support {name}.", codes.INVALID_ARGUMENT)
         takes_value = known[name]
         if name == _WITH_OPTIONAL_VALUE:
             takes_value = bool(has_value or (rest and not rest[0].startswith("-")))
@@ -189,11 +192,11 @@ def _parse(arguments: Sequence[str], known: Mapping[str, bool]) -> dict[str, str
 
 
 def _period_s(text: str | None) -> float:
-    """Return the seconds between repeated prints; 0 for never."""
+    """Return the seconds between repeated prints; 0 for a single print."""
     if text is None:
         return 0.0
     if re.fullmatch("[1-9][0-9]{0,8}", text) is None:
-        raise RefusedError(f"-lms takes a number of milliseconds from 1 on, not {text}.", codes.INVALID_ARGUMENT)
+        raise RefusedError(f"-lms must be a number of milliseconds, at least 1, not {text}.", codes.INVALID_ARGUMENT)
     return int(text) / 1e3
 
 

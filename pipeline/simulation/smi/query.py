@@ -14,7 +14,7 @@ from pipeline.simulation.smi.smi_tables import Numbered
 
 _COMPUTE_MODES = {0: "Default", 2: "Prohibited", 3: "Exclusive_Process"}
 _SWITCH = {False: "Disabled", True: "Enabled"}
-# Every supported column, with its unit.
+# All supported columns, with their units.
 _UNITS = {
     **dict.fromkeys(("timestamp", "count", "index", "name", "uuid", "pci.bus_id", "driver_version"), ""),
     **dict.fromkeys(("memory.total", "memory.reserved", "memory.used", "memory.free"), "MiB"),
@@ -33,7 +33,7 @@ _ALIASES = {
     "gpu_uuid": "uuid",
     "gpu_bus_id": "pci.bus_id",
 }
-# Prefixes of further columns of the real program. Source: nvidia-smi --help-query-gpu.
+# Prefixes of columns that only the real program supports. Source: nvidia-smi --help-query-gpu.
 _FAMILIES = re.compile(
     "accounting|addressing_mode|c2c|clocks(_(event|throttle)_reasons(_counters)?)?|compute_cap"
     "|display_(active|attached|mode)|dramEncryption|driver_model|ecc|encoder|enforced|fabric|fan|gom"
@@ -42,7 +42,8 @@ _FAMILIES = re.compile(
     "|utilization|vbios_version"
 )
 
-# The sensor quantities and their formats. All three power columns are means over a second, whatever their names.
+# The quantities of sensor columns and their formats. All three power columns are means over a second, despite their
+# names.
 _SENSORS: dict[str, tuple[Quantity, Callable[[float], str]]] = {
     **dict.fromkeys(("power.draw", "power.draw.average", "power.draw.instant"), (Quantity.POWER, "{:.2f}".format)),
     "utilization.gpu": (Quantity.GPU_UTILIZATION, "{:.0f}".format),
@@ -53,12 +54,12 @@ _SENSORS: dict[str, tuple[Quantity, Callable[[float], str]]] = {
     "pstate": (Quantity.PERFORMANCE_STATE, "P{:.0f}".format),
     "clocks_event_reasons.active": (Quantity.THROTTLE_REASONS, lambda bits: f"0x{int(bits):016x}"),
 }
-# Source: nvml.h, nvmlDeviceGetUtilizationRates: not supported for a GPU in MIG mode.
+# These columns are not supported for a GPU in MIG mode. Source: nvml.h, nvmlDeviceGetUtilizationRates.
 _NOT_UNDER_MIG = frozenset({"utilization.gpu", "utilization.memory"})
 
 
 class Query:
-    """Columns, given by comma-separated names; an unknown one is refused."""
+    """Columns, given by comma-separated names; an unknown name is refused."""
 
     def __init__(self, fields: str, *, has_units: bool) -> None:
         self._has_units = has_units
@@ -67,12 +68,12 @@ class Query:
             name = _ALIASES.get(field, field)
             if name not in _UNITS:
                 is_real = _FAMILIES.fullmatch(name.partition(".")[0])
-                end = ": the simulated nvidia-smi does not know it." if is_real else ".\n"
+                end = ": the simulated nvidia-smi does not support it." if is_real else ".\n"
                 raise RefusedError(f'Field "{field}" is not a valid field to query{end}', codes.INVALID_ARGUMENT)
             self._columns.append(name)
 
     def header(self) -> str:
-        """Return the header, which has units even if the values are printed without."""
+        """Return the header, which has units even if the values are printed without units."""
         return ", ".join(f"{name} [{_UNITS[name]}]" if _UNITS[name] else name for name in self._columns)
 
     def lines(self, gpus: Iterable[Numbered], now: datetime, state: State) -> list[str]:

@@ -1,7 +1,7 @@
-"""The tables of nvidia-smi: the overview, the list of devices, and what `nvidia-smi mig` lists. Text only.
+"""The tables of nvidia-smi: the overview, the list of devices, and the lists of `nvidia-smi mig`. Text only.
 
-Source of the formats: recordings of an H100 80GB (driver 580.159.04); for MIG tables that need MIG mode, public
-transcripts of drivers 570 to 580. An unknown figure prints as N/A, as the real program does.
+The formats were recorded on an H100 80GB (driver 580.159.04); those of tables that need MIG mode are from public
+transcripts of drivers 570 to 580. As in the real program, an unknown value is printed as N/A.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.simulation.machine.state_file import (
     mig_uuid,
 )
 
-# A GPU and its index.
+# The index of a GPU, and the GPU.
 Numbered = tuple[int, Gpu]
 
 _COMPUTE_MODES = {0: "Default", 2: "Prohibited", 3: "E. Process"}
@@ -164,7 +164,7 @@ def _mig_rows(index: int, gpu: Gpu) -> list[str]:
         used_mib = queries.used_memory_mib(gpu, instance.id)
         memory = f"{used_mib:>16}MiB /{profile.capacity_mib:>6}MiB    ", f"{'N/A':>19} / {'N/A':>8}    "
         if instance is previous:
-            # Compute instances share the memory of their GPU instance, which is printed once.
+            # The memory of a GPU instance is printed once, because its compute instances share it.
             memory = " " * _MEMORY_WIDTH, " " * _MEMORY_WIDTH
             lines[-1] = _MIG_RULE_WITHIN
         previous = instance

@@ -393,6 +393,16 @@ def test_one_that_says_nothing_is_an_error_in_time(dcgmi: Dcgmi, monkeypatch: py
         dcgmi.first_samples()
 
 
+def test_an_engine_whose_profiling_is_paused_is_an_error_in_time(dcgmi: Dcgmi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dcgm, "_BLANK_LIMIT_S", 0.3)
+    dcgmi.values = dict.fromkeys(FIELDS, "N/A")
+    with (
+        pytest.raises(ListenerError, match=r"prints no values; .* profile --resume`"),
+        DcgmListener(200, program=dcgmi.write()).observe(OneDevice(), Collected()),
+    ):
+        pytest.fail("there are no values")
+
+
 def test_one_that_falls_silent_is_an_error(dcgmi: Dcgmi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DcgmListener, "start_limit_s", 2.0)
     monkeypatch.setattr(program_listener, "_END_LIMIT_S", 0.2)

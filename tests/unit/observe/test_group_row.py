@@ -490,7 +490,10 @@ def test_a_script_that_was_ended_because_another_failed_is_not_blamed(tmp_path):
     assert "killed by signal 15" in judge(tmp_path, pair, alone, failed).jobs[0].reason
 
 
-WRONG = {"event": "wrong", "what": "mm of 1x4096 by 4096x4096 in bfloat16: off by inf times what rounding explains"}
+WRONG = {
+    "event": "wrong",
+    "what": "mm of 1x4096 by 4096x4096 in bfloat16: off by inf times the expected rounding error",
+}
 
 
 def test_what_a_job_finds_wrong_is_kept_and_shown_but_not_ok(tmp_path):

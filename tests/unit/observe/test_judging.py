@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.base.domain.records import Result
+from pipeline.base.domain.records import Result, Window, WindowKind
 from pipeline.base.system.interrupts import Interrupted
+from pipeline.launch.interleaving import Slice
 from pipeline.observe import group_row
 from pipeline.study import executor
 from tests.support.rows import FIELDS, S, group, state, steps
@@ -77,7 +79,7 @@ def test_a_signal_while_a_row_is_judged_makes_it_interrupted_and_keeps_what_was_
     real = group_row.judge
     monkeypatch.setattr(group_row, "judge", judge)
     with pytest.raises(Interrupted):
-        executor.run(ran.group, ran.shared)
+        next(executor.run([ran.group], ran.shared))
     (row,) = ran.closed
     assert row.result is Result.INTERRUPTED and row.spool_id == "id"
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(20), "so little is read at once"
@@ -91,7 +93,7 @@ def test_after_a_signal_what_takes_long_is_not_read(ran, monkeypatch):
 
     monkeypatch.setattr(group_row, "judge", judge)
     with pytest.raises(Interrupted):
-        executor.run(ran.group, ran.shared)
+        next(executor.run([ran.group], ran.shared))
     (row,) = ran.closed
     assert (row.result, row.reason) == (Result.INTERRUPTED, "interrupted by a signal")
     assert [(job.result, job.exit_status, job.metrics) for job in row.jobs] == [(Result.INTERRUPTED, 0, {})]
@@ -99,7 +101,32 @@ def test_after_a_signal_what_takes_long_is_not_read(ran, monkeypatch):
 
 def test_a_row_that_is_not_interrupted_is_judged_once(ran, capsys, monkeypatch):
     monkeypatch.setattr(executor, "_LARGE_BYTES", 100)
-    row = executor.run(ran.group, ran.shared)
+    row = next(executor.run([ran.group], ran.shared))
     assert [row] == ran.closed and row.result is Result.OK
     assert "naive-a: reading 0.0 GB of job output" in capsys.readouterr().err
     assert os.path.getsize(ran.job.folder / "events.jsonl") == ran.job.bytes_to_read
+
+
+def test_all_rows_of_a_launch_are_judged_before_the_first_is_sent_with_the_files_of_its_jobs(ran, monkeypatch):
+    """The sender moves the files of a closed record."""
+    order = []
+
+    def go(self):
+        self.batches, self.fields, self.slices = [[ran.job]], FIELDS, [Slice(num_jobs=1, begin_ns=S, end_ns=2 * S)]
+
+    def judge(group, seen):
+        order.append(f"judge {group.name}")
+        return real(group, seen)
+
+    def close(row):
+        order.append(f"close {row.group.name}")
+
+    real = group_row.judge
+    monkeypatch.setattr(executor._Execution, "go", go)
+    monkeypatch.setattr(group_row, "judge", judge)
+    with ran.shared.spool.open(None) as record:
+        record.close, record.place = close, lambda _: None
+    window = Window(kind=WindowKind.INTERLEAVED, seconds=1, slice_s=1)
+    launch = [dataclasses.replace(ran.group, name=name, window=window, launch="a") for name in ("first", "second")]
+    assert [row.group.name for row in executor.run(launch, ran.shared)] == ["first", "second"]
+    assert order == ["judge first", "judge second", "close first", "close second"]

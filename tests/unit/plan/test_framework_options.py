@@ -42,7 +42,7 @@ def test_the_name_follows_and_every_framework_of_the_program_is_known(make_plan)
 
 @pytest.mark.parametrize("name", ["jax", "ray_serve"])
 def test_a_probe_without_its_environment_is_refused(make_plan, name):
-    with pytest.raises(ConfigError, match=r"is not installed in the environment of /env/bin/python; .*env=venv builds"):
+    with pytest.raises(ConfigError, match=r"is not installed in the environment of /env/bin/python; .*env=venv"):
         make_plan([*PROBE, f"workload.framework={name}"])
 
 

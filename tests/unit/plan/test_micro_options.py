@@ -33,9 +33,9 @@ def test_operations_are_axes_of_a_sweep_of_groups_with_names_of_their_own(make_p
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (["workload.operation=copy", "workload.rows=16"], "rows=16 is for products"),
+        (["workload.operation=copy", "workload.rows=16"], "rows=16 is only for matrix products"),
         (["workload.operation=bf16_tensor", "workload.rows=100"], "multiple of 16"),
-        (["workload.operation=launch", "workload.array_mib=1"], "array_mib=1 is for copies"),
+        (["workload.operation=launch", "workload.array_mib=1"], "array_mib=1 has no effect with operation=launch"),
         (["workload.work_unit=samples"], "must be TFLOP, the program's work unit"),
         (["workload.steps=0"], "steps=0 must be at least 1"),
     ],

@@ -243,6 +243,8 @@ def test_options_become_flags(make_plan):
         (["limits.group_s=4e7"], "limits.group_s=40000000.0 must be at most 31622400"),
         (["listeners.host.interval_ms=100000000000"], "disturbs the jobs) to 86400000"),
         (["listeners.host.interval_ms=100"], "interval_ms=100 must be from 200"),
+        (["listeners=[activity,dcgm]"], "[activity,dcgm] would read the same counters twice; remove activity, or dcgm"),
+        (["listeners=[gpm,activity,dcgm]"], "twice; remove activity, or gpm and dcgm"),
         (["listeners.host.required=perhaps"], "true, false or if_gpu"),
         (["workload=resnet26_cifar10"], "data.root"),
         (["workload=resnet26_cifar10", "data.root=/does/not/exist"], "/does/not/exist"),
@@ -261,7 +263,7 @@ def test_options_become_flags(make_plan):
             ["workload=resnet26_cifar10", SYNTHETIC, "workload.image_px=16"],
             "image_px=16 is less than the 32 pixels of cifar10",
         ),
-        (["workload.source=synthetic_files"], "digits come with scikit-learn"),
+        (["workload.source=synthetic_files"], "scikit-learn has the digits as arrays"),
         (["workload=robroek_small", "data.source=files"], "data.root"),
         (["workload=robroek_small", "data.source=files", "data.root=/absent"], "/absent/cifar10"),
         (["workload=robroek_small", "data.source=files", "workload.samples=1000"], "synthetic"),
@@ -323,10 +325,12 @@ def test_a_dry_run_on_a_simulated_gpu_plans_what_only_a_real_one_can_run(make_pl
     simulated = dataclasses.replace(GPU, kind="simulated")
     graphs = [f"workload={workload}", "workload.step_mode=cuda_graph"]
     assert make_plan([*graphs, "dry_run=true"], device=simulated).groups
-    with pytest.raises(ConfigError, match=r"on a simulated NVIDIA H100 .*; use dry_run=true to see its plan, or \+re"):
+    with pytest.raises(
+        ConfigError, match=r"on a simulated NVIDIA H100 .*; use dry_run=true to print the plan, or \+re"
+    ):
         make_plan(graphs, device=simulated)
     for more in ([], ["dry_run=true"]):
-        with pytest.raises(ConfigError, match=r"; use gpu=simulated_h100_80gb dry_run=true to see its plan, or \+re"):
+        with pytest.raises(ConfigError, match=r"; use gpu=simulated_h100_80gb dry_run=true to print the plan, or \+re"):
             make_plan([*graphs, "gpu=cpu", *more])
 
 

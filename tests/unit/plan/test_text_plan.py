@@ -61,19 +61,19 @@ def folder_of_texts(root: Path, *classes: str) -> Path:
         ({"model": TextModel.gpt2}, "task=classification does not fit model=gpt2; use causal_lm"),
         ({"task": Task.causal_lm}, "task=causal_lm does not fit model=bert; use classification or masked_lm"),
         ({"num_classes": None}, "task=classification needs num_classes; add it"),
-        ({"task": Task.masked_lm}, "num_classes=4 has no effect with task=masked_lm; leave it out"),
+        ({"task": Task.masked_lm}, "num_classes=4 has no effect with task=masked_lm; remove it"),
         ({"sequence_tokens": 2}, "is too small to classify"),
         ({"sequence_tokens": 0}, "sequence_tokens=0 must be at least 1"),
         ({"source": DataSource.synthetic_files}, "is for images; use synthetic_host or synthetic_device"),
-        ({"source": DataSource.files}, "pydoc comes with Python; use source=disk"),
-        ({"dataset": "news"}, "a folder of texts is source=files"),
-        ({"source": DataSource.files, "dataset": "news"}, "news is read from disk and data.root is not set"),
+        ({"source": DataSource.files}, "pydoc is included in Python; use source=disk"),
+        ({"dataset": "news"}, "for a folder of texts, use source=files"),
+        ({"source": DataSource.files, "dataset": "news"}, "news is read from disk, but data.root is not set"),
         (
             {"source": DataSource.files, "dataset": "news", "data_root": "/nowhere"},
             "/nowhere/news, which does not exist",
         ),
         ({"weights": ""}, "weights is empty; set workload.weights=FOLDER"),
-        ({"weights": "/nowhere"}, "weights=/nowhere holds no config.json"),
+        ({"weights": "/nowhere"}, "weights=/nowhere does not contain config.json"),
     ],
 )
 def test_what_excludes_each_other_is_refused(changes, message):
@@ -94,16 +94,16 @@ def test_weights_must_fit(weights):
     planned.refuse_missing_data()
     assert planned.program_options()["weights"] == str(weights)
     assert "more than the 256 positions" in refused(text(weights=str(weights), sequence_tokens=300))
-    assert "have hidden_size=384, and model_args.hidden_size=768" in refused(
+    assert "has hidden_size=384, but model_args.hidden_size=768" in refused(
         text(weights=str(weights), model_args={"hidden_size": 768})
     )
-    assert "hold a bert, not model=distilbert" in refused(text(weights=str(weights), model=TextModel.distilbert))
+    assert "contains a bert, but model=distilbert" in refused(text(weights=str(weights), model=TextModel.distilbert))
     (weights / "config.json").write_text("[]")
-    assert "config.json cannot be used" in refused(good)
+    assert "config.json that cannot be used" in refused(good)
     (weights / "model.safetensors").unlink()
-    assert "holds no weights" in refused(good)
+    assert "contains no weights" in refused(good)
     (weights / "tokenizer.json").unlink()
-    assert "holds no tokenizer.json" in refused(good)
+    assert "does not contain tokenizer.json" in refused(good)
 
 
 def test_a_folder_of_texts_has_two_classes_and_no_more_than_the_model(tmp_path):
@@ -113,9 +113,9 @@ def test_a_folder_of_texts_has_two_classes_and_no_more_than_the_model(tmp_path):
         return text(source=DataSource.files, dataset="news", data_root=str(root), **changes)
 
     config("a", "b").complete().refuse_missing_data()
-    assert "holds 0 folders of text files" in refused(config())
-    assert "holds 1 folders of text files" in refused(config("a"))
-    assert "holds 3 classes; num_classes=2 is too few" in refused(config("a", "b", "c", num_classes=2))
+    assert "has 0 folders of text files" in refused(config())
+    assert "has 1 folders of text files" in refused(config("a"))
+    assert "has 3 classes; num_classes=2 is too few" in refused(config("a", "b", "c", num_classes=2))
 
 
 @pytest.mark.torch

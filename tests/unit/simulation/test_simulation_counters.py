@@ -208,7 +208,7 @@ def test_entities_are_counted_by_dcgm_and_asked_for_by_its_number(state_file: St
         status, text = run_dcgmi("dmon", "-e", "1001", *wanted, "-d", "1", "-c", "1")
         assert (status, [line[:16].strip() for line in text.splitlines()[2:]]) == (0, labels)
     status, text = run_dcgmi("dmon", "-e", "1001", "-i", "i:2", "-c", "1")
-    assert (status, text) == (255, "Error: the host engine knows no entity i:2.\n")
+    assert (status, text) == (255, "Error: the host engine has no entity i:2.\n")
 
 
 def test_compute_instances_of_a_gpu_instance_are_counted_on(state_file: StateFile, run_dcgmi: Dcgmi) -> None:
@@ -301,7 +301,7 @@ def test_an_engine_that_is_down_answers_nothing(state_file: StateFile, run_dcgmi
 def test_what_the_program_does_not_know_is_refused(run_dcgmi: Dcgmi, arguments: list[str]) -> None:
     status, text = run_dcgmi(*arguments)
     assert status == 255
-    assert "simulated dcgmi does not know" in text
+    assert "simulated dcgmi does not support" in text
 
 
 def test_dmon_ends_with_its_reader(state_file: StateFile, tmp_path: Path) -> None:

@@ -425,21 +425,21 @@ def test_a_restart_of_the_computer_ends_what_a_gpu_does_not_keep(
 @pytest.mark.parametrize("text", ["", "{}", "[]", "3", "[" * 100_000, '{"gpus": 3}', '{"gpus": [{"model": 1}]}'])
 def test_what_is_no_machine_is_refused(state_file: StateFile, text: str) -> None:
     state_file.path.write_text(text)
-    with pytest.raises(ConfigError, match="does not hold a simulated machine"):
+    with pytest.raises(ConfigError, match="does not contain a simulated machine"):
         state_file.read()
 
 
 @pytest.mark.parametrize(
     ("of_machine", "health", "words"),
     [
-        ({"branch": "620"}, {}, "branch is '620', none of 535, 550, 570, 580, 590, 615"),
+        ({"branch": "620"}, {}, "branch '620' is not one of 535, 550, 570, 580, 590, 615"),
         ({"branch": 580}, {}, "branch must be a text, not 580"),
         (
             {"faults": [{"function": "nvmlShutdown", "code": "19"}]},
             {},
             r"faults\[0\]\.code must be a whole number",
         ),
-        ({}, {"counter_fault": "stuk"}, "counter_fault is 'stuk', none of capped, stuck, swapped"),
+        ({}, {"counter_fault": "stuk"}, "counter_fault 'stuk' is not one of capped, stuck, swapped"),
         ({}, {"recovery_action": "1"}, r"gpus\[0\]\.health\.recovery_action must be a whole number, not \"1\""),
         ({}, {"ecc_uncorrected_now": True}, "ecc_uncorrected_now must be a whole number, not true"),
         ({}, {"is_remap_pending": "false"}, 'is_remap_pending must be true or false, not "false"'),

@@ -118,7 +118,7 @@ def test_a_query_of_memory_left_and_of_the_number_of_gpus(smi: Smi, state_file: 
     )
     # The real program has it, so it is not the user who is wrong.
     for name in ("power.limit", "dramEncryption.mode.current", "gpu_recovery_action", "module.power.limit"):
-        unknown = f'Field "{name}" is not a valid field to query: the simulated nvidia-smi does not know it.\n'
+        unknown = f'Field "{name}" is not a valid field to query: the simulated nvidia-smi does not support it.\n'
         assert smi(f"--query-gpu=name,{name}", "--format=csv") == (2, unknown)
 
 

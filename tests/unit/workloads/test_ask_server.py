@@ -109,10 +109,10 @@ def _wait_until_it_listens(server, *_):
 @pytest.mark.parametrize(
     ("server", "options", "said"),
     [
-        ("no-such-program {port}", [], "the server cannot be started: no-such-program [0-9]+: No such file"),
+        ("no-such-program {port}", [], "the server cannot be started: No such file"),
         (f"{sys.executable} -c 'raise SystemExit(3)' {{port}}", [], "the server ended with status 3: "),
-        (SERVER, ["--requests-file", "/dev/null"], "/dev/null holds no request"),
-        (f"{SERVER} 60", ["--ready-s", "0.5"], "did not answer / on port [0-9]+ within 0.5 s: "),
+        (SERVER, ["--requests-file", "/dev/null"], "/dev/null has no request"),
+        (f"{SERVER} 60", ["--ready-s", "0.5"], r"did not answer / on port [0-9]+ within 0.5 s \("),
     ],
 )
 def test_a_server_that_does_not_answer_is_an_error_with_its_words(ask, server, options, said):
@@ -140,8 +140,8 @@ def test_a_server_that_dies_is_an_error_and_nobody_records_any_more(ask):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--command", "vllm serve"], "has no {port}, the port"),
-        (["--command", "sh -c 'serve {port}"], "cannot be split into words: No closing quotation"),
+        (["--command", "vllm serve"], "does not contain {port}, the port"),
+        (["--command", "sh -c 'serve {port}"], "cannot be split (No closing quotation)"),
         (["--command", "serve {port}", "--arrival", "poisson"], "needs a finite rate_per_s above 0; set"),
         (
             ["--command", "serve {port}", "--arrival", "poisson", "--rate-per-s", "0"],

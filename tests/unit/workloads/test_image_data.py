@@ -98,7 +98,7 @@ def test_cifar10(tmp_path, protocol):
 def test_missing_files_are_named_with_the_layout(tmp_path):
     write_cifar10(tmp_path)
     (tmp_path / "cifar-10-batches-py" / "data_batch_4").unlink()
-    with pytest.raises(FileNotFoundError, match=r"data_batch_4 do(es)? not exist; .* must hold data_batch_1"):
+    with pytest.raises(FileNotFoundError, match=r"data_batch_4 do(es)? not exist; put data_batch_1"):
         read_cifar10(tmp_path)
     with pytest.raises(FileNotFoundError, match="train_data_batch_1 to train_data_batch_10 and val_data"):
         read_imagenet64(tmp_path, None)
@@ -117,7 +117,7 @@ def test_a_data_file_cannot_run_code(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     write_cifar10(tmp_path)
     (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(pickle.dumps(content))
-    with pytest.raises(pickle.UnpicklingError, match="may not name"):
+    with pytest.raises(pickle.UnpicklingError, match="which could run code"):
         read_cifar10(tmp_path)
     assert not Path("it_ran").exists()
 
@@ -129,7 +129,7 @@ def test_a_batch_of_another_shape_is_refused(tmp_path, labels):
     with pytest.raises(ValueError, match="data_batch_1"):
         read_cifar10(tmp_path)
     write_batch(tmp_path / "cifar-10-batches-py" / "data_batch_1", 16, [1])
-    with pytest.raises(ValueError, match=r"expected uint8 of shape \(1, 3072\)"):
+    with pytest.raises(ValueError, match=r"instead of uint8 of shape \(1, 3072\)"):
         read_cifar10(tmp_path)
 
 
@@ -415,7 +415,7 @@ def test_files_of_a_data_set_are_read_by_class(tmp_path):
     (tmp_path / "cifar10" / "val" / "bee").rename(tmp_path / "cifar10" / "val" / "cat")
     with pytest.raises(ValueError, match="different classes"):
         open_data(options)
-    with pytest.raises(FileNotFoundError, match="must hold train/CLASS"):
+    with pytest.raises(FileNotFoundError, match="put train/CLASS"):
         open_data(replace(options, dataset=Dataset.imagenet64))
 
 

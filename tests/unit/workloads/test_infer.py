@@ -141,7 +141,7 @@ def test_an_answer_that_goes_wrong_in_the_run_is_reported(monkeypatch):
     monkeypatch.setattr(inference.Inference, "issue", spoiled)
     job = ask(*NETWORK, *DIGITS)
     assert len(job.wrongs) == 1
-    assert "is off by 0.1 of its norm" in job.wrongs[0]
+    assert "is off by 0.1 of the reference's norm" in job.wrongs[0]
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_particles_that_the_cpu_tracks_elsewhere_are_wrong(monkeypatch):
     assert (sum(told.work), told.found_wrong) == (2 * 2 * 5 * 50, [])
     monkeypatch.setattr(Tracking, "call", lambda self: None)
     particles.run(args, told)
-    assert "particles differ from the CPU's by" in told.found_wrong[0]
+    assert "particles differ from the CPU's result by" in told.found_wrong[0]
 
 
 def test_a_gpu_without_triton_is_refused_in_one_line(monkeypatch, capsys):

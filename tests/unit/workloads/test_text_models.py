@@ -70,7 +70,7 @@ def test_weights_of_another_configuration_are_refused(tmp_path):
     config = models.read_config("bert", _BERT, num_classes=5, weights=tmp_path)
     again = models.build(config, Task.classification, weights=tmp_path)
     assert again.config.num_labels == 5  # a head of its own
-    with pytest.raises(ValueError, match="hidden_size is 32, not 768"):
+    with pytest.raises(ValueError, match="hidden_size=32, not 768"):
         models.read_config("bert", {"hidden_size": 768}, weights=tmp_path)
-    with pytest.raises(ValueError, match="holds a bert, not a gpt2"):
+    with pytest.raises(ValueError, match="contains a bert, not a gpt2"):
         models.read_config("gpt2", {}, weights=tmp_path)

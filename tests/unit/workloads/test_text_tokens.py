@@ -90,7 +90,7 @@ def test_several_jobs_at_once_share_one_map(tmp_path):
 
 @pytest.mark.parametrize(
     ("texts", "message"),
-    [({}, "holds 0 folders of text files"), ({"birds": ["a"]}, "holds 1 folders of text files")],
+    [({}, "has 0 folders of text files"), ({"birds": ["a"]}, "has 1 folders of text files")],
 )
 def test_a_folder_without_two_classes_is_refused(tmp_path, texts, message):
     folder = write(tmp_path / "animals", texts)

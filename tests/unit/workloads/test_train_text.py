@@ -49,8 +49,8 @@ def language_flags(cache: Path, model: str, task: str) -> list[str]:
     ("changes", "message"),
     [
         (["--model", "gpt2"], "task=classification does not fit model=gpt2"),
-        (["--task", "masked_lm"], "has no effect with task=masked_lm; leave it out"),
-        (["--source", "files"], "pydoc comes with Python; use source=disk"),
+        (["--task", "masked_lm"], "has no effect with task=masked_lm; remove it"),
+        (["--source", "files"], "pydoc is included in Python; use source=disk"),
         (["--step-mode", "cuda_graph"], "needs a GPU"),
     ],
 )
@@ -175,9 +175,9 @@ def test_the_next_token_is_wanted(cache):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": Task.classification, "num_classes": 1000}, "--num-classes 1000 is too many"),
-        ({"samples": 10_000_000}, "--samples 10000000 is too many"),
-        ({"sequence_tokens": 1_000_000}, "--sequence-tokens is too long"),
+        ({"task": Task.classification, "num_classes": 1000}, "--num-classes 1000 is more than the topics"),
+        ({"samples": 10_000_000}, "--samples 10000000 is more than the training samples"),
+        ({"sequence_tokens": 1_000_000}, "use fewer --sequence-tokens"),
         ({"batch_size": 10_000_000}, "less than one batch"),
     ],
 )

@@ -48,7 +48,7 @@ def test_model_arguments_are_json_or_text():
         (["--step-mode", "cuda_graph", "--precision", "fp16"], "cannot be combined with precision=fp16"),
         (["--step-mode", "cuda_graph", "--device", "cpu"], "needs a GPU"),
         (["--samples", "100"], "samples=100 is for synthetic data"),
-        (["--source", "synthetic_files"], "the digits come with scikit-learn"),
+        (["--source", "synthetic_files"], "scikit-learn has the digits as arrays"),
         (["--batch-size", "0"], "batch_size=0 must be at least 1"),
     ],
 )
@@ -71,7 +71,7 @@ def test_a_missing_gpu_is_refused(flags, capsys):
 
 @pytest.mark.parametrize(
     ("flags", "status", "said"),
-    [([*SMALL, "--epochs", "0"], 2, "--epochs 0 runs until the orchestrator"), (["--help"], 0, "--warmup-steps")],
+    [([*SMALL, "--epochs", "0"], 2, "--epochs 0 runs until an orchestrator"), (["--help"], 0, "--warmup-steps")],
 )
 def test_by_hand_an_endless_run_is_refused_and_help_answers_before_torch_is_imported(flags, status, said):
     command = [sys.executable, "-X", "importtime", TRAIN, *flags]

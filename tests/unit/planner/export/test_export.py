@@ -202,7 +202,7 @@ def test_kubernetes_takes_the_manifests(tmp_path: Path, capsys) -> None:
             {"mig-configs": {"a": [{"devices": [0], "mig-enabled": True, "mig-devices": {"3g": 1}}]}},
             "'3g' is too long or",
         ),
-        ({"other": 1}, "$: other is not known"),
+        ({"other": 1}, "$: other is unknown"),
     ],
 )
 def test_the_schema_refuses_what_mig_parted_refuses(changes: dict[str, Any], said: str) -> None:

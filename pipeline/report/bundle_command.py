@@ -1,0 +1,45 @@
+"""The command `python -m pipeline.report export`: one file from which the report can be made again anywhere."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.base.system import entry_points, tracking_root
+from pipeline.base.system.errors import CollocationError
+from pipeline.record.store import bundle
+from pipeline.record.store.store_access import open_named
+
+COMMAND = "export"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the bundle of an experiment and print its size; return the exit status."""
+    options = _parser().parse_args(argv)
+    try:
+        num_runs = bundle.export(open_named(options.root), options.experiment, options.out)
+    except CollocationError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    size_mb = options.out.stat().st_size / 1e6
+    sys.stdout.write(f"{options.out}: {num_runs} runs of experiment {options.experiment}, {size_mb:.2f} MB\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=entry_points.spell("report", COMMAND),
+        description="Write the runs and artifacts of a study to one file (tar.xz), which every command reads in place "
+        "of a store: --root FILE.",
+    )
+    parser.add_argument("--experiment", default=tracking_root.EXPERIMENT, metavar="NAME", help="tracking.experiment")
+    parser.add_argument(
+        "--root",
+        type=Path,
+        default=tracking_root.DEFAULT,
+        help=f"folder of a local store (default: {tracking_root.DEFAULT})",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write, such as study.tar.xz")
+    return parser

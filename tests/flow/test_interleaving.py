@@ -1,0 +1,160 @@
+"""Interleaved windows: jobs of one launch take turns, and each number of jobs has a row."""
+
+from __future__ import annotations
+
+import json
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.domain import layout
+from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
+from pipeline.base.domain.tags import Tag, stored_name
+from pipeline.base.domain.workload import Workload
+from pipeline.base.system.factory import Spec
+from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.launch.interleaving import FIRST_STEPS, Interleaving
+from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
+from pipeline.launch.spawn import Spawner
+from pipeline.observe import group_row
+from pipeline.observe.group_result import GroupResult
+from pipeline.observe.observation import Observation
+from tests.support import forks
+from tests.support.rows import group
+from tests.support.run_cases import groups
+
+pytestmark = pytest.mark.covers("pipeline/launch")
+
+TOY = str(PROJECT_DIR / "tests/toys/toy.py")
+WINDOW = Window(kind=WindowKind.INTERLEAVED, seconds=0.4, settle_s=0.05, slice_s=0.1)
+PATIENT = Limits(ready_s=60, group_s=60, stop_s=60)
+Measure = Callable[..., tuple[JobGroup, Interleaving]]
+
+
+def make_jobs(*manners: str) -> tuple[Job, ...]:
+    return tuple(
+        Job(
+            index=index,
+            workload=Workload(
+                name="toy",
+                script=TOY,
+                argv=(TOY, manner),
+                ends_by_itself=False,
+                env=Spec(target="pipeline.prepare.env.current.CurrentEnv"),
+                digest="d",
+            ),
+        )
+        for index, manner in enumerate(manners)
+    )
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    folder = Path("/tmp") / f"t-{uuid.uuid4().hex[:12]}"
+    folder.mkdir()
+    yield folder
+    folder.rmdir()
+
+
+@pytest.fixture
+def measure(tmp_path: Path, scratch: Path) -> Measure:
+    def measure_toys(*manners: str, limits: Limits = PATIENT) -> tuple[JobGroup, Interleaving]:
+        spawner = Spawner(Interpreter(python=Path(sys.executable)))
+        starts = [JobStart(job=job, slot=Slot(visible_devices=""), starter=spawner) for job in make_jobs(*manners)]
+        files = GroupFiles(folder=tmp_path / "group", scratch=scratch, mark=uuid.uuid4().hex)
+        running = JobGroup(starts, files, limits)
+        interleaving = Interleaving(running, WINDOW, {3: 1, 1: 2, 2: 1}, "seed")
+        with running:
+            assert running.wait_ready()
+            interleaving.measure()
+        return running, interleaving
+
+    return measure_toys
+
+
+def judge(running: JobGroup, interleaving: Interleaving, num_jobs: int) -> GroupResult:
+    toys = group(*("toy" for _ in range(num_jobs)), jobs=make_jobs(*("can_be_held",) * num_jobs), window=WINDOW)
+    seen = Observation(
+        batches=[running.states[:num_jobs]],
+        samples=(),
+        slices=interleaving.slices,
+        first_with=interleaving.first_with,
+    )
+    return group_row.judge(toys, seen)
+
+
+def read_steps_ns(running: JobGroup, index: int) -> list[int]:
+    lines = (running.states[index].folder / layout.EVENTS).read_text().splitlines()
+    return [event["t_ns"] for event in map(json.loads, lines) if event["event"] == "step"]
+
+
+@pytest.mark.smoke
+def test_jobs_take_turns_and_each_number_of_jobs_has_a_row(measure: Measure) -> None:
+    running, interleaving = measure("can_be_held", "can_be_held", "can_be_held")
+    assert Counter(part.num_jobs for part in interleaving.slices) == {1: 8, 2: 4, 3: 4}
+    assert interleaving.first_with == {0: 1, 1: 2, 2: 3}
+    for index in range(3):
+        steps_ns = read_steps_ns(running, index)
+        for part in interleaving.slices:
+            num_steps = sum(part.begin_ns < t_ns <= part.end_ns for t_ns in steps_ns)
+            assert (num_steps > 0) is (index < part.num_jobs), (index, part)
+    rows = {number: judge(running, interleaving, number) for number in (1, 2, 3)}
+    for number, row in rows.items():
+        assert row.result is Result.OK, row.reason
+        assert [job.job.index for job in row.jobs] == list(range(number))
+        # A toy makes a step of 4 samples in 5 ms at most: the held time is in no rate.
+        assert 0.5 * number * 800 < row.metrics["throughput_total_samples_per_s"] <= number * 800
+        assert row.tags[Tag.SLICES] == f"{8 if number == 1 else 4} x 0.1 s"
+        assert not {"makespan_s", "overlap_ratio", "epoch_time_mean_s"} & row.metrics.keys()
+
+
+def test_no_job_makes_its_first_steps_beside_more_jobs_than_it_is_checked_for(measure: Measure) -> None:
+    running, interleaving = measure("can_be_held", "can_be_held", "can_be_held")
+    begins_ns = [read_steps_ns(running, index)[0] for index in range(3)]
+    firsts_end_ns = [read_steps_ns(running, index)[FIRST_STEPS - 1] for index in range(3)]
+    assert firsts_end_ns[0] < begins_ns[1] and firsts_end_ns[1] < begins_ns[2]
+    assert max(firsts_end_ns) < interleaving.slices[0].begin_ns
+
+
+def test_a_job_that_cannot_be_held_runs_into_its_deadline(measure: Measure) -> None:
+    running, interleaving = measure(
+        "can_be_held", "well", "can_be_held", limits=Limits(ready_s=60, group_s=9, stop_s=1)
+    )
+    assert running.went_wrong
+    row = judge(running, interleaving, 3)
+    assert (row.result, row.reason) == (Result.TIMEOUT, "job 1-toy: was not held within limits.stop_s=1 s")
+
+
+def test_a_job_that_ends_early_ends_the_launch(measure: Measure) -> None:
+    running, _ = measure("can_be_held", "ends_early", "can_be_held")
+    assert running.went_wrong
+
+
+@pytest.mark.slow
+def test_the_largest_number_that_fits_is_launched_and_measures_the_smaller_ones(tmp_path: Path) -> None:
+    arguments = ["-m", "scenario=naive", "degree=1,2,3", "window=interleaved", "window.seconds=1", "listeners=[]"]
+    arguments += ["workload=tiny", "workload.source=synthetic_device", "foreign_load=note", "gpu=simulated_a100_40gb"]
+    arguments += ["gpu.job_memory_mib=16000", f"gpu.machine={tmp_path}/machine.json", f"gpu.lock_dir={tmp_path}"]
+    done = forks.run(PROJECT_DIR / "run.py", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    from mlflow import MlflowClient
+
+    runs = groups(MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db"), "collocation-rehearsal")
+    tags = {run.info.run_name: run.data.tags for run, _ in runs}
+    results = {name: of_group[Tag.RESULT] for name, of_group in tags.items()}
+    assert results == {"naive-3x-tiny": "oom", "naive-2x-tiny": "ok", "naive-1x-tiny": "ok", "serial-1x-tiny": "ok"}
+    # One job without MPS is launched by itself.
+    assert Tag.LAUNCH not in tags["naive-2x-tiny"]
+    assert {Tag.LAUNCH in tags["naive-1x-tiny"], Tag.LAUNCH in tags["serial-1x-tiny"]} == {True, False}
+    losses = {name: of_group.get(stored_name(Tag.FIRST_LOSSES), "{}") for name, of_group in tags.items()}
+    checked = {name: list(json.loads(of_jobs)) for name, of_jobs in losses.items()}
+    assert checked == {
+        "naive-3x-tiny": [],
+        "naive-2x-tiny": ["0", "1"],
+        "naive-1x-tiny": ["0"],
+        "serial-1x-tiny": ["0"],
+    }
