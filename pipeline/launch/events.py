@@ -86,19 +86,20 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Progress of a running job, from the last lines of its file."""
+    """Progress of a running job, from the last lines of its file; `samples` is the work of its newest step."""
 
     phase: str
     epoch: int | None
     total: float | None
     t_ns: int | None
+    samples: float | None = None
 
 
 def read_progress(path: Path) -> JobProgress:
     """Read the newest phase and step of a job, or its number of requests, from a few kilobytes."""
     lines = read_last_lines(path)
     # Lines before the tail are assumed to be steps.
-    phase, epoch, total, t_ns = "train" if lines else "start", None, None, None
+    phase, epoch, total, t_ns, samples = "train" if lines else "start", None, None, None, None
     for line in lines:
         try:
             event = json.loads(line)
@@ -107,11 +108,12 @@ def read_progress(path: Path) -> JobProgress:
             elif event["event"] == "step":
                 number = None if event["epoch"] is None else parse_whole(event["epoch"])
                 t_ns, total, epoch = parse_count(event["t_ns"]), parse_amount(event["total"]), number
+                samples = None if event.get("samples") is None else parse_amount(event["samples"])
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
     if answered := requests.count_written(path.with_name(layout.REQUESTS)):
-        total, t_ns = answered, time.monotonic_ns()
-    return JobProgress(phase, epoch, total, t_ns)
+        total, t_ns, samples = answered, time.monotonic_ns(), None
+    return JobProgress(phase, epoch, total, t_ns, samples)
 
 
 def count_steps(path: Path) -> int:

@@ -21,7 +21,7 @@ from pipeline.base.system import cgroup, secrets
 from pipeline.base.system.errors import LaunchError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
-from pipeline.launch import events
+from pipeline.launch import events, window_length
 from pipeline.launch.channel import PROTOCOL, Channel
 from pipeline.launch.environ import inherit_environ, share_cpus
 from pipeline.launch.job_state import JobState, ProcessStart
@@ -153,8 +153,8 @@ class JobGroup:
             return
         start_ns = self.release(measured)
         if window.kind is WindowKind.STEADY:
-            length_ns = int((window.settle_s + window.seconds) * 1e9)
-            if not self.wait_until(start_ns + length_ns):
+            seconds = self._choose_seconds(window, measured, start_ns)
+            if seconds is None or not self.wait_until(start_ns + int((window.begin_s + seconds) * 1e9)):
                 return
             self.stop(measured)
         else:
@@ -162,6 +162,15 @@ class JobGroup:
         self._notice_early(co_runners)
         if co_runners and not self.went_wrong:
             self.stop(co_runners)
+
+    def _choose_seconds(self, window: Window, states: Sequence[JobState], start_ns: int) -> float | None:
+        """Return the length of the window, by need after the trial; `None` if a job has left."""
+        readings = []
+        for t_ns in window_length.list_reading_times_ns(window, start_ns):
+            if not self.wait_until(t_ns):
+                return None
+            readings.append([events.read_progress(state.folder / layout.EVENTS) for state in states])
+        return window_length.choose_seconds(window, readings)
 
     @property
     def went_wrong(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.records import Group
 from pipeline.base.system.words import format_duration
-from pipeline.observe.study_progress import Likeness, PastGroup, Progress
+from pipeline.observe.study_progress import Likeness, PastGroup, Progress, count_windows
 
 _MOST_NAMES = 3
 
@@ -19,6 +19,7 @@ class Forecast:
     Attributes:
         of_each: estimated seconds of each group that has a similar earlier group, by number of the group.
         least_s, most_s: seconds of the study, if each other group takes only its window, or its limits.
+        shortest_s, longest_s: seconds of all windows by need at their shortest and longest lengths.
         num_unknown: number of groups without a similar earlier group.
         num_groups: number of groups, without skipped groups.
         num_other_packages: number of groups estimated from the same group with other packages.
@@ -31,6 +32,8 @@ class Forecast:
     most_s: float
     num_unknown: int
     num_groups: int
+    shortest_s: float = 0.0
+    longest_s: float = 0.0
     num_other_packages: int = 0
     other_programs: tuple[str, ...] = ()
     num_other_programs: int = 0
@@ -38,6 +41,16 @@ class Forecast:
     @property
     def words(self) -> str:
         """The forecast in one line."""
+        return self._duration + self._windows_by_need
+
+    @property
+    def _windows_by_need(self) -> str:
+        if not self.longest_s:
+            return ""
+        return f"; its windows by need take {format_duration(self.shortest_s)} to {format_duration(self.longest_s)}"
+
+    @property
+    def _duration(self) -> str:
         if not self.num_unknown:
             return f"takes about {format_duration(self.least_s)}, estimated from similar earlier groups{self._basis}"
         least, most = format_duration(self.least_s), format_duration(self.most_s)
@@ -65,6 +78,7 @@ def forecast(groups: Sequence[Group], past: Iterable[PastGroup]) -> Forecast:
     unknown = [group for group in groups if expected[group.number] is None]
     known = {number: estimate for number, estimate in expected.items() if estimate is not None}
     of_each = {number: estimate.seconds for number, estimate in known.items()}
+    by_need = [group for group in groups if group.window.most_s and group.skip_reason is None]
     loose = [estimate.source for estimate in known.values() if estimate.likeness is Likeness.OTHER_PROGRAM]
     least_s, _ = progress.estimate_left_s()
     most_s = sum(of_each.values()) + sum(map(_compute_limit_s, unknown))
@@ -75,6 +89,8 @@ def forecast(groups: Sequence[Group], past: Iterable[PastGroup]) -> Forecast:
         most_s=most_s,
         num_unknown=len(unknown),
         num_groups=num_groups,
+        shortest_s=sum(count_windows(group) * group.window.seconds for group in by_need),
+        longest_s=sum(count_windows(group) * group.window.most_s for group in by_need),
         num_other_packages=sum(estimate.likeness is Likeness.OTHER_PACKAGES for estimate in known.values()),
         other_programs=tuple(dict.fromkeys(loose)),
         num_other_programs=len(loose),
@@ -83,5 +99,5 @@ def forecast(groups: Sequence[Group], past: Iterable[PastGroup]) -> Forecast:
 
 def _compute_limit_s(group: Group) -> float:
     window, limits = group.window, group.limits
-    work_s = window.settle_s + window.seconds if window.kind.is_steady else limits.group_s
-    return (len(group.jobs) if group.sequential else 1) * (limits.ready_s + work_s + limits.stop_s)
+    work_s = window.begin_s + window.longest_s if window.kind.is_steady else limits.group_s
+    return count_windows(group) * (limits.ready_s + work_s + limits.stop_s)

@@ -16,7 +16,7 @@ from pipeline.base.domain import layout, service_figures, work_units
 from pipeline.base.domain.marks import join
 from pipeline.base.domain.normalisation import compared_names
 from pipeline.base.domain.point_series import PointSeries
-from pipeline.base.domain.records import Group, Result, WindowKind
+from pipeline.base.domain.records import Group, Result, Window, WindowKind
 from pipeline.base.domain.samples import SAMPLED_S
 from pipeline.base.domain.tags import Tag
 from pipeline.launch import event_reader
@@ -140,11 +140,11 @@ def _check_logged_together(group: Group, batch: Batch, logged: LoggedRate | None
 
 def _measure_windows(group: Group, batches: Sequence[Batch]) -> dict[str, float]:
     """Return the length of windows without a planned length; for logged windows, also the share in the longest job."""
-    if group.window.kind not in (WindowKind.LOGGED, WindowKind.INTERLEAVED):
+    if group.window.kind not in (WindowKind.LOGGED, WindowKind.INTERLEAVED) and not group.window.most_s:
         return {}
     windows = [window for batch in batches for window in batch.windows]
-    metrics = {"window_s": sum(end - begin for begin, end in windows) / 1e9}
-    if group.window.kind is WindowKind.INTERLEAVED:
+    metrics = {"window_s": sum(map(sample_figures.measure_seconds, windows))}
+    if group.window.kind is not WindowKind.LOGGED:
         return metrics
     spans = [span for batch in batches for span in batch.logged_spans]
     if not group.sequential and windows and spans:
@@ -163,7 +163,7 @@ def _find_window(group: Group, states: Sequence[JobState], logs: Sequence[Events
             return None
         # The window begins after the first step of every job and after the settling time.
         first = [instants[0] for log in logs if (instants := work.list_instants_ns(log))]
-        begin = max(max(starts) + int(group.window.settle_s * 1e9), *first, 0)
+        begin = max(max(starts) + int(group.window.begin_s * 1e9), *first, 0)
         return (begin, min(stops)) if begin < min(stops) else None
     ends = [_find_end_ns(state, log) for state, log in zip(states, logs, strict=True)]
     known = [end for end in ends if end is not None]
@@ -261,13 +261,23 @@ def _compute_sampled(
     windows: Sequence[sample_figures.Window],
     absent: dict[str, str] | None = None,
 ) -> dict[str, float]:
-    """Return the figures from samples; slices shorter than `SAMPLED_S` have none."""
+    """Return the figures from samples; short windows have none, because power and activity are means over up to 1 s."""
     has_peaks = max((part.num_jobs for part in seen.slices), default=0) in (0, len(group.jobs))
-    if group.window.kind is WindowKind.INTERLEAVED and group.window.slice_s < SAMPLED_S:
+    if too_short := _describe_short_window(group.window, windows):
         windows = []
         if absent is not None and readings:
-            absent["power and activity"] = f"window.slice_s={group.window.slice_s:g} is below {SAMPLED_S:g} s"
+            absent["power and activity"] = too_short
     return sample_figures.compute_figures(readings, seen.fields, windows, absent, has_peaks=has_peaks)
+
+
+def _describe_short_window(window: Window, measured: Sequence[sample_figures.Window]) -> str:
+    """Report that slices, or windows by need, are too short for figures from samples; empty if they are not."""
+    if window.kind is WindowKind.INTERLEAVED and window.slice_s < SAMPLED_S:
+        return f"window.slice_s={window.slice_s:g} is below {SAMPLED_S:g} s"
+    shortest_s = min(map(sample_figures.measure_seconds, measured), default=SAMPLED_S)
+    if window.most_s and shortest_s < SAMPLED_S:
+        return f"the window of {shortest_s:.3g} s is shorter than {SAMPLED_S:g} s; set window.seconds={SAMPLED_S:g}"
+    return ""
 
 
 def _make_series(log: Events) -> dict[str, list[tuple[int, int, float]]]:

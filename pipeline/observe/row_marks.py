@@ -26,8 +26,8 @@ from pipeline.observe.sample_figures import Window, measure_seconds
 MIN_OVERLAP_RATIO = 0.95
 """Smallest `overlap_ratio` of a valid row; below it, some jobs ran alone for too much of the time."""
 MIN_WINDOW_SHARE = 0.5
-"""A window begins with the first step of the last job. If the window is shorter than this share of `window.seconds`,
-that job was delayed."""
+"""A window begins with the first step of the last job. If the window is shorter than this share of its planned
+length, that job was delayed. A job without a step in the trial of a window by need makes this length the longest."""
 MOST_THROTTLED_RATIO = 0.01
 MIN_STEPS, MIN_VALUES, MIN_LOGGED_S = 20, 5, 5.0
 """A rate from fewer steps, or from fewer logged values or seconds, gets a note."""
@@ -87,7 +87,7 @@ def _find_stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
         return
     seconds = measure_seconds(window)
     for state, log in zip(batch.states, batch.logs, strict=True):
-        if seconds < MIN_WINDOW_SHARE * group.window.seconds and list(work.list_instants_ns(log)[:1]) == [window[0]]:
+        if seconds < MIN_WINDOW_SHARE * group.window.longest_s and list(work.list_instants_ns(log)[:1]) == [window[0]]:
             yield f"job {state.job.name} began its work only {seconds:.3g} s before the end of the window"
         if (stall := throughput.describe_stall(log, window)) is not None:
             yield f"job {state.job.name} {stall}"
@@ -140,7 +140,7 @@ def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[
     if few_steps:
         fewest = min(few_steps, key=few_steps.__getitem__)
         jobs = f"job {fewest}" if len(few_steps) == 1 else f"{len(few_steps)} jobs, such as {fewest},"
-        yield f"{jobs} made {format_count(few_steps[fewest], 'step')} in the window; raise window.seconds"
+        yield f"{jobs} made {format_count(few_steps[fewest], 'step')} in the window; raise {group.window.longest_key}"
 
 
 def _find_doubts(group: Group, batch: Batch) -> Iterator[str]:

@@ -25,7 +25,8 @@ class PastGroup:
         window, device: texts in the group's settings.
         kind: kind of the group's window.
         jobs: sizes or workloads of the jobs, as in the group's run: `tiny+tiny`.
-        on_top_s: time in addition to the window's fixed length; all of the group's time if the length is not fixed.
+        on_top_s: time in addition to the window's fixed or shortest length; all of the group's time without a window
+            of such a length.
         program: digest of the group without its packages.
         called: programs of the group with their arguments: `train --epochs 3`.
     """
@@ -206,9 +207,13 @@ def _describe_group(group: Group, on_top_s: float = 0.0) -> PastGroup:
     )
 
 
+def count_windows(group: Group) -> int:
+    """Count the windows of a group: one for all jobs together, or one for each of its jobs in turn."""
+    return len(group.jobs) if group.sequential else 1
+
+
 def _compute_window_s(group: Group) -> float:
-    """Return the seconds of a group's windows of fixed length."""
+    """Return the seconds of a group's windows, by need at their shortest length."""
     if group.skip_reason is not None or not group.window.kind.is_steady:
         return 0.0
-    turns = len(group.jobs) if group.sequential else 1
-    return turns * (group.window.settle_s + group.window.seconds)
+    return count_windows(group) * (group.window.begin_s + group.window.seconds)

@@ -11,6 +11,7 @@ from pipeline.base.domain import normalisation, service_figures, work_units
 from pipeline.base.domain.marks import NO_MARKS, Marks
 from pipeline.base.domain.records import CO_RUNNERS, OTHER_GPUS, Group, Result
 from pipeline.base.domain.sharing_modes import mode_of
+from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import align_table, list_first, natural_key
 from pipeline.observe.fields import Fields, name_figure
 from pipeline.observe.group_result import GroupResult
@@ -24,6 +25,7 @@ _COLUMNS = (
     ("p99 ms", service_figures.name_worst(service_figures.P99), "{:.2f}"),
     ("epoch s", "epoch_time_mean_s", "{:.2f}"),
     ("makespan s", "makespan_s", "{:.1f}"),
+    ("window s", "window_s", "{:.1f}"),
     ("on GPU after s", "first_gpu_use_s", "{:.1f}"),
     ("speed-up", normalisation.SPEEDUP, "{:.2f}"),
     ("slowdown", normalisation.SLOWDOWN, "{:.2f}"),
@@ -106,7 +108,7 @@ def format_table(
     has_blocks = len({row.group.block for row in rows}) > 1
     lines = [["group", *facts, *(["blocks"] if has_blocks else []), "result", *(title for title, _, _ in shown)]]
     for name, blocks, *cells in zip(names, groups, *facts.values(), strict=True):
-        num_blocks = [str(len(blocks))] if has_blocks else []
+        num_blocks = [str(_count_blocks(blocks))] if has_blocks else []
         figures = [_format_median(blocks, key, form) for _, key, form in shown]
         star = "*" if blocks[0].group.key in notes or any(row.marks.text for row in blocks) else ""
         lines.append([name, *cells, *num_blocks, _format_results(blocks) + star, *figures])
@@ -146,10 +148,14 @@ def _format_median(blocks: Sequence[GroupResult], key: str, form: Callable[[floa
     having = [row for row in blocks if key in row.metrics]
     well = [row for row in having if row.result is Result.OK] or having
     valid = [row for row in well if not row.marks.invalid]
-    used = dict(enumerate(valid if valid or key in _COMPARISONS else well))
-    values = {number: row.metrics[key] for number, row in used.items()}
-    gpus = {number: row.gpu_uuid for number, row in used.items()}
+    used = group_by(valid if valid or key in _COMPARISONS else well, lambda row: (row.group.block, row.gpu_uuid))
+    values = {number: statistics.fmean(row.metrics[key] for row in runs) for number, runs in enumerate(used.values())}
+    gpus = {number: gpu_uuid for number, (_, gpu_uuid) in enumerate(used)}
     return form(statistics.median(normalisation.select_independent(values, gpus))) if used else "-"
+
+
+def _count_blocks(rows: Sequence[GroupResult]) -> int:
+    return len({(row.group.block, row.gpu_uuid) for row in rows})
 
 
 def _format_results(blocks: Sequence[GroupResult]) -> str:
@@ -167,10 +173,11 @@ def _list_notes(
     for name, group_rows in zip(names, groups, strict=True):
         of_flags = Counter(row.marks.text for row in group_rows if row.marks.text)
         of_reasons = Counter(row.reason for row in group_rows if row.result is not Result.OK and row.reason)
+        what = "blocks" if _count_blocks(group_rows) == len(group_rows) else "runs"
         for into, texts in ((flags, of_flags), (reasons, of_reasons)):
             for text, number in texts.items():
-                blocks = f" ({number} of {len(group_rows)} blocks)" if number < len(group_rows) else ""
-                into[text].append(name + blocks)
+                share = f" ({number} of {len(group_rows)} {what})" if number < len(group_rows) else ""
+                into[text].append(name + share)
         if note := on_gain.get(group_rows[0].group.key):
             flags[note].append(name)
     notes = []

@@ -96,7 +96,7 @@ class _Drawer:
         from rich.text import Text
 
         window = self.group.window
-        aim = f"{window.seconds:g} s window" if window.kind.is_steady else "until the jobs end"
+        aim = f"{window.length_text} window" if window.kind.is_steady else "until the jobs end"
         spent = format_duration(time.monotonic() - self.begin_s)
         title = f"{self.progress.position(self.group)} {self.group.name}: {spent}, {aim}"
         caption = "\n".join(

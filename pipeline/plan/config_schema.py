@@ -226,6 +226,7 @@ class WindowConfig:
 
     kind: WindowKind = MISSING
     seconds: float = 20.0
+    most_s: float | None = None
     settle_s: float = 2.0
     epochs: int = 5
     slice_s: float = 0.5
@@ -279,6 +280,7 @@ class Config:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     data: DataConfig = field(default_factory=DataConfig)
     baseline: Baseline = Baseline.auto
+    baseline_runs: int = 1
     order: Order = Order.random
     repeats: int = 1
     only: list[str] | None = None

@@ -127,7 +127,11 @@ def _choose_window(config: Config, workloads: Sequence[WorkloadConfig]) -> Windo
     """Choose the window that fits all jobs; an unmodified script cannot be given a number of epochs."""
     configured = config.window
     window = Window(
-        kind=configured.kind, seconds=configured.seconds, settle_s=configured.settle_s, epochs=configured.epochs
+        kind=configured.kind,
+        seconds=configured.seconds,
+        settle_s=configured.settle_s,
+        most_s=configured.most_s or 0.0,
+        epochs=configured.epochs,
     )
     all_log = all(w.rate_source().is_logged for w in workloads)
     if window.kind is WindowKind.LOGGED and not all_log:
@@ -140,7 +144,12 @@ def _choose_window(config: Config, workloads: Sequence[WorkloadConfig]) -> Windo
     if window.kind is WindowKind.WORK:
         return Window(kind=WindowKind.WORK, epochs=window.epochs)
     if window.kind is WindowKind.INTERLEAVED and not launches.explain_separate(config, workloads):
-        return dataclasses.replace(window, epochs=0, settle_s=configured.slice_settle_s, slice_s=configured.slice_s)
+        return Window(
+            kind=window.kind,
+            seconds=window.seconds,
+            settle_s=configured.slice_settle_s,
+            slice_s=configured.slice_s,
+        )
     return dataclasses.replace(window, kind=WindowKind.STEADY, epochs=0)
 
 

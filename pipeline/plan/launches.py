@@ -63,4 +63,4 @@ def _make_key(group: Group) -> tuple[str, ...]:
     # One job without MPS is launched by itself: while other contexts wait, its CUDA graph runs 5 % faster (measured).
     is_alone = len(group.jobs) == 1 and group.scenario != "mps"
     mode = "serial" if is_alone else group.scenario
-    return (mode, group.jobs[0].workload.digest, *group.settings.values(), str(group.options))
+    return (mode, str(group.run), group.jobs[0].workload.digest, *group.settings.values(), str(group.options))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from pipeline.base.domain.records import Group, Plan
@@ -32,13 +32,15 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         setting_checks.refuse_settings(config)
         groups = make_groups(config, inventory, notes, is_sweep=is_sweep)
         for block in range(1, config.repeats + 1):
-            for group in groups:
+            for group, run in _list_runs(groups, config.baseline_runs):
+                numbers = (block,) if run == 1 else (block, run)
                 placed = dataclasses.replace(
                     group,
                     block=block,
-                    digest=make_digest(group.key, block),
-                    any_gpu_digest=make_digest(group.any_gpu_digest, block),
-                    program_digest=make_digest(group.program_digest, block),
+                    run=run,
+                    digest=make_digest(group.key, *numbers),
+                    any_gpu_digest=make_digest(group.any_gpu_digest, *numbers),
+                    program_digest=make_digest(group.program_digest, *numbers),
                 )
                 same = blocks.setdefault(block, {}).setdefault(placed.digest, placed)
                 _refuse_same_digest(same, placed)
@@ -62,6 +64,13 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         shard_sizes=tuple(len(groups) for groups in shards.group_by_shard(numbered).values()),
         notes=tuple(dict.fromkeys(notes)),
     )
+
+
+def _list_runs(groups: Sequence[Group], baseline_runs: int) -> Iterator[tuple[Group, int]]:
+    """Yield each group with the number of each of its runs in a block: several runs only of a job alone."""
+    for group in groups:
+        is_solo = group.sequential and len(group.jobs) == 1
+        yield from ((group, run) for run in range(1, 1 + (baseline_runs if is_solo else 1)))
 
 
 def select_named(groups: Sequence[Group], names: Sequence[str] | None) -> list[Group]:

@@ -18,13 +18,14 @@ def format_plan(plan: Plan) -> str:
     )
     lines = list_warnings(plan)
     lines.append(f"{format_count(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}")
-    width = max((len(group.name) for group in plan.groups), default=0)
+    names = [f"{group.name} run {group.run}" if group.run > 1 else group.name for group in plan.groups]
+    width = max(map(len, names), default=0)
     several = len({device.name for device in plan.devices}) > 1
-    for group in plan.groups:
+    for name, group in zip(names, plan.groups, strict=True):
         device = f"  {group.device.name}" if several else ""
         skip = f"  skipped: {group.skip_reason}" if group.skip_reason else ""
         shard = f"shard {group.shard}  " if group.case else ""
-        what = f"{group.number:5d}  block {group.block}  {shard}{group.name:{width}s}  {group.window.text:28s}"
+        what = f"{group.number:5d}  block {group.block}  {shard}{name:{width}s}  {group.window.text:28s}"
         lines.append(f"{what}  {group.digest[:12]}{device}{skip}")
     return "\n".join([*lines, *list_notes(plan), *list_commands(plan)])
 
@@ -39,6 +40,7 @@ def export_plan(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
             {
                 "number": group.number,
                 "block": group.block,
+                "run": group.run,
                 "shard": group.shard,
                 "name": group.name,
                 "scenario": group.scenario,

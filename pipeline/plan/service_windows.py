@@ -20,8 +20,8 @@ def list_notes(service: Any, window: Window) -> list[str]:
         count = requests * window.epochs
         held = f"{count} requests"
     elif window.kind is WindowKind.STEADY and rate_per_s is not None:
-        count = int(rate_per_s * window.seconds)
-        held = f"about {count} requests ({rate_per_s:g}/s for {window.seconds:g} s)"
+        count = int(rate_per_s * window.longest_s)  # the steps of services are unknown, so their window is the longest
+        held = f"about {count} requests ({rate_per_s:g}/s for {window.longest_s:g} s)"
     else:
         return []  # the number of requests is unknown if clients wait for answers
     percentile = getattr(service, service_figures.OBJECTIVE_PERCENTILE, None)
@@ -40,4 +40,4 @@ def list_notes(service: Any, window: Window) -> list[str]:
 def _suggest_window(rate_per_s: float | None, window: Window, count: int) -> str:
     if window.kind is WindowKind.WORK or rate_per_s is None:
         return "raise workload.requests or window.epochs"
-    return f"set window.seconds={math.ceil(1.1 * count / rate_per_s)}"
+    return f"set {window.longest_key}={math.ceil(1.1 * count / rate_per_s)}"

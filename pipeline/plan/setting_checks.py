@@ -20,9 +20,12 @@ JSON = "json"
 _MAX_S = 366 * 86_400
 _MOST: dict[str, float] = {
     "repeats": 10_000,
+    "baseline_runs": 100,
     "seed": 2**32 - 1,  # the largest seed that libraries accept
     **dict.fromkeys(("limits.ready_s", "limits.group_s", "limits.stop_s", "window.seconds", "window.settle_s"), _MAX_S),
-    **dict.fromkeys(("window.slice_s", "window.slice_settle_s", "gpu.idle_power_s", "gpu.waiting_power_s"), _MAX_S),
+    **dict.fromkeys(
+        ("window.most_s", "window.slice_s", "window.slice_settle_s", "gpu.idle_power_s", "gpu.waiting_power_s"), _MAX_S
+    ),
     # A Slurm task without a limit gets 68 years, so there is no maximum.
     **dict.fromkeys(("time_limit_s", "wait_limit_s"), math.inf),
     **dict.fromkeys(("gpu.models", "gpu.other_gpus", "window.epochs", "tracking.series_points"), math.inf),
@@ -48,6 +51,11 @@ def refuse_settings(config: Config) -> None:
             raise ConfigError(f"{key}={value} must be {least}{'' if isinstance(value, int) else ', and finite'}")
         if value > most:
             raise ConfigError(f"{key}={value} must be at most {most}")
+    if (most_s := config.window.most_s) is not None and most_s <= config.window.seconds:
+        raise ConfigError(
+            f"window.most_s={most_s:g} must be greater than window.seconds={config.window.seconds:g}; for a window of "
+            "fixed length, set window.most_s=null"
+        )
     expand_path("gpu.lock_dir", config.gpu.lock_dir)
     _refuse_tracking(config.tracking)
     _refuse_listeners(config.listeners)

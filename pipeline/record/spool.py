@@ -222,6 +222,7 @@ def _make_record(
     common: dict[str, str] = {
         Tag.STUDY: study,
         Tag.BLOCK: str(group.block),
+        **({Tag.BASELINE_RUN: str(group.run)} if group.run > 1 else {}),
         Tag.SHARD: str(group.shard),
         **({Tag.CASE: str(group.case)} if group.case else {}),
         Tag.SCENARIO: group.scenario,
@@ -312,6 +313,8 @@ def _make_window_params(window: Window) -> dict[str, str]:
     params = {"window": window.kind.value}
     if window.kind.is_steady:
         params |= {"window_seconds": f"{window.seconds:g}", "window_settle_s": f"{window.settle_s:g}"}
+    if window.most_s:
+        params |= {"window_most_s": f"{window.most_s:g}"}
     if window.kind is WindowKind.INTERLEAVED:
         params |= {"window_slice_s": f"{window.slice_s:g}"}
     return params | ({"window_epochs": str(window.epochs)} if window.epochs else {})

@@ -63,6 +63,7 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
         *manners: str,
         kind: WindowKind = WindowKind.STEADY,
         seconds: float = 0.3,
+        most_s: float = 0.0,
         starter: Starter = of_fixture,
         limits: Limits = PATIENT,
         num_co_runners: int = 0,
@@ -91,7 +92,7 @@ def run(tmp_path, starter) -> Callable[..., GroupResult]:
             )
             for index, manner in enumerate(manners)
         )
-        window = Window(kind=kind, seconds=seconds, settle_s=0.1, epochs=2)
+        window = Window(kind=kind, seconds=seconds, settle_s=0.1, most_s=most_s, epochs=2)
         toys = group(*("toy" for _ in manners), kind=kind, jobs=every, window=window)
         starts = [JobStart(job=job, slot=Slot(visible_devices=""), starter=starter) for job in every]
         scratch = Path("/tmp") / f"t-{mark[:12]}"
@@ -121,6 +122,21 @@ def test_jobs_that_behave_run_together_until_they_are_told_to_stop(run):
     # Each toy does 4 samples in 5 ms, or in more on a busy machine.
     assert 0 < row.jobs[0].metrics["throughput_samples_per_s"] <= 800
     assert row.jobs[0].series["loss"][0][2] == 1.0
+
+
+def test_a_window_by_need_begins_after_its_trial_and_ends_between_its_limits(run):
+    row = run("well", "well", seconds=0.1, most_s=0.4)
+    assert row.result is Result.OK, row.reason
+    opens_ns = int(row.tags[Tag.WINDOW_START_NS])
+    assert opens_ns - max(job.start_ns for job in row.jobs) >= 1.1e9
+    assert row.metrics["window_s"] > 0.09
+    assert row.metrics["window_s"] < 0.4 + 1  # a busy machine may be late
+
+
+def test_a_job_that_fails_in_the_trial_ends_the_group(run):
+    row = run("well", "raises", seconds=0.1, most_s=0.4)
+    assert row.result is Result.FAILED
+    assert "something went wrong" in row.reason
 
 
 def test_seven_jobs_start_within_ten_milliseconds_and_what_they_and_we_waited_for_a_cpu(run, monkeypatch):

@@ -121,6 +121,10 @@ class Commands:
         return Commands(do=self.do + inner.do, undo=inner.undo + self.undo)
 
 
+TRIAL_S = 1.0
+"""Time between the settling time and a window by need, in which the scatter of the jobs' speed is observed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """The window of throughput measurement (docs/method.md, "Windows and baselines"). Fields of other kinds are 0.
@@ -129,12 +133,14 @@ class Window:
 
     Attributes:
         settle_s: time that is not measured at the beginning; of an interleaved window, at the beginning of each slice.
+        most_s: longest length of a steady window by need, whose shortest length is `seconds`; 0 for a fixed length.
         slice_s: length of a slice; `seconds` is then the sum of a group's slices in one launch.
     """
 
     kind: WindowKind
     seconds: float = 0.0
     settle_s: float = 0.0
+    most_s: float = 0.0
     epochs: int = 0
     slice_s: float = 0.0
 
@@ -142,7 +148,7 @@ class Window:
     def text(self) -> str:
         """Text for users that distinguishes any two windows: `steady, 20 s after 2 s`, `work, 5 epochs`."""
         if self.kind is WindowKind.STEADY:
-            return f"{self.kind.value}, {self.seconds:.12g} s after {self.settle_s:.12g} s"
+            return f"{self.kind.value}, {self.length_text} after {self.begin_s:.12g} s"
         if self.kind is WindowKind.INTERLEAVED:
             slices = f"{self.num_slices} x {self.slice_s:.12g} s"
             return f"{self.kind.value}, {slices}, each after {self.settle_s:.12g} s"
@@ -151,6 +157,26 @@ class Window:
         if not self.epochs:
             return f"{self.kind.value}, until the jobs end"
         return f"{self.kind.value}, {self.epochs} epoch{'' if self.epochs == 1 else 's'}"
+
+    @property
+    def length_text(self) -> str:
+        """Length of a steady window, as text: `20 s`, or `1 to 10 s` by need."""
+        return f"{self.seconds:.12g} to {self.most_s:.12g} s" if self.most_s else f"{self.seconds:.12g} s"
+
+    @property
+    def begin_s(self) -> float:
+        """Time from the start of all jobs to the steady window."""
+        return self.settle_s + (TRIAL_S if self.most_s else 0.0)
+
+    @property
+    def longest_s(self) -> float:
+        """The largest possible length of a steady window."""
+        return self.most_s or self.seconds
+
+    @property
+    def longest_key(self) -> str:
+        """The configuration key of this length."""
+        return "window.most_s" if self.most_s else "window.seconds"
 
     @property
     def num_slices(self) -> int:
@@ -329,13 +355,15 @@ class Group:
 
     Attributes:
         number: position in the plan, from 1.
-        block: number of the block, from 1; each block has every group of the study once.
+        block: number of the block, from 1; each block has every group of the study once, and solo baselines once or
+            several times (`baseline_runs`).
+        run: number of the run in its block, from 1.
         shard: number of the group's shard, from 1.
         launch: digest that the groups of one launch share; empty if the group has a launch to itself.
         case: number of the case, from 1 and equal in every block, if a shard is one case of a block; else 0.
         sequential: whether the jobs run one after another (the serial baseline of a mix).
         key: digest of workloads, sharing mode, options and settings, which is equal for this group in every block.
-        digest: digest of the key and the block.
+        digest: digest of the key, the block and the run.
         any_gpu_digest: `digest` without the GPU model.
         program_digest: `digest` without the packages.
         skip_reason: reason why this group is recorded as `skipped` instead of run.
@@ -354,6 +382,7 @@ class Group:
     window: Window
     limits: Limits
     block: int
+    run: int = 1
     seed: int
     sequential: bool
     device: Device

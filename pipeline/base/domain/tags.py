@@ -24,6 +24,7 @@ class Tag(StrEnum):
     SIZE = f"{PREFIX}size"
     CO_RUNNER = f"{PREFIX}co_runner"
     BLOCK = f"{PREFIX}block"
+    BASELINE_RUN = f"{PREFIX}baseline_run"  # number of a further run of a solo baseline in its block, from 2
     SHARD = f"{PREFIX}plan_shard"
     LAUNCH = f"{PREFIX}launch"  # spool id of the group whose processes an interleaved group was measured in
     SLICES = f"{PREFIX}slices"  # number of slices, and their length: `8 x 0.5 s`

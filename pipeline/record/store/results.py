@@ -84,6 +84,9 @@ def _make_past_group(run: Any) -> PastGroup:
     spent.pop("time_idle_s", None)  # only the first groups of a study measure idle power
     if WindowKind(params["window"]).is_steady:
         spent.pop("time_window_s", None)
+    if "window_most_s" in params and "window_s" in metrics:
+        num_windows = int(params["degree"]) if params["scenario"] == "serial" else 1
+        spent["beyond the shortest window"] = metrics["window_s"] - num_windows * float(params["window_seconds"])
     return PastGroup(
         key=run.data.tags[Tag.KEY],
         scenario=params["scenario"],

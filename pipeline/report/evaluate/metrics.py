@@ -28,7 +28,7 @@ class Scale(enum.Enum):
     PEAK = "peak"
 
 
-BEST_SOLO, TOTAL_TIME = "speedup_vs_best_solo_ratio", "makespan_s"
+BEST_SOLO, TOTAL_TIME, WINDOW = "speedup_vs_best_solo_ratio", "makespan_s", "window_s"
 MEAN_LATENCY, P99_LATENCY = (
     service_figures.name_worst(service_figures.MEAN),
     service_figures.name_worst(service_figures.P99),
@@ -86,6 +86,7 @@ _ALL = (
     Metric("epoch_time_derived_s", "time per epoch, from throughput", "s"),
     Metric("epoch_time_vs_solo_ratio", "time per epoch against alone"),
     Metric(TOTAL_TIME, "total time", "s"),
+    Metric(WINDOW, "length of the window", "s", Scale.PEAK),
     Metric(SPEEDUP, "speed-up against serial"),
     Metric(BEST_SOLO, "speed-up against the best step mode alone"),
     Metric(SLOWDOWN, "worst slowdown"),
@@ -119,7 +120,7 @@ _ALL = (
 METRICS = {metric.name: metric for metric in _ALL}
 """Metrics by name, in the order of tables; `Cell.counted` and `sampled` add those of work units and listeners."""
 
-_SPEED = ("epoch_time_s", "epoch_time_derived_s", TOTAL_TIME, SPEEDUP, BEST_SOLO)
+_SPEED = ("epoch_time_s", "epoch_time_derived_s", TOTAL_TIME, SPEEDUP, BEST_SOLO, WINDOW)
 ACTIVITY = tuple(_ACTIVITY)
 """Metrics of a GPU, and of each of its GPU instances."""
 

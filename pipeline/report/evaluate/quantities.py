@@ -30,6 +30,7 @@ from pipeline.report.evaluate.metrics import (
     ENERGY_VS_ALONE,
     HOST,
     INSTANCE_MEMORY,
+    WINDOW,
     find_sampled_metrics,
     find_work_metrics,
     name_instance_metric,
@@ -38,7 +39,7 @@ from pipeline.report.read import labels
 from pipeline.report.read.study_records import JobRow, Row
 
 _RECORDED = (
-    *("makespan_s", *ACTIVITY, "memory_peak_mib", "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c"),
+    *("makespan_s", WINDOW, *ACTIVITY, "memory_peak_mib", "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c"),
     *("overlap_ratio", *map(service_figures.name_worst, service_figures.LATENCIES), service_figures.GOODPUT_TOTAL),
     *(service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST, *HOST),
 )
@@ -208,7 +209,7 @@ def name_workload_metric(worst: str, workload: str) -> str:
 
 def derive_serial_copies(alone: Mapping[str, float], solo: Row, degree: int) -> dict[str, float]:
     """Derive the figures of `degree` serial copies from those of the solo run."""
-    names = [name for name in _RECORDED if name not in ("makespan_s", "overlap_ratio")]
+    names = [name for name in _RECORDED if name not in ("makespan_s", WINDOW, "overlap_ratio")]
     names += [SPEEDUP, BEST_SOLO, *find_work_metrics(solo), *find_sampled_metrics(solo)]
     figures = {name: alone[name] for name in names if name in alone}
     if not solo.window.is_steady and "makespan_s" in alone:

@@ -17,7 +17,8 @@ def list_methods() -> list[tuple[str, str]]:
             "Baseline",
             "Every speed is compared with the serial baseline of the same block: the same jobs, one at a time, on the "
             "same GPU since the same boot, with the same driver, power limit, ECC mode and clock settings. The "
-            "baseline of n copies is n times one solo run. Mixes with fixed work have a separate serial run.",
+            "baseline of n copies is n times one solo run. Several solo runs in a block count as one, with the means "
+            "of their figures. Mixes with fixed work have a separate serial run.",
         ),
         (
             "Windows",

@@ -41,8 +41,8 @@ from pipeline.report.read.study_records import Row, Study
 SIMULATED_NOTE = "Simulated GPU: the jobs ran on the CPU, so the figures are no measurements of a real GPU."
 _INTERVALS = (
     "Median over the blocks. Low and high (with three blocks or more): 95 % t interval; for peaks (memory, "
-    "temperature), the lowest and highest block. If there are several GPUs, each counts once, with the median of its "
-    "blocks."
+    "temperature) and windows, the lowest and highest block. If there are several GPUs, each counts once, with the "
+    "median of its blocks."
 )
 COMPARISONS = "verdicts"
 _VERDICT_NOTE = (

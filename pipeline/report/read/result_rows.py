@@ -21,6 +21,7 @@ def _row(ended: GroupResult) -> Row:
     group, ran = ended.group, {job.job.index: job for job in ended.jobs}
     state = dict(ended.machine_state.facts)
     facts = {"profiler": "" if group.profiler.is_none else group.profiler.name, "case": str(group.case or "")}
+    facts |= {"baseline_run": str(group.run)} if group.run > 1 else {}
     jobs = tuple(_job(job, ran.get(job.index)) for job in group.jobs)
     return Row(
         run_id=group.digest,

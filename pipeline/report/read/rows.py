@@ -20,6 +20,7 @@ from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.grouping import group_by
 from pipeline.record.store import results
 from pipeline.report.read import hosts, row_labels, selection
+from pipeline.report.read.baseline_runs import average_runs
 from pipeline.report.read.choice import Choice, separate_simulated
 from pipeline.report.read.environments import name_environments
 from pipeline.report.read.study_records import JobRow, Row, Study
@@ -153,7 +154,9 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
         rows += numbered
     chosen, not_chosen = selection.choose(rows)
     left_out = {"no result: still running, or never closed": num_without_result, **not_chosen}
-    members, environments = name_environments([row for _, block_rows in chosen for row in block_rows])
+    runs = [row for _, block_rows in chosen for row in block_rows]
+    single = average_runs(runs, left_out)
+    members, environments = name_environments(single)
     named = row_labels.label_rows(members if pools_hosts else hosts.separate_hosts(members))
     newest_first, shown = sorted(rows, key=lambda row: row.start_ms, reverse=True), {row.start for row in named}
     return Study(
@@ -161,7 +164,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
         rows=tuple(sorted(named, key=lambda row: (row.block, row.start_ms, row.run_id))),
         blocks=tuple(block for block, _ in chosen),
         left_out={reason: number for reason, number in left_out.items() if number},
-        num_planned=sum(planned) if planned else None,
+        num_planned=sum(planned) - len(runs) + len(single) if planned else None,
         facts=_facts(named),
         not_shown=tuple(dict.fromkeys(row.start for row in newest_first if row.start not in shown)),
         environments=environments,

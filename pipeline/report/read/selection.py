@@ -26,7 +26,7 @@ def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[
     states = merge_same(row.machine_state for row in rows)
     # In a plan whose shards are cases, each case counts as a separate study.
     members: dict[tuple[int, str, int, str], list[Row]] = defaultdict(list)
-    expected: dict[tuple[str, int, str], set[str]] = defaultdict(set)
+    expected: dict[tuple[str, int, str], set[_Run]] = defaultdict(set)
     # A profiler changes the figures of the jobs that it observes.
     profilers = [row.facts["profiler"] for row in rows if row.facts.get("profiler")]
     left_out.update(f"ran under {profiler}, which changes the figures" for profiler in profilers)
@@ -35,7 +35,7 @@ def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[
         for row in reversed(part):
             device, case = row.settings[0][1], row.facts.get("case", "")
             members[row.block, device, number, case].append(row)
-            expected[device, number, case].add(row.key)
+            expected[device, number, case].add(row.run_in_block)
     blocks: dict[tuple[int, str], dict[MachineState, _Piece]] = defaultdict(dict)
     for (block, device, number, case), part_rows in sorted(members.items()):
         expected_keys = expected[device, number, case]
@@ -48,11 +48,13 @@ def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[
 
 
 _Settings = tuple[tuple[str, str], ...]
+_Run = tuple[str, int]
+"""The key of a group, and the number of its run in a block."""
 
 
 class _Piece(NamedTuple):
     rows: list[Row]
-    expected: set[str]
+    expected: set[_Run]
 
 
 def _number_blocks(blocks: Mapping[tuple[int, str], Mapping[MachineState, _Piece]]) -> list[tuple[Block, list[Row]]]:
@@ -72,7 +74,7 @@ def _number_blocks(blocks: Mapping[tuple[int, str], Mapping[MachineState, _Piece
             machine_state=state,
             num_groups=len(piece.rows),
             num_expected=len(piece.expected),
-            num_missing=len(piece.expected - {row.key for row in piece.rows if row.result.is_finding}),
+            num_missing=len(piece.expected - {row.run_in_block for row in piece.rows if row.result.is_finding}),
         )
         numbered.append((block, [dataclasses.replace(row, block=block.number) for row in piece.rows]))
     return sorted(numbered, key=lambda candidate: (candidate[0].number, candidate[0].device))
@@ -153,28 +155,28 @@ def _difference(row: Row, newest: set[_Settings]) -> str:
 
 
 def _choose_state(
-    members: Sequence[Row], states: Mapping[MachineState, MachineState], expected: set[str], left_out: Counter[str]
+    members: Sequence[Row], states: Mapping[MachineState, MachineState], expected: set[_Run], left_out: Counter[str]
 ) -> tuple[MachineState, list[Row]]:
     """Choose the machine state of a block with a complete set of rows, else with the largest; return its rows."""
-    by_state: dict[MachineState, dict[str, Row]] = defaultdict(dict)
-    counting = skips.drop_superseded(members, lambda row: (row.key, row.result))
+    by_state: dict[MachineState, dict[_Run, Row]] = defaultdict(dict)
+    counting = skips.drop_superseded(members, lambda row: (row.run_in_block, row.result))
     if num_skipped := len(members) - len(counting):
         left_out["skipped at first, run later"] += num_skipped
     for row in counting:  # newest first
         rows_by_key = by_state[states[row.machine_state]]
-        newer = rows_by_key.setdefault(row.key, row)
+        newer = rows_by_key.setdefault(row.run_in_block, row)
         if newer is row:
             continue
         dropped = row
         if row.result.is_finding and not newer.result.is_finding:
-            dropped, rows_by_key[row.key] = newer, row
+            dropped, rows_by_key[row.run_in_block] = newer, row
         # Repeating an interrupted group needs no remark.
         if dropped.result is not Result.INTERRUPTED:
             left_out["run again: the newest result counts"] += 1
 
     def rank(state: MachineState) -> tuple[bool, int, int]:
         rows = by_state[state].values()
-        findings = {row.key for row in rows if row.result.is_finding}
+        findings = {row.run_in_block for row in rows if row.result.is_finding}
         return (findings >= expected, len(findings), max(row.start_ms for row in rows))
 
     best = max(sorted(by_state), key=rank)

@@ -102,6 +102,11 @@ class Row:
         return self.result is Result.OK and not self.marks.invalid
 
     @property
+    def run_in_block(self) -> tuple[str, int]:
+        """The key of the group, and the number of this run of the group in its block."""
+        return self.key, int(self.facts.get("baseline_run", "1"))
+
+    @property
     def machine_state(self) -> MachineState:
         """The state of the machine during the run."""
         return MachineState.from_facts({**self.facts, "gpu_uuid": self.gpu_uuid, "boot_id": self.boot_id})

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from pipeline.base.domain.records import Job, Result, WindowKind
+from pipeline.base.domain.records import Job, Result, Window, WindowKind
 from pipeline.base.domain.samples import Sample
 from pipeline.launch.job_state import Ending
 from pipeline.observe import baseline_comparison, endings, fields, group_row
@@ -663,3 +663,36 @@ def test_the_host_figures_of_a_job_that_ends_early_are_of_its_own_time(tmp_path)
     ]
     row = judge(tmp_path, pair, *states, samples=samples)
     assert [job.metrics["host_cpu_mean_pct"] for job in row.jobs] == [50, 50]
+
+
+@pytest.mark.parametrize(("end_s", "has_energy"), [(4.5, False), (6.0, True)])
+def test_a_window_by_need_begins_after_the_trial_and_has_energy_if_it_is_long_enough(tmp_path, end_s, has_energy):
+    window = Window(kind=WindowKind.STEADY, seconds=1, settle_s=2, most_s=10)
+    alone = group("a", window=window)
+    samples = [nvml(t / 4, energy_j=100.0 * t / 4, memory_used_mib=7.0) for t in range(40)]
+    row = judge(
+        tmp_path, alone, state(tmp_path, alone.jobs[0], steps(0, 9, 0.1, 4), told_ns=int(end_s * S)), samples=samples
+    )
+    assert row.metrics["window_s"] == pytest.approx(end_s - 3)
+    few = "" if has_energy else "job 0-a made 15 steps in the window; raise window.most_s"
+    assert row.marks.note == few
+    assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(40)
+    assert row.metrics["memory_peak_mib"] == 7 and row.marks.invalid == ""
+    if has_energy:
+        assert row.metrics["energy_j"] == pytest.approx(300)
+    else:
+        assert "energy_j" not in row.metrics
+        reason = "power and activity: the window of 1.5 s is shorter than 2 s; set window.seconds=2"
+        assert row.tags["collocation.absent_figures"] == reason
+
+
+def test_a_job_that_begins_late_in_a_window_by_need_makes_the_row_invalid(tmp_path):
+    pair = group("a", "b", window=Window(kind=WindowKind.STEADY, seconds=1, settle_s=2, most_s=10))
+    events = [{"event": "started", "t_ns": 0}, *steps(9, 13.5, 0.1, 4)[1:]]
+    states = [
+        state(tmp_path, job, log, told_ns=13 * S)
+        for job, log in zip(pair.jobs, (steps(0, 13.5, 0.1, 4), events), strict=True)
+    ]
+    assert (
+        judge(tmp_path, pair, *states).marks.invalid == "job 1-b began its work only 3.9 s before the end of the window"
+    )

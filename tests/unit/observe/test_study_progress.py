@@ -205,3 +205,21 @@ def test_the_command_that_goes_on_is_the_one_that_was_given(given):
     assert invocation.spell_resume_command(words).endswith(" run.py -m 'mix=[M,S],[M,S,S]' resume=true")
     own = ["--", "train.py", "resume=false"]
     assert invocation.spell_resume_command([*words, *own]).endswith(" resume=true -- train.py resume=false")
+
+
+def test_windows_by_need_have_a_shortest_and_a_longest_time():
+    window = Window(kind=WindowKind.STEADY, seconds=1, settle_s=1, most_s=10)
+    pair, mix = group("a", "a", window=window), group("a", "b", window=window, sequential=True, number=2)
+    words = "takes at least 9 s (the windows) and at most 66 s (limits.*): 2 of 2 groups have no similar earlier run"
+    assert forecast([pair, mix], []).words == f"{words}; its windows by need take 3 s to 30 s"
+    ran = PastGroup(
+        key=pair.key,
+        scenario="naive",
+        jobs="a+a",
+        window=window.text,
+        kind="steady",
+        device=pair.settings["device"],
+        on_top_s=12.0,
+    )
+    words = "takes about 15 s, estimated from similar earlier groups; its windows by need take 1 s to 10 s"
+    assert forecast([pair], [ran]).words == words

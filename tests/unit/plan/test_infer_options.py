@@ -94,6 +94,9 @@ def test_a_window_without_a_p99_is_noted_once(make_plan):
         "set window.seconds=11"
     ]
     assert not any("p99" in note for note in make_plan([*TINY, *POISSON, "window.seconds=10"]).notes)
+    assert not any("p99" in note for note in make_plan([*TINY, *POISSON, "window=by_need"]).notes)
+    (note,) = make_plan([*TINY, *POISSON, "window=by_need", "window.most_s=5"]).notes
+    assert note.endswith("about 500 requests (100/s for 5 s); set window.most_s=11")
     assert not any("p99" in note for note in make_plan([*TINY]).notes), "nobody knows how many there will be"
 
 

@@ -116,7 +116,7 @@ def test_every_option_of_every_kind_is_known():
 def test_options_have_their_default_and_meaning():
     seconds = json_schema.make_experiment_schema()["properties"]["window"]["properties"]["seconds"]
     assert seconds["default"] == 20.0
-    assert seconds["description"] == "length of the steady window: 20; of all slices of a group in one launch: 4"
+    assert str(seconds["description"]).startswith("length of the steady window")
 
 
 def test_help_of_a_field_is_preferred():

@@ -557,3 +557,49 @@ def test_a_class_of_options_that_cannot_be_loaded_is_refused_in_one_line(make_pl
         make_plan([here, "workload=broken"])
     assert str(refused.value).startswith(f"/schema/{module}.Broken")
     assert "\n" not in str(refused.value)
+
+
+def test_a_window_by_need_has_a_shortest_and_a_longest_length(make_plan):
+    plan = make_plan(["degree=2", "window=by_need"])
+    assert {group.window.text for group in plan.groups} == {"steady, 1 to 10 s after 2 s"}
+    assert make_plan(["window.most_s=30"]).groups[0].window.text == "steady, 20 to 30 s after 3 s"
+    fixed = make_plan(["window=by_need", "window.most_s=null"]).groups[0].window
+    assert fixed.text == "steady, 1 s after 1 s"
+    with pytest.raises(ConfigError, match=r"window.most_s=10 must be greater than window.seconds=20; .*most_s=null"):
+        make_plan(["window=by_need", "window.seconds=20"])
+
+
+def test_only_groups_that_cannot_be_interleaved_have_a_length_by_need(make_plan):
+    in_turns = make_plan(["degree=2", "window=interleaved"]).groups
+    by_need = make_plan(["degree=2", "window=interleaved", "window.most_s=10"]).groups
+    assert [group.digest for group in by_need] == [group.digest for group in in_turns]
+    alone = make_plan(["degree=2", "window=interleaved", "window.most_s=10", "pin_cpus=true"]).groups
+    assert {group.window.text for group in alone} == {"steady, 4 to 10 s after 2 s"}
+
+
+def test_solo_baselines_run_several_times_in_a_block_and_the_first_run_keeps_its_digest(make_plan):
+    asked = sweep(scenario=["naive"], degree=[1, 2])
+    once = make_plan(*[[*o, "repeats=2"] for o in asked])
+    plan = make_plan(*[[*o, "repeats=2", "baseline_runs=3"] for o in asked])
+    assert Counter((group.name, group.block) for group in plan.groups) == {
+        ("serial-1x-tiny", 1): 3,
+        ("naive-1x-tiny", 1): 1,
+        ("naive-2x-tiny", 1): 1,
+        ("serial-1x-tiny", 2): 3,
+        ("naive-1x-tiny", 2): 1,
+        ("naive-2x-tiny", 2): 1,
+    }
+    assert {group.digest for group in once.groups} < {group.digest for group in plan.groups}
+    assert len({group.digest for group in plan.groups}) == len({group.program_digest for group in plan.groups}) == 10
+    assert len({group.key for group in plan.groups}) == 3
+    assert sum("serial-1x-tiny run 3" in line for line in plan_text.format_plan(plan).splitlines()) == 2
+
+
+def test_the_runs_of_a_baseline_have_launches_of_their_own(make_plan):
+    plan = make_plan(["degree=2", "window=interleaved", "baseline_runs=2"], is_sweep=False)
+    assert len(plan.groups) == 3 and len({group.launch for group in plan.groups}) == 3
+
+
+def test_the_baseline_of_a_mix_with_fixed_work_runs_once(make_plan):
+    mix = ["mix=[S,M]", "workload@sizes.S=tiny", "workload@sizes.M=tiny", "sizes.M.batch_size=16", "window=work"]
+    assert len(make_plan([*mix, "baseline_runs=3"], is_sweep=False).groups) == 2

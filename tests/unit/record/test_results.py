@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from contextlib import closing
@@ -11,6 +12,7 @@ import pytest
 
 from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.records import Result
+from pipeline.base.domain.tags import Tag
 from pipeline.base.system.errors import TrackingError
 from pipeline.record.store import results
 from pipeline.record.store.local_store import open_store
@@ -137,3 +139,16 @@ def test_a_group_that_ran_says_of_which_program_with_which_arguments() -> None:
     given = {"jobs": "train+train", "args": "--epochs 3", "flags.lr": "0.1", "flags.fast": "true", "degree": "2"}
     assert results._describe_programs(given) == "train --epochs 3 --lr 0.1 --fast"
     assert results._describe_programs({"jobs": "train+eval+train"}) == "train+eval"
+
+
+def test_the_time_of_a_window_by_need_beyond_its_shortest_length_is_part_of_the_estimate(root: Path) -> None:
+    store = open_store(root)
+    experiment_id = store.open_experiment(EXPERIMENT)
+    tags = tags_of("group", 1) | {Tag.KEY: "key", Tag.PLANNED: json.dumps({"settings": {"window": "", "device": ""}})}
+    run_id = store.client.create_run(experiment_id, 1000, tags).info.run_id
+    params = {"scenario": "serial", "degree": "2", "jobs": "a+b", "window": "steady"}
+    for key, value in (params | {"window_seconds": "1", "window_most_s": "10"}).items():
+        store.client.log_param(run_id, key, value)
+    for name, seconds in {"time_launch_s": 3.0, "time_window_s": 16.0, "window_s": 11.5}.items():
+        store.client.log_metric(run_id, name, seconds)
+    assert [group.on_top_s for group in results.find_past_groups(store)] == [3.0 + 11.5 - 2 * 1.0]

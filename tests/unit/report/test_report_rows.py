@@ -592,3 +592,23 @@ def test_what_a_simulated_gpu_is_told_to_be_is_a_setting(make_plan, tmp_path) ->
 
 def settings(window: str) -> tuple[tuple[str, str], ...]:
     return (("device", "H100"), ("window", window), ("seed", "0"), ("pinned CPUs", "false"))
+
+
+def test_the_runs_of_a_baseline_in_a_block_count_as_one_row_with_their_means() -> None:
+    def baseline(run: int, rate: float, **changes: Any) -> Row:
+        one = copies("serial", 1, rate, start_ms=run, metrics={"window_s": rate}, **changes)
+        return dataclasses.replace(one, facts={**one.facts, "plan_groups": "4", "baseline_run": str(run)})
+
+    together = copies("naive", 2, 9.0, start_ms=9)
+    runs = [baseline(1, 10.0), baseline(2, 14.0, note="hot"), baseline(3, 99.0, invalid="stalled")]
+    found = study(*runs, dataclasses.replace(together, facts={**together.facts, "plan_groups": "4"}))
+    assert [row.scenario for row in found.rows] == ["serial", "naive"]
+    assert found.rows[0].jobs[0].metrics["throughput_samples_per_s"] == 12
+    assert found.rows[0].metrics == {"throughput_total_samples_per_s": 12, "window_s": 12}
+    assert found.rows[0].marks == ("", "hot")
+    assert found.left_out == {"a baseline of which another run in the block counts": 1}
+    assert (found.num_planned, found.blocks[0].num_expected, found.blocks[0].num_missing) == (2, 4, 0)
+    (cell,) = [cell for cell in make_cells(found) if cell.sharing == mode_of("naive")]
+    assert cell.values[SPEEDUP] == {1: pytest.approx(2 * 9 / 12)}
+    stalled = study(*[dataclasses.replace(row, marks=runs[2].marks) for row in runs[:2]], together)
+    assert stalled.rows[0].marks.invalid == "stalled" and len(stalled.rows) == 2
