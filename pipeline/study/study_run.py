@@ -34,6 +34,7 @@ from pipeline.record.owner import spell_close_command
 from pipeline.record.spool import Spool
 from pipeline.record.store import local_store
 from pipeline.study import executor, plans, stored_results, summary
+from pipeline.study.group_execution import StudyResources
 from pipeline.study.study_request import StudyRequest
 
 _BUSY_SHARE = 0.25
@@ -189,7 +190,7 @@ class StudyRun:
 
         servers = executor.warm_start(groups, self.inventory.interpreters, is_enabled=self.config.warm_start)
         with UndoStack() as stack:
-            shared = executor.StudyResources(
+            shared = StudyResources(
                 interpreters=self.inventory.interpreters,
                 spool=self.spool,
                 sender=self.sender,

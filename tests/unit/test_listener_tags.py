@@ -15,7 +15,7 @@ from pipeline.base.domain.samples import FieldTable
 from pipeline.base.system.errors import ListenerError, NoSensorError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.study import executor
+from pipeline.study import group_execution
 
 SPEC = ListenerSpec(name="activity", build=Spec(target="none"), interval_ms=1000, required=Required.NO)
 
@@ -36,7 +36,7 @@ class Source:
 
 def observed(listener: Source, spec: ListenerSpec = SPEC) -> tuple[dict[str, str], list[str]]:
     """Return the tags and the warnings."""
-    execution: Any = object.__new__(executor._Execution)
+    execution: Any = object.__new__(group_execution.GroupExecution)
     execution.tags, execution.helpers, warnings = {}, [], []
     execution.record = SimpleNamespace(sink=None)
     execution.shared = SimpleNamespace(warn_once=warnings.append)

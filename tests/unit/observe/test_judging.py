@@ -16,7 +16,7 @@ from pipeline.base.system.interrupts import Interrupted
 from pipeline.launch.interleaving import Slice
 from pipeline.observe import group_row
 from pipeline.observe.idle_power import IdlePower
-from pipeline.study import executor
+from pipeline.study import executor, group_execution
 from tests.support.rows import FIELDS, S, group, state, steps
 
 SIGNAL_WHILE_JUDGING = """
@@ -65,7 +65,7 @@ def ran(tmp_path, monkeypatch):
     def open_spool(_):
         yield record
 
-    monkeypatch.setattr(executor._Execution, "go", go)
+    monkeypatch.setattr(group_execution.GroupExecution, "go", go)
     shared = SimpleNamespace(spool=SimpleNamespace(open=open_spool), idle_power=IdlePower(), warned=set())
     return SimpleNamespace(group=alone, shared=shared, closed=closed, job=job)
 
@@ -123,7 +123,7 @@ def test_all_rows_of_a_launch_are_judged_before_the_first_is_sent_with_the_files
         order.append(f"close {row.group.name}")
 
     real = group_row.judge
-    monkeypatch.setattr(executor._Execution, "go", go)
+    monkeypatch.setattr(group_execution.GroupExecution, "go", go)
     monkeypatch.setattr(group_row, "judge", judge)
     with ran.shared.spool.open(None) as record:
         record.close, record.place = close, lambda _: None

@@ -1,0 +1,389 @@
+"""One group on its way through the machine. One `UndoStack` of the group owns everything that must be undone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import resource
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from pipeline.base.domain import driver_programs, idle_measurements, layout
+from pipeline.base.domain.protocols import Listener, Profiler, Sharing, Slots
+from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Result, Slot, WindowKind
+from pipeline.base.domain.tags import Tag, listener_tag
+from pipeline.base.system import factory, host_info, interrupts, words
+from pipeline.base.system.errors import CollocationError, ListenerError, NoSensorError
+from pipeline.base.system.factory import Spec
+from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.clean.journal import Journal, replay
+from pipeline.launch.interleaving import Interleaving, Slice
+from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
+from pipeline.launch.job_state import JobState
+from pipeline.launch.spawn import Spawner
+from pipeline.launch.warm_start import WarmStart
+from pipeline.observe import changed_files, endings, group_row, phases
+from pipeline.observe.changed_files import Changes
+from pipeline.observe.clock import ClockWatch
+from pipeline.observe.fields import Fields
+from pipeline.observe.group_result import GroupResult
+from pipeline.observe.host_load import FOREIGN_LOAD
+from pipeline.observe.idle_power import IdlePower
+from pipeline.observe.observation import Observation, Watched
+from pipeline.observe.phases import Phases
+from pipeline.prepare.device import lease
+from pipeline.record import trace
+from pipeline.record.spool import Spool, SpoolRun
+from pipeline.record.tracking_sender import Sender
+
+if TYPE_CHECKING:
+    from pipeline.rehearsal import Rehearsal
+
+_OUR_PROGRAMS = PROJECT_DIR / "workloads"
+BASELINE_TURNS = 2
+"""Slices a round of a serial baseline, on which the comparisons of all other groups of its block rest."""
+_SMALL_BYTES, _LARGE_BYTES = 1 << 25, 1 << 28
+"""Job output up to the first size is read within about a second; above the second size, a message is printed."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyResources:
+    """Resources that the groups of a study share.
+
+    Attributes:
+        interpreters: interpreters by requested environment.
+        sender, warm_start: services that are idle during a window.
+        view: function that returns a context that shows a group while the group runs.
+        idle_power: power of the devices without work, as far as measured.
+        outputs: device and inode of each file to which the orchestrator writes its messages.
+        own_files: files and folders that the orchestrator, not a job, changes during a group; without the store.
+        warned: warnings that were printed and apply to every group.
+    """
+
+    interpreters: Mapping[Spec, Interpreter]
+    spool: Spool
+    sender: Sender
+    warm_start: WarmStart
+    view: Callable[[Group, Watched], AbstractContextManager[None]]
+    rehearsal: Rehearsal | None = None
+    outputs: Collection[tuple[int, int]] = ()
+    own_files: Collection[Path] = ()
+    idle_power: IdlePower = field(default_factory=IdlePower)
+    warned: set[str] = field(default_factory=set)
+
+    def warn_once(self, text: str) -> None:
+        """Print a warning that applies to all groups of a study only once; every group has it among its tags."""
+        if text not in self.warned:
+            self.warned.add(text)
+            log.warning("%s", text)
+
+
+class GroupExecution:
+    """Execution of one group; keeps all observations even if the group fails."""
+
+    def __init__(self, group: Group, record: SpoolRun, shared: StudyResources, launch: Sequence[Group]) -> None:
+        self.group, self.record, self.shared, self.launch = group, record, shared, launch
+        self.slots: Sequence[Slot] = ()
+        self.slices: Sequence[Slice] = ()
+        self.first_with: Mapping[int, int] = {}
+        self.batches: list[Sequence[JobState]] = []
+        self.reason: str | None = None
+        self.fields = Fields()
+        self.places: list[dict[str, str]] = []
+        self.tags: dict[str, str] = {}
+        self.helpers: list[Listener] = []
+        self.helper_cpu_s: dict[int, float] = {}  # last reading by PID, because a program may have ended since
+        self.tool_cpu_s = self.tool_wall_s = 0.0
+        self.phases = Phases()
+        self.clock = ClockWatch()
+
+    def go(self) -> None:
+        """Prepare the device, start listeners, run the jobs. Failures are kept; only the user's signal is raised."""
+        try:
+            with self.clock, UndoStack() as stack:
+                try:
+                    self._set_up_and_run(stack)
+                finally:
+                    self.phases.begin(phases.CLEANUP)
+        except CollocationError as error:
+            self.reason = "; ".join([str(error), *getattr(error, "__notes__", [])])
+            log.debug("%s: %s", self.group.name, self.reason, exc_info=True)
+        except Exception as error:  # noqa: BLE001  the study continues after any failure of a group
+            self.reason = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            self._keep_traceback(error, "failed in the orchestrator")
+        finally:
+            self._undo_again()
+            self.phases.finish()
+
+    def judge_interrupted(self) -> GroupResult:
+        """Return the row of a group that the user ended; with figures only if they can be computed quickly."""
+        if self._bytes_to_read() > _SMALL_BYTES:
+            return endings.make_row_without_figures(self.group, None, self._states())
+        return self.judge(interrupted=True)
+
+    def judge(self, *, interrupted: bool = False) -> GroupResult:
+        """Return the row, and write its artifacts. An error in the evaluation of job output does not end the study."""
+        if (num_bytes := self._bytes_to_read()) > _LARGE_BYTES:
+            words.say(f"{self.group.name}: reading {num_bytes / 1e9:.1f} GB of job output")
+        try:
+            row = group_row.judge(self.group, self._observation(interrupted))
+            self.record.add_artifact(layout.PHASES, phases.as_json(row.spans, self.clock.record.offsets[0][1]))
+            if self.slices:
+                self.record.add_artifact(layout.SLICES, json.dumps([dataclasses.asdict(part) for part in self.slices]))
+            self._warn_of_shared_files(row)
+            self._warn_of_other_programs(row)
+            trace.write(self.record, row, self.record.sink.samples, self.fields)
+        except Exception as error:  # noqa: BLE001  the study continues after any failure of a group
+            self._keep_traceback(error, "the figures could not be computed")
+            return endings.make_row_without_figures(self.group, None if interrupted else error, self._states())
+        return row
+
+    def judge_others(self, row: GroupResult) -> list[GroupResult]:
+        """Return the rows of the other groups of the launch, by their slices; none if the launch went wrong."""
+        is_measured = self.slices and row.result.is_finding and row.result is not Result.OOM
+        return [self._judge_other(group) for group in self.launch[1:]] if is_measured else []
+
+    def _judge_other(self, group: Group) -> GroupResult:
+        group = dataclasses.replace(group, device=self.group.device)
+        states = self._states()[: len(group.jobs)]
+        try:
+            seen = dataclasses.replace(self._observation(False), batches=[states], spans=(), changed=None)
+            row = group_row.judge(group, seen)
+        except Exception as error:  # noqa: BLE001  as in `judge`
+            self._keep_traceback(error, f"the figures of {group.name} could not be computed")
+            return endings.make_row_without_figures(group, error, states)
+        return dataclasses.replace(row, spans=(), tags=row.tags | {Tag.LAUNCH: self.record.spool_id})
+
+    def _states(self) -> list[JobState]:
+        return [state for batch in self.batches for state in batch]
+
+    def _bytes_to_read(self) -> int:
+        return sum(state.bytes_to_read for state in self._states())
+
+    def _keep_traceback(self, error: Exception, what: str) -> None:
+        level = logging.DEBUG if isinstance(error, OSError) else logging.ERROR
+        log.log(level, "%s: %s", self.group.name, what, exc_info=error)
+        with suppress(OSError):
+            self.record.add_artifact(layout.ORCHESTRATOR_ERROR, "".join(traceback.format_exception(error)))
+
+    def _undo_again(self) -> None:
+        """Repeat the undo steps that failed: they may succeed now, and the next group needs a restored device."""
+        device = self.group.device
+        if device.is_gpu:
+            with interrupts.hold_interrupts():
+                try:
+                    replay(Journal(self.group.gpu.lock_dir, device.uuid, driver_programs.find_device_programs(device)))
+                except Exception as error:  # noqa: BLE001  the study continues after any failure of a group
+                    log.warning("%s was not restored: %s", device.name, error)
+
+    def _observation(self, interrupted: bool) -> Observation:
+        idle_power = self.shared.idle_power
+        return Observation(
+            batches=self.batches,
+            samples=self.record.sink.samples,
+            fields=self.fields,
+            places=self.places,
+            reason=self.reason,
+            interrupted=interrupted,
+            tool_cpu_s=self.tool_cpu_s if self.tool_wall_s else None,
+            tool_wall_s=self.tool_wall_s or None,
+            idle_w=idle_power.get_w(self.group, 0),
+            waiting_w=idle_power.get_w(self.group, idle_measurements.count_contexts(self.group)),
+            changed=self._changed_files(),
+            clock=self.clock.record,
+            tags=tuple(self.tags.items()),
+            spans=self.phases.spans,
+            slices=self.slices,
+            first_with=self.first_with,
+        )
+
+    def _changed_files(self) -> Changes | None:
+        states = self._states()
+        began = [state.started.at_ns for state in states if state.started is not None]
+        workloads = [
+            job.workload
+            for job in self.group.jobs
+            if not job.workload.is_in_own_folder and not Path(job.workload.script).is_relative_to(_OUR_PROGRAMS)
+        ]
+        is_shared = len(workloads) > 1 and not self.group.sequential
+        if not began or not (is_shared or any(workload.rate.metric is not None for workload in workloads)):
+            return None
+        try:
+            folder = Path.cwd()
+            locks = Path(self.group.gpu.lock_dir).resolve().glob(f"{layout.SHARED_PREFIX}*")
+            own_files = {*locks, self.shared.spool.root, *self.shared.own_files}
+            clock, outputs = self.clock.record, self.shared.outputs
+            changed = changed_files.find_changes(folder, min(began), clock, without=own_files, inodes=outputs)
+        except OSError as error:  # a job may have removed the folder
+            self.shared.warn_once(f"could not search for files that several jobs wrote: {error}")
+            return None
+        if not changed.is_whole:
+            self.shared.warn_once(f"could not search for files that several jobs wrote: {folder} has too many files")
+        return changed
+
+    def _warn_of_other_programs(self, row: GroupResult) -> None:
+        if FOREIGN_LOAD in row.marks.text and FOREIGN_LOAD not in self.shared.warned:
+            self.shared.warned.add(FOREIGN_LOAD)
+            log.warning("%s the machine: %s", FOREIGN_LOAD, host_info.describe_load())
+
+    def _warn_of_shared_files(self, row: GroupResult) -> None:
+        if (shared := row.tags.get(Tag.SHARED_FILES)) is not None:
+            remedy = "separate them by workload.run_in=job_folder, or by {output_dir} in the arguments"
+            self.shared.warn_once(f"{shared}; {remedy}")
+
+    def _set_up_and_run(self, stack: UndoStack) -> None:
+        group = self.group
+        self.phases.begin(phases.SETUP)
+        lease.refuse_strangers(group.device, group.gpu.tolerate)
+        self.shared.idle_power.measure_idle(group, self.record.folder, self.record.sink, self.phases)
+        self.phases.begin(phases.SETUP)
+        profiler: Profiler = factory.build_object(group.profiler.build)
+        stack.enter_context(profiler.prepare(group))
+        sharing: Sharing = factory.build_object(group.sharing)
+        slots = stack.enter_context(sharing.prepare(group.device, group, self.record.scratch))
+        self.slots = slots.slots
+        self.record.place(self.slots)
+        self.places = [slot.placement for slot in slots.slots]
+        listeners: list[tuple[ListenerSpec, Listener]] = [
+            (spec, factory.build_object(spec.build, interval_ms=spec.interval_ms))
+            for spec in group.listeners
+            if not self._is_pointless(spec)
+        ]
+        watched = Watched(group.device, slots.slots, self.record.folder, self.record.sink.samples, self.fields)
+        for spec, listener in listeners:
+            self._observe(spec, listener, watched, stack)
+        self.fields = watched.fields = Fields(listener.table for listener in self.helpers)
+        self.record.add_artifact(layout.FIELDS, self.fields.as_json())
+        stack.enter_context(self.shared.view(group, watched))
+        for jobs in [[job] for job in group.jobs] if group.sequential else [group.jobs]:
+            self.phases.begin(phases.LAUNCH)
+            starts = [self._start(job, slots.slots[job.index], profiler) for job in jobs]
+            files = GroupFiles(folder=self.record.folder, scratch=self.record.scratch, mark=self.record.spool_id)
+            with UndoStack() as processes:
+                go_on = group.is_of_different_programs
+                running = JobGroup(starts, files, group.limits, block=group.block, pin_cpus=group.pin_cpus, go_on=go_on)
+                self.batches.append(running.states)
+                processes.enter_context(running)
+                watched.running = running
+                if running.wait_ready():
+                    self._measure(running, slots, starts, profiler)
+            if running.went_wrong and not go_on:
+                break
+
+    def _measure(self, running: JobGroup, slots: Slots, starts: Sequence[JobStart], profiler: Profiler) -> None:
+        group = self.group
+        if self.shared.rehearsal is not None:
+            pythons = [str(start.starter.interpreter.python) for start in starts]
+            self.shared.rehearsal.charge(running.states, slots.slots, pythons, group.gpu.job_memory_mib)
+            if running.went_wrong:
+                return
+        slots.verify(running.pids())
+        self.shared.sender.rest()
+        self.shared.warm_start.await_imports()
+        wait, sink = running.wait_at_barrier, self.record.sink
+        self.shared.idle_power.measure_waiting(group, wait, sink, self.fields, self.phases)
+        if running.went_wrong:
+            return
+        self.phases.begin(phases.WINDOW)
+        with self._measure_overhead():
+            self._measure_window(running)
+        stop_times = [state.ended.told_ns for state in running.states if state.ended.told_ns is not None]
+        self.phases.begin(phases.END, min(stop_times, default=None))
+        self._note_missing_reports(profiler, running.states)
+
+    def _measure_window(self, running: JobGroup) -> None:
+        group = self.group
+        if group.window.kind is not WindowKind.INTERLEAVED:
+            running.measure(group.window)
+            return
+        turns = {len(other.jobs): 1 for other in self.launch}
+        if any(other.sequential for other in self.launch):
+            turns[1] = BASELINE_TURNS
+        interleaving = Interleaving(running, group.window, turns, f"{group.seed}-{group.digest}")
+        self.slices, self.first_with = interleaving.slices, interleaving.first_with
+        interleaving.measure()
+
+    def _start(self, job: Job, slot: Slot, profiler: Profiler) -> JobStart:
+        if self.group.device.is_simulated:  # hides all real GPUs from CUDA
+            slot = dataclasses.replace(slot, visible_devices="")
+        interpreter = self.shared.interpreters[job.workload.env]
+        if self.group.profiler.is_none:
+            # Libraries derive their number of threads from the CPUs that are available when they are imported.
+            warm = None if self.group.pin_cpus else self.shared.warm_start.starter(job.workload, interpreter)
+            return JobStart(job=job, slot=slot, starter=warm or Spawner(interpreter), profiler=None)
+        # A profiler must start the program itself.
+        spawn = Spawner(interpreter, profiler.prefix(self.record.folder / layout.job_path(job.index)))
+        return JobStart(job=job, slot=slot, starter=spawn, profiler=profiler.name)
+
+    def _note_missing_reports(self, profiler: Profiler, states: Sequence[JobState]) -> None:
+        profiled = [state for state in states if state.profiler is not None and state.ended_well]
+        without = [state.job.name for state in profiled if profiler.report(state.folder) is None]
+        if without:
+            message = (
+                f"{profiler.name} wrote no report for {', '.join(without)}; see stdout.log and stderr.log of the job"
+            )
+            before = self.tags.get(Tag.NO_REPORT)
+            self.tags[Tag.NO_REPORT] = f"{before}; {message}" if before else message
+            log.warning("%s: %s", self.group.name, message)
+
+    def _is_pointless(self, spec: ListenerSpec) -> bool:
+        if spec.required is not Required.IF_GPU or self.group.device.is_gpu:
+            return False
+        self.tags[listener_tag(spec.name)] = "left out: no GPU"
+        return True
+
+    def _observe(self, spec: ListenerSpec, listener: Listener, watched: Watched, stack: UndoStack) -> None:
+        observing = listener.observe(watched, self.record.sink)
+        with interrupts.hold_interrupts(), self._unless_required(spec):
+            observing.__enter__()
+            self.helpers.append(listener)
+            if (source := listener.table.source) != spec.name:
+                self.tags[listener_tag(spec.name)] = f"source: {source}"
+            stack.push(partial(self._end_observing, spec, observing))
+
+    def _end_observing(self, spec: ListenerSpec, observing: AbstractContextManager[None], *raised: Any) -> bool | None:
+        if raised[1] is not None:
+            return observing.__exit__(*raised)
+        with self._unless_required(spec):
+            observing.__exit__(None, None, None)
+        return None
+
+    @contextmanager
+    def _unless_required(self, spec: ListenerSpec) -> Iterator[None]:
+        try:
+            yield
+        except ListenerError as error:
+            if spec.required is not Required.NO:
+                raise
+            self.tags[listener_tag(spec.name)] = f"absent: {error}"
+            if not isinstance(error, NoSensorError):
+                self.shared.warn_once(f"left out: {error}")
+
+    @contextmanager
+    def _measure_overhead(self) -> Iterator[None]:
+        before_s, begin_ns = self._cpu_s(), time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.tool_cpu_s += self._cpu_s() - before_s
+            self.tool_wall_s += (time.monotonic_ns() - begin_ns) / 1e9
+
+    def _cpu_s(self) -> float:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        for pid in (*self.shared.sender.pids(), *(pid for helper in self.helpers for pid in helper.pids())):
+            with suppress(psutil.Error):
+                times = psutil.Process(pid).cpu_times()
+                self.helper_cpu_s[pid] = times.user + times.system
+        return usage.ru_utime + usage.ru_stime + sum(self.helper_cpu_s.values())
