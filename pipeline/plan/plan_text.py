@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Mapping
 
+from pipeline.base.domain.precision_goal import MIN_BLOCKS, PrecisionGoal
 from pipeline.base.domain.protocols import Profiler, Sharing
 from pipeline.base.domain.records import CO_RUNNERS, Commands, Plan
 from pipeline.base.system.factory import build_object
@@ -32,6 +34,7 @@ def export_plan(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
     """Return a plan as JSON values, with the estimated seconds of a group if `seconds` has its number."""
     return {
         "experiment": plan.experiment,
+        "precision_goal": None if plan.goal is None else dataclasses.asdict(plan.goal),
         "plan": plan.digest,
         "devices": [{"name": d.name, "uuid": d.uuid, "is_simulated": d.is_simulated} for d in plan.devices],
         "groups": [
@@ -62,7 +65,15 @@ def export_plan(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
 
 def list_remarks(plan: Plan) -> list[str]:
     """Return the notes and warnings of a plan, one per line."""
-    return [*(f"note: {note}" for note in plan.notes), *(f"warning: {warning}" for warning in plan.warnings)]
+    goal = [] if plan.goal is None else [f"note: {_describe_goal(plan.goal)}"]
+    return [*goal, *(f"note: {note}" for note in plan.notes), *(f"warning: {warning}" for warning in plan.warnings)]
+
+
+def _describe_goal(goal: PrecisionGoal) -> str:
+    return (
+        f"repeats=auto: {MIN_BLOCKS} to {goal.max_blocks} blocks, until the interval of every speed-up over serial is "
+        f"at most {goal.text} wide to each side"
+    )
 
 
 def list_commands(plan: Plan) -> list[str]:

@@ -67,7 +67,7 @@ class Reproduction:
                 f"configuration: {names}; check out commit {self.original.get_fact('git_commit') or '(not recorded)'}"
             )
         group = dataclasses.replace(alike[0], number=1)
-        return dataclasses.replace(plan, groups=(group,), devices=(group.device,))
+        return dataclasses.replace(plan, groups=(group,), devices=(group.device,), goal=None)
 
     def describe(self, plan: Plan, inventory: Inventory, facts: Mapping[str, str]) -> str:
         """Describe the group to run again and its differences; ConfigError if `reproduce_strict` forbids them."""
