@@ -5,6 +5,7 @@ The rule looks at the widths of intervals only. Its words say which speed-ups ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ class StoppingRule:
         self.experiment, self.goal = experiment, goal
         self.last_block, self.is_least = MIN_BLOCKS, True
         self.stopped_after: int | None = None
-        self._named: set[str] = set()  # speed-ups that were named as out of reach
+        self._described: set[str] = set()  # lines and speed-ups out of reach that were described
 
     def measure(self, rows: Sequence[GroupResult]) -> list[IntervalWidth]:
         """Measure the intervals of all speed-ups; empty below `MIN_BLOCKS` blocks."""
@@ -51,8 +52,7 @@ class StoppingRule:
         """Measure all intervals, and estimate from them after how many blocks the study ends."""
         widths = self.measure(rows)
         if widths:
-            needed = max(width.num_needed or self.goal.max_blocks for width in widths)
-            self.last_block, self.is_least = min(self.goal.max_blocks, needed), False
+            self.last_block, self.is_least = int(min(self.goal.max_blocks, _estimate_blocks(widths))), False
         return widths
 
     def stops_before(self, block: int, rows: Sequence[GroupResult]) -> bool:
@@ -68,16 +68,19 @@ class StoppingRule:
 
     def describe(self, widths: Sequence[IntervalWidth]) -> Iterator[str]:
         """Describe how many speed-ups are known, and once each speed-up that cannot be known within the goal."""
-        open_widths = [width for width in widths if not width.is_reached]
-        if not open_widths:
+        missing = [width for width in widths if not width.is_reached]
+        if not missing:
             return
-        widest = max(open_widths, key=lambda width: float("inf") if width.pct is None else width.pct)
-        num_known = len(widths) - len(open_widths)
-        yield f"{num_known} of {self._count(widths)} known within {self.goal.text}; the widest: {widest.text}"
-        for width in open_widths:
-            if width.is_out_of_reach and width.name not in self._named:
-                self._named.add(width.name)
-                yield f"out of reach within repeats_max={self.goal.max_blocks}: {width.text}"
+        widest = max(missing, key=lambda width: math.inf if width.pct is None else width.pct)
+        num_known = len(widths) - len(missing)
+        lines = {"": f"{num_known} of {self._count(widths)} known within {self.goal.text}; the widest: {widest.text}"}
+        out_of_reach = [width for width in missing if width.is_out_of_reach]
+        most = self.goal.max_blocks
+        lines |= {width.name: f"out of reach within repeats_max={most}: {width.text}" for width in out_of_reach}
+        for name, line in lines.items():
+            if (key := name or line) not in self._described:
+                self._described.add(key)
+                yield line
 
     def describe_end(self, rows: Sequence[GroupResult]) -> str:
         """Describe why the study ended and which speed-ups missed the goal; empty if it ended too early for both."""
@@ -113,14 +116,22 @@ class StoppingRule:
 
         With `only_known`, times that no earlier group tells are left out.
         """
-        past = list(past)
-        yield from self.describe(self.look(known))
-        goal = set[int]() if self.is_least else {self.last_block}
-        for number in sorted({MIN_BLOCKS, *goal, self.goal.max_blocks}):
+        past, widths = list(past), self.look(known)
+        yield from self.describe(widths)
+        needed = _estimate_blocks(widths)
+        if needed <= self.goal.max_blocks and not any(group.block <= needed for group in groups):
+            yield f"the stored blocks reach the goal of {self.goal.text}"
+            return
+        for number in sorted({MIN_BLOCKS, self.last_block, self.goal.max_blocks}):
             ahead = forecast([group for group in groups if group.block <= number], past)
             if ahead.num_groups and not (only_known and ahead.num_unknown):
-                at_goal = " (at the goal, with the scatter of the stored blocks)" if number in goal else ""
-                yield f"{format_count(number, 'block')}{at_goal}: {ahead.words}"
+                why = " (at the goal, with the scatter of the stored blocks)" if number == needed else ""
+                yield f"{format_count(number, 'block')}{why}: {ahead.words}"
 
     def _count(self, widths: Sequence[IntervalWidth]) -> str:
         return f"{format_count(len(widths), 'speed-up')} {'is' if len(widths) == 1 else 'are'}"
+
+
+def _estimate_blocks(widths: Sequence[IntervalWidth]) -> float:
+    """Estimate the number of blocks at which all speed-ups reach the goal; infinite if unknown."""
+    return max((width.num_needed or math.inf for width in widths), default=math.inf)
