@@ -53,13 +53,13 @@ class IntervalWidth:
 def measure_widths(cells: Sequence[Cell], goal: PrecisionGoal) -> list[IntervalWidth]:
     """Measure the speed-up of each group over its serial baseline; groups that are not ranked have none."""
     compared = (cell for cell in cells if cell.sharing != SERIAL and cell.is_ranked)
-    return [_measure(cell, goal) for cell in compared if SPEEDUP in cell.estimates]
+    return [_measure(cell, goal) for cell in compared if SPEEDUP in cell.values]
 
 
 def _measure(cell: Cell, goal: PrecisionGoal) -> IntervalWidth:
     values, share = select_independent(cell.values[SPEEDUP], cell.gpus), goal.pct / 100
     num_blocks, deviation = len(values), statistics.compare_pairs(values).deviation
-    half = statistics.half_width(cell.estimates[SPEEDUP]) if num_blocks >= MIN_BLOCKS else None
+    half = statistics.half_width(statistics.estimate(values)) if num_blocks >= MIN_BLOCKS else None
     is_reached = half is not None and half <= share
 
     def estimate_blocks(deviation: float) -> int | None:
