@@ -117,8 +117,8 @@ class Progress:
     def estimate_left_s(self) -> tuple[float, bool]:
         """Return the seconds until the study ends, and whether they are an estimate or only a minimum."""
         total, is_estimate = 0.0, not self.is_least
-        left = [group for group in self._left if not self.last_block or group.block <= self.last_block]
-        for number, group in enumerate(left):
+        expected_groups = [group for group in self._left if not self.last_block or group.block <= self.last_block]
+        for number, group in enumerate(expected_groups):
             expected = self.expect(group)
             is_estimate = is_estimate and expected is not None
             takes_s = _compute_window_s(group) if expected is None else expected.seconds

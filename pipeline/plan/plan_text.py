@@ -18,7 +18,8 @@ def format_plan(plan: Plan) -> str:
     devices = ", ".join(
         f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})" for device in plan.devices
     )
-    lines = [f"{format_count(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}"]
+    most = "" if plan.goal is None else "at most "
+    lines = [f"{most}{format_count(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}"]
     width = max((len(group.name) for group in plan.groups), default=0)
     several = len({device.name for device in plan.devices}) > 1
     for group in plan.groups:

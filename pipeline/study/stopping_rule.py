@@ -101,11 +101,11 @@ class StoppingRule:
 
         Each GPU counts once in an interval, so more blocks would not make it narrower.
         """
-        others = [row.gpu_uuid for row in known if row.gpu_uuid != row.group.device.uuid]
+        uuids = [row.gpu_uuid for row in known if row.gpu_uuid != row.group.device.uuid]
         widths = self.look(known)
-        if others and not (widths and all(width.is_reached for width in widths)):
+        if uuids and not (widths and all(width.is_reached for width in widths)):
             raise ConfigError(
-                f"repeats=auto needs all blocks on one GPU, but the stored blocks are of {others[0]}; resume on "
+                f"repeats=auto needs all blocks on one GPU, but the stored blocks are of {uuids[0]}; resume on "
                 "this GPU, or set repeats=NUMBER"
             )
 

@@ -106,9 +106,9 @@ def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate
     return Estimate(median=median, low=min(low, median), high=max(high, median), n=n)
 
 
-def half_width(found: Estimate) -> float | None:
-    """Return the half-width of an interval of logarithms, as a share of its middle; `None` without an interval."""
-    return None if found.low is None or found.high is None or found.low <= 0 else math.sqrt(found.high / found.low) - 1
+def half_width(ratio: Estimate) -> float | None:
+    """Return the half-width of a ratio's interval as a share of its geometric middle; `None` without an interval."""
+    return None if ratio.low is None or ratio.high is None or ratio.low <= 0 else math.sqrt(ratio.high / ratio.low) - 1
 
 
 def blocks_for_half_width(deviation: float, share: float) -> int | None:
