@@ -41,5 +41,8 @@ def _format(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str
         return plan_text.export_plan(plan, ahead.of_each) | {"seconds": bounds | packages_of_others}
     if plan.goal is None:
         return f"{plan_text.format_plan(plan)}\n{ahead.words}"
-    rule, known = StoppingRule(plan.experiment, plan.goal), known or stored_results.find_known(request, plan)
+    rule, known = (
+        StoppingRule(plan.experiment, plan.goal, num_compared=0),
+        known or stored_results.find_known(request, plan),
+    )
     return "\n".join([plan_text.format_plan(plan), *rule.forecast(plan.groups, known, past, only_known=False)])

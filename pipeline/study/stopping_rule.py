@@ -26,13 +26,14 @@ class StoppingRule:
     """The rule by which a study with `repeats=auto` ends.
 
     Attributes:
+        num_compared: number of groups that can have a speed-up.
         last_block: estimated number of blocks; before any interval, the least number of blocks.
         is_least: whether `last_block` is this least number.
         stopped_after: number of blocks after which the study stopped; `None` if it did not stop before `repeats_max`.
     """
 
-    def __init__(self, experiment: str, goal: PrecisionGoal) -> None:
-        self.experiment, self.goal = experiment, goal
+    def __init__(self, experiment: str, goal: PrecisionGoal, num_compared: int) -> None:
+        self.experiment, self.goal, self.num_compared = experiment, goal, num_compared
         self.last_block, self.is_least = MIN_BLOCKS, True
         self.stopped_after: int | None = None
         self._described: set[str] = set()  # lines and speed-ups out of reach that were described
@@ -86,14 +87,16 @@ class StoppingRule:
         """Describe why the study ended and which speed-ups missed the goal; empty if it ended too early for both."""
         widths = self.measure(rows)
         missed = [width for width in widths if not width.is_reached]
+        lacking = self.num_compared - len(widths)
+        without = f"; {format_count(lacking, 'group')} without a speed-up" if lacking > 0 else ""
         stopped = "" if self.stopped_after is None else f"stopped after {format_count(self.stopped_after, 'block')}: "
         if missed:
             return (
                 f"{len(missed)} of {self._count(widths)} not known within {self.goal.text}: "
-                f"{'; '.join(width.text for width in missed)}"
+                f"{'; '.join(width.text for width in missed)}{without}"
             )
         if widths:
-            return f"{stopped}the goal is reached, {self._count(widths)} known within {self.goal.text}"
+            return f"{stopped}the goal is reached, {self._count(widths)} known within {self.goal.text}{without}"
         return f"{stopped}no group has a speed-up" if stopped else ""
 
     def refuse_other_gpus(self, known: Sequence[GroupResult]) -> None:

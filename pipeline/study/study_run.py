@@ -24,7 +24,7 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Watched
 from pipeline.observe.study_progress import Progress
 from pipeline.observe.view import PlainView, make_view
-from pipeline.plan import launches, plan_builder, plan_text
+from pipeline.plan import automatic_repeats, launches, plan_builder, plan_text
 from pipeline.plan.config_schema import ForeignLoad
 from pipeline.plan.inventory import Inventory
 from pipeline.prepare.device import lease
@@ -58,7 +58,8 @@ class StudyRun:
         self.cpu_use = host_info.read_cpu_use()
         self.ended_by: Interrupted | None = None  # signal that arrived while results were being sent
         self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier studies could not send
-        self.rule = None if plan.goal is None else StoppingRule(plan.experiment, plan.goal)
+        num_compared = len(automatic_repeats.select_compared(plan.groups))
+        self.rule = None if plan.goal is None else StoppingRule(plan.experiment, plan.goal, num_compared)
 
     def take_devices(self, stack: UndoStack) -> None:
         """Hold the devices, and undo changes and end processes of killed orchestrators.

@@ -36,7 +36,7 @@ def rows_of(num_blocks, noise=NOISE, result=Result.OK):
 
 
 def rule_of(pct, max_blocks=20):
-    return StoppingRule("test", PrecisionGoal(pct=pct, max_blocks=max_blocks))
+    return StoppingRule("test", PrecisionGoal(pct=pct, max_blocks=max_blocks), num_compared=1)
 
 
 def test_a_study_stops_at_five_blocks_at_the_earliest(capsys):
@@ -86,6 +86,17 @@ def test_a_study_without_any_speed_up_stops_and_says_so():
     rule = rule_of(5)
     assert rule.stops_before(6, rows_of(5, result=Result.FAILED))
     assert rule.describe_end(rows_of(5, result=Result.FAILED)) == "stopped after 5 blocks: no group has a speed-up"
+
+
+def test_a_group_that_failed_in_every_block_holds_up_nothing_and_is_counted():
+    rule = StoppingRule("test", PrecisionGoal(pct=50, max_blocks=20), num_compared=2)
+    failed = [
+        GroupResult(group=group("a", "a", "a", block=block), result=Result.FAILED, reason="lost")
+        for block in range(1, 6)
+    ]
+    rows = [*rows_of(5), *failed]
+    assert rule.stops_before(6, rows)
+    assert rule.describe_end(rows).endswith("1 speed-up is known within 50 %; 1 group without a speed-up")
 
 
 def test_a_study_that_was_cut_short_says_nothing_about_its_goal():
