@@ -69,7 +69,13 @@ class Progress:
     mode, the same window, or the same kind of window on the same kind of device.
 
     `known` has the results of groups that an earlier start ran, and `past` has groups of earlier studies.
+
+    Attributes:
+        last_block: block after which a study with `repeats=auto` is expected to end; 0 if the plan is complete.
+        is_least: whether `last_block` is only the first block after which the study can end.
     """
+
+    last_block, is_least = 0, False
 
     def __init__(
         self,
@@ -113,8 +119,9 @@ class Progress:
 
     def estimate_left_s(self) -> tuple[float, bool]:
         """Return the seconds until the study ends, and whether they are an estimate or only a minimum."""
-        total, is_estimate = 0.0, True
-        for number, group in enumerate(self._left):
+        total, is_estimate = 0.0, not self.is_least
+        expected_groups = [group for group in self._left if not self.last_block or group.block <= self.last_block]
+        for number, group in enumerate(expected_groups):
             expected = self.expect(group)
             is_estimate = is_estimate and expected is not None
             takes_s = self._compute_known_s(group) if expected is None else expected.seconds
@@ -126,7 +133,8 @@ class Progress:
     def position(self, group: Group) -> str:
         """Return the position of the running or latest group: `[3/20] block 1 of 5`."""
         number = self.results.total() + (self._group_begin_s is not None)
-        block = f" block {group.block} of {self.num_blocks}" if self.num_blocks > 1 else ""
+        most = "at most " if self.last_block else ""
+        block = f" block {group.block} of {most}{self.num_blocks}" if self.num_blocks > 1 else ""
         return f"[{number}/{self.num_groups}]{block}"
 
     def summary(self) -> str:

@@ -37,6 +37,8 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
             if settings.resume.lower() not in list(Resume):
                 raise ConfigError(f"resume={settings.resume} must be one of {', '.join(Resume)}")
             settings.resume = Resume(settings.resume.lower())
+            if str(settings.repeats).isdecimal():  # an interpolation is a text
+                settings.repeats = int(settings.repeats)
             settings.scenario = _node("scenario", settings.scenario, name=MISSING, sequential=False)
             settings.env = _node("env", settings.env)
             settings.profiler = _node("profiler", settings.profiler, name=MISSING)

@@ -30,6 +30,8 @@ SOURCES = ("disk", "files", "synthetic_files", "synthetic_host", "synthetic_devi
 """Values of `data.source`, which workloads read as `${data.source}`: `workloads.model_options.DataSource`."""
 AUTO_DEVICE = "auto"
 """Default of `gpu.device`: the GPU of an allocation, or the first GPU."""
+AUTO_REPEATS = "auto"
+"""Value of `repeats`: blocks until the speed-ups are known within `precision_goal_pct`."""
 NO_EXPORTER = "none"
 
 
@@ -282,7 +284,9 @@ class Config:
     baseline: Baseline = Baseline.auto
     baseline_runs: int = 1
     order: Order = Order.random
-    repeats: int = 1
+    repeats: int | str = field(default=1, metadata={"words": (AUTO_REPEATS,)})
+    precision_goal_pct: float = 5.0
+    repeats_max: int = 20
     only: list[str] | None = None
     seed: int = 0
     pin_cpus: bool = False

@@ -153,7 +153,8 @@ def _properties(owner: type[Any], prefix: str) -> Schema:
 
 
 def _field_schema(field: Field[Any], hint: object, key: str) -> Schema:
-    node = _value_schema(hint, key)
+    words = field.metadata.get("words")
+    node: Schema = {"anyOf": [_value_schema(int, key), {"enum": [*words]}]} if words else _value_schema(hint, key)
     if text := field.metadata.get("help") or _meanings().get(key):
         node["description"] = text
     default = field.default if field.default_factory is NO_DEFAULT else field.default_factory()

@@ -11,10 +11,11 @@ import difflib
 import random
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 from pipeline.base.domain.records import Group, Plan
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import setting_checks, shards
+from pipeline.plan import automatic_repeats, setting_checks, shards
 from pipeline.plan.config_schema import Config, Order, ShardOf
 from pipeline.plan.groups import make_digest, make_groups, name_groups
 from pipeline.plan.inventory import Inventory
@@ -31,7 +32,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
     for config in configs:
         setting_checks.refuse_settings(config)
         groups = make_groups(config, inventory, notes, is_sweep=is_sweep)
-        for block in range(1, config.repeats + 1):
+        for block in range(1, automatic_repeats.count_blocks(config) + 1):
             for group, run in _list_runs(groups, config.baseline_runs):
                 numbers = (block,) if run == 1 else (block, run)
                 placed = dataclasses.replace(
@@ -59,11 +60,25 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
         experiment=first.tracking.experiment,
         groups=numbered,
         devices=tuple(dict.fromkeys(group.device for group in numbered)),
-        digest=make_digest([group.digest for group in numbered], *(["by case"] if by_case else [])),
-        any_gpu_digest=make_digest([group.any_gpu_digest for group in numbered], *(["by case"] if by_case else [])),
-        shard_sizes=tuple(len(groups) for groups in shards.group_by_shard(numbered).values()),
         notes=tuple(dict.fromkeys(notes)),
+        goal=automatic_repeats.make_goal(configs, numbered),
+        **_identify(numbered),
     )
+
+
+def cut_plan(plan: Plan, num_blocks: int) -> Plan:
+    """Return the plan of the first blocks, which equals the plan of a study with this number of repeats."""
+    groups = tuple(group for group in plan.groups if group.block <= num_blocks)
+    return dataclasses.replace(plan, groups=groups, goal=None, **_identify(groups))
+
+
+def _identify(groups: Sequence[Group]) -> dict[str, Any]:
+    how = ["by case"] if any(group.case for group in groups) else []
+    return {
+        "digest": make_digest([group.digest for group in groups], *how),
+        "any_gpu_digest": make_digest([group.any_gpu_digest for group in groups], *how),
+        "shard_sizes": tuple(len(members) for members in shards.group_by_shard(groups).values()),
+    }
 
 
 def _list_runs(groups: Sequence[Group], baseline_runs: int) -> Iterator[tuple[Group, int]]:

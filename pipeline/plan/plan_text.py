@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Mapping
 
+from pipeline.base.domain.precision_goal import MIN_BLOCKS, PrecisionGoal
 from pipeline.base.domain.protocols import Profiler, Sharing
 from pipeline.base.domain.records import CO_RUNNERS, Commands, Plan
 from pipeline.base.system.factory import build_object
@@ -17,7 +19,8 @@ def format_plan(plan: Plan) -> str:
         f"{'simulated ' if device.is_simulated else ''}{device.name} ({device.uuid})" for device in plan.devices
     )
     lines = list_warnings(plan)
-    lines.append(f"{format_count(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}")
+    most = "" if plan.goal is None else "at most "
+    lines.append(f"{most}{format_count(len(plan.groups), 'group')} on {devices}, plan {plan.digest[:12]}")
     names = [f"{group.name} run {group.run}" if group.run > 1 else group.name for group in plan.groups]
     width = max(map(len, names), default=0)
     several = len({device.name for device in plan.devices}) > 1
@@ -34,6 +37,7 @@ def export_plan(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
     """Return a plan as JSON values, with the estimated seconds of a group if `seconds` has its number."""
     return {
         "experiment": plan.experiment,
+        "precision_goal": None if plan.goal is None else dataclasses.asdict(plan.goal),
         "plan": plan.digest,
         "devices": [{"name": d.name, "uuid": d.uuid, "is_simulated": d.is_simulated} for d in plan.devices],
         "groups": [
@@ -70,7 +74,15 @@ def list_warnings(plan: Plan) -> list[str]:
 
 def list_notes(plan: Plan) -> list[str]:
     """Return the notes of a plan, one per line."""
-    return [f"note: {note}" for note in plan.notes]
+    goal = [] if plan.goal is None else [f"note: {_describe_goal(plan.goal)}"]
+    return [*goal, *(f"note: {note}" for note in plan.notes)]
+
+
+def _describe_goal(goal: PrecisionGoal) -> str:
+    return (
+        f"repeats=auto: {MIN_BLOCKS} to {goal.max_blocks} blocks, until the interval of every speed-up over serial is "
+        f"at most {goal.text} wide to each side"
+    )
 
 
 def list_commands(plan: Plan) -> list[str]:

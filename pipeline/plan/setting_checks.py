@@ -7,19 +7,21 @@ import operator
 import os
 from collections.abc import Mapping
 
+from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.samples import MIN_INTERVAL_MS
 from pipeline.base.domain.sharing_modes import is_program
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import MAX_NAME_BYTES, expand_path
 from pipeline.base.system.words import escape_to_utf8
-from pipeline.plan.config_schema import Config, GpuConfig, GpuKind, ListenerConfig, TrackingConfig
+from pipeline.plan.config_schema import AUTO_REPEATS, Config, GpuConfig, GpuKind, ListenerConfig, TrackingConfig
 
 JSON = "json"
 """Value of `dry_run` that prints the plan as JSON."""
 
 _MAX_S = 366 * 86_400
 _MOST: dict[str, float] = {
-    "repeats": 10_000,
+    **dict.fromkeys(("repeats", "repeats_max"), 10_000),
+    "precision_goal_pct": 100,
     "baseline_runs": 100,
     "seed": 2**32 - 1,  # the largest seed that libraries accept
     **dict.fromkeys(("limits.ready_s", "limits.group_s", "limits.stop_s", "window.seconds", "window.settle_s"), _MAX_S),
@@ -42,9 +44,10 @@ def refuse_settings(config: Config) -> None:
     """Raise `ConfigError` for settings with which no study can run."""
     if config.dry_run not in (True, False, JSON):
         raise ConfigError(f"dry_run={config.dry_run} must be true, false or {JSON}")
+    _refuse_repeats(config)
     for key, most in _MOST.items():
         value = operator.attrgetter(key)(config)
-        if value is None:
+        if value is None or value == AUTO_REPEATS:
             continue
         least = "at least 0" if key in _MAY_BE_0 else "at least 1" if isinstance(value, int) else "greater than 0"
         if not 0 <= value < math.inf or (value == 0 and key not in _MAY_BE_0):
@@ -68,6 +71,20 @@ def refuse_settings(config: Config) -> None:
                 raise ConfigError(
                     f"gpu.{key}={value} needs a simulated GPU; choose one, such as gpu=simulated_a100_40gb"
                 )
+
+
+def _refuse_repeats(config: Config) -> None:
+    if config.repeats != AUTO_REPEATS:
+        if isinstance(config.repeats, str):
+            raise ConfigError(f"repeats={config.repeats} must be a number or {AUTO_REPEATS}")
+        return
+    if config.repeats_max < MIN_BLOCKS:
+        raise ConfigError(f"repeats_max={config.repeats_max} must be at least {MIN_BLOCKS} with repeats=auto")
+    if config.shard is not None:
+        raise ConfigError(
+            f"shard={config.shard} conflicts with repeats=auto, which compares all blocks; remove shard, or set "
+            "repeats=NUMBER"
+        )
 
 
 def _refuse_listeners(listeners: Mapping[str, ListenerConfig]) -> None:

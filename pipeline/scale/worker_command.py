@@ -9,7 +9,7 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.records import Device, Plan
 from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan.config_schema import AUTO_DEVICE, Config, GpuConfig
+from pipeline.plan.config_schema import AUTO_DEVICE, AUTO_REPEATS, Config, GpuConfig
 from pipeline.plan.inventory import take_inventory
 from pipeline.plan.plan_builder import build_plan
 from pipeline.study.study_request import StudyRequest
@@ -37,8 +37,16 @@ def name_plan_file(root: Path) -> str:
 
 
 def refuse_decided_keys(configs: Sequence[Config], launcher: str) -> None:
-    """Refuse a device or shard that the user chose, because the launcher assigns them."""
+    """Refuse a device or shard that the user chose, because the launcher assigns them; refuse `repeats=auto`.
+
+    Blocks of several GPUs count once for each GPU, so the intervals of one more block would not be narrower.
+    """
     for config in configs:
+        if config.repeats == AUTO_REPEATS:
+            raise ConfigError(
+                f"repeats=auto conflicts with hydra/launcher={launcher}, because it needs all blocks on one GPU; "
+                "set repeats=NUMBER, or remove hydra/launcher"
+            )
         if config.gpu.device != AUTO_DEVICE:
             raise ConfigError(
                 f"gpu.device={config.gpu.device} conflicts with hydra/launcher={launcher}; {_INSTEAD[launcher]}, "

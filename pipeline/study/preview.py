@@ -8,13 +8,12 @@ import sys
 from collections.abc import Sequence
 
 from pipeline.base.domain.records import Plan, Resume
-from pipeline.base.system import words
-from pipeline.base.system.errors import TrackingError
 from pipeline.observe.forecast import forecast
-from pipeline.observe.study_progress import PastGroup
+from pipeline.observe.group_result import GroupResult
 from pipeline.plan import plan_text, setting_checks
 from pipeline.plan.inventory import Inventory
 from pipeline.study import stored_results
+from pipeline.study.stopping_rule import StoppingRule
 from pipeline.study.study_request import StudyRequest
 
 
@@ -29,23 +28,21 @@ def preview(*planned: tuple[StudyRequest, Inventory, Plan]) -> int:
 
 
 def _format(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str, object] | str:
+    known: Sequence[GroupResult] = ()
     if request.config.resume != Resume.NO:
-        groups, _ = stored_results.divide(request, plan, inventory)
+        groups, known = stored_results.divide(request, plan, inventory)
         plan = dataclasses.replace(plan, groups=groups)
-    ahead = forecast(plan.groups, _list_past_groups(request))
+    past = stored_results.find_past_groups(request)
+    ahead = forecast(plan.groups, past)
     if request.config.dry_run == setting_checks.JSON:
         bounds = {"at_least": ahead.least_s, "at_most": ahead.most_s, "num_unknown_groups": ahead.num_unknown}
         loosely = {"num_other_packages": ahead.num_other_packages, "other_programs": ahead.other_programs}
         packages_of_others = {key: value for key, value in loosely.items() if value}
         return plan_text.export_plan(plan, ahead.of_each) | {"seconds": bounds | packages_of_others}
-    return f"{plan_text.format_plan(plan)}\n{ahead.words}"
-
-
-def _list_past_groups(request: StudyRequest) -> Sequence[PastGroup]:
-    if request.sender is None:
-        return ()
-    try:
-        return request.sender.find_past_groups(request.config.tracking.uri or str(request.root))
-    except TrackingError as error:
-        words.say(f"no estimate from earlier groups: {error}")
-        return ()
+    if plan.goal is None:
+        return f"{plan_text.format_plan(plan)}\n{ahead.words}"
+    rule, known = (
+        StoppingRule(plan.experiment, plan.goal, num_compared=0),
+        known or stored_results.find_known(request, plan),
+    )
+    return "\n".join([plan_text.format_plan(plan), *rule.forecast(plan.groups, known, past, only_known=False)])

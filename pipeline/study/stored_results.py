@@ -10,6 +10,7 @@ from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.words import format_count
 from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult
+from pipeline.observe.study_progress import PastGroup
 from pipeline.plan.inventory import Inventory
 from pipeline.record import resume
 from pipeline.record.shards import overview
@@ -54,13 +55,46 @@ def divide(request: StudyRequest, plan: Plan, inventory: Inventory) -> tuple[tup
     return groups, known
 
 
+def find_known(request: StudyRequest, plan: Plan) -> list[GroupResult]:
+    """Return the stored rows of a plan's groups, for an estimate; empty without a readable store."""
+    if request.sender is None:
+        return []
+    store = request.config.tracking.uri or str(request.root)
+    try:
+        finished = request.sender.find_finished(plan.experiment, store if request.config.dry_run else None)
+    except TrackingError as error:
+        words.say(f"no estimate from stored blocks: {error}")
+        return []
+    return _find_remaining(request, plan, finished)[1]
+
+
+def find_past_groups(request: StudyRequest) -> Sequence[PastGroup]:
+    """Return earlier groups of the store, for an estimate of durations; empty without a readable store."""
+    if request.sender is None:
+        return ()
+    try:
+        return request.sender.find_past_groups(request.config.tracking.uri or str(request.root))
+    except TrackingError as error:
+        words.say(f"no estimate from earlier groups: {error}")
+        return ()
+
+
+def assign_to_plan(request: StudyRequest, plan: Plan, rows: Sequence[GroupResult]) -> None:
+    """Tag the rows of a study as results of the plan of its blocks, so that no reader expects later blocks."""
+    assert request.sender is not None
+    try:
+        _take_over(request, plan, rows, request.sender.find_finished(plan.experiment))
+    except TrackingError as error:
+        words.say(f"warning: {error}; `tracking status` and the report will expect more blocks")
+
+
 def _take_over(
     request: StudyRequest, plan: Plan, known: Sequence[GroupResult], finished: Sequence[FinishedGroup]
 ) -> None:
-    """Tag results of other plans that this plan uses as results of this plan, too."""
+    """Tag results that this plan has, and that ran in other plans, as results of this plan, too."""
     assert request.sender is not None
     of_others = {
-        group.spool_id: group.run_id for group in finished if group.spool_id and plan.digest not in group.plans
+        group.spool_id: group.run_id for group in finished if group.spool_id and plan.digest not in group.plans[-1:]
     }
     shards_of_runs = {of_others[row.spool_id]: row.group.shard for row in known if row.spool_id in of_others}
     if shards_of_runs:
@@ -70,7 +104,8 @@ def _take_over(
 
 def list_plan_facts(request: StudyRequest, plan: Plan) -> dict[str, str]:
     """Return the facts about the plan that each of its runs records."""
-    return {
+    goal = {} if plan.goal is None else {"precision_goal_pct": f"{plan.goal.pct:g}"}
+    return goal | {
         "plan": plan.digest,
         "plan_groups": str(plan.num_planned),
         "plan_any_gpu": plan.any_gpu_digest,

@@ -24,7 +24,7 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Watched
 from pipeline.observe.study_progress import Progress
 from pipeline.observe.view import PlainView, make_view
-from pipeline.plan import launches, plan_text
+from pipeline.plan import automatic_repeats, launches, plan_builder, plan_text
 from pipeline.plan.config_schema import ForeignLoad
 from pipeline.plan.inventory import Inventory
 from pipeline.prepare.device import lease
@@ -35,6 +35,7 @@ from pipeline.record.spool import Spool
 from pipeline.record.store import local_store
 from pipeline.study import executor, plans, stored_results, summary
 from pipeline.study.group_execution import StudyResources
+from pipeline.study.stopping_rule import StoppingRule
 from pipeline.study.study_request import StudyRequest
 
 _BUSY_SHARE = 0.25
@@ -58,6 +59,8 @@ class StudyRun:
         self.cpu_use = host_info.read_cpu_use()
         self.ended_by: Interrupted | None = None  # signal that arrived while results were being sent
         self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier studies could not send
+        num_compared = len(automatic_repeats.select_compared(plan.groups))
+        self.rule = None if plan.goal is None else StoppingRule(plan.experiment, plan.goal, num_compared)
 
     def take_devices(self, stack: UndoStack) -> None:
         """Hold the devices, and undo changes and end processes of killed orchestrators.
@@ -99,11 +102,15 @@ class StudyRun:
         groups, known = self.plan.groups, list[GroupResult]()
         if self.config.resume != Resume.NO:
             groups, known = stored_results.divide(self.request, self.plan, self.inventory)
+        if self.rule is not None:
+            self.rule.refuse_other_gpus(known)
         self.spool = Spool(self.root, self.sender, facts, artifacts, interpreters, tracking.uri, origins)
         for line in (*plan_text.list_warnings(self.plan), *plan_text.list_notes(self.plan)):
             words.say(line)
         self._warn_of_other_programs()
         view = make_view(Progress(self.plan.groups, [row.result for row in known], groups))
+        if self.rule is not None:
+            self._say_how_many_blocks(self.rule, groups, known, view.progress)
         begin_s = time.monotonic()
         try:
             self._take_in(known)
@@ -121,6 +128,14 @@ class StudyRun:
                 raise self.ended_by
         is_whole = len(self.rows) == len(self.plan.groups)
         return 0 if is_sent and is_whole and all(row.result.is_finding for row in self.rows) else 1
+
+    def _say_how_many_blocks(
+        self, rule: StoppingRule, groups: Sequence[Group], known: Sequence[GroupResult], progress: Progress
+    ) -> None:
+        stored = known or stored_results.find_known(self.request, self.plan)
+        for line in rule.forecast(groups, stored, stored_results.find_past_groups(self.request), only_known=True):
+            words.say(line)
+        progress.last_block, progress.is_least = rule.last_block, rule.is_least
 
     def _warn_of_other_programs(self) -> None:
         used, num_cpus = host_info.read_cpu_use().foreign_since(self.cpu_use), len(os.sched_getaffinity(0))
@@ -202,6 +217,8 @@ class StudyRun:
             )
             begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
             for launch in launches.split_by_launch(groups):
+                if self.rule is not None and self._is_goal_reached(self.rule, launch[0].block, view.progress):
+                    break
                 if limit_s is not None and time.monotonic() - begin_s > limit_s:
                     words.say(f"time_limit_s={limit_s:g} is over; the remaining groups are not started")
                     break
@@ -212,6 +229,18 @@ class StudyRun:
                     row = next(rows)
                     view.done(row)
                     self._take_in([row])
+
+    def _is_goal_reached(self, rule: StoppingRule, block: int, progress: Progress) -> bool:
+        """Return whether the study ends before a block; its plan then ends there, too."""
+        if any(row.group.block >= block for row in self.rows):  # the block has begun, or an earlier one runs again
+            return False
+        if is_reached := rule.stops_before(block, self._list_latest_rows()):
+            self.plan = plan_builder.cut_plan(self.plan, block - 1)
+        progress.last_block, progress.is_least = rule.last_block, rule.is_least
+        return is_reached
+
+    def _list_latest_rows(self) -> list[GroupResult]:
+        return [self.comparison.get_latest(row) for row in self.rows]
 
     def _take_in(self, rows: Sequence[GroupResult]) -> None:
         self.rows += rows
@@ -232,8 +261,8 @@ class StudyRun:
     def _finish(self) -> None:
         try:
             if self.rows:
-                latest = [self.comparison.get_latest(row) for row in self.rows]
-                summary.show(self.plan.experiment, latest, self.request.reproduction)  # rows are still being sent
+                # rows are still being sent
+                summary.show(self.plan.experiment, self._list_latest_rows(), self.request.reproduction)
         finally:
             self._send_what_is_left()
         if self.rows:
@@ -245,7 +274,15 @@ class StudyRun:
                 if row.result.mlflow_status == "FAILED" and (run := self.spool.find_run(row))
             }
             summary.show_where(self.plan.experiment, self.config.tracking, self.sender, self.root, failed)
+        if self.rule is not None:
+            self._say_how_precise(self.rule)
         self._say_how_to_resume()
+
+    def _say_how_precise(self, rule: StoppingRule) -> None:
+        if rule.stopped_after is not None:
+            stored_results.assign_to_plan(self.request, self.plan, self.rows)
+        if end := rule.describe_end(self._list_latest_rows()):
+            words.say(end)
 
     def _send_what_is_left(self) -> None:
         """Send the remaining groups; after a signal only for a short time. Unsent groups stay in the spool."""
@@ -287,7 +324,8 @@ class StudyRun:
         num_missing = len(self.plan.groups) - len(self.rows)
         num_failed = sum(not row.result.is_finding for row in self.rows)
         if self.request.reproduction is None and (num_missing or num_failed):
-            parts = [f"{num_missing} not finished"] * bool(num_missing)
+            most = "" if self.plan.goal is None else "at most "  # the goal may be reached before
+            parts = [f"{most}{num_missing} not finished"] * bool(num_missing)
             parts += [f"{num_failed} failed"] * bool(num_failed)
             all_groups = format_count(len(self.plan.groups), "group")
             invocation = self.request.invocation

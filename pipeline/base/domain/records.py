@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.base.domain.precision_goal import PrecisionGoal
 from pipeline.base.domain.sharing_modes import is_program
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.factory import Spec
@@ -496,6 +497,7 @@ class Plan:
         digest: digest of all groups of the complete study.
         any_gpu_digest: `digest` without the GPU models, which is equal for the plans of one study on several models.
         shard_sizes: number of groups in each shard of the complete study.
+        goal: the precision goal with `repeats=auto`: later blocks run only until it is reached.
     """
 
     experiment: str
@@ -506,6 +508,7 @@ class Plan:
     shard_sizes: tuple[int, ...]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    goal: PrecisionGoal | None = None
 
     @property
     def num_planned(self) -> int:

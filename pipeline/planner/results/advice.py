@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP, select_independent
+from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import sweeps
@@ -20,7 +21,6 @@ from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios, spe
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, P99_LATENCY
 from pipeline.report.evaluate.statistics import (
     MARGIN_IN_WORDS,
-    MIN_BLOCKS,
     MIN_GPUS,
     Estimate,
     Test,

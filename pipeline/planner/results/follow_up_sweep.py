@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
+from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import MPS, NAIVE
 from pipeline.base.system import entry_points, user_command
 from pipeline.planner.results.advice import Advice
 from pipeline.record.store import content
 from pipeline.report.evaluate.cells import label_cases
-from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS
+from pipeline.report.evaluate.statistics import MIN_GPUS
 from pipeline.report.read.study_records import Row, Study
 
 # Keys that the new command sets or must not inherit.

@@ -221,8 +221,11 @@ def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunR
 
 
 def _split_by_study(run: GroupRun) -> Collection[Mapping[str, str]]:
-    planned = (facts for facts in list_facts_by_plan(run.facts) if "plan_shards" in facts)
-    return {_identify_study(facts): facts for facts in planned}.values()
+    newest_first = reversed([facts for facts in list_facts_by_plan(run.facts) if "plan_shards" in facts])
+    by_study: dict[str, Mapping[str, str]] = {}
+    for facts in newest_first:
+        by_study.setdefault(_identify_study(facts), facts)
+    return [*by_study.values()][::-1]
 
 
 def _has_company(facts: Mapping[str, str]) -> bool:

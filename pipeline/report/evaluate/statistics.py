@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.report.evaluate.metrics import Scale
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ CONFIDENCE = 0.95
 MARGIN = 0.02
 """The smallest relative difference that matters in practice."""
 MARGIN_IN_WORDS = f"{100 * MARGIN:g} %"
-
-MIN_BLOCKS = 5
-"""The least number of blocks for a verdict."""
 
 MIN_GPUS = 3
 """The least number of GPUs for a verdict, if blocks ran on several."""
@@ -99,13 +97,34 @@ def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate
         return Estimate(median=median, low=min(values), high=max(values), n=n)
     on_log = scale is Scale.POSITIVE and min(values) > 0
     used = [math.log(value) for value in values] if on_log else list(values)
-    mean, half = statistics.fmean(used), _t(1 - (1 - CONFIDENCE) / 2, n - 1) * _standard_error(used)
+    mean, half = statistics.fmean(used), _compute_half(_deviation(used), n)
     low, high = (math.exp(mean - half), math.exp(mean + half)) if on_log else (mean - half, mean + half)
     if scale is not Scale.PLAIN:
         low = max(0.0, low)
     if scale is Scale.SHARE:
         high = min(1.0, high)
     return Estimate(median=median, low=min(low, median), high=max(high, median), n=n)
+
+
+def half_width(ratio: Estimate) -> float | None:
+    """Return the half-width of a ratio's interval as a share of its geometric middle; `None` without an interval."""
+    return None if ratio.low is None or ratio.high is None or ratio.low <= 0 else math.sqrt(ratio.high / ratio.low) - 1
+
+
+def blocks_for_half_width(deviation: float, share: float) -> int | None:
+    """Estimate the number of blocks for an interval with this half-width; `None` if more than `MOST_BLOCKS`.
+
+    `deviation` is the standard deviation of the log ratios, `share` the half-width as a share of the ratio.
+    """
+    numbers = range(MIN_FOR_INTERVAL, MOST_BLOCKS + 1)
+    return next((n for n in numbers if _compute_half(deviation, n) <= math.log1p(share)), None)
+
+
+def lower_bound_of_deviation(deviation: float, n: int) -> float:
+    """Return the one-sided 95 % lower bound for the standard deviation of normal values, from that of `n` values."""
+    from scipy.special import chdtri
+
+    return deviation * math.sqrt((n - 1) / float(chdtri(n - 1, 1 - CONFIDENCE)))
 
 
 def compare_pairs(ratios: Sequence[float]) -> Test:
@@ -174,6 +193,11 @@ def blocks_needed(test: Test, num_tests: int) -> int | None:
         if distance >= threshold:
             return n
     return None
+
+
+def _compute_half(deviation: float, n: int) -> float:
+    """Return the half-width of the t interval of a mean."""
+    return _t(1 - (1 - CONFIDENCE) / 2, n - 1) * deviation / math.sqrt(n)
 
 
 def _standard_error(values: Sequence[float]) -> float:

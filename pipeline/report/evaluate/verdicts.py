@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.base.domain.normalisation import SPEEDUP, select_independent
+from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
@@ -24,7 +25,6 @@ from pipeline.report.evaluate.metrics import BEST_SOLO, MEAN_LATENCY, METRICS, P
 from pipeline.report.evaluate.statistics import (
     MARGIN,
     MARGIN_IN_WORDS,
-    MIN_BLOCKS,
     MIN_GPUS,
     Estimate,
     Test,

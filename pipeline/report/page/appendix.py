@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime
 
-from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, MIN_BLOCKS, MIN_FOR_INTERVAL
+from pipeline.base.domain.precision_goal import MIN_BLOCKS
+from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, MIN_FOR_INTERVAL
 from pipeline.report.read.rows import FACTS
 from pipeline.report.read.study_records import Study
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain.normalisation import SPEEDUP
+from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
@@ -15,7 +16,7 @@ from pipeline.report.evaluate import mixed_services
 from pipeline.report.evaluate.cells import Case, Cell, group_places, label_cases, list_metrics, list_modes
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, is_latency
 from pipeline.report.evaluate.mixed_services import Shared
-from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_FOR_INTERVAL, Estimate
+from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.bars import NOT_SUSTAINED

@@ -7,12 +7,13 @@ from collections.abc import Collection, Sequence
 
 from pipeline.base.domain.group_names import list_program_params
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN
+from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import MIG, SERIAL
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import other_gpus, scaling
 from pipeline.report.evaluate.cells import Case, Cell, label_cases
 from pipeline.report.evaluate.mixed_services import describe_shares
-from pipeline.report.evaluate.statistics import MARGIN, MIN_BLOCKS, MIN_GPUS, times_in_words
+from pipeline.report.evaluate.statistics import MARGIN, MIN_GPUS, times_in_words
 from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import ENDINGS, jobs_in_words, join_words
 from pipeline.report.page.service_tables import describe_limits

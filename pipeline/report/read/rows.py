@@ -15,7 +15,7 @@ from pipeline.base.domain import stored_names
 from pipeline.base.domain.marks import read_marks
 from pipeline.base.domain.records import Result, WindowKind
 from pipeline.base.domain.sharing_modes import mode_of
-from pipeline.base.domain.tags import GROUP, JOB, Tag, read_facts
+from pipeline.base.domain.tags import GROUP, JOB, Tag, list_facts_by_plan, read_facts
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.grouping import group_by
 from pipeline.record.store import results
@@ -31,6 +31,7 @@ FACTS = {
     "git_changed": "uncommitted changes",
     "program_commit": "commit of the scripts",
     "plan": "plan",
+    "precision_goal_pct": "precision goal of repeats=auto (%)",
     "seed": "seeds",
     "host": "host",
     "cpus": "CPUs",
@@ -146,7 +147,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
         num_without_result += len(store_rows) - len(numbered)
         num_blocks = max([num_blocks, *(row.block for row in numbered)])
         newest = [
-            part[-1].facts.get("plan_groups", "")
+            list_facts_by_plan(part[-1].facts)[-1].get("plan_groups", "")
             for part in selection.parts(selection.keep_newest_plans(numbered, Counter()))
             if part[-1].plan not in known
         ]

@@ -40,6 +40,8 @@ _OF_THE_START = (
     *("dry_run", "resume", "time_limit_s", "wait", "wait_limit_s", "reproduce", "reproduce_strict"),
     *("shard", "plan_file", "only"),
 )
+_OF_LATER_BLOCKS = ("precision_goal_pct", "repeats_max")
+"""Keys that determine how many blocks a study has, not what a group of a block is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,7 @@ class Reproduction:
                 f"configuration: {names}; check out commit {self.original.get_fact('git_commit') or '(not recorded)'}"
             )
         group = dataclasses.replace(alike[0], number=1)
-        return dataclasses.replace(plan, groups=(group,), devices=(group.device,))
+        return dataclasses.replace(plan, groups=(group,), devices=(group.device,), goal=None)
 
     def describe(self, plan: Plan, inventory: Inventory, facts: Mapping[str, str]) -> str:
         """Describe the group to run again and its differences; ConfigError if `reproduce_strict` forbids them."""
@@ -135,7 +137,7 @@ def prepare_reproduction(composed: DictConfig, config: Config, sender: Sender, s
         separate_rehearsals([typed])
     else:
         typed.tracking.experiment = name_reproductions(original.experiment, is_rehearsed=is_rehearsal(typed))
-    unrecorded = [key for key in unrecorded if key not in _OF_THE_START]
+    unrecorded = [key for key in unrecorded if key not in (*_OF_THE_START, *_OF_LATER_BLOCKS)]
     return Reproduction(original=original, config=typed, unrecorded=unrecorded)
 
 

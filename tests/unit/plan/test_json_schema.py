@@ -82,6 +82,7 @@ def test_what_no_study_takes_is_refused(place, value):
     ("place", "value"),
     [
         (("repeats",), "${oc.env:REPEATS}"),
+        (("repeats",), "auto"),
         (("resume",), True),
         (("workload", "flags"), {"optimizer": {"lr": 0.1}}),
         (("sizes", "mine", "batch_size"), 8),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -160,6 +161,15 @@ def test_what_a_plan_measured_counts_in_each_plan_that_has_it(root) -> None:
     reused_results.take_over(store, {newest: 1}, of_one_group)  # a tag has no room for it and another
     found = overview.read_overview(root, "e")
     assert found.is_done and (found.plan, found.command) == ("p3", content.CUT)
+
+
+def test_of_the_plans_that_have_a_result_the_last_one_counts(seen) -> None:
+    """As when a study stopped after one of two shards, and goes on for a narrower precision goal."""
+    shorter, whole = ({"plan": plan, "plan_shards": sizes} for plan, sizes in (("p1", "1x1"), ("p2", "1x2")))
+    stopped = run(1, "a", plan="p2", plan_shards="1x2", taken_over_by=json.dumps([shorter]))
+    assert seen(stopped).is_done
+    resumed = run(1, "a", plan="p2", plan_shards="1x2", taken_over_by=json.dumps([shorter, whole]))
+    assert [shard.state for shard in seen(resumed).shards] == ["done", "not begun"]
 
 
 def test_plans_of_one_study_for_several_gpu_models_are_one_overview(seen) -> None:

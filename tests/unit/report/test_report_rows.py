@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -273,6 +274,13 @@ def test_blocks_of_a_second_store_follow_those_of_the_first() -> None:
     assert naive.values["speedup_vs_serial_ratio"] == dict.fromkeys((1, 2, 3, 4), 1.8)
     (reason,) = study_of("synthetic", [copies("naive", 2, 9.0, settings=settings("20 s"), start_ms=1)], first).left_out
     assert reason.startswith("older plan: ")
+
+
+def test_a_study_that_stopped_at_its_precision_goal_is_complete() -> None:
+    later = json.dumps([{"plan": "5", "plan_groups": "10"}])
+    facts = {"plan": "20", "plan_groups": "40", "taken_over_by": later}
+    found = study(*(copies(mode, 1, 9.0, block, facts=facts) for block in range(1, 6) for mode in ("serial", "naive")))
+    assert found.num_planned == len(found.rows) == 10
 
 
 def test_units_of_one_plan_are_one_study_in_whatever_stores_they_are() -> None:

@@ -348,7 +348,7 @@ def test_gpus_of_several_models_are_free_and_of_one_model_the_others_are_left_ou
     monkeypatch.setattr(local_gpus, "_list_present", lambda _: devices)
     monkeypatch.setattr(local_gpus, "_explain_busy", lambda *_: "")
     gpu = SimpleNamespace(kind="nvidia", device="auto", lock_dir=str(tmp_path), tolerate=[])
-    config = SimpleNamespace(gpu=gpu, shard=None, wait=False, dry_run=False)
+    config = SimpleNamespace(gpu=gpu, shard=None, repeats=1, wait=False, dry_run=False)
     request: Any = SimpleNamespace(config=config, configs=[config], simulated=None, root=tmp_path)
     assert local_gpus.select_free(request, "all", "gpus") == devices
     assert local_gpus.select_free(request, "all", "gpus", of_one_model=True) == [devices[0], devices[2]]
@@ -372,7 +372,7 @@ def test_an_error_names_the_launcher_that_was_chosen(
 ) -> None:
     monkeypatch.setattr(local_gpus, "_list_present", lambda _: [])
     gpu = SimpleNamespace(kind="nvidia", device="auto")
-    config = SimpleNamespace(gpu=gpu, shard=None, wait=False)
+    config = SimpleNamespace(gpu=gpu, shard=None, repeats=1, wait=False)
     request: Any = SimpleNamespace(config=config, configs=[config], simulated=None)
     with pytest.raises(ConfigError, match=rf"^hydra/launcher={launcher} found no NVIDIA GPU; .* gpu=simulated_"):
         engine(request, None, "all")

@@ -33,7 +33,7 @@ TYPED = ("run.py", "-m", "repeats=3", "hydra/launcher=slurm", "resume=true", "--
 
 def test_an_exporter_is_refused_as_tasks_on_one_host_would_want_its_port() -> None:
     config = SimpleNamespace(
-        gpu=SimpleNamespace(device="auto"), shard=None, exporter=SimpleNamespace(name="prometheus")
+        gpu=SimpleNamespace(device="auto"), shard=None, repeats=1, exporter=SimpleNamespace(name="prometheus")
     )
     with pytest.raises(ConfigError, match=r"exporter=prometheus .* would share its port; remove exporter"):
         slurm.run(SimpleNamespace(configs=[config], config=config), UndoStack(), SlurmOptions())  # type: ignore[arg-type]
@@ -257,6 +257,7 @@ def config() -> SimpleNamespace:
     return SimpleNamespace(
         gpu=SimpleNamespace(device="auto"),
         shard=None,
+        repeats=1,
         exporter=SimpleNamespace(name="none"),
         tracking=SimpleNamespace(uri="http://h:1", experiment="e", series_points=1),
         resume="false",
