@@ -87,7 +87,7 @@ def test_a_signal_while_a_row_is_judged_makes_it_interrupted_and_keeps_what_was_
 
 
 def test_after_a_signal_what_takes_long_is_not_read(ran, monkeypatch):
-    monkeypatch.setattr(executor, "_SMALL_BYTES", 100)
+    monkeypatch.setattr(group_execution, "_SMALL_BYTES", 100)
 
     def judge(*_):
         raise Interrupted(15)
@@ -101,7 +101,7 @@ def test_after_a_signal_what_takes_long_is_not_read(ran, monkeypatch):
 
 
 def test_a_row_that_is_not_interrupted_is_judged_once(ran, capsys, monkeypatch):
-    monkeypatch.setattr(executor, "_LARGE_BYTES", 100)
+    monkeypatch.setattr(group_execution, "_LARGE_BYTES", 100)
     row = next(executor.run([ran.group], ran.shared))
     assert [row] == ran.closed and row.result is Result.OK
     assert "naive-a: reading 0.0 GB of job output" in capsys.readouterr().err
