@@ -67,6 +67,8 @@ class NullJob:
     watches_output = False
     index = 0
     block = 1
+    arrivals = ""
+    """Name of the arrival sequence of a service."""
     held_ns = 0
     """Time for which the orchestrator has held the job so far, in nanoseconds."""
 
@@ -136,6 +138,7 @@ class Job(NullJob):
         self.index = spec["index"]
         self._address = spec["socket"]
         self.block = spec.get("block", self.block)
+        self.arrivals = spec.get("arrivals", self.arrivals)
         self.watches_output = bool(spec.get("watches_output"))
         # One write call per line, unbuffered: what a killed job has written is not lost.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC

@@ -15,6 +15,7 @@ from itertools import chain
 from pipeline.base.domain.records import Group, Plan
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan import setting_checks, shards
+from pipeline.plan.arrival_sequences import number_sequences
 from pipeline.plan.config_schema import Config, Order, ShardOf
 from pipeline.plan.groups import make_digest, make_groups, name_groups
 from pipeline.plan.inventory import Inventory
@@ -36,6 +37,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
                 placed = dataclasses.replace(
                     group,
                     block=block,
+                    jobs=number_sequences(group.jobs, block),
                     digest=make_digest(group.key, block),
                     any_gpu_digest=make_digest(group.any_gpu_digest, block),
                     program_digest=make_digest(group.program_digest, block),

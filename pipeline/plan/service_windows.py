@@ -8,6 +8,10 @@ from typing import Any
 from pipeline.base.domain import service_figures
 from pipeline.base.domain.records import Window, WindowKind
 
+_UNDER_LOAD = {0.6: 4000, 0.8: 13_000}
+"""Numbers of requests in which a queue with constant service times has enough excursions for a p99
+(`python -m benchmarks.percentiles`)."""
+
 
 def list_notes(service: Any, window: Window) -> list[str]:
     """Return notes on the percentiles of a service in a window; none for other workloads.
@@ -33,7 +37,10 @@ def list_notes(service: Any, window: Window) -> list[str]:
         )
     if count < (least := service_figures.min_requests(99)):
         enough = _suggest_window(rate_per_s, window, least)
-        return [f"no p99: a p99 needs {least} requests, and the window holds {held}; {enough}"]
+        return [f"no p99: a p99 needs at least {least} requests, and the window holds {held}; {enough}"]
+    if count < max(_UNDER_LOAD.values()):
+        needs = " and ".join(f"{number:,} at load {load:g}" for load, number in _UNDER_LOAD.items())
+        return [f"a p99 needs {least:,} requests that do not wait for others, about {needs}; the window holds {held}"]
     return []
 
 
