@@ -24,9 +24,9 @@ from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import job, params, row, study
 
 
-def service(index: int, rate: float, latency_ms: float, **changes: Any) -> JobRow:
+def service(index: int, rate: float, latency_ms: float, sequence: int = 0, **changes: Any) -> JobRow:
     own = params("infer", work_unit="requests", given_rate="true", rate_per_s=f"{rate:g}")
-    own |= {"objective_ms": "50.0", "objective_percentile": "99.0"}
+    own |= {"objective_ms": "50.0", "objective_percentile": "99.0", "arrival_sequence": str(sequence)}
     figures = {"throughput_requests_per_s": rate, "latency_mean_ms": latency_ms, "latency_p99_ms": 3 * latency_ms}
     return job(index, own, None, metrics=figures, **changes)
 
@@ -40,7 +40,7 @@ def served(scenario: str, degree: int, rate: float, latency_ms: float, block: in
         "objective_met_worst_ratio": float(3 * latency_ms <= 50),
         "rate_sustained_worst_ratio": 1.0,
     }
-    jobs = tuple(service(index, rate, latency_ms) for index in range(degree))
+    jobs = tuple(service(index, rate, latency_ms, (index + block - 1) % degree) for index in range(degree))
     return row(scenario, jobs, block, metrics=own | figures)
 
 
