@@ -3,7 +3,8 @@
 Queues remember: requests of one busy period are slow together, so requests above a percentile do not count, but
 excursions above it do. An excursion begins above a level and ends when a latency is at or below the median. Excursions
 above the 90th percentile are as long as those above higher percentiles and ten times as many as those above the 99th,
-so their number says how many a higher percentile has, and depends little on its value. Simulations
+so their number says how many a higher percentile has, and depends little on its value. Where other causes make the
+slowest requests than the slow ones, such as stalls, the excursions above the percentile itself count. Simulations
 (`python -m benchmarks.percentiles`) show how well the intervals of percentiles then cover.
 """
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LEVEL = 90.0
+_SCATTER = 3.5
+"""The number of excursions above the percentile itself scatters, so it only counts if smaller by this factor."""
 _RESERVE = 1.5
 """Factor of the suggested length of a window, so that a repeated run rarely falls short again."""
 
@@ -34,8 +37,12 @@ def estimate_number(latencies: NDArray[np.float64], percentile: float) -> float:
 
     ordered = np.sort(latencies)
     calm = np.flatnonzero(latencies <= select_rank(ordered, MEDIAN))
-    high = np.flatnonzero(latencies >= select_rank(ordered, _LEVEL))
-    return len(np.unique(np.searchsorted(calm, high))) * (100 - percentile) / (100 - _LEVEL)
+
+    def count_above(level: float) -> int:
+        high = np.flatnonzero(latencies >= select_rank(ordered, level))
+        return len(np.unique(np.searchsorted(calm, high)))
+
+    return min(count_above(_LEVEL) * (100 - percentile) / (100 - _LEVEL), _SCATTER * count_above(percentile))
 
 
 def has_enough(latencies: NDArray[np.float64], percentile: float) -> bool:

@@ -83,6 +83,25 @@ def test_a_generator_that_does_not_keep_its_rate_marks_the_row(tmp_path):
     assert "collocation.stalled" not in row.tags
 
 
+@pytest.mark.parametrize(("objective_ms", "met"), [(100, None), (40, 0.0)])
+def test_a_window_that_is_too_short_for_a_p99_is_noted(tmp_path, objective_ms, met):
+    alone = served("a", objective=Objective(latency_ms=objective_ms, percentile=99))
+    made = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}], told_ns=11 * S)
+    due = range(1, 11 * S, 5 * MS)
+    # Four bursts in which each request waits for 50 ms.
+    takes = [50 * MS if at // S in (2, 4, 6, 8) else 4 * MS for at in due]
+    records = [client.REQUEST.pack(at, at, at, 0, at + ns, 0, 1) for at, ns in zip(due, takes, strict=True)]
+    (made.folder / client.REQUESTS_FILE).write_bytes(b"".join(records))
+    row = judge(alone, made)
+    assert row.tags["collocation.flag"] == (
+        "job 0-a: the window is too short for a p99 at this load, about 500 s are needed"
+    )
+    metrics = row.jobs[0].metrics
+    assert "latency_mean_ms" in metrics and "latency_p99_ms" not in metrics
+    # The p99 of a longer window may be higher, but the objective is missed even here.
+    assert metrics.get("objective_met_ratio") == met
+
+
 def test_what_cannot_be_measured_fails_and_what_cannot_be_is_counted(tmp_path):
     alone = served("a")
     nothing = asked(tmp_path / "nothing", alone.jobs[0], every_ms=10, takes_ms=5, until_s=0.5, told_ns=11 * S)
