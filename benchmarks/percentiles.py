@@ -1,7 +1,7 @@
 """How well intervals cover the p99 of a queue, and how often equal services are "worse": simulations.
 
     python -m benchmarks.percentiles p99 --studies 600 --blocks 5
-    python -m benchmarks.percentiles services --studies 600
+    python -m benchmarks.percentiles services --loads 0.3 0.6
 
 A service takes the same time for each request (M/D/1), so its p99 is known. A window begins 100 service times after the
 first arrival, as that of a service of 10 ms with `window.settle_s=1`. Times are in services.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LOADS = (0.3, 0.6, 0.8, 0.9)
 REQUESTS = (1000, 2000, 5000, 15_000, 50_000, 150_000)
-_SETTLE, _MOST_REQUESTS = 100, 150_000_000
+_SETTLE = 100
 PERCENTILE = 99.0
 
 
@@ -120,9 +120,9 @@ def _print_coverage(options: argparse.Namespace) -> None:
 
     print("| load | requests | studies | p99 shown / true | coverage of all | studies with a p99 | their coverage |")
     print("|---|---|---|---|---|---|---|")
-    for load in LOADS:
+    for load in options.loads:
         for requests in REQUESTS:
-            studies = min(options.studies, _MOST_REQUESTS // (options.blocks * requests))
+            studies = min(options.studies, options.most_requests // (options.blocks * requests))
             rng = np.random.default_rng([options.seed, int(100 * load), requests])
             found = measure_coverage(rng, load, requests, options.blocks, studies)
             covers = "" if found.of_shown is None else f"{found.of_shown:.3f}"
@@ -136,7 +136,7 @@ def _print_claims(options: argparse.Namespace) -> None:
 
     print("| load | blocks | slowest of seven against one alone | same arrivals |")
     print("|---|---|---|---|")
-    for load in LOADS[:2]:
+    for load in options.loads:
         for blocks in (5, 10):
             rng = np.random.default_rng([options.seed, int(100 * load), blocks])
             slowest, same = simulate_claims(rng, load, blocks, options.studies)
@@ -149,6 +149,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("what", choices=("p99", "services"))
     parser.add_argument("--studies", type=int, default=600)
     parser.add_argument("--blocks", type=int, default=5)
+    parser.add_argument("--loads", type=float, nargs="+", default=LOADS)
+    parser.add_argument("--most-requests", type=int, default=150_000_000, help="fewer studies for a row with more")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)
     (_print_coverage if options.what == "p99" else _print_claims)(options)

@@ -94,8 +94,8 @@ def test_a_window_without_a_p99_is_noted_once(make_plan):
         "9 s); set window.seconds=14"
     ]
     assert [note for note in make_plan([*TINY, *POISSON, "window.seconds=12"]).notes if "p99" in note] == [
-        "infer_tiny: a p99 needs 1,200 requests that do not wait for others, about 4,000 at load 0.6 and 13,000 at load "
-        "0.8; the window holds about 1,200 requests (100/s for 12 s)"
+        "infer_tiny: a p99 needs 1,200 requests that do not wait for others, about 4,000 at load 0.6 and 13,000 at "
+        "load 0.8; the window holds about 1,200 requests (100/s for 12 s)"
     ]
     assert not any("p99" in note for note in make_plan([*TINY, *POISSON, "window.seconds=130"]).notes)
     assert not any("p99" in note for note in make_plan([*TINY]).notes), "nobody knows how many there will be"
