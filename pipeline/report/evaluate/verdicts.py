@@ -230,7 +230,7 @@ def _pairs(cell: Cell, members: Sequence[Cell]) -> list[_Pair]:
     return pairs
 
 
-def _invert_slowdown(cell: Cell) -> tuple[Mapping[int, float], str]:
+def _invert_slowdown(cell: Cell) -> tuple[dict[int, float], str]:
     """Return the latency alone over the latency together, under the same arrivals; empty for a mix."""
     metric = P99_SLOWDOWN if P99_SLOWDOWN in cell.values else MEAN_SLOWDOWN
     slowdowns = {} if cell.case.is_mix else cell.values.get(metric, {})
