@@ -122,7 +122,7 @@ def describe_short_window(requests: Requests, window: Window, percentile: float)
     latency_ms = _compute_latency_ms(requests.where(_is_inside(requests["intended_ns"], window)))
     if len(latency_ms) < service_figures.min_requests(percentile) or has_enough(latency_ms, percentile):
         return None
-    if not math.isfinite(select_rank(np.sort(latency_ms), percentile)):
+    if _has_grown(requests, window) or not math.isfinite(select_rank(np.sort(latency_ms), percentile)):
         return None  # a saturated service has no percentile, however long the window
     seconds = suggest_length(latency_ms, percentile, measure_seconds(window))
     return f"the window is too short for a p{percentile:g} at this load, about {seconds:g} s are needed"

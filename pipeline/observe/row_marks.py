@@ -126,12 +126,13 @@ def _find_late_generators(batch: Batch, window: Window) -> Iterator[str]:
 
 
 def _find_short_tails(batch: Batch, window: Window) -> Iterator[str]:
-    """Yield a mark for each service whose upper percentile rests on too few independent excursions above it."""
+    """Yield a mark for the first service whose upper percentile rests on too few independent excursions above it."""
     for state, log in zip(batch.states, batch.logs, strict=True):
         objective = state.job.workload.objective
         percentile = max(99.0, (objective.percentile if objective is not None else None) or 99.0)
         if log.requests is not None and (short := latency.describe_short_window(log.requests, window, percentile)):
             yield f"job {state.job.name}: {short}"
+            return
 
 
 def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:
