@@ -174,7 +174,7 @@ def waiting_quantile(load: float, share: float) -> float:
         terms = ((-load * (t - k)) ** k / math.factorial(k) * math.exp(load * (t - k)) for k in range(int(t) + 1))
         return (1 - load) * sum(terms)
 
-    low, high = 0.0, 20.0
+    low, high = 0.0, 25.0
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if count_at_most(middle) < share else (low, middle)

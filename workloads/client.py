@@ -67,6 +67,8 @@ class NullJob:
     watches_output = False
     index = 0
     block = 1
+    arrivals = ""
+    """Name of the arrival sequence of a service."""
     held_ns = 0
     """Total time, in nanoseconds, for which the orchestrator has held the job (made it wait between two steps)."""
 
@@ -136,6 +138,7 @@ class Job(NullJob):
         self.index = spec["index"]
         self._address = spec["socket"]
         self.block = spec.get("block", self.block)
+        self.arrivals = spec.get("arrivals", self.arrivals)
         self.watches_output = bool(spec.get("watches_output"))
         # Each line is written by one unbuffered call, so the lines of a killed job are not lost.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC

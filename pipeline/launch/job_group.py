@@ -287,7 +287,7 @@ class JobGroup:
         argv = self._make_argv(job, output)
         shown_argv = secrets.mask_words(argv)  # masked, because the file becomes an artifact
         spec = {"index": job.index, "socket": str(self._socket), "name": job.name, "argv": shown_argv}
-        spec["block"] = self._block
+        spec |= {"block": self._block, "arrivals": f"{job.workload.program_digest}-{job.arrivals}"}
         spec["watches_output"] = job.workload.rate.pattern is not None
         (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
         cpus = share_cpus(position, len(self.states)) if self._pin_cpus else []

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pipeline.base.domain.baselines import Baselines
 from pipeline.base.domain.normalisation import ComparedJob, average_figures, normalise
@@ -97,32 +97,37 @@ class Comparison:
         return None
 
     def _compare(self, row: GroupResult) -> dict[str, float]:
-        solo = {
-            digest: average_figures([job.metrics for job, _ in runs])
-            for digest, runs in zip(_list_digests(row), self._find_solo_runs(row), strict=True)
-        }
+        solo = [[job for job, _ in runs] for runs in self._find_solo_runs(row)]
         mix = self._find_baselines(row).find_serial_group(_list_digests(row))
         return compare_with_baseline(row, solo, mix.metrics.get("makespan_s") if mix else None)
 
 
 def compare_with_baseline(
-    row: GroupResult, solo: Mapping[str, Mapping[str, float]], serial_makespan_s: float | None
+    row: GroupResult, solo: Sequence[Sequence[JobResult]], serial_makespan_s: float | None
 ) -> dict[str, float]:
     """Compute the figures of a group against its serial baseline, except figures whose baseline is missing.
 
-    `solo` has the figures of each job alone, by workload digest.
+    `solo` has the runs of each job alone.
     """
-    programs = [job.job.workload for job in row.measured]
     return normalise(
         row.group.window.kind,
-        [
-            ComparedJob(program.work_unit, program.is_rate_given, job.metrics, solo.get(program.digest, {}))
-            for program, job in zip(programs, row.measured, strict=True)
-        ],
+        [_compare_job(job, runs) for job, runs in zip(row.measured, solo, strict=True)],
         is_sequential=row.group.sequential,
         has_co_runners=row.group.has_co_runners,
         serial_s=serial_makespan_s,
         makespan_s=row.metrics.get("makespan_s"),
+    )
+
+
+def _compare_job(job: JobResult, runs: Sequence[JobResult]) -> ComparedJob:
+    workload = job.job.workload
+    same = [run for run in runs if run.job.arrivals == job.job.arrivals or not workload.is_rate_given]
+    return ComparedJob(
+        workload.work_unit,
+        workload.is_rate_given,
+        together=job.metrics,
+        alone=average_figures([run.metrics for run in same or runs]),
+        has_same_arrivals=bool(same),
     )
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.workload import Objective
 from pipeline.launch.requests import Requests
-from pipeline.observe.sample_figures import Window
+from pipeline.observe.excursions import has_enough, select_rank, suggest_length
+from pipeline.observe.sample_figures import Window, measure_seconds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,12 +55,15 @@ def compute_figures(
         )
         percentile = objective.percentile
         if percentile is not None and len(due) >= service_figures.min_requests(percentile):
-            value_ms = _select_rank(np.sort(_compute_latency_ms(due)), percentile)
-            metrics[service_figures.OBJECTIVE_MET] = float(value_ms <= objective.latency_ms)
+            latency_ms = _compute_latency_ms(due)
+            is_met = select_rank(np.sort(latency_ms), percentile) <= objective.latency_ms
+            # A window that is too short shows too low a percentile, so it can only show that an objective is missed.
+            if not is_met or has_enough(latency_ms, percentile):
+                metrics[service_figures.OBJECTIVE_MET] = float(is_met)
     if is_rate_given:
         metrics[service_figures.SUSTAINED] = _compute_sustained(requests, due, len(answered), window)
         late = np.sort(_subtract_ms(due, "intended_ns", "sent_ns"))
-        metrics |= {"send_late_p50_ms": _select_rank(late, 50), "send_late_p99_ms": _select_rank(late, 99)}
+        metrics |= {"send_late_p50_ms": select_rank(late, 50), "send_late_p99_ms": select_rank(late, 99)}
     if tokens := int(answered["tokens"].sum()):
         metrics[work_units.rate_of("tokens")] = tokens / seconds
     return metrics
@@ -101,11 +105,27 @@ def describe_lateness(requests: Requests, window: Window) -> str | None:
         return f"its generator sent {sent} of the {due} requests due in the window"
     if not len(intended):
         return None
-    late_ms = _select_rank(np.sort(_subtract_ms(intended, "intended_ns", "sent_ns")), 50)
-    latency_ms = _select_rank(np.sort(_compute_latency_ms(intended)), 50)
+    late_ms = select_rank(np.sort(_subtract_ms(intended, "intended_ns", "sent_ns")), 50)
+    latency_ms = select_rank(np.sort(_compute_latency_ms(intended)), 50)
     if late_ms > max(LATE_MS, LATE_SHARE * latency_ms):
         return f"its generator sent half of its requests more than {late_ms:.3g} ms late (latency: {latency_ms:.3g} ms)"
     return None
+
+
+def describe_short_window(requests: Requests, window: Window, percentile: float) -> str | None:
+    """Describe a window that is too short for a percentile at its load; `None` if it is long enough.
+
+    A window with fewer than the minimum number of requests is not described, because the plan has a note.
+    """
+    import numpy as np
+
+    latency_ms = _compute_latency_ms(requests.where(_is_inside(requests["intended_ns"], window)))
+    if len(latency_ms) < service_figures.min_requests(percentile) or has_enough(latency_ms, percentile):
+        return None
+    if _has_grown(requests, window) or not math.isfinite(select_rank(np.sort(latency_ms), percentile)):
+        return None  # a saturated service has no percentile, however long the window
+    seconds = suggest_length(latency_ms, percentile, measure_seconds(window))
+    return f"the window is too short for a p{percentile:g} at this load, about {seconds:g} s are needed"
 
 
 def _count_never_sent(requests: Requests, window: Window) -> int:
@@ -178,17 +198,13 @@ def _compute_spread(name: str, values: Values) -> dict[str, float]:
 
     std = float(np.std(values)) if np.isfinite(values).all() else math.inf
     metrics = {f"{name}_mean_ms": float(np.mean(values)), f"{name}_std_ms": std}
-    values = np.sort(values)
+    ordered = np.sort(values)
     metrics |= {
-        f"{name}_p{text}_ms": _select_rank(values, percent)
-        for text, percent, least in service_figures.PERCENTILES
-        if len(values) >= least
+        f"{name}_p{text}_ms": select_rank(ordered, percent)
+        for text, percent in service_figures.PERCENTILES
+        if has_enough(values, percent)
     }
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-
-def _select_rank(ordered: Values, percent: float) -> float:
-    return float(ordered[math.ceil(percent / 100 * len(ordered)) - 1])
 
 
 def _compute_latency_ms(requests: Requests) -> Values:

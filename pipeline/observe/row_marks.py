@@ -72,6 +72,7 @@ def find_marks(
             invalid += _find_stalls(group, batch, batch.window)
             invalid += _find_clock_faults(group, seen, batch, batch.window)
             notes += [*_find_late_generators(batch, batch.window), *_find_short_windows(group, batch, batch.window)]
+            notes += _find_short_tails(batch, batch.window)
     if overlap := _describe_low_overlap(group, batches, metrics):
         invalid.append(overlap)
     if load := host_load.describe_foreign_load(jobs, metrics, metrics.get("orchestrator_cpu_pct", 0.0)):
@@ -122,6 +123,16 @@ def _find_late_generators(batch: Batch, window: Window) -> Iterator[str]:
         requests = log.requests if state.job.workload.is_rate_given else None
         if requests is not None and (late := latency.describe_lateness(requests, window)) is not None:
             yield f"job {state.job.name}: {late}"
+
+
+def _find_short_tails(batch: Batch, window: Window) -> Iterator[str]:
+    """Yield a mark for the first service whose upper percentile rests on too few independent excursions above it."""
+    for state, log in zip(batch.states, batch.logs, strict=True):
+        objective = state.job.workload.objective
+        percentile = max(99.0, (objective.percentile if objective is not None else None) or 99.0)
+        if log.requests is not None and (short := latency.describe_short_window(log.requests, window, percentile)):
+            yield f"job {state.job.name}: {short}"
+            return
 
 
 def _find_short_windows(group: Group, batch: Batch, window: Window) -> Iterator[str]:

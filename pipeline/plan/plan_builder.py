@@ -16,6 +16,7 @@ from typing import Any
 from pipeline.base.domain.records import Group, Plan
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan import automatic_repeats, setting_checks, shards
+from pipeline.plan.arrival_sequences import number_sequences
 from pipeline.plan.config_schema import Config, Order, ShardOf
 from pipeline.plan.groups import make_digest, make_groups, name_groups
 from pipeline.plan.inventory import Inventory
@@ -39,6 +40,7 @@ def build_plan(configs: Sequence[Config], inventory: Inventory, *, is_sweep: boo
                     group,
                     block=block,
                     run=run,
+                    jobs=number_sequences(group.jobs, block),
                     digest=make_digest(group.key, *numbers),
                     any_gpu_digest=make_digest(group.any_gpu_digest, *numbers),
                     program_digest=make_digest(group.program_digest, *numbers),

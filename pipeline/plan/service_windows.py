@@ -8,6 +8,10 @@ from typing import Any
 from pipeline.base.domain import service_figures
 from pipeline.base.domain.records import Window, WindowKind
 
+_UNDER_LOAD = {0.6: 4000, 0.8: 13_000}
+"""Numbers of requests in which a queue with constant service times has enough excursions for a p99
+(`python -m benchmarks.percentiles`)."""
+
 
 def list_notes(service: Any, window: Window) -> list[str]:
     """Return notes on the percentiles of a service in a window; none for other workloads.
@@ -18,22 +22,25 @@ def list_notes(service: Any, window: Window) -> list[str]:
     rate_per_s, requests = getattr(service, service_figures.RATE, None), getattr(service, "requests", None)
     if window.kind is WindowKind.WORK and requests is not None:
         count = requests * window.epochs
-        held = f"{count} requests"
+        held = f"{count:,} requests"
     elif window.kind is WindowKind.STEADY and rate_per_s is not None:
         count = int(rate_per_s * window.longest_s)  # the steps of services are unknown, so their window is the longest
-        held = f"about {count} requests ({rate_per_s:g}/s for {window.longest_s:g} s)"
+        held = f"about {count:,} requests ({rate_per_s:g}/s for {window.longest_s:g} s)"
     else:
         return []  # the number of requests is unknown if clients wait for answers
     percentile = getattr(service, service_figures.OBJECTIVE_PERCENTILE, None)
     if percentile is not None and count < service_figures.min_requests(percentile):
         needed = service_figures.min_requests(percentile)
         raise ValueError(
-            f"objective_percentile={percentile:g} needs {needed} requests, and the window holds {held}; "
+            f"objective_percentile={percentile:g} needs {needed:,} requests, and the window holds {held}; "
             f"{_suggest_window(rate_per_s, window, needed)}"
         )
     if count < (least := service_figures.min_requests(99)):
         enough = _suggest_window(rate_per_s, window, least)
-        return [f"no p99: a p99 needs {least} requests, and the window holds {held}; {enough}"]
+        return [f"no p99: a p99 needs at least {least:,} requests, and the window holds {held}; {enough}"]
+    if count < max(_UNDER_LOAD.values()):
+        needs = " and ".join(f"{number:,} at load {load:g}" for load, number in _UNDER_LOAD.items())
+        return [f"a p99 needs {least:,} requests that do not wait for others, about {needs}; the window holds {held}"]
     return []
 
 

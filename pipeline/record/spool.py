@@ -20,6 +20,7 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.marks import NO_MARKS
 from pipeline.base.domain.records import CO_RUNNERS, Group, Interpreter, Slot, Window, WindowKind
 from pipeline.base.domain.tags import GROUP, JOB, Tag, fact_tag
+from pipeline.base.domain.work_units import ARRIVALS
 from pipeline.base.system import locks, secrets, tracking_root
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.factory import Spec
@@ -259,6 +260,7 @@ def _make_record(
                 "workload": job.workload.name,
                 **environments.get(job.workload.env, {}),
                 **dict(job.workload.params),
+                **({ARRIVALS: str(job.arrivals)} if job.workload.is_rate_given else {}),
             },
             tags=common
             | of_scripts.get(job.workload.script, {})

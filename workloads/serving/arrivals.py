@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import select
 import subprocess
@@ -78,11 +79,12 @@ class Answer(NamedTuple):
 
 
 def derive_seed(seed: int, job: client.NullJob) -> int:
-    """Return the arrival seed of a job, which differs between jobs of a group and between blocks.
+    """Return the arrival seed of a job: different for each arrival sequence and for each block.
 
-    The seed is the same in every sharing mode, so that modes are compared under the same load.
+    It is equal in every sharing mode, and of one job in a group also equal to that of the job alone, so that modes are
+    compared under the same load.
     """
-    return (seed * 1000 + job.block) * 1000 + job.index
+    return int.from_bytes(hashlib.sha256(f"{seed}-{job.block}-{job.arrivals}".encode()).digest()[:8], "big")
 
 
 class Arrivals(ABC):

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.records import CO_RUNNERS
 from pipeline.base.domain.sharing_modes import mode_of
-from pipeline.base.domain.work_units import GIVEN_RATE
+from pipeline.base.domain.work_units import ARRIVALS, GIVEN_RATE
 
 FLAG = "flags."
 """Prefix of the params that record the `workload.flags` of a script."""
 ARGUMENTS = "args"
 # Params that are not properties of the program: settings of the complete study, paths, reports of the job.
-_NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root", GIVEN_RATE})
+_NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "cache_root", GIVEN_RATE, ARRIVALS})
 _PREFIXES = ("job.", "placement.")
 ENVIRONMENT = "environment_digest"
 """The param that distinguishes environments. Names omit it, because a digest means nothing to a reader."""

@@ -26,12 +26,14 @@ class ComparedJob(NamedTuple):
         is_given: whether the user set the job's rate, which then does not show its speed.
         together: the figures when run with the other jobs of the group.
         alone: the figures of the baseline; empty if there is none.
+        has_same_arrivals: whether the baseline had the same arrivals; otherwise latencies are not compared.
     """
 
     unit: str
     is_given: bool
     together: Mapping[str, float]
     alone: Mapping[str, float]
+    has_same_arrivals: bool = True
 
 
 def rate_name(window: WindowKind, unit: str) -> str:
@@ -98,9 +100,17 @@ def _rate(window: WindowKind, unit: str, figures: Mapping[str, float]) -> float 
 
 
 def _compare_latencies(jobs: Sequence[ComparedJob]) -> dict[str, float]:
+    """Return the largest ratio of latencies among the services whose baseline had the same arrivals.
+
+    The slowest of several services with other arrivals would be slower than one service by chance.
+    """
     slowdowns = {}
+    served = [
+        job
+        for job in jobs
+        if job.has_same_arrivals and (service_figures.MEAN in job.together or service_figures.MEAN in job.alone)
+    ]
     for name, latency in _OF_LATENCY.items():
-        served = [job for job in jobs if service_figures.MEAN in job.together or service_figures.MEAN in job.alone]
         known = [
             job.together[latency] / job.alone[latency]
             for job in served

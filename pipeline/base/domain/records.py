@@ -201,12 +201,14 @@ class Job:
     Attributes:
         size: name of the job's size in a mix, if any.
         is_co_runner: whether the job is a co-runner, which starts before the measured jobs and stops after them.
+        arrivals: number of the arrival sequence of a service; the same workload alone has sequence 0.
     """
 
     index: int
     workload: Workload
     size: str | None = None
     is_co_runner: bool = False
+    arrivals: int = 0
 
     @property
     def name(self) -> str:

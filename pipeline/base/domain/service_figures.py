@@ -12,8 +12,11 @@ GOODPUT, SUSTAINED = "goodput_requests_per_s", "rate_sustained_ratio"
 
 OBJECTIVE_MET = "objective_met_ratio"
 """For a job with an objective at a percentile: 1 if its latency meets it, else 0."""
-PERCENTILES = (("50", 50.0, 1), ("95", 95.0, 1), ("99", 99.0, 1000), ("999", 99.9, 10_000))
-"""Name, percentage and minimum number of requests of each percentile."""
+PERCENTILES = (("50", 50.0), ("95", 95.0), ("99", 99.0), ("999", 99.9))
+"""Name and percentage of each percentile."""
+MEDIAN = 50.0
+MIN_EXCURSIONS = 10
+"""Least number of independent excursions above an upper percentile (`pipeline/observe/excursions.py`)."""
 RATE, OBJECTIVE, OBJECTIVE_PERCENTILE = "rate_per_s", "objective_ms", "objective_percentile"
 """Params of a job: the rate of its requests, the objective's latency, and the objective's percentile."""
 
@@ -27,8 +30,12 @@ def name_worst(latency: str) -> str:
 
 
 def min_requests(percentile: float) -> int:
-    """Return the minimum number of requests for a percentile."""
-    return next(least for _, percent, least in PERCENTILES if percent == percentile)
+    """Return the minimum number of requests for a percentile; more are needed if requests wait for each other.
+
+    Independent latencies return to the median before they exceed the 90th percentile again with a probability of 5/6,
+    so `MIN_EXCURSIONS` excursions need 12 requests above the percentile.
+    """
+    return 1 if percentile <= MEDIAN else round(1.2 * MIN_EXCURSIONS / (1 - percentile / 100))
 
 
 def summarise_group(jobs: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 SAMPLES = "samples"
 """The work unit of a workload that names none."""
+ARRIVALS = "arrival_sequence"
+"""Param of a service at a given rate: the number of its arrival sequence, 0 for a job alone."""
 PARAM, GIVEN_RATE = "work_unit", "given_rate"
 """Params of a job's run: its work unit, and whether the user set its rate."""
 

@@ -21,6 +21,7 @@ from pipeline.report.evaluate.metrics import (
     TOTAL_TIME,
     Metric,
     Scale,
+    find_incomplete_percentiles,
     find_sampled_metrics,
     find_work_metrics,
     is_latency,
@@ -360,6 +361,8 @@ def _cell(
                 into.setdefault(name, {})[row.block] = value
         cell.counted.update(find_work_metrics(row))
         cell.sampled.update(find_sampled_metrics(row))
+    for name in find_incomplete_percentiles(cell.values):
+        del cell.values[name]
     for name, metric in _collect_metrics([cell]).items():
         if name in cell.values:
             cell.estimates[name] = cell.estimate(cell.values[name], metric.scale)

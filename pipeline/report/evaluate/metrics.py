@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -38,6 +39,9 @@ ENERGY_VS_ALONE = "energy_vs_alone_ratio"
 MEMORY, INSTANCE_MEMORY = "memory_peak_mib", "instance_memory_peak_mib"
 
 
+_PERCENTILE = re.compile(r"_p\d+_")
+
+
 def is_latency(name: str) -> bool:
     """Return whether a quantity of a group is a latency, or a ratio of latencies."""
     return name.startswith("latency_")
@@ -46,6 +50,16 @@ def is_latency(name: str) -> bool:
 def name_instance_metric(activity: str) -> str:
     """Return the name of the mean activity of the GPU instances of a group."""
     return f"instance_{activity}"
+
+
+def find_incomplete_percentiles(values: Mapping[str, Mapping[int, float]]) -> list[str]:
+    """Return the percentiles of latency that are missing in a block with a mean latency.
+
+    A percentile is missing where the window was too short for it. The other blocks are no random choice: their bursts
+    of requests were shorter.
+    """
+    means = {name: _PERCENTILE.sub("_mean_", name) for name in values if is_latency(name)}
+    return [name for name, mean in means.items() if len(values[name]) < len(values.get(mean, ()))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,12 @@ class BlockBaselines(Baselines[Row, JobRow]):
         return self.by_program.get(labels.identify_program(job.params), [])
 
     def solo(self, row: Row, job: JobRow) -> JobRow | None:
-        """Return the run alone of a row's job; if there are several, with the means of their metrics."""
+        """Return the run alone of a row's job; if there are several, with the means of their metrics.
+
+        For a service at a given rate, runs with its arrivals are preferred.
+        """
         runs = self.find_runs_alone(job.digest, _digests(row))
+        runs = [run for run in runs if _has_same_arrivals(job, run)] or runs
         return dataclasses.replace(runs[0], metrics=average_figures([run.metrics for run in runs])) if runs else None
 
     def total_time_s(self, row: Row) -> float | None:
@@ -237,9 +241,23 @@ def _slowdowns(row: Row, alone: Sequence[JobRow | None]) -> dict[str, float]:
 
 def _pair_with_solo(row: Row, alone: Sequence[JobRow | None]) -> list[ComparedJob]:
     return [
-        ComparedJob(job.unit, job.is_rate_given, job.metrics, {} if solo is None else solo.metrics)
+        ComparedJob(
+            job.unit,
+            job.is_rate_given,
+            together=job.metrics,
+            alone={} if solo is None else solo.metrics,
+            has_same_arrivals=solo is not None and _has_same_arrivals(job, solo),
+        )
         for job, solo in zip(row.jobs, alone, strict=True)
     ]
+
+
+def _has_same_arrivals(job: JobRow, solo: JobRow) -> bool:
+    """Return whether two services had the same arrivals; unknown for results of earlier versions."""
+    if not job.is_rate_given:
+        return True
+    arrivals = job.params.get(work_units.ARRIVALS)
+    return arrivals is not None and arrivals == solo.params.get(work_units.ARRIVALS)
 
 
 def _normalise(row: Row, alone: Sequence[JobRow | None], serial_s: float | None) -> dict[str, float]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.base.domain.normalisation import SPEEDUP, select_independent
+from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SPEEDUP, select_independent
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
 from pipeline.base.system.grouping import group_by
@@ -218,6 +218,8 @@ def _pairs(cell: Cell, members: Sequence[Cell]) -> list[_Pair]:
         if reference == SERIAL and SPEEDUP in cell.values:
             # The baseline of a steady mix is not a cell.
             ratios, metric = cell.values[SPEEDUP], SPEEDUP
+        elif reference == SERIAL and cell.num_given:
+            ratios, metric = _invert_slowdown(cell)
         elif other is not None:
             ratios, metric = speed_ratios(cell, other, cell.speed)
         else:
@@ -226,6 +228,13 @@ def _pairs(cell: Cell, members: Sequence[Cell]) -> list[_Pair]:
             test = compare_pairs(select_independent(ratios, cell.gpus))
             pairs.append(_Pair(cell, reference.label, other, metric, ratios, test))
     return pairs
+
+
+def _invert_slowdown(cell: Cell) -> tuple[dict[int, float], str]:
+    """Return the latency alone over the latency together, under the same arrivals; empty for a mix."""
+    metric = P99_SLOWDOWN if P99_SLOWDOWN in cell.values else MEAN_SLOWDOWN
+    slowdowns = {} if cell.case.is_mix else cell.values.get(metric, {})
+    return {block: 1 / slowdown for block, slowdown in slowdowns.items()}, metric
 
 
 def _verdict(pair: _Pair, judged: _Judgement, num_tests: int) -> Verdict:
@@ -268,8 +277,10 @@ def _sentence(verdict: Verdict, cell: Cell) -> str:
     against = verdict.against
     if against == SERIAL.label and verdict.degree == 1:
         against = "the serial baseline"
-    if verdict.metric in (MEAN_LATENCY, P99_LATENCY):
-        against = "one job alone" if verdict.against == SERIAL.label else against
+    if verdict.metric in (MEAN_SLOWDOWN, P99_SLOWDOWN):
+        percentile = "p99" if verdict.metric == P99_SLOWDOWN else "mean"
+        against = f"the same job alone by the {percentile} latency under the same arrivals"
+    elif verdict.metric in (MEAN_LATENCY, P99_LATENCY):
         against += f" by the {METRICS[verdict.metric].title}"
     blocks = format_count(verdict.num_blocks, "block") + describe_gpus(verdict.num_gpus)
     details = [interval_in_words(verdict.ratio, ".2f").strip(" ()"), blocks]

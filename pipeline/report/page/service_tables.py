@@ -99,7 +99,8 @@ def objective_table(cells: Sequence[Cell]) -> Table:
     )
     note = (
         "A rate meets the objective if, in most blocks, every job sustained the rate and its latency at the percentile "
-        "was within the objective, and if no lower rate misses the objective. A p99 needs 1,000 requests in the window."
+        "was within the objective, and if no lower rate misses the objective. A p99 needs at least 1,200 requests in "
+        "the window, and more under load."
     )
     columns = ("case", "jobs", "mode", "objective", *rate_heads)
     return Table("objective", "The highest rate that meets the objective", columns, tuple(rows), note)

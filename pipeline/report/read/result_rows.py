@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from pipeline.base.domain.records import Job
 from pipeline.base.domain.sharing_modes import mode_of
+from pipeline.base.domain.work_units import ARRIVALS
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.report.read.rows import study_of
 from pipeline.report.read.study_records import JobRow, Row, Study
@@ -52,6 +53,7 @@ def _row(ended: GroupResult) -> Row:
 
 def _job(job: Job, ran: JobResult | None) -> JobRow:
     reported = {} if ran is None else {f"job.{key}": value for key, value in ran.params.items()}
+    arrivals = {ARRIVALS: str(job.arrivals)} if job.workload.is_rate_given else {}
     return JobRow(
         index=job.index,
         label=job.workload.name,
@@ -59,7 +61,7 @@ def _job(job: Job, ran: JobResult | None) -> JobRow:
         size=job.size,
         result=None if ran is None else ran.result,
         metrics={} if ran is None else ran.metrics,
-        params={"workload": job.workload.name, **dict(job.workload.params), **reported},
+        params={"workload": job.workload.name, **dict(job.workload.params), **arrivals, **reported},
         place={} if ran is None else ran.place,
         start_ns=None if ran is None else ran.start_ns,
         end_ns=None if ran is None else ran.end_ns,

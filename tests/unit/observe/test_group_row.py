@@ -431,8 +431,9 @@ def rated(the_group, *rates, name="throughput_samples_per_s", **metrics) -> Grou
     return GroupResult(group=the_group, result=Result.OK, reason="", jobs=jobs, metrics=metrics)
 
 
-def alone(name="throughput_samples_per_s", **rates) -> dict[str, dict[str, float]]:
-    return {f"digest-{workload}": {name: rate} for workload, rate in rates.items()}
+def alone(name="throughput_samples_per_s", **rates) -> list[tuple[JobResult, ...]]:
+    """Each job's run alone, or none."""
+    return [() if rate is None else rated(group(workload), rate, name=name).jobs for workload, rate in rates.items()]
 
 
 def test_steady_comparison_normalises_each_job_by_itself_alone():
@@ -465,7 +466,7 @@ def test_a_script_tells_its_out_of_memory_in_its_own_words(tmp_path):
 
 
 def test_without_a_baseline_there_is_no_comparison():
-    assert baseline_comparison.compare_with_baseline(rated(group("a", "b"), 50, 30), alone(a=100), None) == {}
+    assert baseline_comparison.compare_with_baseline(rated(group("a", "b"), 50, 30), alone(a=100, b=None), None) == {}
     assert dataclasses.asdict(rated(group("a"), 1))["metrics"] == {}
 
 

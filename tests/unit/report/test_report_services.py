@@ -13,7 +13,7 @@ from pipeline.base.domain.records import Result
 from pipeline.report.evaluate import outcomes
 from pipeline.report.evaluate.cells import list_metrics, make_cells
 from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
-from pipeline.report.evaluate.verdicts import verdicts
+from pipeline.report.evaluate.verdicts import Decision, verdicts
 from pipeline.report.figures import copies, gain, mixes
 from pipeline.report.page.grid import grids
 from pipeline.report.page.key_findings import write_answer
@@ -24,9 +24,9 @@ from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import job, params, row, study
 
 
-def service(index: int, rate: float, latency_ms: float, **changes: Any) -> JobRow:
+def service(index: int, rate: float, latency_ms: float, sequence: int = 0, **changes: Any) -> JobRow:
     own = params("infer", work_unit="requests", given_rate="true", rate_per_s=f"{rate:g}")
-    own |= {"objective_ms": "50.0", "objective_percentile": "99.0"}
+    own |= {"objective_ms": "50.0", "objective_percentile": "99.0", "arrival_sequence": str(sequence)}
     figures = {"throughput_requests_per_s": rate, "latency_mean_ms": latency_ms, "latency_p99_ms": 3 * latency_ms}
     return job(index, own, None, metrics=figures, **changes)
 
@@ -40,7 +40,7 @@ def served(scenario: str, degree: int, rate: float, latency_ms: float, block: in
         "objective_met_worst_ratio": float(3 * latency_ms <= 50),
         "rate_sustained_worst_ratio": 1.0,
     }
-    jobs = tuple(service(index, rate, latency_ms) for index in range(degree))
+    jobs = tuple(service(index, rate, latency_ms, (index + block - 1) % degree) for index in range(degree))
     return row(scenario, jobs, block, metrics=own | figures)
 
 
@@ -101,6 +101,31 @@ def test_services_are_compared_by_their_latency_and_gain_nothing() -> None:
     assert [*gain.sketches(cells, None)] == []
     (said,) = write_answer(study(*rows), cells, [])
     assert "the p99 latency of services that run together is 1.99 times" in said and "(4 infer bs128, naive)" in said
+
+
+def test_only_the_service_with_the_arrivals_of_the_run_alone_is_compared_with_it() -> None:
+    rows = []
+    for block in range(1, 6):
+        alone = 5.0 + block
+        rows.append(row("serial", (service(0, 50, alone),), block, metrics={"latency_mean_worst_ms": alone}))
+        # The copy with the arrivals of the run alone is as fast as it; the others have slower bursts by chance.
+        sequences = [(index + block - 1) % 3 for index in range(3)]
+        jobs = tuple(service(i, 50, alone * (1 + 0.4 * n), n) for i, n in enumerate(sequences))
+        rows.append(row("mps", jobs, block, metrics={"latency_mean_worst_ms": 1.8 * alone}))
+    (verdict,) = verdicts(make_cells(study(*rows)))
+    assert (verdict.decision, verdict.metric) == (Decision.EQUAL, "latency_p99_slowdown_worst_ratio")
+    assert "1.00 x the same job alone by the p99 latency under the same arrivals, equal within" in verdict.sentence
+
+
+def test_a_percentile_that_one_block_lacks_is_no_figure_of_the_case() -> None:
+    rows = [served(mode, 1, 50, 5.0, block) for mode in ("serial", "naive") for block in range(1, 6)]
+    short = rows[-1]
+    without = {name: value for name, value in short.metrics.items() if "p99" not in name}
+    rows[-1] = dataclasses.replace(short, metrics=without)
+    cells = {cell.mode: cell for cell in make_cells(study(*rows))}
+    assert "latency_p99_worst_ms" in cells["serial"].estimates
+    assert "latency_p99_worst_ms" not in cells["naive"].estimates
+    assert cells["naive"].estimates["latency_mean_worst_ms"].n == 5
 
 
 def test_a_service_that_does_not_sustain_its_rate_in_every_block_is_not_compared() -> None:

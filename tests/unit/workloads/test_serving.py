@@ -131,15 +131,15 @@ def test_arrivals_have_their_rate_and_their_own_instants_for_each_seed():
     assert poisson[:5] == list(itertools.islice(arrival_times("poisson", 100.0, 0), 5))
 
 
-def test_each_job_is_asked_at_other_instants_in_each_block_and_in_a_block_at_the_same():
-    def first_ns(seed: int, block: int, index: int) -> int:
+def test_each_arrival_sequence_has_other_instants_in_each_block():
+    def first_ns(seed: int, block: int, arrivals: str, index: int = 0) -> int:
         job = Notebook()
-        job.block, job.index = block, index
+        job.block, job.arrivals, job.index = block, arrivals, index
         return next(arrival_times("poisson", 100.0, derive_seed(seed, job)))
 
-    every = list(itertools.product((0, 1), (1, 2, 3), range(7)))
-    assert len({first_ns(*each) for each in every}) == len(every)
-    assert first_ns(1, 2, 3) == first_ns(1, 2, 3)
+    sequences = list(itertools.product((0, 1), (1, 2, 3), (f"{name}-{i}" for name in "ab" for i in range(7))))
+    assert len({first_ns(*sequence) for sequence in sequences}) == len(sequences)
+    assert first_ns(1, 2, "a-0", index=3) == first_ns(1, 2, "a-0")
 
 
 def open_loop(kind: str, rate_per_s: float, count: int = 0) -> OpenLoop:

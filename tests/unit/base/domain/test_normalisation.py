@@ -67,6 +67,9 @@ def test_a_service_at_a_given_rate_is_compared_by_its_latency_and_not_by_its_rat
     assert normalise(STEADY, [fast, slow]) == {MEAN_SLOWDOWN: 2.0}
     alone = fast._replace(alone=rate | {"latency_mean_ms": 4.0, "latency_p99_ms": 10.0})
     assert normalise(STEADY, [alone]) == {MEAN_SLOWDOWN: 1.5, P99_SLOWDOWN: 3.0}
+    # With other arrivals than alone, a service may be slower by chance.
+    assert normalise(STEADY, [alone, slow._replace(has_same_arrivals=False)]) == {MEAN_SLOWDOWN: 1.5, P99_SLOWDOWN: 3.0}
+    assert normalise(STEADY, [alone._replace(has_same_arrivals=False)]) == {}
     as_fast_as_it_can = alone._replace(is_given=False)
     of_rates = dict.fromkeys((SPEEDUP, SLOWDOWN, FAIRNESS), 1.0)
     assert normalise(STEADY, [as_fast_as_it_can]) == of_rates | {MEAN_SLOWDOWN: 1.5, P99_SLOWDOWN: 3.0}
