@@ -15,6 +15,7 @@ from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate import quantities
 from pipeline.report.evaluate.metrics import (
+    BEST_SOLO,
     MEAN_LATENCY,
     METRICS,
     P99_LATENCY,
@@ -26,7 +27,14 @@ from pipeline.report.evaluate.metrics import (
     is_latency,
     make_work_metrics,
 )
-from pipeline.report.evaluate.statistics import Estimate, estimate, interval_in_words
+from pipeline.report.evaluate.statistics import (
+    DRIFT_BLOCKS,
+    Estimate,
+    estimate,
+    interval_in_words,
+    is_baseline_drifting,
+    times_in_words,
+)
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import Row, Study
 
@@ -158,7 +166,32 @@ class Cell:
                 f"one naive job repeats the serial run, but ran {gain.median:.2f} times{in_words} as fast: "
                 "the machine changed between the two runs"
             )
+        if self.has_drifting_baseline(SPEEDUP):
+            notes.append(self._describe_drift())
         return tuple(notes)
+
+    def _describe_drift(self) -> str:
+        note = f"the baseline drifts with its host, the group does not, so {DRIFT_BLOCKS} blocks count as one; "
+        gain = self.estimates.get(BEST_SOLO)
+        if gain is None or self.has_drifting_baseline(BEST_SOLO):
+            return note + "a CUDA graph as baseline would not drift"
+        return note + f"see the speed-up over the best step mode alone: {times_in_words(gain)}"
+
+    def has_drifting_baseline(self, name: str) -> bool:
+        """Return whether a quantity is a speed-up over a baseline that drifts (`is_drifting`)."""
+        return name in (SPEEDUP, BEST_SOLO) and self.is_drifting(self.values.get(name, {}))
+
+    def is_drifting(self, ratios: Mapping[int, float]) -> bool:
+        """Return whether the baseline of ratios of speed drifts with the host, and the cell does not.
+
+        GPUs are independent, so blocks of several GPUs never drift.
+        """
+        rates = self.values.get(self.throughput, {})
+        blocks = ratios.keys() & rates.keys()
+        if self.num_given or not blocks or len(set(self.gpus.values())) > 1:
+            return False
+        baselines = [rates[block] / ratios[block] for block in blocks]
+        return is_baseline_drifting([rates[block] for block in blocks], baselines)
 
     @property
     def is_wholly_invalid(self) -> bool:
@@ -187,10 +220,12 @@ class Cell:
             return () if self.case.is_mix else (P99_LATENCY, MEAN_LATENCY)
         return (SPEEDUP, TOTAL_TIME) if self.case.is_mix else (SPEEDUP, self.throughput, TOTAL_TIME)
 
-    def estimate(self, by_block: Mapping[int, float], scale: Scale = Scale.POSITIVE) -> Estimate:
+    def estimate(
+        self, by_block: Mapping[int, float], scale: Scale = Scale.POSITIVE, *, is_drifting: bool = False
+    ) -> Estimate:
         """Estimate a quantity from its figures by block, such as ratios of this cell to another one."""
         values = list(by_block.values()) if scale is Scale.PEAK else select_independent(by_block, self.gpus)
-        return estimate(values, scale)
+        return estimate(values, scale, is_drifting=is_drifting)
 
     def estimate_inverse(self, name: str) -> Estimate | None:
         """Return the estimate of the inverse of a quantity; `None` if no block has the quantity."""
@@ -362,5 +397,7 @@ def _cell(
         cell.sampled.update(find_sampled_metrics(row))
     for name, metric in _collect_metrics([cell]).items():
         if name in cell.values:
-            cell.estimates[name] = cell.estimate(cell.values[name], metric.scale)
+            cell.estimates[name] = cell.estimate(
+                cell.values[name], metric.scale, is_drifting=cell.has_drifting_baseline(name)
+            )
     return cell
