@@ -139,13 +139,8 @@ class Cell:
         return {name: figure for name, figure in self.estimates.items() if self.is_compared or not is_latency(name)}
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """The notes of the rows, and the notes on the speed-up."""
-        return (*self.row_notes, *self.notes_on_gain)
-
-    @property
     def notes_on_gain(self) -> tuple[str, ...]:
-        """Notes on an implausible speed-up: the baseline may be slow, or the machine may have changed."""
+        """Notes on a doubtful speed-up: the baseline may be slow or drift, or the machine may have changed."""
         gain = self.estimates.get(SPEEDUP)
         if gain is None or self.is_derived:
             return ()
@@ -171,18 +166,21 @@ class Cell:
         return tuple(notes)
 
     def _describe_drift(self) -> str:
-        note = f"the baseline drifts with its host, the group does not, so {DRIFT_BLOCKS} blocks count as one; "
+        note = f"the baseline drifts with its host, so {DRIFT_BLOCKS} blocks count as one; "
         gain = self.estimates.get(BEST_SOLO)
         if gain is None or self.has_drifting_baseline(BEST_SOLO):
             return note + "a CUDA graph as baseline would not drift"
-        return note + f"see the speed-up over the best step mode alone: {times_in_words(gain)}"
+        return note + f"speed-up over the best step mode alone: {times_in_words(gain)}"
 
     def has_drifting_baseline(self, name: str) -> bool:
         """Return whether a quantity is a speed-up over a baseline that drifts (`is_drifting`)."""
-        return name in (SPEEDUP, BEST_SOLO) and self.is_drifting(self.values.get(name, {}))
+        # A group that waits for the host drifts against a CUDA graph that does not.
+        return name in (SPEEDUP, BEST_SOLO) and self.is_drifting(
+            self.values.get(name, {}), is_symmetric=name == BEST_SOLO
+        )
 
-    def is_drifting(self, ratios: Mapping[int, float]) -> bool:
-        """Return whether the baseline of ratios of speed drifts with the host, and the cell does not.
+    def is_drifting(self, ratios: Mapping[int, float], *, is_symmetric: bool = False) -> bool:
+        """Return whether the baseline of ratios of speed drifts with the host, and the cell does not; or either does.
 
         GPUs are independent, so blocks of several GPUs never drift.
         """
@@ -191,7 +189,7 @@ class Cell:
         if self.num_given or not blocks or len(set(self.gpus.values())) > 1:
             return False
         baselines = [rates[block] / ratios[block] for block in blocks]
-        return is_baseline_drifting([rates[block] for block in blocks], baselines)
+        return is_baseline_drifting([rates[block] for block in blocks], baselines, is_symmetric=is_symmetric)
 
     @property
     def is_wholly_invalid(self) -> bool:
@@ -201,8 +199,13 @@ class Cell:
     @property
     def marks(self) -> str:
         """The first reason why blocks are invalid, and the notes; empty without both."""
+        return "; ".join(filter(None, [self.marks_of_rows, *self.notes_on_gain]))
+
+    @property
+    def marks_of_rows(self) -> str:
+        """The first reason why blocks are invalid, and the notes of the rows."""
         counts = f"{self.num_invalid} of {self.results.total()} blocks invalid"
-        return "; ".join([*(f"{counts}: {reason}" for reason in self.invalid[:1]), *self.notes])
+        return "; ".join([*(f"{counts}: {reason}" for reason in self.invalid[:1]), *self.row_notes])
 
     @property
     def throughput(self) -> str:

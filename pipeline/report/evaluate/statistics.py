@@ -93,15 +93,18 @@ def interval_in_words(estimate: Estimate, form: str) -> str:
     return f" ({estimate.low:{form}} to {estimate.high:{form}})"
 
 
-def is_baseline_drifting(speeds: Sequence[float], baselines: Sequence[float]) -> bool:
+def is_baseline_drifting(speeds: Sequence[float], baselines: Sequence[float], *, is_symmetric: bool = False) -> bool:
     """Return whether the baselines of a mode scatter over the blocks while the speeds of the mode hardly do.
 
     Jobs that wait for the host follow its speed, jobs that fill the GPU do not. If only the baseline follows the host,
-    ratios drift with the host, and pairing within blocks removes nothing.
+    ratios drift with the host, and pairing within blocks removes nothing. With `is_symmetric`, either side may be the
+    one that scatters.
     """
     if len(speeds) < MIN_FOR_INTERVAL or min(*speeds, *baselines) <= 0:
         return False
     scatter, baseline_scatter = (_deviation([math.log(speed) for speed in side]) for side in (speeds, baselines))
+    if is_symmetric:
+        scatter, baseline_scatter = sorted((scatter, baseline_scatter))
     return baseline_scatter > max(_LEAST_SCATTER, _LEAST_FACTOR * scatter)
 
 

@@ -223,9 +223,7 @@ def _pairs(cell: Cell, members: Sequence[Cell]) -> list[_Pair]:
         else:
             continue
         if ratios:
-            is_drifting = cell.is_drifting(ratios)
-            if reference != SERIAL and other is not None:  # the other mode may be the one that fills the GPU
-                is_drifting |= other.is_drifting({block: 1 / ratio for block, ratio in ratios.items()})
+            is_drifting = cell.is_drifting(ratios, is_symmetric=reference != SERIAL)
             test = compare_pairs(select_independent(ratios, cell.gpus), is_drifting=is_drifting)
             pairs.append(_Pair(cell, reference.label, other, metric, ratios, test))
     return pairs
@@ -251,7 +249,8 @@ def _verdict(pair: _Pair, judged: _Judgement, num_tests: int) -> Verdict:
         blocks_needed=_blocks_needed(pair, num_tests) if decision is Decision.NO_VERDICT else None,
         sentence="",
     )
-    marks = marks_in_words([cell, *([pair.other] if pair.other is not None else [])]) if test is not None else ""
+    both = [cell, *([pair.other] if pair.other is not None else [])]
+    marks = marks_in_words(both, only_of_rows=pair.against != SERIAL.label) if test is not None else ""
     simulated = " (simulated)" if cell.is_simulated else ""
     is_drifting = test is not None and test.is_drifting
     return dataclasses.replace(verdict, sentence=_sentence(verdict, cell, is_drifting) + marks + simulated)
