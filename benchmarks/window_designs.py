@@ -1,7 +1,7 @@
 """Simulated studies: how often verdicts are wrong and intervals miss the truth, by window and by noise of the host.
 
-    python -m benchmarks.window_designs                          # the tables of docs/statistics.md, 15 minutes
-    python -m benchmarks.window_designs --tables 50 --workloads 1
+    python -m benchmarks.window_designs                            # the tables of docs/statistics.md
+    python -m benchmarks.window_designs --tables 50 --jobs FULL
 
 Each table is a study of five blocks with known truth, like `robroek_quick`: copies of each workload alone, eager and as
 a CUDA graph, two, three and seven naive, and one, two, three and seven under MPS. Speeds over time are made up, then
@@ -303,7 +303,7 @@ _CHUNK = 25
 
 
 def judge_design(
-    window: Window, noise: Noise, jobs: Jobs, *, num_tables: int, num_workloads: int = 2, num_blocks: int = 5
+    window: Window, noise: Noise, jobs: Jobs, *, num_tables: int, num_workloads: int = 1, num_blocks: int = 5
 ) -> Judgement:
     """Simulate and judge `num_tables` tables for each of `TRUTHS`."""
     judgement = Judgement(num_tables=num_tables, num_wrong=dict.fromkeys(TRUTHS, 0))
@@ -369,7 +369,7 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, default=400, help="tables for each design, noise, jobs and truth")
-    parser.add_argument("--workloads", type=int, choices=(1, 2), default=2, help="workloads of a study")
+    parser.add_argument("--workloads", type=int, choices=(1, 2), default=1, help="workloads of a study")
     parser.add_argument("--blocks", type=int, default=5)
     for option, kinds in (("--jobs", Jobs), ("--noise", Noise)):
         names = [kind.name for kind in kinds]
