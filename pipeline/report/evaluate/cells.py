@@ -15,6 +15,7 @@ from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate import quantities
 from pipeline.report.evaluate.metrics import (
+    BEST_SOLO,
     MEAN_LATENCY,
     METRICS,
     P99_LATENCY,
@@ -27,7 +28,14 @@ from pipeline.report.evaluate.metrics import (
     is_latency,
     make_work_metrics,
 )
-from pipeline.report.evaluate.statistics import Estimate, estimate, interval_in_words
+from pipeline.report.evaluate.statistics import (
+    DRIFT_BLOCKS,
+    Estimate,
+    estimate,
+    interval_in_words,
+    is_baseline_drifting,
+    times_in_words,
+)
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import Row, Study
 
@@ -132,13 +140,8 @@ class Cell:
         return {name: figure for name, figure in self.estimates.items() if self.is_compared or not is_latency(name)}
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """The notes of the rows, and the notes on the speed-up."""
-        return (*self.row_notes, *self.notes_on_gain)
-
-    @property
     def notes_on_gain(self) -> tuple[str, ...]:
-        """Notes on an implausible speed-up: the baseline may be slow, or the machine may have changed."""
+        """Notes on a doubtful speed-up: the baseline may be slow or drift, or the machine may have changed."""
         gain = self.estimates.get(SPEEDUP)
         if gain is None or self.is_derived:
             return ()
@@ -159,7 +162,35 @@ class Cell:
                 f"one naive job repeats the serial run, but ran {gain.median:.2f} times{in_words} as fast: "
                 "the machine changed between the two runs"
             )
+        if self.has_drifting_baseline(SPEEDUP):
+            notes.append(self._describe_drift())
         return tuple(notes)
+
+    def _describe_drift(self) -> str:
+        note = f"the baseline drifts with its host, so {DRIFT_BLOCKS} blocks count as one; "
+        gain = self.estimates.get(BEST_SOLO)
+        if gain is None or self.has_drifting_baseline(BEST_SOLO):
+            return note + "a CUDA graph as baseline would not drift"
+        return note + f"speed-up over the best step mode alone: {times_in_words(gain)}"
+
+    def has_drifting_baseline(self, name: str) -> bool:
+        """Return whether a quantity is a speed-up over a baseline that drifts (`is_drifting`)."""
+        # A group that waits for the host drifts against a CUDA graph that does not.
+        return name in (SPEEDUP, BEST_SOLO) and self.is_drifting(
+            self.values.get(name, {}), is_symmetric=name == BEST_SOLO
+        )
+
+    def is_drifting(self, ratios: Mapping[int, float], *, is_symmetric: bool = False) -> bool:
+        """Return whether the baseline of ratios of speed drifts with the host, and the cell does not; or either does.
+
+        GPUs are independent, so blocks of several GPUs never drift.
+        """
+        rates = self.values.get(self.throughput, {})
+        blocks = ratios.keys() & rates.keys()
+        if self.num_given or not blocks or len(set(self.gpus.values())) > 1:
+            return False
+        baselines = [rates[block] / ratios[block] for block in blocks]
+        return is_baseline_drifting([rates[block] for block in blocks], baselines, is_symmetric=is_symmetric)
 
     @property
     def is_wholly_invalid(self) -> bool:
@@ -169,8 +200,13 @@ class Cell:
     @property
     def marks(self) -> str:
         """The first reason why blocks are invalid, and the notes; empty without both."""
+        return "; ".join(filter(None, [self.marks_of_rows, *self.notes_on_gain]))
+
+    @property
+    def marks_of_rows(self) -> str:
+        """The first reason why blocks are invalid, and the notes of the rows."""
         counts = f"{self.num_invalid} of {self.results.total()} blocks invalid"
-        return "; ".join([*(f"{counts}: {reason}" for reason in self.invalid[:1]), *self.notes])
+        return "; ".join([*(f"{counts}: {reason}" for reason in self.invalid[:1]), *self.row_notes])
 
     @property
     def throughput(self) -> str:
@@ -188,10 +224,12 @@ class Cell:
             return () if self.case.is_mix else (P99_LATENCY, MEAN_LATENCY)
         return (SPEEDUP, TOTAL_TIME) if self.case.is_mix else (SPEEDUP, self.throughput, TOTAL_TIME)
 
-    def estimate(self, by_block: Mapping[int, float], scale: Scale = Scale.POSITIVE) -> Estimate:
+    def estimate(
+        self, by_block: Mapping[int, float], scale: Scale = Scale.POSITIVE, *, is_drifting: bool = False
+    ) -> Estimate:
         """Estimate a quantity from its figures by block, such as ratios of this cell to another one."""
         values = list(by_block.values()) if scale is Scale.PEAK else select_independent(by_block, self.gpus)
-        return estimate(values, scale)
+        return estimate(values, scale, is_drifting=is_drifting)
 
     def estimate_inverse(self, name: str) -> Estimate | None:
         """Return the estimate of the inverse of a quantity; `None` if no block has the quantity."""
@@ -365,5 +403,7 @@ def _cell(
         del cell.values[name]
     for name, metric in _collect_metrics([cell]).items():
         if name in cell.values:
-            cell.estimates[name] = cell.estimate(cell.values[name], metric.scale)
+            cell.estimates[name] = cell.estimate(
+                cell.values[name], metric.scale, is_drifting=cell.has_drifting_baseline(name)
+            )
     return cell

@@ -135,7 +135,8 @@ def _is_about(publication: Publication, finding: Finding, cell: Cell) -> bool:
 
 
 def _quantity(question: _Question, cell: Cell) -> FindingCheck | None:
-    return _check_range(question, cell, cell.values.get(_name(question, cell), {}))
+    name = _name(question, cell)
+    return _check_range(question, cell, cell.values.get(name, {}), is_drifting=cell.has_drifting_baseline(name))
 
 
 def _name(question: _Question, cell: Cell) -> str:
@@ -209,7 +210,12 @@ def _out_of_memory(question: _Question, cell: Cell) -> FindingCheck | None:
 
 
 def _check_range(
-    question: _Question, cell: Cell, by_block: Mapping[int, float], scale: Scale = Scale.POSITIVE
+    question: _Question,
+    cell: Cell,
+    by_block: Mapping[int, float],
+    scale: Scale = Scale.POSITIVE,
+    *,
+    is_drifting: bool = False,
 ) -> FindingCheck | None:
     if cell.finding in _SAY_NOTHING:
         return None
@@ -219,7 +225,7 @@ def _check_range(
         return _check(question, cell, None, Result.OOM.value, Agreement.DIFFERS, finding_in_words(cell))
     if not by_block:
         return None
-    estimate = cell.estimate(by_block, scale)
+    estimate = cell.estimate(by_block, scale, is_drifting=is_drifting)
     in_words = f"{estimate.median:.2f}{interval_in_words(estimate, '.2f')}"
     return _check(question, cell, estimate, in_words, *_compare_with_range(question.finding, estimate))
 

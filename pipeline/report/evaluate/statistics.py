@@ -34,6 +34,13 @@ MIN_GPUS = 3
 MIN_FOR_INTERVAL = 3
 """The least number of values for an interval; with two, it would extend nine standard deviations to each side."""
 
+DRIFT_BLOCKS = 5
+"""The number of blocks that count as one if the baseline drifts with the host (`is_baseline_drifting`).
+
+The speed of a rented host stays similar for minutes, so the blocks of a short study resemble each other.
+"""
+_LEAST_SCATTER, _LEAST_FACTOR = 0.005, 3.0
+
 MOST_BLOCKS = 1000
 _POWER = 0.8
 
@@ -61,6 +68,7 @@ class Test:
         p_different: p value of the hypothesis "the ratio is 1", two-sided.
         p_equal: p value of the hypothesis "the ratio is outside the margin around 1" (two one-sided tests).
         mean, deviation: mean and standard deviation of the log ratios; the deviation of a single block is `None`.
+        is_drifting: whether `DRIFT_BLOCKS` blocks count as one.
     """
 
     ratio: Estimate
@@ -68,6 +76,7 @@ class Test:
     p_equal: float | None
     mean: float
     deviation: float | None
+    is_drifting: bool = False
 
 
 def times_in_words(ratio: Estimate) -> str:
@@ -82,8 +91,25 @@ def interval_in_words(estimate: Estimate, form: str) -> str:
     return f" ({estimate.low:{form}} to {estimate.high:{form}})"
 
 
-def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate:
-    """Return the median and interval of independent figures; the interval uses logarithms for `Scale.POSITIVE`.
+def is_baseline_drifting(speeds: Sequence[float], baselines: Sequence[float], *, is_symmetric: bool = False) -> bool:
+    """Return whether the baselines of a mode scatter over the blocks while the speeds of the mode hardly do.
+
+    Jobs that wait for the host follow its speed, jobs that fill the GPU do not. If only the baseline follows the host,
+    ratios drift with the host, and pairing within blocks removes nothing. With `is_symmetric`, either side may be the
+    one that scatters.
+    """
+    if len(speeds) < MIN_FOR_INTERVAL or min(*speeds, *baselines) <= 0:
+        return False
+    scatter, baseline_scatter = (_deviation([math.log(speed) for speed in side]) for side in (speeds, baselines))
+    if is_symmetric:
+        scatter, baseline_scatter = sorted((scatter, baseline_scatter))
+    return baseline_scatter > max(_LEAST_SCATTER, _LEAST_FACTOR * scatter)
+
+
+def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE, *, is_drifting: bool = False) -> Estimate:
+    """Return the median and interval of figures; the interval uses logarithms for `Scale.POSITIVE`.
+
+    The figures are independent, or `DRIFT_BLOCKS` of them count as one.
 
     Raises:
         ValueError: there are no figures.
@@ -97,7 +123,7 @@ def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE) -> Estimate
         return Estimate(median=median, low=min(values), high=max(values), n=n)
     on_log = scale is Scale.POSITIVE and min(values) > 0
     used = [math.log(value) for value in values] if on_log else list(values)
-    mean, half = statistics.fmean(used), _compute_half(_deviation(used), n)
+    mean, half = statistics.fmean(used), _t(1 - (1 - CONFIDENCE) / 2, n - 1) * _standard_error(used, is_drifting)
     low, high = (math.exp(mean - half), math.exp(mean + half)) if on_log else (mean - half, mean + half)
     if scale is not Scale.PLAIN:
         low = max(0.0, low)
@@ -127,14 +153,21 @@ def lower_bound_of_deviation(deviation: float, n: int) -> float:
     return deviation * math.sqrt((n - 1) / float(chdtri(n - 1, 1 - CONFIDENCE)))
 
 
-def compare_pairs(ratios: Sequence[float]) -> Test:
-    """Test independent, positive ratios of two modes."""
+def compare_pairs(ratios: Sequence[float], *, is_drifting: bool = False) -> Test:
+    """Test positive ratios of two modes, which are independent, or of which `DRIFT_BLOCKS` count as one."""
     logs = [math.log(ratio) for ratio in ratios]
     mean, n = statistics.fmean(logs), len(logs)
     if n < 2:
         return Test(ratio=estimate(ratios), p_different=None, p_equal=None, mean=mean, deviation=None)
-    different, equal = map(float, p_values(mean, _standard_error(logs), n - 1))
-    return Test(ratio=estimate(ratios), p_different=different, p_equal=equal, mean=mean, deviation=_deviation(logs))
+    different, equal = map(float, p_values(mean, _standard_error(logs, is_drifting), n - 1))
+    return Test(
+        ratio=estimate(ratios, is_drifting=is_drifting),
+        p_different=different,
+        p_equal=equal,
+        mean=mean,
+        deviation=_deviation(logs),
+        is_drifting=is_drifting,
+    )
 
 
 def p_values(mean: ArrayLike, error: ArrayLike, degrees: int) -> tuple[Floats, Floats]:
@@ -189,7 +222,8 @@ def blocks_needed(test: Test, num_tests: int) -> int | None:
     else:
         distance = margin - distance
     for n in range(MIN_BLOCKS, MOST_BLOCKS + 1):
-        threshold = (_t(1 - level, n - 1) + _t(_POWER, n - 1)) * test.deviation / math.sqrt(n)
+        error = test.deviation / math.sqrt(_count_independent(n, test.is_drifting))
+        threshold = (_t(1 - level, n - 1) + _t(_POWER, n - 1)) * error
         if distance >= threshold:
             return n
     return None
@@ -200,8 +234,12 @@ def _compute_half(deviation: float, n: int) -> float:
     return _t(1 - (1 - CONFIDENCE) / 2, n - 1) * deviation / math.sqrt(n)
 
 
-def _standard_error(values: Sequence[float]) -> float:
-    return _deviation(values) / math.sqrt(len(values))
+def _standard_error(values: Sequence[float], is_drifting: bool) -> float:
+    return _deviation(values) / math.sqrt(_count_independent(len(values), is_drifting))
+
+
+def _count_independent(num_blocks: int, is_drifting: bool) -> float:
+    return num_blocks / DRIFT_BLOCKS if is_drifting else num_blocks
 
 
 def _deviation(values: Sequence[float]) -> float:

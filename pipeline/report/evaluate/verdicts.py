@@ -225,7 +225,8 @@ def _pairs(cell: Cell, members: Sequence[Cell]) -> list[_Pair]:
         else:
             continue
         if ratios:
-            test = compare_pairs(select_independent(ratios, cell.gpus))
+            is_drifting = cell.is_drifting(ratios, is_symmetric=reference != SERIAL)
+            test = compare_pairs(select_independent(ratios, cell.gpus), is_drifting=is_drifting)
             pairs.append(_Pair(cell, reference.label, other, metric, ratios, test))
     return pairs
 
@@ -257,9 +258,11 @@ def _verdict(pair: _Pair, judged: _Judgement, num_tests: int) -> Verdict:
         blocks_needed=_blocks_needed(pair, num_tests) if decision is Decision.NO_VERDICT else None,
         sentence="",
     )
-    marks = marks_in_words([cell, *([pair.other] if pair.other is not None else [])]) if test is not None else ""
+    both = [cell, *([pair.other] if pair.other is not None else [])]
+    marks = marks_in_words(both, only_of_rows=pair.against != SERIAL.label) if test is not None else ""
     simulated = " (simulated)" if cell.is_simulated else ""
-    return dataclasses.replace(verdict, sentence=_sentence(verdict, cell) + marks + simulated)
+    is_drifting = test is not None and test.is_drifting
+    return dataclasses.replace(verdict, sentence=_sentence(verdict, cell, is_drifting) + marks + simulated)
 
 
 def _blocks_needed(pair: _Pair, num_tests: int) -> int | None:
@@ -270,7 +273,7 @@ def _blocks_needed(pair: _Pair, num_tests: int) -> int | None:
     return None if needed is None else max(needed, num_blocks + 1)
 
 
-def _sentence(verdict: Verdict, cell: Cell) -> str:
+def _sentence(verdict: Verdict, cell: Cell, is_drifting: bool) -> str:
     jobs = f"{_name_jobs(verdict.case, verdict.degree)}, {verdict.mode}"
     if verdict.ratio is None:
         return f"{jobs}: {finding_in_words(cell)}."
@@ -284,6 +287,8 @@ def _sentence(verdict: Verdict, cell: Cell) -> str:
         against += f" by the {METRICS[verdict.metric].title}"
     blocks = format_count(verdict.num_blocks, "block") + describe_gpus(verdict.num_gpus)
     details = [interval_in_words(verdict.ratio, ".2f").strip(" ()"), blocks]
+    if is_drifting and verdict.against != SERIAL.label:  # against serial, the cell has a note
+        details += [f"one of the two drifts with its host, so {statistics.DRIFT_BLOCKS} blocks count as one"]
     details += [_describe_need(verdict)] if verdict.decision is Decision.NO_VERDICT else []
     equal = f", equal within {MARGIN_IN_WORDS}" if verdict.decision is Decision.EQUAL else ""
     return f"{jobs}: {verdict.ratio.median:.2f} x {against}{equal} ({'; '.join(filter(None, details))})."

@@ -67,9 +67,10 @@ def absence_in_words(cell: Cell) -> str:
     return ENDINGS[cell.finding].label if cell.finding in ENDINGS else ""
 
 
-def marks_in_words(cells: Sequence[Cell]) -> str:
+def marks_in_words(cells: Sequence[Cell], *, only_of_rows: bool = False) -> str:
     """Return ` (MPS: NOTE; serial: NOTE)` for the end of a sentence; empty without marks."""
-    marks = [f"{cell.mode}: {cell.marks}" for cell in cells if cell.marks]
+    marks_of = [(cell.mode, cell.marks_of_rows if only_of_rows else cell.marks) for cell in cells]
+    marks = [f"{mode}: {marks}" for mode, marks in marks_of if marks]
     return f" ({'; '.join(marks)})" if marks else ""
 
 

@@ -78,7 +78,7 @@ def test_without_a_baseline_modes_are_compared_with_each_other():
 def test_where_sharing_loses_it_says_by_how_much():
     rows = []
     for block in range(1, 6):
-        rows += [ended(group("a", sequential=True, block=block), 100.0 + block % 2)]
+        rows += [ended(group("a", sequential=True, block=block), 100.6 + 0.4 * (block % 2))]
         rows += [ended(group("a", "a", block=block), 40.0)]
     found = summarize_study("test", rows)
     (sentence,) = found.sentences
