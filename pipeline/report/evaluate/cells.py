@@ -179,6 +179,11 @@ class Cell:
         return work_units.total_of(self.unit) if self.unit else ""
 
     @property
+    def energy(self) -> str:
+        """The name of the metric for energy per work unit; empty if the jobs have different units."""
+        return work_units.energy_of(self.unit) if self.unit else ""
+
+    @property
     def speed(self) -> tuple[str, ...]:
         """The metrics that compare the cell with others of its case, the preferred metric first.
 

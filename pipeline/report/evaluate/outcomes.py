@@ -23,7 +23,7 @@ from pipeline.base.system.json_decoder import decode
 from pipeline.report.evaluate.cells import TIMES, Cell, group_places, label_cases, list_metrics
 from pipeline.report.evaluate.metrics import METRICS, Metric
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.verdicts import Verdict, Winner, find_slower_pairs, rank_modes
+from pipeline.report.evaluate.verdicts import Verdict, Winner, find_slower_pairs, has_verdicts, rank_modes
 from pipeline.report.evaluate.wording import ENDINGS, finding_in_words
 from pipeline.report.read import hosts
 from pipeline.report.read.study_records import JobRow, Row, Study
@@ -156,7 +156,7 @@ def _outcome(
     figure = winner.speedup if winner is not None else values[tied[0]] if tied else None
     by_mode = {cell.mode: cell for cell in cells}
     first, serial = by_mode.get(tied[0]) if tied else None, by_mode.get(SERIAL.label)
-    energy = work_units.energy_of(row.unit) if row.unit else ""
+    energy = first.energy if first else ""
     kinds = {cell.mode: cell.sharing.label for cell in ranked if name in cell.estimates}
     return Outcome(
         label=cells[0].case.label,
@@ -169,7 +169,7 @@ def _outcome(
         measure=titles[name].heading() if name else "",
         figure=figure,
         num_blocks=max((len(cell.values.get(name, ())) for cell in ([first] if first else ranked)), default=0),
-        is_enough=any(verdict.p_adjusted is not None for verdict in verdicts),
+        is_enough=has_verdicts(verdicts),
         energy=first.estimates.get(energy) if first else None,
         energy_of_serial=serial.estimates.get(energy) if serial else None,
         energy_unit=work_units.joules_per(row.unit) if first and energy in first.estimates else "",

@@ -180,9 +180,10 @@ def find_best_solos(row: Row, baselines: BlockBaselines) -> dict[str, BestSolo]:
 
 def _compare_with_best(row: Row, best: Mapping[str, BestSolo]) -> dict[str, float]:
     runs = [best[job.digest].runs for job in row.jobs]
-    figures = {}
-    if SPEEDUP in (speed := _normalise(row, list(map(_average_runs, runs)), None)):
-        figures[BEST_SOLO] = speed[SPEEDUP]
+    speed = _normalise(row, list(map(_average_runs, runs)), None)
+    if SPEEDUP not in speed:
+        return {}
+    figures = {BEST_SOLO: speed[SPEEDUP]}
     is_in_turn = row.is_sequential and row.degree > 1
     if not is_in_turn and not row.co_runners and (energy := _compare_energy(row, runs, ENERGY)) is not None:
         figures[ENERGY_VS_BEST_SOLO] = energy

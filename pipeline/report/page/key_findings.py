@@ -161,7 +161,8 @@ def _describe_highest_gain(study: Study, together: Sequence[Winner]) -> str:
         return f"sharing gains nothing: at most {times_in_words(best.speedup)} the serial speed, with {jobs}"
     gain = f"{jobs} reach {times_in_words(best.speedup)} the serial speed"
     if best.over_best_solo is not None:
-        gain += f", and {times_in_words(best.over_best_solo)} the speed of one job at a time in the best step mode"
+        step_mode = f"the best step mode ({best.best_solo})"
+        gain += f", and {times_in_words(best.over_best_solo)} the speed of one job at a time in {step_mode}"
     return f"{gain}{best.marks}"
 
 
