@@ -17,8 +17,8 @@ from pipeline.report.evaluate.statistics import MIN_BLOCKS, MIN_GPUS, Test, comp
 REFERENCES = (SERIAL, NAIVE, MPS)
 """Modes with which every later mode is compared."""
 BASELINES_NOTE = (
-    "A gain over the best step mode alone (usually a CUDA graph) is a property of the GPU and the programs; a gain over "
-    "eager serial jobs also depends on the host, which launches their kernels."
+    "A gain over the best step mode alone (usually a CUDA graph) is a property of the GPU and the programs; a gain "
+    "over eager serial jobs also depends on the host, which launches their kernels."
 )
 
 
@@ -101,10 +101,14 @@ def _compare(cell: Cell, other: Cell | None, quantity: Quantity, *, is_serial: b
 
 def _pair_with_best_solo(cell: Cell, quantity: Quantity) -> Iterator[Pair]:
     metric = BEST_SOLO if quantity is Quantity.SPEED else ENERGY_VS_BEST_SOLO
-    over_serial = cell.values.get(SPEEDUP, {})
-    is_serial = all(over_serial.get(block) == ratio for block, ratio in cell.values.get(BEST_SOLO, {}).items())
-    if cell.degree > 1 and metric in cell.values and not is_serial:
+    if cell.degree > 1 and metric in cell.values and not is_best_solo_serial(cell):
         yield Pair(cell, name_best_solo(cell), None, metric, cell.values[metric], quantity=quantity)
+
+
+def is_best_solo_serial(cell: Cell) -> bool:
+    """Check that the best step mode alone is the serial baseline itself."""
+    over_serial = cell.values.get(SPEEDUP, {})
+    return all(over_serial.get(block) == ratio for block, ratio in cell.values.get(BEST_SOLO, {}).items())
 
 
 def name_best_solo(cell: Cell) -> str:
