@@ -58,6 +58,22 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The speed or energy of a mode over that of a baseline or another mode, with its verdict.
+
+    Attributes:
+        quantity: `speed` or `energy`.
+        is_best_solo: whether `against` is the best step mode alone.
+    """
+
+    quantity: str
+    against: str
+    is_best_solo: bool
+    ratio: Estimate
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The outcome of a case at a degree on one kind of device.
 
@@ -70,6 +86,7 @@ class Outcome:
         figure, num_blocks, energy: figures of the first mode in `tied`.
         is_enough: whether blocks and GPUs were enough for any verdict.
         endings: why the other modes have no figure.
+        comparisons: comparisons of the first mode in `tied`; empty in files of earlier versions.
     """
 
     label: str
@@ -86,6 +103,15 @@ class Outcome:
     energy_of_serial: Estimate | None
     energy_unit: str
     endings: tuple[str, ...]
+    comparisons: tuple[Comparison, ...] = ()
+
+    def find_comparison(self, quantity: str, *, is_best_solo: bool) -> Comparison | None:
+        """Return the comparison with serial or with the best step mode alone; `None` if there is none."""
+        known = [comparison for comparison in self.comparisons if comparison.quantity == quantity]
+        return next(
+            (c for c in known if (c.is_best_solo if is_best_solo else c.against == SERIAL.label)),
+            None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +203,17 @@ def _outcome(
             _ending(cell)
             for cell in cells
             if (set(cell.results) != {Result.OK} or cell.num_saturated) and not cell.is_derived
+        ),
+        comparisons=tuple(
+            Comparison(
+                quantity=verdict.quantity.value,
+                against=verdict.against,
+                is_best_solo=verdict.is_against_best_solo,
+                ratio=verdict.ratio,
+                verdict=verdict.decision.value,
+            )
+            for verdict in verdicts
+            if verdict.mode in tied[:1] and verdict.ratio is not None
         ),
     )
 

@@ -214,10 +214,12 @@ def hollow_points(axes: Axes, estimates: Mapping[float, Estimate], style: Mappin
 
 def draw_level(axes: Axes, label: str, estimate: Estimate) -> None:
     """Draw a figure that does not depend on the horizontal axis: a dotted line, and its interval as a band."""
-    without = f" ({NO_INTERVAL})" if estimate.low is None else ""
-    axes.axhline(estimate.median, color=INK, linewidth=1.1, linestyle=":", label=f"{label}{without}")
+    axes.axhline(estimate.median, color=INK, linewidth=1.1, linestyle=":", label=label)
     if estimate.low is not None and estimate.high is not None:
         axes.axhspan(estimate.low, estimate.high, facecolor=INK, alpha=0.12, linewidth=0)
+    else:
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        axes.annotate(NO_INTERVAL, (0.995, estimate.median), fontsize=7, color=INK, **place)
 
 
 def error_bar(estimate: Estimate) -> tuple[float, float]:

@@ -130,6 +130,8 @@ def _compare_further(cells: Sequence[Cell], verdicts: Sequence[Verdict], consist
         if verdict.is_against_best_solo or (verdict.quantity is Quantity.ENERGY and verdict.against == SERIAL.label)
     ]
     modes = tuple(list_modes([cell for cell, _ in meant]))
+    cases = {case: number for number, case in enumerate(dict.fromkeys(cell.case for cell, _ in meant))}
+    meant.sort(key=lambda pair: (cases[pair[0].case], pair[1].quantity != Quantity.SPEED, pair[1].is_against_best_solo))
     by_line = group_by(
         meant, lambda pair: (pair[0].case, pair[0].degree, pair[1].quantity, pair[1].is_against_best_solo)
     )

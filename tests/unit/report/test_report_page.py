@@ -107,7 +107,7 @@ def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(whole: Conte
     gain, least, mode, sure = write_answer(whole.study, whole.cells, whole.winners)
     assert re.fullmatch(
         r"On one NVIDIA H100 80GB HBM3, 3 resnet26_cifar10 bs128 under MPS reach 2\.\d\d times \(.*\) the serial "
-        r"speed, and \d\.\d\d times.* the speed of one job at a time in the best step mode\.",
+        r"speed, and \d\.\d\d times.* the speed of one job at a time in the best step mode \(CUDA graph\)\.",
         gain,
     )
     assert re.fullmatch(
