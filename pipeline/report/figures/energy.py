@@ -41,8 +41,8 @@ def _sketch_unit(unit: str, cells: Sequence[Cell]) -> Iterator[Sketch]:
     copies, mixes = ([cell for cell in ran if cell.case.is_mix is is_mix] for is_mix in (False, True))
     work, per_one = work_units.format_unit(unit), f"energy per {work_units.format_singular(unit)}"
     caption = f"Energy of the whole GPU, including idle power, divided by the {work} of all jobs. {BARS_CAPTION}"
-    others = {case: _list_levels(case, cells, energy) for case in list_cases(copies)}
-    dotted = " Dotted: one job alone in another step mode; band: its interval." if any(others.values()) else ""
+    solo_modes = {case: _list_levels(case, cells, energy) for case in list_cases(copies)}
+    dotted = " Dotted: one job alone in another step mode; band: its interval." if any(solo_modes.values()) else ""
     for members, name, title in ((copies, per_one, per_one), (mixes, f"{per_one} mixes", f"{per_one} of the mixes")):
         if members:
             yield Sketch(
@@ -50,7 +50,7 @@ def _sketch_unit(unit: str, cells: Sequence[Cell]) -> Iterator[Sketch]:
                 title=title.capitalize(),
                 caption=caption + (dotted if members is copies else ""),
                 section="Energy",
-                paint=partial(_paint, members, unit, others),
+                paint=partial(_paint, members, unit, solo_modes),
             )
 
 
@@ -58,7 +58,7 @@ def _list_levels(case: Case, cells: Sequence[Cell], energy: str) -> list[SoloMod
     return [other for other in list_other_modes(case, cells) if other.cell.is_ranked and energy in other.cell.estimates]
 
 
-def _paint(cells: Sequence[Cell], unit: str, others: Mapping[Case, Sequence[SoloMode]]) -> Figure:
+def _paint(cells: Sequence[Cell], unit: str, solo_modes: Mapping[Case, Sequence[SoloMode]]) -> Figure:
     energy = work_units.energy_of(unit)
     known = [cell.estimates[energy] for cell in cells if cell.is_ranked and energy in cell.estimates]
     scale, prefix = choose_prefix(estimate.median for estimate in known)
@@ -77,9 +77,9 @@ def _paint(cells: Sequence[Cell], unit: str, others: Mapping[Case, Sequence[Solo
         set_title(axes, title)
         axes.set_ylabel(f"{prefix}{JOULE} per {work_units.format_singular(unit)}")
     for axes, case in zip(panels, list_cases(cells), strict=False):
-        for other in others.get(case, []):
-            level = scale_estimate(other.cell.estimates[energy], scale)
-            draw_level(axes, f"alone, {other.step_mode}", level)
+        for solo in solo_modes.get(case, []):
+            level = scale_estimate(solo.cell.estimates[energy], scale)
+            draw_level(axes, f"alone, {solo.step_mode}", level)
             axes.set_ylim(top=max(axes.get_ylim()[1], 1.05 * level.median))
     add_legend(figure, [*make_legend(list_modes(cells)), *collect_handles(panels).values()])
     return figure

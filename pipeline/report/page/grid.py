@@ -122,13 +122,17 @@ def _speed(
 
 
 def _compare_further(cells: Sequence[Cell], verdicts: Sequence[Verdict], consists: Mapping[Case, str]) -> Grid:
-    """Return a grid of the speed against the best step mode alone, and of the energy against both baselines."""
+    """Return a grid of the speed against the best step mode alone, and of the energy against both baselines.
+
+    Mixes of services and other jobs are left out, because `_compare_mixes` has their energy.
+    """
     cell_of = {(cell.case, cell.degree, cell.mode): cell for cell in cells}
     meant = [
         (cell_of[verdict.case, verdict.degree, verdict.mode], verdict)
         for verdict in verdicts
         if verdict.is_against_best_solo or (verdict.quantity is Quantity.ENERGY and verdict.against == SERIAL.label)
     ]
+    meant = [(cell, verdict) for cell, verdict in meant if not (cell.case.is_mix and cell.num_given)]
     modes = tuple(list_modes([cell for cell, _ in meant]))
     cases = {case: number for number, case in enumerate(dict.fromkeys(cell.case for cell, _ in meant))}
     meant.sort(key=lambda pair: (cases[pair[0].case], pair[1].quantity != Quantity.SPEED, pair[1].is_against_best_solo))
@@ -148,12 +152,13 @@ def _compare_further(cells: Sequence[Cell], verdicts: Sequence[Verdict], consist
         )
         for (case, degree, quantity, _), members in by_line.items()
     ]
+    has_best_solo = any(verdict.is_against_best_solo for _, verdict in meant)
     note = "Bold: a verdict that the mode is faster, or uses less energy for the same work. Grey: no verdict."
     return Grid(
-        title="Speed over the best step mode alone, and energy",
+        title="Speed over the best step mode alone, and energy" if has_best_solo else "Energy for the same work",
         modes=modes,
         lines=tuple(lines),
-        note=f"{note} {BASELINES_NOTE}",
+        note=f"{note} {BASELINES_NOTE}" if has_best_solo else note,
     )
 
 

@@ -179,7 +179,7 @@ def test_every_comparison_is_in_a_folded_table_and_its_verdict_with_it(whole: Co
 
 
 def grid_lines(content: Content) -> dict[tuple[str, int], dict[str, list[Entry]]]:
-    (grid,) = grids(content.study, content.cells, content.verdicts, content.winners)
+    grid, *_ = grids(content.study, content.cells, content.verdicts, content.winners)
     of_modes = [mode.label for mode in grid.modes]
     return {(line.case, line.degree): dict(zip(of_modes, map(list, line.entries), strict=True)) for line in grid.lines}
 
