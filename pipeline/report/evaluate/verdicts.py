@@ -102,6 +102,7 @@ class Winner:
         speedup: speed-up of the first mode in `tied` over serial.
         over_best_solo: speed-up of this mode over one job at a time in the best step mode, if several were measured.
         best_solo: this step mode, in words.
+        energies: energy of the first mode in `tied` over that of each baseline for the same work, by baseline.
         is_enough: whether blocks and GPUs were enough for any verdict.
         marks: doubts to show after `speedup`: ` (MPS: NOTE)`.
     """
@@ -113,6 +114,7 @@ class Winner:
     speedup: Estimate
     over_best_solo: Estimate | None
     best_solo: str
+    energies: Mapping[str, Estimate]
     num_gpus: int
     is_enough: bool
     sentence: str
@@ -266,15 +268,21 @@ def describe_details(comparisons: Iterable[Verdict], mode: str) -> str:
 
     For example: `MPS: 1.36 x CUDA graph alone; energy 0.36 x serial (0.34 to 0.39), 1.00 x CUDA graph alone.`
     """
-    known = [verdict for verdict in comparisons if verdict.mode == mode and verdict.ratio is not None]
+    known = _compare_with_baselines(comparisons, mode)
     speeds = [v for v in known if v.quantity is Quantity.SPEED and v.is_against_best_solo]
-    energies = [
-        verdict
-        for verdict in known
-        if verdict.quantity is Quantity.ENERGY and (verdict.against == SERIAL.label or verdict.is_against_best_solo)
-    ]
+    energies = [verdict for verdict in known if verdict.quantity is Quantity.ENERGY]
     texts = [_brief(speeds), f"energy {_brief(energies)}" if energies else ""]
     return f"{mode}: {'; '.join(filter(None, texts))}." if speeds or energies else ""
+
+
+def _compare_with_baselines(comparisons: Iterable[Verdict], mode: str) -> list[Verdict]:
+    return [
+        verdict
+        for verdict in comparisons
+        if verdict.mode == mode
+        and verdict.ratio is not None
+        and (verdict.against == SERIAL.label or verdict.is_against_best_solo)
+    ]
 
 
 def _brief(comparisons: Sequence[Verdict]) -> str:
@@ -336,6 +344,11 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Seq
         speedup=speedup,
         over_best_solo=first.estimates.get(BEST_SOLO) if first is not None else None,
         best_solo=first.best_solo if first is not None else "",
+        energies={
+            verdict.against: verdict.ratio
+            for verdict in _compare_with_baselines(comparisons, best)
+            if verdict.quantity is Quantity.ENERGY and verdict.ratio is not None
+        },
         num_gpus=num_gpus,
         is_enough=has_verdicts(comparisons),
         marks=marks,

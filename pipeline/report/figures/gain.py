@@ -149,7 +149,8 @@ def _draw(axes: Axes, panel: _Panel) -> float:
     axes.set_ylabel(f"speed-up over {panel.baseline}")
     axes.set_xticks(degrees)
     axes.set_xlim(degrees[0] - 0.3, degrees[-1] + 0.3)
-    lines = [*_describe_missing(panel.cells), *_describe_excess(panel.cells)]
+    excess = _describe_excess(panel.cells) if panel.metric == SPEEDUP else []
+    lines = [*_describe_missing(panel.cells), *excess]
     axes.set_xlabel("\n".join(["jobs", *(wrap_lines(line, count_characters(axes)) for line in lines)]))
     axes.grid(axis="y")
     highest = max(reached)
@@ -164,7 +165,8 @@ def _line(axes: Axes, mode: SharingMode, panel: _Panel) -> list[float]:
         if cell.is_ranked and panel.metric in cell.estimates:
             gain = cell.estimates[panel.metric]
             by_degree[cell.degree] = max(by_degree.get(cell.degree, gain), gain, key=lambda estimate: estimate.median)
-            marked |= {cell.degree} if cell.marks else set()
+            is_doubtful = cell.marks if panel.metric == SPEEDUP else (cell.invalid or cell.row_notes)
+            marked |= {cell.degree} if is_doubtful else set()
     medians = [estimate.median for estimate in by_degree.values()]
     if by_degree:
         errors = list(zip(*map(error_bar, by_degree.values()), strict=True))
@@ -194,7 +196,7 @@ def _describe_excess(cells: Sequence[Cell]) -> list[str]:
     for cell in cells:
         if cell.degree > 1 and cell.is_ranked and cell.notes_on_gain:
             by_degree[cell.degree].append(cell.mode)
-    return [f"{degree}: * {', '.join(modes)} more than ideal" for degree, modes in sorted(by_degree.items())]
+    return [f"{degree}: {', '.join(modes)}* more than ideal" for degree, modes in sorted(by_degree.items())]
 
 
 def _compare_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Estimate]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -92,7 +93,13 @@ def test_tables_and_sentences_have_both_gains() -> None:
     of = study(*several_blocks(5))
     cells = make_cells(of)
     best = winners(cells, verdicts(cells))
-    (answer, *_) = write_answer(of, cells, best)
+    answer, energy_answer, *_ = write_answer(of, cells, best)
+    interval = r"\(\d\.\d\d to \d\.\d\d\)"
+    assert re.fullmatch(
+        rf"For the same work, their energy is 0\.50 times {interval} that of serial and 1\.25 times {interval} that of "
+        r"CUDA graph alone\.",
+        energy_answer,
+    )
     assert " 2 resnet26_cifar10 bs128 under MPS reach 3.00 times " in answer  # no label has the kind of window
     assert " and 0.75 times the speed of one job at a time in the best step mode (CUDA graph)" in answer
     (line,) = winner_table(best).rows
@@ -141,9 +148,10 @@ def test_points_and_bars_without_an_interval_are_hollow() -> None:
 def test_a_figure_says_which_speed_up_exceeds_the_number_of_jobs() -> None:
     cells = make_cells(study(*several_blocks(5)))
     (sketch,) = gain.sketches(cells, None)
-    over_serial, _ = sketch.paint().axes
-    assert "2: * MPS more than ideal" in over_serial.get_xlabel()
+    over_serial, over_best = sketch.paint().axes
+    assert "2: MPS* more than ideal" in over_serial.get_xlabel()
     assert [text.get_text() for text in over_serial.texts] == ["*"]
+    assert over_best.get_xlabel() == "jobs" and not over_best.texts
     assert "*: doubtful" in sketch.caption
 
 

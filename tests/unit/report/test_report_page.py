@@ -104,7 +104,8 @@ def test_the_page_has_every_figure_and_table_in_order(whole: Content, page: str)
 
 
 def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(whole: Content) -> None:
-    gain, least, mode, sure = write_answer(whole.study, whole.cells, whole.winners)
+    gain, energy, least, mode, sure = write_answer(whole.study, whole.cells, whole.winners)
+    assert energy == "For the same work, their energy is 0.33 times that of serial."
     assert re.fullmatch(
         r"On one NVIDIA H100 80GB HBM3, 3 resnet26_cifar10 bs128 under MPS reach 2\.\d\d times \(.*\) the serial "
         r"speed, and \d\.\d\d times.* the speed of one job at a time in the best step mode \(CUDA graph\)\.",
