@@ -11,7 +11,8 @@ from pipeline.observe.group_result import GroupResult
 from pipeline.report.evaluate import other_gpus
 from pipeline.report.evaluate.cells import label_cases, make_cells
 from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
-from pipeline.report.evaluate.verdicts import Verdict, Winner, verdicts, winners
+from pipeline.report.evaluate.pairs import Quantity
+from pipeline.report.evaluate.verdicts import Verdict, Winner, describe_details, verdicts, winners
 from pipeline.report.page.frameworks import format_frameworks
 from pipeline.report.read.result_rows import make_study_of_results
 
@@ -40,7 +41,7 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
     # The table of groups prints why the other comparisons have no ratio.
     with_figure = [verdict for verdict in comparisons if verdict.degree > 1 and verdict.ratio is not None]
     by_case = group_by(with_figure, lambda verdict: (verdict.case, verdict.degree))
-    sentences = [" ".join(_sentences(best.get(place), members)) for place, members in by_case.items()]
+    sentences = [" ".join(filter(None, _sentences(best.get(place), members))) for place, members in by_case.items()]
     mixes = group_by(compare_services(cells), lambda share: (share.cell.case, share.cell.mode))
     sentences += [describe_mix(shares) for shares in mixes.values()]
     sentences += format_frameworks(study)
@@ -56,13 +57,19 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
 
 
 def _sentences(winner: Winner | None, comparisons: Sequence[Verdict]) -> list[str]:
-    if winner is None:  # no baseline
-        return [verdict.sentence for verdict in comparisons]
+    by_quantity = group_by(comparisons, lambda verdict: verdict.quantity)
+    if winner is None:  # no baseline, or services at a given rate
+        return [verdict.sentence for verdict in by_quantity.get(Quantity.SPEED, comparisons)]
     if winner.mode not in (None, SERIAL.label):
         return [winner.sentence]
     together = [mode for mode in winner.tied if mode != SERIAL.label] or [verdict.mode for verdict in comparisons]
     gain = [
-        verdict.sentence for verdict in comparisons if (verdict.mode, verdict.against) == (together[0], SERIAL.label)
+        verdict.sentence
+        for verdict in by_quantity.get(Quantity.SPEED, [])
+        if (verdict.mode, verdict.against) == (together[0], SERIAL.label)
     ]
+    details = describe_details(comparisons, together[0])
     # If there is no verdict against serial either, the sentence on the gain is enough.
-    return gain if winner.mode is None and SERIAL.label in winner.tied else [winner.sentence, *gain]
+    if winner.mode is None and SERIAL.label in winner.tied:
+        return [*gain, details]
+    return [winner.sentence, *gain, *([details] if together[0] != winner.tied[0] else [])]

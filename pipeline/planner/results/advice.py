@@ -19,6 +19,7 @@ from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios, speed_ratios
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, P99_LATENCY
+from pipeline.report.evaluate.pairs import Quantity
 from pipeline.report.evaluate.statistics import (
     MARGIN_IN_WORDS,
     MIN_GPUS,
@@ -208,7 +209,7 @@ def _find_verdict(place: _Place, other: Cell, verdicts: Iterable[Verdict]) -> _C
     opposite = {Decision.BETTER: Decision.WORSE, Decision.WORSE: Decision.BETTER}
     for verdict in verdicts:
         facts = (verdict.num_blocks, verdict.num_gpus, verdict.blocks_needed)
-        if verdict.ratio is None:
+        if verdict.ratio is None or verdict.quantity is not Quantity.SPEED:
             continue
         if (verdict.mode, verdict.against) == (best, other.mode):
             return _Compared(verdict.decision, verdict.ratio, *facts)

@@ -85,6 +85,7 @@ class Cell:
         num_given: number of jobs whose rate the user chose.
         settings: settings of the measurement, without co-runners.
         counted, sampled: metrics of work units and of listeners that are not in `METRICS`.
+        best_solo: the step modes, in words, of the fastest solo runs of the jobs; empty if several were not measured.
         reason: reason of the first block that did not end `ok`.
         invalid, row_notes: the different marks and notes of the rows.
     """
@@ -112,6 +113,7 @@ class Cell:
     estimates: dict[str, Estimate] = field(default_factory=dict)
     counted: dict[str, Metric] = field(default_factory=dict)
     sampled: dict[str, Metric] = field(default_factory=dict)
+    best_solo: str = ""
     reason: str = ""
     invalid: tuple[str, ...] = ()
     row_notes: tuple[str, ...] = ()
@@ -214,6 +216,11 @@ class Cell:
         return work_units.total_of(self.unit) if self.unit else ""
 
     @property
+    def energy(self) -> str:
+        """The name of the metric for energy per work unit; empty if the jobs have different units."""
+        return work_units.energy_of(self.unit) if self.unit else ""
+
+    @property
     def speed(self) -> tuple[str, ...]:
         """The metrics that compare the cell with others of its case, the preferred metric first.
 
@@ -247,19 +254,21 @@ def make_cells(study: Study) -> list[Cell]:
     """Return the cells of a study, ordered by case, degree and sharing mode (serial, naive, MPS, MIG)."""
     baselines, cases = quantities.collect_baselines(study.rows), label_cases(study)
     members: dict[tuple[Case, int, str, SharingMode], list[tuple[Row, dict[str, float]]]] = defaultdict(list)
+    best_solos: dict[str, list[str]] = {}
     for row in study.rows:
         block = baselines.get(quantities.baseline_key(row), quantities.BlockBaselines())
+        best_solos[row.run_id] = [best.step_mode for best in quantities.find_best_solos(row, block).values()]
         members[cases[row.run_id], row.degree, row.mode, row.sharing].append((row, quantities.quantities(row, block)))
     solos = {case: rows for (case, degree, _, sharing), rows in members.items() if (degree, sharing) == (1, SERIAL)}
     collocated = {(case, degree) for case, degree, _, _ in members if not case.is_mix and degree > 1}
-    cells = [_cell(*key, rows) for key, rows in members.items()]
+    cells = [_cell(*key, rows, best_solos) for key, rows in members.items()]
     for case, degree in collocated:
         if case in solos and (case, degree, SERIAL.label, SERIAL) not in members:
             serial = [
                 (row, quantities.derive_serial_copies(alone, row, degree) if row.result is Result.OK else {})
                 for row, alone in solos[case]
             ]
-            cells.append(_cell(case, degree, SERIAL.label, SERIAL, serial, is_derived=True))
+            cells.append(_cell(case, degree, SERIAL.label, SERIAL, serial, best_solos, is_derived=True))
     return sorted(cells, key=_place)
 
 
@@ -365,6 +374,7 @@ def _cell(
     mode: str,
     sharing: SharingMode,
     rows: Sequence[tuple[Row, dict[str, float]]],
+    best_solos: Mapping[str, Sequence[str]],
     *,
     is_derived: bool = False,
 ) -> Cell:
@@ -385,6 +395,7 @@ def _cell(
         multiprocessors=next((number for row, _ in rows if (number := row.multiprocessors) is not None), None),
         is_simulated=any(row.is_simulated for row, _ in rows),
         is_derived=is_derived,
+        best_solo=labels.step_modes_in_words(mode for row, _ in rows for mode in best_solos[row.run_id]),
         reason=next((row.reason for row, _ in rows if row.result is not Result.OK), ""),
         invalid=tuple(dict.fromkeys(row.marks.invalid for row, _ in rows if row.marks.invalid)),
         num_invalid=sum(bool(row.marks.invalid) for row, _ in rows),

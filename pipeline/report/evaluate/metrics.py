@@ -35,7 +35,7 @@ MEAN_LATENCY, P99_LATENCY = (
     service_figures.name_worst(service_figures.P99),
 )
 HOST_BOUND = "host_bound_ratio"
-ENERGY_VS_ALONE = "energy_vs_alone_ratio"
+ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO = "energy_vs_alone_ratio", "energy_vs_best_solo_ratio"
 MEMORY, INSTANCE_MEMORY = "memory_peak_mib", "instance_memory_peak_mib"
 
 
@@ -120,6 +120,7 @@ _ALL = (
     Metric(INSTANCE_MEMORY, "peak memory of an instance", "MiB", Scale.PEAK),
     Metric("energy_per_epoch_j", "energy per epoch of a job", "J"),
     Metric(ENERGY_VS_ALONE, "energy against the same work alone"),
+    Metric(ENERGY_VS_BEST_SOLO, "energy against the same work in the best step mode alone"),
     Metric("power_mean_w", "power of the GPU", "W"),
     Metric("sm_clock_mean_mhz", "SM clock", "MHz"),
     Metric("temperature_max_c", "highest temperature", "C", Scale.PEAK),
@@ -138,7 +139,8 @@ _SPEED = ("epoch_time_s", "epoch_time_derived_s", TOTAL_TIME, SPEEDUP, BEST_SOLO
 ACTIVITY = tuple(_ACTIVITY)
 """Metrics of a GPU, and of each of its GPU instances."""
 
-_POWER = ("energy_per_epoch_j", ENERGY_VS_ALONE, "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
+_ENERGY = ("energy_per_epoch_j", ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO)
+_POWER = ("power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
 _SERVED = (service_figures.GOODPUT_TOTAL, service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST)
 _FAIRNESS = ("epoch_time_vs_solo_ratio", SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN, FAIRNESS)
 HOST = (
@@ -152,7 +154,7 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("latency", "Latency", (*_LATENCIES, *_SERVED)),
     ("fairness", "Slowdown and fairness", _FAIRNESS),
     ("utilisation", "Utilisation and memory", (*ACTIVITY, MEMORY)),
-    ("energy", "Energy, power and clocks", (*_POWER, THROTTLED)),
+    ("energy", "Energy, power and clocks", (*_ENERGY, *_POWER, THROTTLED)),
 )
 """Name, title and metrics of each table."""
 

@@ -24,7 +24,7 @@ from pipeline.base.system.json_decoder import decode
 from pipeline.report.evaluate.cells import TIMES, Cell, group_places, label_cases, list_metrics
 from pipeline.report.evaluate.metrics import METRICS, Metric
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.verdicts import Verdict, Winner, find_slower_pairs, rank_modes
+from pipeline.report.evaluate.verdicts import Verdict, Winner, find_slower_pairs, has_verdicts, rank_modes
 from pipeline.report.evaluate.wording import ENDINGS, finding_in_words
 from pipeline.report.read import hosts
 from pipeline.report.read.study_records import JobRow, Row, Study
@@ -59,6 +59,22 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The speed or energy of a mode over that of a baseline or another mode, with its verdict.
+
+    Attributes:
+        quantity: `speed` or `energy`.
+        is_best_solo: whether `against` is the best step mode alone.
+    """
+
+    quantity: str
+    against: str
+    is_best_solo: bool
+    ratio: Estimate
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The outcome of a case at a degree on one kind of device.
 
@@ -72,6 +88,7 @@ class Outcome:
         figure, num_blocks, energy: figures of the first mode in `tied`.
         is_enough: whether blocks and GPUs were enough for any verdict.
         endings: for each mode that failed or was saturated in a block, how it ended: `MPS: failed in 1 of 5 blocks`.
+        comparisons: comparisons of the first mode in `tied`; empty in files of earlier versions.
     """
 
     label: str
@@ -88,6 +105,15 @@ class Outcome:
     energy_of_serial: Estimate | None
     energy_unit: str
     endings: tuple[str, ...]
+    comparisons: tuple[Comparison, ...] = ()
+
+    def find_comparison(self, quantity: str, *, is_best_solo: bool) -> Comparison | None:
+        """Return the comparison with serial or with the best step mode alone; `None` if there is none."""
+        known = [comparison for comparison in self.comparisons if comparison.quantity == quantity]
+        return next(
+            (c for c in known if (c.is_best_solo if is_best_solo else c.against == SERIAL.label)),
+            None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +184,7 @@ def _outcome(
     figure = winner.speedup if winner is not None else values[tied[0]] if tied else None
     by_mode = {cell.mode: cell for cell in cells}
     first, serial = by_mode.get(tied[0]) if tied else None, by_mode.get(SERIAL.label)
-    energy = work_units.energy_of(row.unit) if row.unit else ""
+    energy = first.energy if first else ""
     kinds = {cell.mode: cell.sharing.label for cell in ranked if name in cell.estimates}
     return Outcome(
         label=cells[0].case.label,
@@ -171,7 +197,7 @@ def _outcome(
         measure=titles[name].heading() if name else "",
         figure=figure,
         num_blocks=max((len(cell.values.get(name, ())) for cell in ([first] if first else ranked)), default=0),
-        is_enough=any(verdict.p_adjusted is not None for verdict in verdicts),
+        is_enough=has_verdicts(verdicts),
         energy=first.estimates.get(energy) if first else None,
         energy_of_serial=serial.estimates.get(energy) if serial else None,
         energy_unit=work_units.joules_per(row.unit) if first and energy in first.estimates else "",
@@ -179,6 +205,17 @@ def _outcome(
             _ending(cell)
             for cell in cells
             if (set(cell.results) != {Result.OK} or cell.num_saturated) and not cell.is_derived
+        ),
+        comparisons=tuple(
+            Comparison(
+                quantity=verdict.quantity.value,
+                against=verdict.against,
+                is_best_solo=verdict.is_against_best_solo,
+                ratio=verdict.ratio,
+                verdict=verdict.decision.value,
+            )
+            for verdict in verdicts
+            if verdict.mode in tied[:1] and verdict.ratio is not None
         ),
     )
 

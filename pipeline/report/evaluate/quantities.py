@@ -10,6 +10,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.baselines import Baselines
@@ -24,10 +25,12 @@ from pipeline.base.domain.normalisation import (
     rate_name,
 )
 from pipeline.base.domain.records import CO_RUNNERS, WindowKind
+from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate.metrics import (
     ACTIVITY,
     BEST_SOLO,
     ENERGY_VS_ALONE,
+    ENERGY_VS_BEST_SOLO,
     HOST,
     INSTANCE_MEMORY,
     WINDOW,
@@ -49,6 +52,15 @@ ENERGY, ENERGY_ABOVE_IDLE = "energy_j", "energy_above_idle_j"
 """Energy of the whole GPU in the window, with and without its idle power."""
 
 BaselineKey = tuple[object, ...]
+_Settings = tuple[tuple[str, str], ...]
+_WINDOW = "window"
+
+
+class BestSolo(NamedTuple):
+    """The runs of a program alone in its fastest step mode."""
+
+    step_mode: str
+    runs: Sequence[Row]
 
 
 @dataclass(slots=True)
@@ -56,16 +68,25 @@ class BlockBaselines(Baselines[Row, JobRow]):
     """The jobs that ran alone in one block, in one machine state and with the same settings.
 
     Attributes:
-        by_program: jobs with a step mode, by their program without the step mode.
+        by_program: rows of jobs with a step mode, by their program without the step mode; in every steady window.
         by_job: rows by workload digest.
     """
 
-    by_program: dict[labels.Program, list[JobRow]] = field(default_factory=lambda: defaultdict(list))
+    by_program: dict[labels.Program, list[Row]] = field(default_factory=lambda: defaultdict(list))
     by_job: dict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
 
-    def find_step_modes(self, job: JobRow) -> list[JobRow]:
-        """Return the runs alone of a job's program in every step mode."""
-        return self.by_program.get(labels.identify_program(job.params), [])
+    def find_step_modes(self, row: Row, job: JobRow) -> dict[str, list[Row]]:
+        """Return the runs alone of a row's job in each step mode: with the settings of the row, else in other windows.
+
+        Windows of different kinds measure the same rate, but a workload may support only some kinds in a step mode.
+        """
+        runs = self.by_program.get(labels.identify_program(job.params), [])
+        by_step_mode = group_by(runs, lambda run: run.jobs[0].params[labels.STEP_MODE])
+        settings = settings_without_co_runners(row)
+        return {
+            step_mode: [run for run in members if settings_without_co_runners(run) == settings] or members
+            for step_mode, members in by_step_mode.items()
+        }
 
     def solo(self, row: Row, job: JobRow) -> JobRow | None:
         """Return the run alone of a row's job; if there are several, with the means of their metrics.
@@ -85,13 +106,15 @@ class BlockBaselines(Baselines[Row, JobRow]):
 def collect_baselines(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
     """Return the valid baselines of each block, by `baseline_key`."""
     baselines: dict[BaselineKey, BlockBaselines] = defaultdict(BlockBaselines)
+    by_program: dict[BaselineKey, dict[labels.Program, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in (row for row in rows if row.is_sequential and row.is_valid):
         block = baselines[baseline_key(row)]
         block.add(row, _digests(row), row.jobs)
+        block.by_program = by_program[row.block, merge_steady_windows(settings_without_co_runners(row), row.window)]
         for job in row.jobs if row.degree == 1 else ():
             block.by_job[job.digest].append(row)
             if labels.STEP_MODE in job.params:
-                block.by_program[labels.identify_program(job.params)].append(job)
+                block.by_program[labels.identify_program(job.params)].append(row)
     return dict(baselines)
 
 
@@ -103,9 +126,16 @@ def baseline_key(row: Row) -> BaselineKey:
     return (row.block, settings_without_co_runners(row))
 
 
-def settings_without_co_runners(row: Row) -> tuple[tuple[str, str], ...]:
+def settings_without_co_runners(row: Row) -> _Settings:
     """Return the settings of a row without its co-runners."""
     return tuple((key, value) for key, value in row.settings if key != CO_RUNNERS)
+
+
+def merge_steady_windows(settings: _Settings, window: WindowKind) -> _Settings:
+    """Return settings that are equal for all windows in which jobs have the same rate: steady and interleaved ones."""
+    if not window.is_steady:
+        return settings
+    return tuple((key, WindowKind.STEADY.value if key == _WINDOW else value) for key, value in settings)
 
 
 def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
@@ -126,11 +156,47 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     row_figures |= _epochs(row, baselines) | _combine_instances(row) | _energies(row, baselines)
     alone = [baselines.solo(row, job) for job in row.jobs]
     figures = _normalise(row, alone, baselines.total_time_s(row))
-    step_modes = [{solo.params[labels.STEP_MODE] for solo in baselines.find_step_modes(job)} for job in row.jobs]
-    if figures and max(map(len, step_modes)) > 1:  # with a single step mode, the best one is unknown
-        best = _normalise(row, [_find_best_solo(row, baselines, job) for job in row.jobs], None)
-        figures |= {BEST_SOLO: best[SPEEDUP]} if SPEEDUP in best else {}
+    if figures and (best := find_best_solos(row, baselines)):
+        figures |= _compare_with_best(row, best)
     return row_figures | figures | _slowdowns(row, alone)
+
+
+def find_best_solos(row: Row, baselines: BlockBaselines) -> dict[str, BestSolo]:
+    """Return the fastest solo runs of each job of a row, by workload digest.
+
+    Empty if a program did not run alone with a rate, or if all programs ran alone in a single step mode: then the best
+    one is unknown.
+    """
+    solos = {job.digest: (job, baselines.find_step_modes(row, job)) for job in row.jobs}
+    if max((len(step_modes) for _, step_modes in solos.values()), default=0) < 2:
+        return {}
+    best = {}
+    for digest, (job, step_modes) in solos.items():
+        name = rate_name(row.window, job.unit)
+        figures = {step_mode: _average_runs(runs).metrics.get(name) for step_mode, runs in step_modes.items()}
+        rates = {step_mode: rate for step_mode, rate in figures.items() if rate}
+        if not rates:
+            return {}
+        choose = min if row.window is WindowKind.WORK else max
+        fastest = choose(rates, key=rates.__getitem__)
+        best[digest] = BestSolo(fastest, step_modes[fastest])
+    return best
+
+
+def _compare_with_best(row: Row, best: Mapping[str, BestSolo]) -> dict[str, float]:
+    runs = [best[job.digest].runs for job in row.jobs]
+    speed = _normalise(row, list(map(_average_runs, runs)), None)
+    if SPEEDUP not in speed:
+        return {}
+    figures = {BEST_SOLO: speed[SPEEDUP]}
+    is_in_turn = row.is_sequential and row.degree > 1
+    if not is_in_turn and not row.co_runners and (energy := _compare_energy(row, runs, ENERGY)) is not None:
+        figures[ENERGY_VS_BEST_SOLO] = energy
+    return figures
+
+
+def _average_runs(runs: Sequence[Row]) -> JobRow:
+    return dataclasses.replace(runs[0].jobs[0], metrics=average_figures([run.jobs[0].metrics for run in runs]))
 
 
 def modelled_energy(label: str) -> str:
@@ -146,29 +212,38 @@ def energy_alone(label: str) -> str:
 def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     """Return the energy over that of the same work alone; for a mix, also the modelled energy of each workload.
 
-    In a steady window, work and energy are per second. The model assumes that sharing changes the energy above idle of
-    every job by the same factor `E / sum(w_i e_i)`: `E` is the energy of the mix, `w_i` the work of a job relative to
-    alone, `e_i` its energy alone. The modelled energy for a work unit is the energy alone, times this factor.
+    The model assumes that sharing changes the energy above idle of every job by the same factor `E / sum(w_i e_i)`:
+    `E` is the energy of the mix, `w_i` the work of a job relative to alone, `e_i` its energy alone. The modelled energy
+    for a work unit is the energy alone, times this factor.
     """
     if row.is_sequential or row.co_runners:
         return {}
-    name_of = [rate_name(row.window, job.unit) for job in row.jobs]
     solos = [baselines.by_job.get(job.digest, []) for job in row.jobs]
-    alone = [average_figures([{**_collect_figures(solo), **solo.jobs[0].metrics} for solo in rows]) for rows in solos]
-    work = [
-        1.0 if row.window is WindowKind.WORK else _ratio(job.metrics, solo, name)
-        for job, solo, name in zip(row.jobs, alone, name_of, strict=True)
-    ]
-    energies, figures = {}, _collect_figures(row)
-    if (against := _compare_energy(figures, alone, work, ENERGY)) is not None:
+    energies = {}
+    if (against := _compare_energy(row, solos, ENERGY)) is not None:
         energies[ENERGY_VS_ALONE] = against
-    grown = _compare_energy(figures, alone, work, ENERGY_ABOVE_IDLE)
-    if grown is None or not row.is_mix:
-        return energies
-    for job, solo in zip(row.jobs, alone, strict=True):
-        if (energy_j := solo.get(work_units.energy_above_idle_of(job.unit))) is not None:
+    grown = _compare_energy(row, solos, ENERGY_ABOVE_IDLE) if row.is_mix else None
+    for job, runs in zip(row.jobs, solos, strict=True):
+        energy_j = _average_solos(runs).get(work_units.energy_above_idle_of(job.unit))
+        if grown is not None and energy_j is not None:
             energies |= {energy_alone(job.label): energy_j, modelled_energy(job.label): grown * energy_j}
     return energies
+
+
+def _compare_energy(row: Row, solos: Sequence[Sequence[Row]], name: str) -> float | None:
+    """Divide the energy of a row by that of the same work with each job alone; in a steady window, both per second."""
+    figures, alone = _collect_figures(row), list(map(_average_solos, solos))
+    parts = []
+    for job, solo in zip(row.jobs, alone, strict=True):
+        work = 1.0 if row.window is WindowKind.WORK else _ratio(job.metrics, solo, rate_name(row.window, job.unit))
+        if work is None or name not in solo:
+            return None
+        parts.append(work * solo[name])
+    return figures[name] / sum(parts) if name in figures and sum(parts) > 0 else None
+
+
+def _average_solos(runs: Sequence[Row]) -> dict[str, float]:
+    return average_figures([{**_collect_figures(run), **run.jobs[0].metrics} for run in runs])
 
 
 def _collect_figures(row: Row) -> dict[str, float]:
@@ -182,15 +257,6 @@ def _collect_figures(row: Row) -> dict[str, float]:
 
 def _ratio(figures: Mapping[str, float], of: Mapping[str, float], name: str) -> float | None:
     return figures[name] / of[name] if name in figures and of.get(name) else None
-
-
-def _compare_energy(
-    figures: Mapping[str, float], alone: Sequence[Mapping[str, float]], work: Sequence[float | None], name: str
-) -> float | None:
-    parts = [share * solo[name] for share, solo in zip(work, alone, strict=True) if share is not None and name in solo]
-    if name not in figures or len(parts) < len(work) or sum(parts) <= 0:
-        return None
-    return figures[name] / sum(parts)
 
 
 def _combine_instances(row: Row) -> dict[str, float]:
@@ -214,7 +280,7 @@ def name_workload_metric(worst: str, workload: str) -> str:
 def derive_serial_copies(alone: Mapping[str, float], solo: Row, degree: int) -> dict[str, float]:
     """Derive the figures of `degree` serial copies from those of the solo run."""
     names = [name for name in _RECORDED if name not in ("makespan_s", WINDOW, "overlap_ratio")]
-    names += [SPEEDUP, BEST_SOLO, *find_work_metrics(solo), *find_sampled_metrics(solo)]
+    names += [SPEEDUP, BEST_SOLO, ENERGY_VS_BEST_SOLO, *find_work_metrics(solo), *find_sampled_metrics(solo)]
     figures = {name: alone[name] for name in names if name in alone}
     if not solo.window.is_steady and "makespan_s" in alone:
         figures["makespan_s"] = degree * alone["makespan_s"]
@@ -269,13 +335,6 @@ def _normalise(row: Row, alone: Sequence[JobRow | None], serial_s: float | None)
         serial_s=serial_s,
         makespan_s=row.metrics.get("makespan_s"),
     )
-
-
-def _find_best_solo(row: Row, baselines: BlockBaselines, job: JobRow) -> JobRow | None:
-    name = rate_name(row.window, job.unit)
-    candidates = [solo for solo in baselines.find_step_modes(job) if solo.metrics.get(name)]
-    choose = min if row.window is WindowKind.WORK else max
-    return choose(candidates, key=lambda solo: solo.metrics[name], default=None)
 
 
 def _epochs(row: Row, baselines: BlockBaselines) -> dict[str, float]:

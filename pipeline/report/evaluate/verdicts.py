@@ -1,4 +1,4 @@
-"""The comparison of sharing modes, with verdicts and the fastest mode of each case.
+"""The comparison of sharing modes by speed and energy, with verdicts and the fastest mode of each case.
 
 A verdict needs five blocks (three GPUs if blocks ran on several), a ratio beyond the margin, and a p value below the
 level after the correction for all claims of the table, including those of equality (`correct_p_values`).
@@ -11,28 +11,31 @@ import enum
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SPEEDUP, select_independent
+from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SPEEDUP
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
-from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
+from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import statistics
-from pipeline.report.evaluate.cells import Case, Cell, group_places, speed_ratios
-from pipeline.report.evaluate.metrics import BEST_SOLO, MEAN_LATENCY, METRICS, P99_LATENCY
+from pipeline.report.evaluate.cells import Case, Cell, group_places
+from pipeline.report.evaluate.metrics import (
+    BEST_SOLO,
+    ENERGY_VS_BEST_SOLO,
+    MEAN_LATENCY,
+    METRICS,
+    P99_LATENCY,
+)
+from pipeline.report.evaluate.pairs import Pair, Quantity, pair_cell
 from pipeline.report.evaluate.statistics import (
     MARGIN,
     MARGIN_IN_WORDS,
     MIN_GPUS,
     Estimate,
-    Test,
     blocks_needed,
-    compare_pairs,
     correct_p_values,
     interval_in_words,
-    times_in_words,
 )
 from pipeline.report.evaluate.wording import describe_gpus, finding_in_words, join_words, marks_in_words
 
@@ -40,8 +43,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 LEVEL = 1 - statistics.CONFIDENCE
-REFERENCES = (SERIAL, NAIVE, MPS)
-"""Modes with which every later mode is compared."""
 
 
 class Decision(enum.StrEnum):
@@ -56,11 +57,14 @@ class Decision(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The comparison of a mode with another mode, in one case at one degree.
+    """The comparison of a mode with another mode or with the best step mode alone, in one case at one degree.
 
     Attributes:
-        metric: the speed-up over serial if known, else throughput or total time; for services at a given rate, latency.
-        ratio: speed of the mode over the speed of the other; above 1 is faster. `None` if the mode is not ranked.
+        quantity: whether speed or energy is compared.
+        metric: for speed, the speed-up if known, else throughput or total time; for services at a given rate, latency.
+            For energy, that against the same work alone if known, else the energy per work unit.
+        ratio: figure of the mode over the figure of the other: speed above 1 and energy below 1 are better. `None` if
+            the mode is not ranked.
         p: p value of the test for equality if the decision is "equal", else of the test for a difference.
         p_adjusted: `p` after correction for all claims of the table; `None` with too few blocks or GPUs.
         num_blocks, num_gpus: number of blocks and GPUs with figures of both modes.
@@ -80,6 +84,12 @@ class Verdict:
     decision: Decision
     blocks_needed: int | None
     sentence: str
+    quantity: Quantity = Quantity.SPEED
+
+    @property
+    def is_against_best_solo(self) -> bool:
+        """True if the mode is compared with the best step mode alone."""
+        return self.metric in (BEST_SOLO, ENERGY_VS_BEST_SOLO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +101,8 @@ class Winner:
         tied: the mode with the best median, and the modes without a verdict against it.
         speedup: speed-up of the first mode in `tied` over serial.
         over_best_solo: speed-up of this mode over one job at a time in the best step mode, if several were measured.
+        best_solo: this step mode, in words.
+        energies: energy of the first mode in `tied` over that of each baseline for the same work, by baseline.
         is_enough: whether blocks and GPUs were enough for any verdict.
         marks: doubts to show after `speedup`: ` (MPS: NOTE)`.
     """
@@ -101,27 +113,12 @@ class Winner:
     tied: tuple[str, ...]
     speedup: Estimate
     over_best_solo: Estimate | None
+    best_solo: str
+    energies: Mapping[str, Estimate]
     num_gpus: int
     is_enough: bool
     sentence: str
     marks: str = ""
-
-
-class _Pair(NamedTuple):
-    cell: Cell
-    against: str
-    other: Cell | None = None  # also `None` if the serial baseline is not a cell
-    metric: str = ""
-    ratios: Mapping[int, float] = MappingProxyType({})
-    test: Test | None = None  # `None` if the cell is not ranked
-
-    @property
-    def num_gpus(self) -> int:
-        return len({self.cell.gpus.get(block) for block in self.ratios})
-
-    @property
-    def is_enough(self) -> bool:
-        return self.test is not None and self.test.ratio.n >= (MIN_BLOCKS if self.num_gpus == 1 else MIN_GPUS)
 
 
 class _Judgement(NamedTuple):
@@ -131,23 +128,27 @@ class _Judgement(NamedTuple):
 
 
 def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
-    """Compare each mode with serial, naive and MPS, in the order of the cells."""
+    """Compare each mode with serial, the best step mode alone, naive and MPS, in the order of the cells.
+
+    All comparisons, of speed and of energy, are corrected together.
+    """
     places = group_places(cells)
-    pairs = [pair for cell in cells for pair in _pairs(cell, places[cell.case, cell.degree])]
-    tested = [pair.test for pair in pairs if pair.test is not None and pair.is_enough]
-    judged = _judge_tests(tested) if tested else {}  # import numpy only if there are tests
+    pairs = [pair for cell in cells for pair in pair_cell(cell, places[cell.case, cell.degree])]
+    enough = [pair for pair in pairs if pair.is_enough]
+    judged = _judge(enough) if enough else {}  # import numpy only if there are tests
     num_tests = sum(pair.test is not None for pair in pairs)
     undecided = _Judgement(Decision.NO_VERDICT)
-    return [_verdict(pair, judged.get(id(pair.test), undecided), num_tests) for pair in pairs]
+    return [_verdict(pair, judged.get(id(pair), undecided), num_tests) for pair in pairs]
 
 
-def _judge_tests(tested: Sequence[Test]) -> dict[int, _Judgement]:
+def _judge(pairs: Sequence[Pair]) -> dict[int, _Judgement]:
+    tested = [pair.test for pair in pairs if pair.test is not None]
     p_different = [test.p_different for test in tested if test.p_different is not None]
     p_equal = [test.p_equal for test in tested if test.p_equal is not None]
     different, equal = correct_p_values(p_different, p_equal)
-    decisions = decide([test.ratio.median for test in tested], different, equal)
+    decisions = decide([pair.gain for pair in pairs], different, equal)
     outcomes = map(_Judgement, decisions, different.tolist(), equal.tolist())
-    return dict(zip(map(id, tested), outcomes, strict=True))
+    return dict(zip(map(id, pairs), outcomes, strict=True))
 
 
 def decide(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[Decision]:
@@ -166,7 +167,7 @@ def decide(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[Dec
 
 def find_slower_pairs(comparisons: Iterable[Verdict]) -> set[tuple[str, str]]:
     """Return the pairs of a slower and a faster mode that the verdicts of one case and degree show."""
-    comparisons = list(comparisons)
+    comparisons = [verdict for verdict in comparisons if verdict.quantity is Quantity.SPEED]
     slower = {(verdict.mode, verdict.against) for verdict in comparisons if verdict.decision is Decision.WORSE}
     return slower | {(verdict.against, verdict.mode) for verdict in comparisons if verdict.decision is Decision.BETTER}
 
@@ -203,42 +204,7 @@ def winners(cells: Sequence[Cell], comparisons: Sequence[Verdict]) -> list[Winne
     return fastest
 
 
-def _pairs(cell: Cell, members: Sequence[Cell]) -> list[_Pair]:
-    if cell.mode == SERIAL.label:
-        return []
-    if not cell.is_compared:
-        return [_Pair(cell, SERIAL.label)]
-    by_mode = {other.mode: other for other in members}
-    pairs = []
-    for reference in REFERENCES:
-        other = by_mode.get(reference.label)
-        comes_after = cell.mode != reference.label and cell.sharing.order >= reference.order
-        if not comes_after or (other is not None and not other.is_compared):
-            continue
-        if reference == SERIAL and SPEEDUP in cell.values:
-            # The baseline of a steady mix is not a cell.
-            ratios, metric = cell.values[SPEEDUP], SPEEDUP
-        elif reference == SERIAL and cell.num_given:
-            ratios, metric = _invert_slowdown(cell)
-        elif other is not None:
-            ratios, metric = speed_ratios(cell, other, cell.speed)
-        else:
-            continue
-        if ratios:
-            is_drifting = cell.is_drifting(ratios, is_symmetric=reference != SERIAL)
-            test = compare_pairs(select_independent(ratios, cell.gpus), is_drifting=is_drifting)
-            pairs.append(_Pair(cell, reference.label, other, metric, ratios, test))
-    return pairs
-
-
-def _invert_slowdown(cell: Cell) -> tuple[dict[int, float], str]:
-    """Return the latency alone over the latency together, under the same arrivals; empty for a mix."""
-    metric = P99_SLOWDOWN if P99_SLOWDOWN in cell.values else MEAN_SLOWDOWN
-    slowdowns = {} if cell.case.is_mix else cell.values.get(metric, {})
-    return {block: 1 / slowdown for block, slowdown in slowdowns.items()}, metric
-
-
-def _verdict(pair: _Pair, judged: _Judgement, num_tests: int) -> Verdict:
+def _verdict(pair: Pair, judged: _Judgement, num_tests: int) -> Verdict:
     cell, test = pair.cell, pair.test
     decision = judged.decision if test is not None else Decision.NOT_RANKED
     is_equal = decision is Decision.EQUAL
@@ -256,6 +222,7 @@ def _verdict(pair: _Pair, judged: _Judgement, num_tests: int) -> Verdict:
         num_gpus=pair.num_gpus,
         decision=decision,
         blocks_needed=_blocks_needed(pair, num_tests) if decision is Decision.NO_VERDICT else None,
+        quantity=pair.quantity,
         sentence="",
     )
     both = [cell, *([pair.other] if pair.other is not None else [])]
@@ -265,7 +232,7 @@ def _verdict(pair: _Pair, judged: _Judgement, num_tests: int) -> Verdict:
     return dataclasses.replace(verdict, sentence=_sentence(verdict, cell, is_drifting) + marks + simulated)
 
 
-def _blocks_needed(pair: _Pair, num_tests: int) -> int | None:
+def _blocks_needed(pair: Pair, num_tests: int) -> int | None:
     num_blocks = len(pair.ratios)
     if pair.test is None or pair.num_gpus > 1 or num_blocks < statistics.MIN_FOR_INTERVAL:
         return None
@@ -285,6 +252,9 @@ def _sentence(verdict: Verdict, cell: Cell, is_drifting: bool) -> str:
         against = f"the same job alone by the {percentile} latency under the same arrivals"
     elif verdict.metric in (MEAN_LATENCY, P99_LATENCY):
         against += f" by the {METRICS[verdict.metric].title}"
+    if verdict.quantity is Quantity.ENERGY:
+        is_alone = cell.num_given and verdict.against == SERIAL.label
+        against = f"the energy of {'the same work alone' if is_alone else against}"
     blocks = format_count(verdict.num_blocks, "block") + describe_gpus(verdict.num_gpus)
     details = [interval_in_words(verdict.ratio, ".2f").strip(" ()"), blocks]
     if is_drifting and verdict.against != SERIAL.label:  # against serial, the cell has a note
@@ -292,6 +262,44 @@ def _sentence(verdict: Verdict, cell: Cell, is_drifting: bool) -> str:
     details += [_describe_need(verdict)] if verdict.decision is Decision.NO_VERDICT else []
     equal = f", equal within {MARGIN_IN_WORDS}" if verdict.decision is Decision.EQUAL else ""
     return f"{jobs}: {verdict.ratio.median:.2f} x {against}{equal} ({'; '.join(filter(None, details))})."
+
+
+def has_verdicts(comparisons: Iterable[Verdict]) -> bool:
+    """Check that the blocks and GPUs were enough for a verdict on speed."""
+    return any(v.p_adjusted is not None for v in comparisons if v.quantity is Quantity.SPEED)
+
+
+def describe_details(comparisons: Iterable[Verdict], mode: str) -> str:
+    """Return the speed of a mode over the best step mode alone, and its energy over both baselines; empty if unknown.
+
+    For example: `MPS: 1.36 x CUDA graph alone; energy 0.36 x serial (0.34 to 0.39), 1.00 x CUDA graph alone.`
+    """
+    known = _compare_with_baselines(comparisons, mode)
+    speeds = [v for v in known if v.quantity is Quantity.SPEED and v.is_against_best_solo]
+    energies = [verdict for verdict in known if verdict.quantity is Quantity.ENERGY]
+    texts = [_brief(speeds), f"energy {_brief(energies)}" if energies else ""]
+    return f"{mode}: {'; '.join(filter(None, texts))}." if speeds or energies else ""
+
+
+def _compare_with_baselines(comparisons: Iterable[Verdict], mode: str) -> list[Verdict]:
+    return [
+        verdict
+        for verdict in comparisons
+        if verdict.mode == mode
+        and verdict.ratio is not None
+        and (verdict.against == SERIAL.label or verdict.is_against_best_solo)
+    ]
+
+
+def _brief(comparisons: Sequence[Verdict]) -> str:
+    parts = []
+    for verdict in comparisons:
+        assert verdict.ratio is not None
+        is_open = verdict.decision in (Decision.NO_VERDICT, Decision.EQUAL)
+        details = [interval_in_words(verdict.ratio, ".2f").strip(" ()"), verdict.decision.value if is_open else ""]
+        words = "; ".join(filter(None, details))
+        parts.append(f"{verdict.ratio.median:.2f} x {verdict.against}" + (f" ({words})" if words else ""))
+    return ", ".join(parts)
 
 
 def _name_jobs(case: Case, degree: int) -> str:
@@ -329,9 +337,8 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Seq
             ahead = "all" if is_slower >= set(itertools.product(slower, tied)) else best
             sentence += f"; {ahead} faster than {join_words(slower)}"
         sentence += "."
-    over_best_solo = next((cell.estimates.get(BEST_SOLO) for cell in cells if cell.mode == best), None)
-    if over_best_solo is not None:
-        sentence += f" Compared with one job at a time in the best step mode: {times_in_words(over_best_solo)}."
+    first = next((cell for cell in cells if cell.mode == best), None)
+    sentence = f"{sentence} {describe_details(comparisons, best)}".strip()
     # The marks of a mode without a valid block are shown too, because this mode may be the fastest.
     marks = marks_in_words([cell for cell in cells if cell.mode in (best, SERIAL.label) or cell.is_wholly_invalid])
     sentence += marks + (" (simulated)" if any(cell.is_simulated for cell in cells) else "")
@@ -341,9 +348,15 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Seq
         mode=mode,
         tied=tied,
         speedup=speedup,
-        over_best_solo=over_best_solo,
+        over_best_solo=first.estimates.get(BEST_SOLO) if first is not None else None,
+        best_solo=first.best_solo if first is not None else "",
+        energies={
+            verdict.against: verdict.ratio
+            for verdict in _compare_with_baselines(comparisons, best)
+            if verdict.quantity is Quantity.ENERGY and verdict.ratio is not None
+        },
         num_gpus=num_gpus,
-        is_enough=any(verdict.p_adjusted is not None for verdict in comparisons),
+        is_enough=has_verdicts(comparisons),
         marks=marks,
         sentence=sentence,
     )

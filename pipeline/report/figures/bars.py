@@ -15,7 +15,9 @@ from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.drawing import (
     FAINT,
+    HOLLOW_CAPTION,
     INK,
+    NO_INTERVAL,
     PAPER,
     WARNING,
     clean_text,
@@ -28,8 +30,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BARS_CAPTION = (
-    "Bars: median over the blocks. Error bars (with three blocks or more): 95 % t interval; for memory, the lowest and "
-    "highest block. A hatched box is a group without a figure; its label is the reason."
+    "Bars: median over the blocks. Error bars: 95 % t interval; for memory, the lowest and highest block. "
+    f"{HOLLOW_CAPTION} A dashed box is a group without a figure; its label is the reason. *: doubtful; the page has "
+    "the reason."
 )
 NOT_MEASURED, NOT_SUSTAINED = "not measured", "rate not sustained"
 _GROUP_WIDTH = 0.84
@@ -133,6 +136,8 @@ def _one_bar(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
         style: dict[str, Any] = {"facecolor": bar.sharing.colour, "edgecolor": FAINT, "linewidth": 0.6}
         if number:
             style |= {"facecolor": PAPER, "edgecolor": bar.sharing.colour, "hatch": "////", "linewidth": 0.9}
+        if estimate.low is None:
+            style |= {"facecolor": PAPER, "edgecolor": bar.sharing.colour, "linewidth": 1.4, "label": NO_INTERVAL}
         axes.bar(at, estimate.median, part, **style)
         below, above = error_bar(estimate)
         if below or above:

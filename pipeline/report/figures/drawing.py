@@ -13,7 +13,7 @@ import re
 import textwrap
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,9 @@ _STYLE: dict[str, Any] = {
 }
 WIDEST = 9.6
 """Width at which the text of a figure is readable on a printed page. Unit: inches."""
+NO_INTERVAL = "no interval"
+"""The label of hollow points and bars."""
+HOLLOW_CAPTION = "Hollow: no interval, which needs three blocks (with several GPUs, three GPUs)."
 _PER_ROW = 3
 _NO_GLYPH = r"Glyph \d+ .* missing from"
 _NO_DATES = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}
@@ -178,11 +181,45 @@ def set_title(axes: Axes, text: str) -> None:
 
 
 def add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str] | None = None) -> None:
-    """Add a legend below all panels, in as many columns as fit."""
-    names = [handle.get_label() for handle in handles] if labels is None else labels
+    """Add a legend below all panels, in as many columns as fit; hollow points and bars get an entry of their own."""
+    from matplotlib.lines import Line2D
+
+    names = [handle.get_label() for handle in handles] if labels is None else list(labels)
+    if any(NO_INTERVAL in axes.get_legend_handles_labels()[1] for axes in figure.axes):
+        hollow: dict[str, Any] = {"marker": "s", "linestyle": "none", "markerfacecolor": PAPER, "color": INK}
+        handles, names = [*handles, Line2D([], [], **hollow)], [*names, NO_INTERVAL]
     columns = int(figure.get_figwidth() * 72 / (40 + 5 * max(map(len, names), default=0)))
     columns = max(1, min(columns, len(names)))
     figure.legend(handles=handles, labels=names, loc="outside lower left", ncols=columns, fontsize=8)
+
+
+def collect_handles(panels: Sequence[Axes]) -> dict[str, Any]:
+    """Return the handles of the labelled lines of panels, by label."""
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            if label != NO_INTERVAL:
+                handles.setdefault(label, handle)
+    return handles
+
+
+def hollow_points(axes: Axes, estimates: Mapping[float, Estimate], style: Mapping[str, Any]) -> None:
+    """Draw the points without an interval again, hollow, with the marker and colour of a line."""
+    without = {place: estimate.median for place, estimate in estimates.items() if estimate.low is None}
+    if without:
+        marker = {key: style[key] for key in ("color", "marker", "markersize")}
+        axes.plot(*zip(*without.items(), strict=True), linestyle="none", markerfacecolor=PAPER, zorder=3,
+                  label=NO_INTERVAL, **marker)  # fmt: skip
+
+
+def draw_level(axes: Axes, label: str, estimate: Estimate) -> None:
+    """Draw a figure that does not depend on the horizontal axis: a dotted line, and its interval as a band."""
+    axes.axhline(estimate.median, color=INK, linewidth=1.1, linestyle=":", label=label)
+    if estimate.low is not None and estimate.high is not None:
+        axes.axhspan(estimate.low, estimate.high, facecolor=INK, alpha=0.12, linewidth=0)
+    else:
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        axes.annotate(NO_INTERVAL, (0.995, estimate.median), fontsize=7, color=INK, **place)
 
 
 def error_bar(estimate: Estimate) -> tuple[float, float]:

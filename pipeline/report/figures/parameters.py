@@ -32,12 +32,14 @@ from pipeline.report.evaluate.sweeps import FEWEST, Sweep, parse_number
 from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.bars import NOT_SUSTAINED
 from pipeline.report.figures.drawing import (
+    HOLLOW_CAPTION,
     INK,
     Sketch,
     add_legend,
     clean_text,
     count_characters,
     error_bar,
+    hollow_points,
     make_panels,
     set_title,
     wrap_lines,
@@ -53,7 +55,7 @@ _DOUBLING, _WIDE = 1.5, 8
 """An axis is logarithmic if each value is at least 1.5 times the previous value, or the last 8 times the first."""
 
 _STYLES = ("-", "--", "-.", ":")
-_MARKERS = ("x", "P", "*", "d", "h", "p", "8")
+_MARKERS = ("X", "P", "*", "d", "h", "p", "8")
 """Styles and markers of further lines of a mode: one for each degree, or for each profile or limit of one degree."""
 
 _MEDIAN_LATENCY, _P95_LATENCY = (
@@ -78,7 +80,9 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
 
 
 def _caption(panels: Sequence[Metric]) -> str:
-    caption = "Medians over the blocks and 95 % t intervals; for memory, the lowest and highest block."
+    caption = (
+        f"Medians over the blocks and 95 % t intervals; for memory, the lowest and highest block. {HOLLOW_CAPTION}"
+    )
     names = {metric.name for metric in panels}
     if MEAN_LATENCY in names:
         caption += (
@@ -178,7 +182,9 @@ def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[
         _band(axes, by_place, style["color"])
     errors = list(zip(*map(error_bar, estimates.values()), strict=True))
     medians = [estimate.median for estimate in estimates.values()]
-    return axes.errorbar(list(estimates), medians, errors, elinewidth=0.9, capsize=2, **style)
+    handle = axes.errorbar(list(estimates), medians, errors, elinewidth=0.9, capsize=2, **style)
+    hollow_points(axes, estimates, style)
+    return handle
 
 
 def _band(axes: Axes, by_place: Mapping[float, Cell], colour: str) -> None:

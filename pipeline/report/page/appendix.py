@@ -35,7 +35,8 @@ def list_methods() -> list[tuple[str, str]]:
         ),
         (
             "Verdicts",
-            "Modes are compared by the paired log-ratio of their speeds in the same block. A verdict needs at least "
+            "Modes are compared by the paired log-ratio of their speeds, and of their energies for the same work, in "
+            "the same block; also with one job at a time in the best step mode. A verdict needs at least "
             f"{MIN_BLOCKS} blocks, a median ratio beyond {MARGIN_IN_WORDS}, and a p value of the paired t test below "
             "0.05 after correction for all claims of the table (Holm, with Shaffer's improvement). Equality within "
             f"{MARGIN_IN_WORDS} is tested by two one-sided tests, whose p values are in the same correction. Otherwise "

@@ -9,7 +9,8 @@ from typing import Any
 from pipeline.base.domain.sharing_modes import MODES, SERIAL
 from pipeline.base.system.words import align_table, format_count
 from pipeline.report.evaluate.joules import choose_prefix
-from pipeline.report.evaluate.outcomes import Outcome
+from pipeline.report.evaluate.outcomes import Comparison, Outcome
+from pipeline.report.evaluate.statistics import interval_in_words
 from pipeline.report.evaluate.study_board import Agreement, Board, Column, Entry, Line
 from pipeline.report.evaluate.wording import join_words
 from pipeline.report.figures.drawing import COLOURS, THEME
@@ -21,8 +22,9 @@ TITLE = "The best sharing mode of each case"
 NOTE = (
     "Best: the fastest mode of a case; without a verdict, all candidates, the best median first. Gain: speed of all "
     "jobs relative to serial, median over the blocks and 95 % t interval; a figure with a unit is another quantity. "
-    "Energy: energy of the whole GPU per work unit, and the same for one job at a time. Verdicts: same, if the columns "
-    "agree on the best sharing mode; open, if a column has no verdict; differ, if the columns contradict each other. "
+    "Energy: energy of the whole GPU per work unit, the same for one job at a time, and the ratio to one job at a time "
+    "in the best step mode. Verdicts: same, if the columns agree on the best sharing mode; open, if a column has "
+    "no verdict; differ, if the columns contradict each other. "
     "The verdicts of a column are those of its study; no figure combines columns."
 )
 
@@ -125,9 +127,11 @@ def table(board: Board) -> Table:
     column_heads = ("column", "study", "device", "stamp", "GPUs")
     heads = ("best", "measure", "value", "low", "high", "blocks", "enough for verdicts")
     energy_heads = ("energy", "energy: low", "energy: high", "energy of serial", "energy in")
+    ratios = ("speed over the best step mode alone", "energy over serial", "energy over the best step mode alone")
+    ratio_heads = [head for ratio in ratios for head in (ratio, f"{ratio}: verdict")]
     last = ("compared modes", "no figure", "settings differ", "settings")
     stamp = f"Includes {join_words(stamp_words)} figures. " if (stamp_words := stamps(board)) else ""
-    columns = (*line_heads, *column_heads, *heads, *energy_heads, *last)
+    columns = (*line_heads, *column_heads, *heads, *energy_heads, *ratio_heads, *last)
     return Table("board", TITLE, columns, tuple(rows), f"{stamp}{NOTE}")
 
 
@@ -139,8 +143,15 @@ def _list_entry(entry: Entry) -> Values:
         *(", ".join(outcome.tied) or None, outcome.measure or None, *list_ends(outcome.figure)),
         *(outcome.num_blocks, "yes" if outcome.is_enough else "no"),
         *(*list_ends(outcome.energy), None if energy is None else energy.median, outcome.energy_unit or None),
+        *_list_comparison(outcome.find_comparison("speed", is_best_solo=True)),
+        *_list_comparison(outcome.find_comparison("energy", is_best_solo=False)),
+        *_list_comparison(outcome.find_comparison("energy", is_best_solo=True)),
         *(", ".join(outcome.kinds) or None, "; ".join(outcome.endings) or None, entry.differs or None, settings),
     )
+
+
+def _list_comparison(comparison: Comparison | None) -> Values:
+    return (None, None) if comparison is None else (comparison.ratio.median, comparison.verdict)
 
 
 def _cells(line: Line, num_columns: int) -> list[dict[str, Any] | None]:
@@ -162,6 +173,8 @@ def _cell(entry: Entry) -> dict[str, Any]:
         "notes": notes,
         "differs": entry.differs,
         "gain": _gain(outcome),
+        "over_best": _over_best_solo(outcome, "speed"),
+        "energy_over_best": _over_best_solo(outcome, "energy"),
         "blocks": f"{title}, {blocks}" if unit else blocks,
         "energy": energy,
         "serial": serial,
@@ -172,6 +185,14 @@ def _gain(outcome: Outcome) -> str:
     """Return `6.80 (6.44 to 7.29)`, followed by the unit unless the figure is a ratio."""
     _, unit = _measure(outcome)
     return MISSING if outcome.figure is None else f"{format_estimate(outcome.figure)} {unit}".rstrip()
+
+
+def _over_best_solo(outcome: Outcome, quantity: str) -> str:
+    """Return `1.36 (1.34 to 1.38) x CUDA graph alone`; empty if several step modes were not measured alone."""
+    comparison = outcome.find_comparison(quantity, is_best_solo=True)
+    if comparison is None:
+        return ""
+    return f"{comparison.ratio.median:.2f}{interval_in_words(comparison.ratio, '.2f')} x {comparison.against}"
 
 
 def _measure(outcome: Outcome) -> tuple[str, str]:

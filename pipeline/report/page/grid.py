@@ -16,15 +16,16 @@ from pipeline.report.evaluate import mixed_services
 from pipeline.report.evaluate.cells import Case, Cell, group_places, label_cases, list_metrics, list_modes
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, is_latency
 from pipeline.report.evaluate.mixed_services import Shared
+from pipeline.report.evaluate.pairs import BASELINES_NOTE, Quantity
 from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, Estimate
-from pipeline.report.evaluate.verdicts import Verdict, Winner
+from pipeline.report.evaluate.verdicts import Decision, Verdict, Winner
 from pipeline.report.evaluate.wording import absence_in_words
 from pipeline.report.figures.bars import NOT_SUSTAINED
 from pipeline.report.page.table_format import round_value
 from pipeline.report.read.study_records import Study
 
 BEST, OPEN = "best", "open"
-"""States of entries: the fastest mode, and a mode without a verdict against the mode with the best median."""
+"""States of entries: the fastest mode (or a better one), and a mode without a verdict."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +83,12 @@ class Grid:
 def grids(study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict], winners: Sequence[Winner]) -> list[Grid]:
     """Return the grids that have lines: speed in each mode, and mixes of services and other jobs."""
     consists = _describe_mixes(study)
-    both = (_speed(cells, verdicts, winners, consists), _compare_mixes(cells, consists))
-    return [grid for grid in both if grid.lines]
+    every_grid = (
+        _speed(cells, verdicts, winners, consists),
+        _compare_further(cells, verdicts, consists),
+        _compare_mixes(cells, consists),
+    )
+    return [grid for grid in every_grid if grid.lines]
 
 
 def _speed(
@@ -115,6 +120,53 @@ def _speed(
             )
         )
     return Grid(title="Speed-up over serial", modes=modes, lines=tuple(lines), note=_note(verdicts))
+
+
+def _compare_further(cells: Sequence[Cell], verdicts: Sequence[Verdict], consists: Mapping[Case, str]) -> Grid:
+    """Return a grid of the speed against the best step mode alone, and of the energy against both baselines.
+
+    Mixes of services and other jobs are left out, because `_compare_mixes` has their energy.
+    """
+    cell_of = {(cell.case, cell.degree, cell.mode): cell for cell in cells}
+    meant = [
+        (cell_of[verdict.case, verdict.degree, verdict.mode], verdict)
+        for verdict in verdicts
+        if verdict.is_against_best_solo or (verdict.quantity is Quantity.ENERGY and verdict.against == SERIAL.label)
+    ]
+    meant = [(cell, verdict) for cell, verdict in meant if not (cell.case.is_mix and cell.num_given)]
+    modes = tuple(list_modes([cell for cell, _ in meant]))
+    cases = {case: number for number, case in enumerate(dict.fromkeys(cell.case for cell, _ in meant))}
+    meant.sort(key=lambda pair: (cases[pair[0].case], pair[1].quantity != Quantity.SPEED, pair[1].is_against_best_solo))
+    by_line = group_by(
+        meant, lambda pair: (pair[0].case, pair[0].degree, pair[1].quantity, pair[1].is_against_best_solo)
+    )
+    lines = [
+        Line(
+            case=case.label,
+            consists=consists.get(case, ""),
+            degree=degree,
+            measure=f"{quantity.value} over {' or '.join(dict.fromkeys(verdict.against for _, verdict in members))}",
+            entries=tuple(
+                tuple(_judged_entry(cell, verdict) for cell, verdict in members if cell.sharing == mode)
+                for mode in modes
+            ),
+        )
+        for (case, degree, quantity, _), members in by_line.items()
+    ]
+    has_best_solo = any(verdict.is_against_best_solo for _, verdict in meant)
+    note = "Bold: a verdict that the mode is faster, or uses less energy for the same work. Grey: no verdict."
+    return Grid(
+        title="Speed over the best step mode alone, and energy" if has_best_solo else "Energy for the same work",
+        modes=modes,
+        lines=tuple(lines),
+        note=f"{note} {BASELINES_NOTE}" if has_best_solo else note,
+    )
+
+
+def _judged_entry(cell: Cell, verdict: Verdict) -> Entry:
+    assert verdict.ratio is not None
+    state = {Decision.BETTER: BEST, Decision.NO_VERDICT: OPEN}.get(verdict.decision, "")
+    return Entry(text=f"{_figure(verdict.ratio)}{'*' if cell.marks else ''}", detail=cell.detail, state=state)
 
 
 def _measure(cells: Sequence[Cell]) -> str:

@@ -41,6 +41,7 @@ def _describe_sharing(study: Study, cells: Sequence[Cell], winners: Sequence[Win
     if together:
         lines = [
             f"{on}, {_describe_highest_gain(study, together)}.",
+            *_describe_energy(together[0]),
             *_describe_lowest_gain(study, together),
             *_count_winners(cells, together),
         ]
@@ -162,8 +163,14 @@ def _describe_highest_gain(study: Study, together: Sequence[Winner]) -> str:
         return f"sharing gains nothing: at most {times_in_words(best.speedup)} the serial speed, with {jobs}"
     gain = f"{jobs} reach {times_in_words(best.speedup)} the serial speed"
     if best.over_best_solo is not None:
-        gain += f", and {times_in_words(best.over_best_solo)} the speed of one job at a time in the best step mode"
+        step_mode = f"the best step mode ({best.best_solo})"
+        gain += f", and {times_in_words(best.over_best_solo)} the speed of one job at a time in {step_mode}"
     return f"{gain}{best.marks}"
+
+
+def _describe_energy(winner: Winner) -> list[str]:
+    parts = [f"{times_in_words(ratio)} that of {against}" for against, ratio in winner.energies.items()]
+    return [f"For the same work, their energy is {join_words(parts)}."] if parts and _gains(winner) else []
 
 
 def _describe_lowest_gain(study: Study, together: Sequence[Winner]) -> list[str]:

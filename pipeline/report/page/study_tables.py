@@ -18,7 +18,9 @@ from pipeline.report.evaluate.cells import Case, Cell, label_cases, list_metrics
 from pipeline.report.evaluate.joules import JOULE, choose_prefix, scale_estimate
 from pipeline.report.evaluate.metrics import (
     ACTIVITY,
+    BEST_SOLO,
     ENERGY_VS_ALONE,
+    ENERGY_VS_BEST_SOLO,
     GROUPS,
     HOST,
     INSTANCE_MEMORY,
@@ -27,6 +29,7 @@ from pipeline.report.evaluate.metrics import (
     Scale,
     find_table,
 )
+from pipeline.report.evaluate.pairs import BASELINES_NOTE
 from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.publication import WHOLE_GPU
 from pipeline.report.evaluate.quantities import energy_alone, modelled_energy
@@ -45,10 +48,13 @@ _INTERVALS = (
     "median of its blocks."
 )
 COMPARISONS = "verdicts"
+_COMPARED = "each mode against serial, the best step mode alone, naive and MPS"
 _VERDICT_NOTE = (
-    "Ratio: speed of the mode over the speed of the other mode in the same block; median and 95 % t interval of the "
-    f"logarithm. A verdict needs five blocks, a ratio beyond {MARGIN_IN_WORDS} and p below 0.05 after correction for "
-    "all claims of this table (Holm, with Shaffer's improvement). p: p value of equality (two one-sided tests) if the "
+    "Ratio: speed (or energy for the same work) of the mode over that of the other in the same block; median and 95 % "
+    "t interval of the logarithm. Better: faster, or less energy of the whole GPU, including idle power. CUDA graph "
+    "alone: one job at a time in the best step mode. A verdict needs five blocks, a ratio beyond "
+    f"{MARGIN_IN_WORDS} and p below 0.05 after correction for all claims of this table (Holm, with Shaffer's "
+    "improvement). p: p value of equality (two one-sided tests) if the "
     "verdict is equal, else of a difference. If there are several GPUs, each counts once, and a verdict needs three."
 )
 _CELL_NOTE = f"{_INTERVALS} Figures of serial copies are computed from the solo run. Wrong results have no figures."
@@ -206,8 +212,11 @@ def winner_table(winners: Sequence[Winner]) -> Table:
     rows: list[Values] = []
     for winner in winners:
         fastest = winner.mode or "no single one: " + ", ".join(winner.tied)
-        rows.append((winner.case.label, winner.degree, fastest, *list_ends(winner.speedup), winner.sentence))
-    heads = ("case", "jobs", "fastest", "speed-up against serial", "low", "high", "in words")
+        gains = (*list_ends(winner.speedup), *list_ends(winner.over_best_solo), winner.best_solo or None)
+        rows.append((winner.case.label, winner.degree, fastest, *gains, winner.sentence))
+    over_serial = ("speed-up against serial", "low", "high")
+    over_best = (METRICS[BEST_SOLO].title, "low against it", "high against it", "best step mode alone")
+    heads = ("case", "jobs", "fastest", *over_serial, *over_best, "in words")
     return Table("winners", "The fastest mode of each case", heads, tuple(rows), _INTERVALS, is_for_machines=True)
 
 
@@ -215,12 +224,12 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Table:
     """Return a table of every comparison of two modes."""
     rows: list[Values] = []
     for verdict in verdicts:
-        compared = (verdict.case.label, verdict.degree, verdict.mode, verdict.against, *list_ends(verdict.ratio))
+        compared = (verdict.case.label, verdict.degree, verdict.mode, verdict.against, verdict.quantity.value)
         tested = (verdict.num_blocks, verdict.p, verdict.p_adjusted, verdict.decision.value, verdict.blocks_needed)
-        rows.append((*compared, *tested, verdict.sentence))
-    compares = ("case", "jobs", "mode", "against", "ratio", "low", "high", "blocks")
+        rows.append((*compared, *list_ends(verdict.ratio), *tested, verdict.sentence))
+    compares = ("case", "jobs", "mode", "against", "quantity", "ratio", "low", "high", "blocks")
     tests = ("p", "p adjusted", "verdict", "blocks needed", "in words")
-    title = "Verdicts: each mode against serial, naive and MPS"
+    title = f"Verdicts: {_COMPARED}"
     return Table(COMPARISONS, title, (*compares, *tests), tuple(rows), _VERDICT_NOTE, is_for_machines=True)
 
 
@@ -231,11 +240,14 @@ def comparison_table(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Tabl
     for verdict in verdicts:
         ratio = MISSING if verdict.ratio is None else format_estimate(verdict.ratio)
         star = "*" if (verdict.case, verdict.degree, verdict.mode) in marked else ""
-        compared = (verdict.case.label, verdict.degree, verdict.mode, verdict.against, f"{ratio}{star}")
+        quantity = verdict.quantity.value
+        compared = (verdict.case.label, verdict.degree, verdict.mode, verdict.against, quantity, f"{ratio}{star}")
         decided = (verdict.num_blocks, verdict.decision.value, verdict.p_adjusted, verdict.blocks_needed)
         rows.append((*compared, *decided))
-    heads = ("case", "jobs", "mode", "against", "times as fast", "blocks", "verdict", "p adjusted", "blocks needed")
-    return Table(COMPARISONS, "Each mode against serial, naive and MPS", heads, tuple(rows), _VERDICT_NOTE)
+    compares = ("case", "jobs", "mode", "against", "quantity", "ratio")
+    tests = ("blocks", "verdict", "p adjusted", "blocks needed")
+    title = f"{_COMPARED[:1].upper()}{_COMPARED[1:]}"
+    return Table(COMPARISONS, title, (*compares, *tests), tuple(rows), _VERDICT_NOTE)
 
 
 def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[str]) -> Table:
@@ -261,8 +273,9 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
             *ran, result = _describe_run(cell)
             rows.append((*ran, f"{result}*" if cell.marks else result, *figures))
     heads = ("case", "jobs", "mode", "result", *(known[name].heading(scales[name][1]) for name in names))
-    doubted = " *: doubtful; the page of the report has the reason." if any(cell.marks for cell in cells) else ""
-    return Table(name, title, heads, tuple(rows) if names else (), _CELL_NOTE + doubted)
+    notes = [_CELL_NOTE, *([BASELINES_NOTE] if {BEST_SOLO, ENERGY_VS_BEST_SOLO} & set(names) else [])]
+    notes += ["*: doubtful; the page of the report has the reason."] if any(cell.marks for cell in cells) else []
+    return Table(name, title, heads, tuple(rows) if names else (), " ".join(notes))
 
 
 def host_table(cells: Sequence[Cell]) -> Table:

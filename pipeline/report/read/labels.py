@@ -83,6 +83,11 @@ def value_in_words(key: str, value: str) -> str:
     return _WORDS[key].get(value, value)
 
 
+def step_modes_in_words(step_modes: Iterable[str]) -> str:
+    """Return the words for step modes, without repetition: `CUDA graph`, `CUDA graph or compiled`; empty for none."""
+    return " or ".join(sorted({value_in_words(STEP_MODE, step_mode) for step_mode in step_modes}))
+
+
 def distinguish_params(alike: Sequence[Mapping[str, str]]) -> list[str]:
     """Return words that distinguish params with equal labels; name environments only if nothing else differs."""
     keys = find_differing_keys(alike)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from pipeline.base.domain.records import Job
 from pipeline.base.domain.sharing_modes import mode_of
+from pipeline.base.domain.tags import fact_tag
 from pipeline.base.domain.work_units import ARRIVALS
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.report.read.rows import study_of
@@ -23,6 +24,7 @@ def _row(ended: GroupResult) -> Row:
     state = dict(ended.machine_state.facts)
     facts = {"profiler": "" if group.profiler.is_none else group.profiler.name, "case": str(group.case or "")}
     facts |= {"baseline_run": str(group.run)} if group.run > 1 else {}
+    facts |= {fact: ended.tags.get(fact_tag(fact), "") for fact in ("window_start_ns", "window_end_ns")}
     jobs = tuple(_job(job, ran.get(job.index)) for job in group.jobs)
     return Row(
         run_id=group.digest,

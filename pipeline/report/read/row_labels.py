@@ -112,8 +112,9 @@ def _identify_jobs(row: Row) -> tuple[object, ...]:
     )
 
 
-def _jobs(row: Row) -> tuple[labels.Program, ...]:
-    programs = sorted((labels.identify_program(job.params) for job in row.jobs), key=str)
+def _jobs(row: Row) -> tuple[tuple[object, ...], ...]:
+    step_mode = labels.STEP_MODE
+    programs = sorted(((labels.identify_program(j.params), j.params.get(step_mode)) for j in row.jobs), key=str)
     return tuple(programs if len(set(programs)) > 1 else programs[:1])
 
 

@@ -37,7 +37,7 @@ def test_cases_that_differ_in_one_number_are_drawn_against_it_a_line_a_mode_and_
     found = sketches(*rows)
     assert list(found) == ["against batch size resnet26_cifar10"]
     drawn = panels(found["against batch size resnet26_cifar10"])
-    assert drawn["legend"] == ["serial, 1 job", "naive, 2 jobs", "MPS, 2 jobs"]
+    assert drawn["legend"] == ["serial, 1 job", "naive, 2 jobs", "MPS, 2 jobs", "no interval"]
     assert lines(drawn["throughput of all jobs"]) == [
         [(32, 100), (64, 150), (512, 200)],
         [(32, 200), (64, 300)],

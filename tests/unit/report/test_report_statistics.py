@@ -118,6 +118,34 @@ def test_at_most_5_percent_of_tables_have_a_wrong_claim_of_any_kind(num_at_margi
         assert_a_report_says_the_same(verdicts(cells), decisions[table], different[table], equal[table])
 
 
+@pytest.mark.parametrize("num_at_margin", [0, 3])
+def test_energy_that_follows_speed_makes_no_more_wrong_tables(num_at_margin: int) -> None:
+    """Tables of 6 comparisons of speed and 6 of energy, which is power over speed; the power hardly scatters."""
+    rng = np.random.default_rng(RNG_SEED)
+    truth = np.array([math.log1p(statistics.MARGIN)] * num_at_margin + [0.0] * (6 - num_at_margin))
+    speed = truth[:, None] + rng.normal(0, 0.003, (NUM_TABLES, 6, 10))
+    power = rng.normal(0, 0.001, speed.shape)
+    _, different, equal = judged(np.exp(np.concatenate([speed, power - speed], axis=1)))
+    is_at_margin = np.concatenate([truth, truth]) > 0
+    share = np.mean((equal[:, is_at_margin] < 0.05).any(axis=1) | (different[:, ~is_at_margin] < 0.05).any(axis=1))
+    print(
+        f"speed and energy, {num_at_margin} of 6 at the margin: {share:.4f} of {NUM_TABLES} tables with a wrong claim"
+    )
+    assert share <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / NUM_TABLES)
+
+
+@pytest.mark.parametrize("num_comparisons", [29, 82])
+def test_more_comparisons_need_larger_differences(num_comparisons: int) -> None:
+    """One difference of 10 % among comparisons of equal modes, five blocks, runs that scatter by 1.5 %."""
+    rng = np.random.default_rng(RNG_SEED)
+    ratios = rng.normal(0, 0.015 * math.sqrt(2), (NUM_TABLES, num_comparisons, NUM_BLOCKS))
+    ratios[:, 0] += math.log(1.1)
+    decisions, _, _ = judged(np.exp(ratios))
+    share = np.mean(decisions[:, 0] == Decision.BETTER)
+    print(f"a difference of 10 % among {num_comparisons} comparisons is found in {share:.3f} of {NUM_TABLES} tables")
+    assert share == pytest.approx({29: 0.86, 82: 0.62}[num_comparisons], abs=0.03)
+
+
 BLOCKS_OF_GPUS = (5, 2, 4)
 GPU_OF_BLOCK = np.repeat(np.arange(len(BLOCKS_OF_GPUS)), BLOCKS_OF_GPUS)
 

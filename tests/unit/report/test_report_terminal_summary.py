@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 
-from pipeline.base.domain.records import Result
+from pipeline.base.domain.records import Group, Result, WindowKind
 from pipeline.base.domain.tags import Tag
 from pipeline.base.system.factory import Spec
 from pipeline.observe.group_result import GroupResult, JobResult
@@ -67,6 +68,40 @@ def test_a_group_that_failed_and_jobs_alone_have_no_sentence():
     rows = [ended(group("a", sequential=True), 100.0), ended(group("a"), 101.0), ended(pair, 60.0, Result.FAILED)]
     found = summarize_study("test", rows)
     assert (found.sentences, found.fastest) == ((), frozenset())
+
+
+def test_the_best_step_mode_and_the_energy_stand_beside_the_gain_over_serial():
+    """Two eager jobs under MPS against one eager job, and against a CUDA graph alone that was not interleaved."""
+
+    def in_step_mode(members: Group, rate: float, step_mode: str, power_w: float) -> GroupResult:
+        params = (("step_mode", step_mode),)
+        jobs = tuple(
+            dataclasses.replace(
+                job,
+                workload=dataclasses.replace(job.workload, params=params, digest=f"{job.workload.digest} {step_mode}"),
+            )
+            for job in members.jobs
+        )
+        row = ended(dataclasses.replace(members, jobs=jobs), rate)
+        tags = {Tag.WINDOW_START_NS: "0", Tag.WINDOW_END_NS: "10000000000"}
+        metrics = {"energy_j": 10 * power_w, "window_s": 10.0}
+        return dataclasses.replace(row, metrics={**row.metrics, **metrics}, tags=tags)
+
+    kind = WindowKind.INTERLEAVED
+    rows = []
+    for block in range(1, 6):
+        slower = 1 - 0.01 * (block % 2)
+        rows.append(in_step_mode(group("a", sequential=True, block=block, kind=kind), 100.0, "eager", 150.0))
+        graph = group("a", sequential=True, block=block, key="graph")
+        rows.append(in_step_mode(graph, 400.0, "cuda_graph", 300.0))
+        rows.append(in_step_mode(group("a", "a", block=block, kind=kind, **MPS), 100.0 * slower, "eager", 200.0))
+    (sentence,) = summarize_study("test", rows).sentences
+    interval = r" \(\d\.\d\d to \d\.\d\d\)"
+    assert re.fullmatch(
+        rf"2 x a: MPS is fastest, 1\.98 x serial{interval}\. MPS: 0\.49 x CUDA graph alone{interval}; "
+        rf"energy 0\.67 x serial{interval}, 1\.35 x CUDA graph alone{interval}\.",
+        sentence,
+    )
 
 
 def test_without_a_baseline_modes_are_compared_with_each_other():
