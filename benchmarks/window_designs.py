@@ -318,9 +318,11 @@ def judge_design(
 def _judge_table(cells: Sequence[Cell], naive_speed: float, judgement: Judgement) -> None:
     is_wrong = False
     for verdict in verdicts(cells):
-        truth = _speed(verdict.mode, naive_speed) / _speed(verdict.against, naive_speed)
+        is_over_graph = verdict.against not in (SERIAL.label, NAIVE.label)
+        reference = GRAPH_SPEED if is_over_graph else _speed(verdict.against, naive_speed)
+        truth = _speed(verdict.mode, naive_speed) / reference
         is_wrong |= is_wrong_claim(verdict.decision, truth)
-        if verdict.degree > 1:
+        if verdict.degree > 1 and not is_over_graph:
             kind = VS_SERIAL if verdict.against == SERIAL.label else MPS_VS_NAIVE
             judgement.coverage[kind].add(verdict.ratio, truth)
     judgement.num_wrong[naive_speed] += is_wrong

@@ -61,7 +61,7 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
         ),
         (
             "window.x=3",
-            "window.x does not exist; choose one of epochs, kind, seconds, settle_s, slice_s, slice_settle_s",
+            "window.x does not exist; choose one of epochs, kind, most_s, seconds, settle_s, slice_s, slice_settle_s",
         ),
         (
             "exporter.port=9411",

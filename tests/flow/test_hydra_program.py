@@ -81,7 +81,9 @@ def test_the_composed_configuration_is_printed(tmp_path):
     assert done.returncode == 0 and not done.stderr
     assert (config["degree"], config["window"]["seconds"], config["blocks"]) == (3, 7, None)
     done = forks.run(RUN, "--cfg=job", "--package", "window", "+experiment=robroek_settings", cwd=tmp_path)
-    assert yaml.safe_load(done.stdout).keys() == {"kind", "seconds", "settle_s", "epochs", "slice_s", "slice_settle_s"}
+    assert yaml.safe_load(done.stdout).keys() == {
+        *("kind", "seconds", "settle_s", "epochs", "most_s", "slice_s", "slice_settle_s")
+    }
     assert not list(tmp_path.iterdir())
 
 

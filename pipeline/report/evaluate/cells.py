@@ -142,14 +142,22 @@ class Cell:
         return {name: figure for name, figure in self.estimates.items() if self.is_compared or not is_latency(name)}
 
     @property
+    def exceeds_ideal(self) -> bool:
+        """True if the interval of the speed-up lies above the number of jobs, or without one the speed-up far above."""
+        gain = self.estimates.get(SPEEDUP)
+        if gain is None or self.is_derived or self.degree == 1:
+            return False
+        low, most = (gain.median, _BEYOND_NOISE * self.degree) if gain.low is None else (gain.low, self.degree)
+        return low > most
+
+    @property
     def notes_on_gain(self) -> tuple[str, ...]:
         """Notes on a doubtful speed-up: the baseline may be slow or drift, or the machine may have changed."""
         gain = self.estimates.get(SPEEDUP)
         if gain is None or self.is_derived:
             return ()
         notes, in_words = [], interval_in_words(gain, ".2f")
-        low, most = (gain.median, _BEYOND_NOISE * self.degree) if gain.low is None else (gain.low, self.degree)
-        if self.degree > 1 and low > most:
+        if self.exceeds_ideal:
             notes.append(
                 f"speed-up of {gain.median:.2f}{in_words} exceeds the number of jobs: "
                 "the baseline was slow, or the metric does not count work"

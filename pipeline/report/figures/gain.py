@@ -194,7 +194,7 @@ def _describe_excess(cells: Sequence[Cell]) -> list[str]:
     """Return, for each degree, a line with the modes whose speed-up exceeds the number of jobs."""
     by_degree: dict[int, list[str]] = defaultdict(list)
     for cell in cells:
-        if cell.degree > 1 and cell.is_ranked and cell.notes_on_gain:
+        if cell.is_ranked and cell.exceeds_ideal:
             by_degree[cell.degree].append(cell.mode)
     return [f"{degree}: {', '.join(modes)}* more than ideal" for degree, modes in sorted(by_degree.items())]
 

@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def test_when_output_was_written_is_noted_if_asked_for(server, write):
     assert first["stdout"] == len("one\n")
     (process,), (ended,) = server.events("process"), server.events("process_ended")
     assert process["pid"] != server.process.pid
-    assert 0.5e9 < ended["t_ns"] - process["t_ns"] < server.events("metric")[-1]["t_ns"] - process["t_ns"]
+    assert 0.5e9 < ended["t_ns"] - process["t_ns"] < time.monotonic_ns() - process["t_ns"]
 
 
 def test_a_failing_script_fails_the_job_with_its_own_status(server, write):
@@ -102,7 +103,7 @@ def test_a_helper_may_end_a_little_after_its_script(server, write):
     server.go()
     assert server.end()[0] == 0
     (ended,) = server.events("process_ended")
-    assert server.events("metric")[-1]["t_ns"] - ended["t_ns"] > 0.2e9
+    assert time.monotonic_ns() - ended["t_ns"] > 0.2e9
 
 
 def test_a_killed_script_is_told_from_one_that_failed(server, write):
