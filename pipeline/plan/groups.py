@@ -88,7 +88,9 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
     elif config.baseline is Baseline.always or (config.baseline is Baseline.auto and (is_sweep or together.degree > 1)):
         # With fixed work, the total time of a mix is a result, so its jobs are measured one after another.
         is_total_measured = config.mix is not None and window.kind is WindowKind.WORK
-        groups = [together, *([in_turn] if is_total_measured else alone)]
+        # In a shared launch, one naive job would be measured in the same slices as the baseline.
+        is_baseline = window.kind is WindowKind.INTERLEAVED and together.scenario == "naive" and together.degree == 1
+        groups = [*([] if is_baseline else [together]), *([in_turn] if is_total_measured else alone)]
     else:
         groups = [together]
     return [_add_digests(group, inventory) for group in groups]

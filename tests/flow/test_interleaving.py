@@ -136,9 +136,9 @@ def test_a_job_that_ends_early_ends_the_launch(measure: Measure) -> None:
 
 @pytest.mark.slow
 def test_the_largest_number_that_fits_is_launched_and_measures_the_smaller_ones(tmp_path: Path) -> None:
-    arguments = ["-m", "scenario=naive", "degree=1,2,3", "window=interleaved", "window.seconds=1", "listeners=[]"]
+    arguments = ["-m", "scenario=naive", "degree=1,2,3,4", "window=interleaved", "window.seconds=1", "listeners=[]"]
     arguments += ["workload=tiny", "workload.source=synthetic_device", "foreign_load=note", "gpu=simulated_a100_40gb"]
-    arguments += ["gpu.job_memory_mib=16000", f"gpu.machine={tmp_path}/machine.json", f"gpu.lock_dir={tmp_path}"]
+    arguments += ["gpu.job_memory_mib=13000", f"gpu.machine={tmp_path}/machine.json", f"gpu.lock_dir={tmp_path}"]
     done = forks.run(PROJECT_DIR / "run.py", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     from mlflow import MlflowClient
@@ -146,15 +146,18 @@ def test_the_largest_number_that_fits_is_launched_and_measures_the_smaller_ones(
     runs = groups(MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db"), "collocation-rehearsal")
     tags = {run.info.run_name: run.data.tags for run, _ in runs}
     results = {name: of_group[Tag.RESULT] for name, of_group in tags.items()}
-    assert results == {"naive-3x-tiny": "oom", "naive-2x-tiny": "ok", "naive-1x-tiny": "ok", "serial-1x-tiny": "ok"}
-    # One job without MPS is launched by itself.
-    assert Tag.LAUNCH not in tags["naive-2x-tiny"]
-    assert {Tag.LAUNCH in tags["naive-1x-tiny"], Tag.LAUNCH in tags["serial-1x-tiny"]} == {True, False}
+    assert results == {
+        "naive-4x-tiny": "oom",
+        "naive-3x-tiny": "ok",
+        "naive-2x-tiny": "ok",
+        "serial-1x-tiny": "ok",  # one job without MPS is launched by itself
+    }
+    assert {name for name, of_group in tags.items() if Tag.LAUNCH in of_group} == {"naive-2x-tiny"}
     losses = {name: of_group.get(stored_name(Tag.FIRST_LOSSES), "{}") for name, of_group in tags.items()}
     checked = {name: list(json.loads(of_jobs)) for name, of_jobs in losses.items()}
     assert checked == {
-        "naive-3x-tiny": [],
+        "naive-4x-tiny": [],
+        "naive-3x-tiny": ["2"],
         "naive-2x-tiny": ["0", "1"],
-        "naive-1x-tiny": ["0"],
         "serial-1x-tiny": ["0"],
     }

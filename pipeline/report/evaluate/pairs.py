@@ -85,7 +85,7 @@ def pair_cell(cell: Cell, members: Sequence[Cell]) -> list[Pair]:
 
 def _test(pair: Pair) -> Test:
     is_drifting = pair.quantity is Quantity.SPEED and pair.cell.is_drifting(
-        pair.ratios, is_symmetric=pair.other is not None and pair.against != SERIAL.label
+        pair.ratios, is_symmetric=pair.against != SERIAL.label
     )
     return compare_pairs(select_independent(pair.ratios, pair.cell.gpus), is_drifting=is_drifting)
 
