@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.domain.records import WindowKind
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.domain.work_units import SAMPLES, rate_of
 from pipeline.launch import event_reader
 from pipeline.observe.throughput import compute_figures

@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 from pipeline.base.domain.normalisation import SPEEDUP
-from pipeline.base.domain.records import Result, Window, WindowKind
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, mode_of
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.work_units import SAMPLES, rate_of, total_of
 from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.metrics import BEST_SOLO

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.records import Window
+from pipeline.base.domain.window import Window
 from pipeline.launch import events
 from pipeline.launch.job_group import JobGroup
 from pipeline.launch.job_state import JobState

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain import layout, placeholders
-from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
+from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.system import cgroup, secrets
 from pipeline.base.system.errors import LaunchError
 from pipeline.base.system.paths import PROJECT_DIR

@@ -9,7 +9,7 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from pipeline.base.domain.records import Window
+from pipeline.base.domain.window import Window
 from pipeline.launch.events import JobProgress
 
 STEADY_RATIO, UNSTEADY_RATIO = 0.005, 0.03

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain.marks import Marks, join
-from pipeline.base.domain.records import Group, WindowKind
+from pipeline.base.domain.records import Group
 from pipeline.base.domain.samples import THROTTLED
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.words import format_count
 from pipeline.launch import job_steps
 from pipeline.launch.events import Events

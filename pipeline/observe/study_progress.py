@@ -10,7 +10,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain import idle_measurements
-from pipeline.base.domain.records import Group, Result, Window, WindowKind
+from pipeline.base.domain.records import Group, Result
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.system.words import format_duration
 
 _WINDOWS_OF_SCRIPTS = frozenset(Window(kind=kind).text for kind in (WindowKind.WORK, WindowKind.LOGGED))

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from pipeline.base.domain import work_units
-from pipeline.base.domain.records import WindowKind
+from pipeline.base.domain.window import WindowKind
 from pipeline.launch.events import Events
 from pipeline.launch.job_steps import Steps
 from pipeline.observe.program_rates.logged_rate import Points

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.base.domain import work_units
-from pipeline.base.domain.records import Group, Job, WindowKind
+from pipeline.base.domain.records import Group, Job
+from pipeline.base.domain.window import WindowKind
 from pipeline.launch.events import Events
 from pipeline.observe import latency, throughput
 from pipeline.observe.program_rates.logged_rate import LoggedRate

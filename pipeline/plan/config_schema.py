@@ -15,7 +15,8 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from pipeline.base.domain.records import EnvTool, WindowKind
+from pipeline.base.domain.records import EnvTool
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import locks, tracking_root
 from pipeline.base.system.paths import config_folders
 from pipeline.plan.option_loader import KINDS, list_classes, open_maps

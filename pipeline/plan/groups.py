@@ -28,9 +28,8 @@ from pipeline.base.domain.records import (
     ProfilerSpec,
     Required,
     Resume,
-    Window,
-    WindowKind,
 )
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system import factory, secrets, user_command
 from pipeline.base.system.errors import ConfigError

@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
-from pipeline.base.domain.records import Group, WindowKind
+from pipeline.base.domain.records import Group
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.grouping import group_by
 from pipeline.plan.config_schema import Config
 from pipeline.plan.workload_config import WorkloadConfig

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pipeline.base.domain import metric_unit, work_units
 from pipeline.base.domain.metric_unit import MetricUnit
-from pipeline.base.domain.records import Window
+from pipeline.base.domain.window import Window
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system import user_command
 from pipeline.plan.workload_config import WorkloadConfig, explain

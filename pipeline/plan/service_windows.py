@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from pipeline.base.domain import service_figures
-from pipeline.base.domain.records import Window, WindowKind
+from pipeline.base.domain.window import Window, WindowKind
 
 _UNDER_LOAD = {0.6: 4000, 0.8: 13_000}
 """Numbers of requests in which a queue with constant service times has enough excursions for a p99

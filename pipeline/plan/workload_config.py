@@ -22,7 +22,8 @@ from omegaconf import MISSING
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base.domain import service_figures, work_units
-from pipeline.base.domain.records import Device, Window
+from pipeline.base.domain.records import Device
+from pipeline.base.domain.window import Window
 from pipeline.base.domain.workload import Objective, RateSource
 from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError

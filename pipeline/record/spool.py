@@ -18,8 +18,9 @@ from urllib.parse import unquote, urlsplit
 
 from pipeline.base.domain import layout
 from pipeline.base.domain.marks import NO_MARKS
-from pipeline.base.domain.records import CO_RUNNERS, Group, Interpreter, Slot, Window, WindowKind
+from pipeline.base.domain.records import CO_RUNNERS, Group, Interpreter, Slot
 from pipeline.base.domain.tags import GROUP, JOB, Tag, fact_tag
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.work_units import ARRIVALS
 from pipeline.base.system import locks, secrets, tracking_root
 from pipeline.base.system.errors import TrackingError

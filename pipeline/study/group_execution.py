@@ -19,8 +19,9 @@ import psutil
 
 from pipeline.base.domain import driver_programs, idle_measurements, layout
 from pipeline.base.domain.protocols import Listener, Profiler, Sharing, Slots
-from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Result, Slot, WindowKind
+from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Result, Slot
 from pipeline.base.domain.tags import Tag, listener_tag
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import factory, host_info, interrupts, words
 from pipeline.base.system.errors import CollocationError, ListenerError, NoSensorError
 from pipeline.base.system.factory import Spec

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
+from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot
 from pipeline.base.domain.tags import Tag, stored_name
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot, Window, WindowKind
+from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot
 from pipeline.base.domain.tags import Tag
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.errors import LaunchError
 from pipeline.base.system.factory import Spec

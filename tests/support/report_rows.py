@@ -9,8 +9,9 @@ from typing import Any
 
 from pipeline.base.domain.group_names import list_program_params
 from pipeline.base.domain.marks import Marks
-from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import mode_of
+from pipeline.base.domain.window import WindowKind
 from pipeline.report.read.rows import study_of
 from pipeline.report.read.study_records import JobRow, Row, Study
 

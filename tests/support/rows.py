@@ -12,7 +12,8 @@ from listeners.gpm import GpmListener
 from listeners.host import HostListener
 from listeners.nvml import NvmlListener
 from listeners.smi import SmiListener
-from pipeline.base.domain.records import GpuSettings, Group, Job, Limits, Window, WindowKind
+from pipeline.base.domain.records import GpuSettings, Group, Job, Limits
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.factory import Spec
 from pipeline.launch.job_state import JobEnd, JobState, ProcessStart, ProtocolReport

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from pipeline.base.domain.protocols import Listener
-from pipeline.base.domain.records import Group, WindowKind
+from pipeline.base.domain.records import Group
 from pipeline.base.domain.samples import POWER, SAMPLED_S
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import factory
 from pipeline.base.system.words import format_count, format_duration
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pipeline.base.domain.precision_goal import PrecisionGoal
 from pipeline.base.domain.sharing_modes import is_program
+from pipeline.base.domain.window import Window
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.factory import Spec
 
@@ -45,25 +46,6 @@ class Result(enum.StrEnum):
         if self is Result.INTERRUPTED:
             return "KILLED"
         return "FINISHED" if self in (Result.OK, Result.SKIPPED) else "FAILED"
-
-
-class WindowKind(enum.StrEnum):
-    """The rule that determines when jobs end and which portion of their time is measured.
-
-    `steady`: jobs run until they are stopped. `interleaved`: the same, in slices: groups that differ only in their
-    number of jobs share a launch and take turns. `work`: jobs exit on their own after their epochs. `logged`: jobs
-    exit on their own, and are measured while all of them log rates.
-    """
-
-    STEADY = "steady"
-    INTERLEAVED = "interleaved"
-    WORK = "work"
-    LOGGED = "logged"
-
-    @property
-    def is_steady(self) -> bool:
-        """True if jobs run until they are stopped."""
-        return self in (WindowKind.STEADY, WindowKind.INTERLEAVED)
 
 
 class Required(enum.StrEnum):
@@ -120,69 +102,6 @@ class Commands:
 
     def around(self, inner: Commands) -> Commands:
         return Commands(do=self.do + inner.do, undo=inner.undo + self.undo)
-
-
-TRIAL_S = 1.0
-"""Time between the settling time and a window by need, in which the scatter of the jobs' speed is observed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """The window of throughput measurement (docs/method.md, "Windows and baselines"). Fields of other kinds are 0.
-
-    Jobs that exit on their own have no number of epochs.
-
-    Attributes:
-        settle_s: time that is not measured at the beginning; of an interleaved window, at the beginning of each slice.
-        most_s: longest length of a steady window by need, whose shortest length is `seconds`; 0 for a fixed length.
-        slice_s: length of a slice; `seconds` is then the sum of a group's slices in one launch.
-    """
-
-    kind: WindowKind
-    seconds: float = 0.0
-    settle_s: float = 0.0
-    most_s: float = 0.0
-    epochs: int = 0
-    slice_s: float = 0.0
-
-    @property
-    def text(self) -> str:
-        """Text for users that distinguishes any two windows: `steady, 20 s after 2 s`, `work, 5 epochs`."""
-        if self.kind is WindowKind.STEADY:
-            return f"{self.kind.value}, {self.length_text} after {self.begin_s:.12g} s"
-        if self.kind is WindowKind.INTERLEAVED:
-            slices = f"{self.num_slices} x {self.slice_s:.12g} s"
-            return f"{self.kind.value}, {slices}, each after {self.settle_s:.12g} s"
-        if self.kind is WindowKind.LOGGED:
-            return self.kind.value
-        if not self.epochs:
-            return f"{self.kind.value}, until the jobs end"
-        return f"{self.kind.value}, {self.epochs} epoch{'' if self.epochs == 1 else 's'}"
-
-    @property
-    def length_text(self) -> str:
-        """Length of a steady window, as text: `20 s`, or `1 to 10 s` by need."""
-        return f"{self.seconds:.12g} to {self.most_s:.12g} s" if self.most_s else f"{self.seconds:.12g} s"
-
-    @property
-    def begin_s(self) -> float:
-        """Time from the start of all jobs to the steady window."""
-        return self.settle_s + (TRIAL_S if self.most_s else 0.0)
-
-    @property
-    def longest_s(self) -> float:
-        """The largest possible length of a steady window."""
-        return self.most_s or self.seconds
-
-    @property
-    def longest_key(self) -> str:
-        """The configuration key of this length."""
-        return "window.most_s" if self.most_s else "window.seconds"
-
-    @property
-    def num_slices(self) -> int:
-        """Number of slices of a group in one launch."""
-        return max(1, round(self.seconds / self.slice_s)) if self.slice_s else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain import group_names, layout, stored_names
 from pipeline.base.domain.machine_state import MachineState
-from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import GROUP, JOB, Tag, has_old_names, list_facts_by_plan, read_facts, restore_names
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import TrackingError
 from pipeline.observe.study_progress import PastGroup
 from pipeline.record.store.local_store import Store, describe_error, is_server, translate_errors

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.normalisation import SPEEDUP, select_independent
-from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, SharingMode
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate import quantities

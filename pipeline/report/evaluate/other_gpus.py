@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from pipeline.base.domain import work_units
 from pipeline.base.domain.normalisation import select_independent
-from pipeline.base.domain.records import OTHER_GPUS, WindowKind
+from pipeline.base.domain.records import OTHER_GPUS
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate.cells import Case, label_cases

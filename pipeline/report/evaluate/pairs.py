@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SPEEDUP, select_independent
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
-from pipeline.base.domain.records import WindowKind
 from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
+from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import Cell, ratios, speed_ratios
 from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO
 from pipeline.report.evaluate.statistics import MIN_GPUS, Test, compare_pairs

@@ -24,7 +24,8 @@ from pipeline.base.domain.normalisation import (
     normalise,
     rate_name,
 )
-from pipeline.base.domain.records import CO_RUNNERS, WindowKind
+from pipeline.base.domain.records import CO_RUNNERS
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate.metrics import (
     ACTIVITY,

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain.records import WindowKind
 from pipeline.base.domain.sharing_modes import MIG, SERIAL
+from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import Case, Cell, ratios
 from pipeline.report.evaluate.publication import WHOLE_GPU, publications
 from pipeline.report.evaluate.statistics import Estimate

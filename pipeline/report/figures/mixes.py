@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN, SPEEDUP
-from pipeline.base.domain.records import WindowKind
 from pipeline.base.domain.sharing_modes import SERIAL
+from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import Cell, list_modes
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE, METRICS, TOTAL_TIME
 from pipeline.report.figures.bars import (

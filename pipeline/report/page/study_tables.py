@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain import mig_names, work_units
 from pipeline.base.domain.normalisation import SPEEDUP, select_independent
-from pipeline.base.domain.records import CO_RUNNERS, DEVICE, Result, WindowKind
+from pipeline.base.domain.records import CO_RUNNERS, DEVICE, Result
 from pipeline.base.domain.sharing_modes import PROFILE
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate import doubts, other_gpus, scaling
 from pipeline.report.evaluate.cells import Case, Cell, label_cases, list_metrics

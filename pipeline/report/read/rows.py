@@ -13,9 +13,10 @@ from typing import Any
 
 from pipeline.base.domain import stored_names
 from pipeline.base.domain.marks import read_marks
-from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.base.domain.tags import GROUP, JOB, Tag, list_facts_by_plan, read_facts
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.grouping import group_by
 from pipeline.record.store import results

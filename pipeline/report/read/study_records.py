@@ -9,8 +9,9 @@ from pathlib import Path
 from pipeline.base.domain import work_units
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.marks import NO_MARKS, Marks
-from pipeline.base.domain.records import CO_RUNNERS, OTHER_GPUS, Result, WindowKind
+from pipeline.base.domain.records import CO_RUNNERS, OTHER_GPUS, Result
 from pipeline.base.domain.sharing_modes import PARTITION, PROFILE, SERIAL, SharingMode
+from pipeline.base.domain.window import WindowKind
 from pipeline.report.read.labels import JobLabel
 
 

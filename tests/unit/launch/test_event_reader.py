@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.window import WindowKind
 from pipeline.launch import event_reader, job_steps
 from pipeline.launch.lifetime import Lifetime
 from pipeline.observe import group_row

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.base.domain.records import TRIAL_S, Window, WindowKind
+from pipeline.base.domain.window import TRIAL_S, Window, WindowKind
 from pipeline.launch import window_length
 from pipeline.launch.events import JobProgress
 

@@ -8,7 +8,8 @@ import json
 import pytest
 
 from pipeline.base.domain.machine_state import MachineState
-from pipeline.base.domain.records import Plan, Result, WindowKind
+from pipeline.base.domain.records import Plan, Result
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import host_info
 from pipeline.base.system.errors import ConfigError
 from pipeline.observe.baseline_comparison import Comparison, describe_loss_difference

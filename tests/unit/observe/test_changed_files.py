@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pipeline.base.domain.records import WindowKind
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.domain.workload import Source
 from pipeline.launch.events import Events
 from pipeline.observe import changed_files, group_row

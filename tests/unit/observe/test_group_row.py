@@ -8,8 +8,9 @@ import json
 
 import pytest
 
-from pipeline.base.domain.records import Job, Result, Window, WindowKind
+from pipeline.base.domain.records import Job, Result
 from pipeline.base.domain.samples import Sample
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.launch.job_state import Ending
 from pipeline.observe import baseline_comparison, endings, fields, group_row
 from pipeline.observe.clock import ClockRecord

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.domain.records import Result, Window, WindowKind
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Sample
 from pipeline.base.domain.tags import Tag
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.launch.interleaving import Slice
 from pipeline.observe import group_row
 from pipeline.observe.group_result import GroupResult

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.base.domain.records import Result, Window, WindowKind
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.launch.interleaving import Slice
 from pipeline.observe import group_row

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Sample
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.domain.workload import RateSource
 from pipeline.observe import group_row
 from pipeline.observe.changed_files import Changes

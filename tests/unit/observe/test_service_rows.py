@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Sample
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.domain.workload import Objective
 from pipeline.launch.job_state import JobState
 from pipeline.observe import group_row

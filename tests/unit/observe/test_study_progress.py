@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from pipeline.base.domain.records import Result, Window, WindowKind
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.system.words import format_count, format_duration
 from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult

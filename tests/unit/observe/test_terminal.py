@@ -12,8 +12,9 @@ import pytest
 
 from pipeline.base.domain import normalisation
 from pipeline.base.domain.machine_state import MachineState
-from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Field, FieldTable, Sample, Summary
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import startup
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult

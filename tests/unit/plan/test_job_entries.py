@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pipeline.base.domain.records import WindowKind
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR

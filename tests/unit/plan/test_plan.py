@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.records import WindowKind
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import config_reader, plan_text

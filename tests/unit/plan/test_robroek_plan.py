@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.domain.records import Group, Plan, WindowKind
+from pipeline.base.domain.records import Group, Plan
+from pipeline.base.domain.window import WindowKind
 from pipeline.prepare.mig import compute, layouts, profiles
 from tests.conftest import DATA
 from tests.support.experiments import configs_of, planned

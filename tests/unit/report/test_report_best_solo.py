@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from pipeline.base.domain.records import WindowKind
+from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_BEST_SOLO
 from pipeline.report.evaluate.verdicts import verdicts, winners

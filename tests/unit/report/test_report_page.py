@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MODES, MPS, NAIVE, SERIAL
+from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.verdicts import Decision
 from pipeline.report.figures import drawing, over_time
 from pipeline.report.figures.drawing import STAMP

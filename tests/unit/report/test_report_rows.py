@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from pipeline.base.domain.normalisation import SPEEDUP
-from pipeline.base.domain.records import Group, Result, WindowKind
+from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.sharing_modes import mode_of
+from pipeline.base.domain.window import WindowKind
 from pipeline.prepare.env.current import CurrentEnv
 from pipeline.record import group_folder
 from pipeline.record.spool import Spool

@@ -12,8 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from pipeline.base.domain.normalisation import select_independent
-from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, MPS, NAIVE, SERIAL
+from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Case, Cell
 from pipeline.report.evaluate.metrics import SPEEDUP, Scale

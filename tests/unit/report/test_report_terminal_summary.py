@@ -6,8 +6,9 @@ import dataclasses
 import re
 import sys
 
-from pipeline.base.domain.records import Group, Result, WindowKind
+from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.tags import Tag
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.factory import Spec
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.report.terminal_summary import summarize_study

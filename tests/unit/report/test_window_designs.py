@@ -27,7 +27,7 @@ from benchmarks.window_designs import (
     simulate_host,
 )
 from pipeline.base.domain.normalisation import SPEEDUP
-from pipeline.base.domain.records import Window
+from pipeline.base.domain.window import Window
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.metrics import BEST_SOLO
 from pipeline.report.evaluate.statistics import estimate, is_baseline_drifting

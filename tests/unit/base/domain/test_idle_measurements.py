@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from pipeline.base.domain import idle_measurements
-from pipeline.base.domain.records import ProfilerSpec, Window, WindowKind
+from pipeline.base.domain.records import ProfilerSpec
+from pipeline.base.domain.window import Window, WindowKind
 from tests.conftest import GPU
 from tests.support.idle_groups import HOST, MPS, make_groups
 from tests.support.rows import gpu_settings, workload

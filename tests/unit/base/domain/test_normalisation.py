@@ -14,7 +14,7 @@ from pipeline.base.domain.normalisation import (
     normalise,
     rate_name,
 )
-from pipeline.base.domain.records import WindowKind
+from pipeline.base.domain.window import WindowKind
 
 STEADY, WORK = WindowKind.STEADY, WindowKind.WORK
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from pipeline.base.domain.normalisation import SPEEDUP
-from pipeline.base.domain.records import Result, WindowKind
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MODES, mode_of
+from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner.commands.advise_command import answer_of
