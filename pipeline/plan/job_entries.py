@@ -73,7 +73,8 @@ def list_co_runners(config: Config) -> Entries:
         entries = [(entry, config.sizes[entry]) for entry in request]
     else:
         raise ConfigError(
-            f"{setting} must be a number of copies of workload, or a list of sizes: {format_list(sorted(config.sizes))}"
+            f"{setting} must be a number of copies of the workload, or a list of sizes: "
+            f"{format_list(sorted(config.sizes))}"
         )
     for _, workload in entries:
         if workload.ends_by_itself:

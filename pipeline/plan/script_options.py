@@ -99,7 +99,7 @@ class ScriptConfig(WorkloadConfig):
                 num_groups = re.compile(self.metric_pattern).groups
             except re.error as error:
                 raise ValueError(
-                    f"metric_pattern={self.metric_pattern} is not a regular expression: {error}"
+                    f"metric_pattern={self.metric_pattern} is not a regular expression: {error}; correct the expression"
                 ) from error
             if num_groups != 1:
                 example = f"'([0-9.]+) {work_units.per_second(self.work_unit)}'"

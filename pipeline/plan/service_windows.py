@@ -28,12 +28,12 @@ def list_notes(service: Any, window: Window) -> list[str]:
     if percentile is not None and count < service_figures.min_requests(percentile):
         needed = service_figures.min_requests(percentile)
         raise ValueError(
-            f"objective_percentile={percentile:g} needs {needed} requests, and the window holds {held}; "
+            f"objective_percentile={percentile:g} needs {needed} requests, but the window holds only {held}; "
             f"{_suggest_window(rate_per_s, window, needed)}"
         )
     if count < (least := service_figures.min_requests(99)):
         enough = _suggest_window(rate_per_s, window, least)
-        return [f"no p99: a p99 needs {least} requests, and the window holds {held}; {enough}"]
+        return [f"no p99: a p99 needs {least} requests, but the window holds only {held}; {enough}"]
     return []
 
 

@@ -262,6 +262,6 @@ def _refuse_lack(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], requirements: Map
         for service, required in requirements.items():
             if total.get(service, 0.0) < required * (1 - 1e-9):
                 raise NoTransitionError(
-                    f"{service} must keep {required:g}/s, the smaller of its rates, but the {name} deployment has "
-                    f"{total.get(service, 0.0):g}/s; correct the rate or the plan"
+                    f"{service} must keep {required:g}/s, the smaller of its old and new rate, but the {name} "
+                    f"deployment provides only {total.get(service, 0.0):g}/s; correct the rate or the plan"
                 )

@@ -47,7 +47,7 @@ def export(store: Store, experiment: str, file: Path) -> int:
     """
     stored = store.client.get_experiment_by_name(experiment)
     if stored is None or stored.lifecycle_stage != "active":
-        raise ConfigError(f"{store.uri} has no experiment {experiment!r}; choose another with --experiment")
+        raise ConfigError(f"{store.uri} has no experiment {experiment!r}; choose another experiment with --experiment")
     if store.root is None:
         raise ConfigError(f"{store.uri} is a server; export from a local store with --root")
     runs = database_tables.read_complete_runs(store.root / DATABASE, stored.experiment_id)
@@ -165,8 +165,8 @@ def _read_manifest(file: Path, head: Any) -> dict[str, Any]:
         raise ConfigError(f"{file} is not a bundle of this project; export a study with: report export")
     if head.get("version") != VERSION:
         raise ConfigError(
-            f"{file} has version {head.get('version')!r} of the format, and this program reads version {VERSION}; "
-            "use the version of the program that wrote it"
+            f"{file} has format version {head.get('version')!r}, but this version of the project reads format version "
+            f"{VERSION}; use the version that wrote the file"
         )
     files, experiment = head.get("files"), head.get("experiment")
     if not isinstance(files, dict) or not isinstance(experiment, str) or not experiment or _RUNS not in files:
@@ -175,7 +175,10 @@ def _read_manifest(file: Path, head: Any) -> dict[str, Any]:
     if len(files) > _MOST_FILES or len(sizes) < len(files) or min(sizes) < 0:
         raise ConfigError(f"{file} has an impossible list of files in {_MANIFEST}; export the study again")
     if sum(sizes) > _MOST_BYTES:
-        raise ConfigError(f"{file} would unpack to {sum(sizes) / 2**30:.3g} GiB, more than {_MOST_BYTES / 2**30:g} GiB")
+        raise ConfigError(
+            f"{file} would unpack to {sum(sizes) / 2**30:.3g} GiB, more than the limit of {_MOST_BYTES / 2**30:g} GiB; "
+            "export an experiment with fewer runs"
+        )
     return head
 
 

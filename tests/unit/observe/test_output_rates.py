@@ -82,7 +82,7 @@ def test_a_number_that_can_be_read_one_way_is(tmp_path, pattern, line, number):
         (P, "12/100 samples/s", "the pattern"),
         (P, "5130.4 \u00b1 3.2 samples/s", "the pattern"),
         (P, "5130.4 +/- 3.2 samples/s", "the pattern"),
-        ("(.*) samples/s", "12 of 100 samples/s", "limit it to one"),
+        ("(.*) samples/s", "12 of 100 samples/s", "limit the group to one"),
         ("rate ([0-9.]+)", "rate 1e5x", "metric_unit"),
         ("rate ([0-9.]+)", "rate 5.2m tok/s", "metric_unit"),
         ("rate ([0-9.]+)", "rate 1.2B tok/s", "metric_unit"),
