@@ -88,7 +88,7 @@ class ScriptConfig(WorkloadConfig):
     def check(self, device: Any) -> None:
         sources = [key for key in ("samples", "metric", "metric_pattern") if getattr(self, key) is not None]
         if len(sources) > 1:
-            raise ValueError(f"{' and '.join(sources)} both set the rate; remove one")
+            raise ValueError(f"{' and '.join(sources)} both set the source of the rate; remove one")
         if self.samples is not None and self.samples < 1:
             raise ValueError(f"samples={self.samples} must be at least 1")
         self._check_metric_unit()

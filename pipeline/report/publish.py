@@ -159,7 +159,8 @@ def _list_earlier(folder: Path, experiment: Experiment) -> list[str]:
         seen = str(error)
     raise _make_refusal(
         folder,
-        f"{MANIFEST} is damaged ({seen}); remove the folder if it has only a report, or choose another one with --out",
+        f"{MANIFEST} is damaged ({seen}); remove the folder if it contains only a report, or choose another "
+        "folder with --out",
     )
 
 

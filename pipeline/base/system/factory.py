@@ -54,7 +54,7 @@ def find(name: str, key: str) -> Any:
                 "package `workloads`"
             ) from error
         is_package_found = importlib.util.find_spec(module_name.partition(".")[0] or "?") is not None
-        remedy = "check the name" if is_package_found else "put its folder on PYTHONPATH"
+        remedy = "check the name" if is_package_found else "put the folder of its package on PYTHONPATH"
         raise ConfigError(f"{key} is not a class that can be imported ({error}); {remedy}") from error
     except Exception as error:  # a module may raise any exception while it is imported
         raise ConfigError(

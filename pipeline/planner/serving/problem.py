@@ -245,8 +245,8 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
             raise ConfigError(f"{profile.source}: no row of {model.name}; choose among {gpu_models}")
         if model.mig is None and all(row.sharing_mode in ON_INSTANCES for row in model_rows):
             raise ConfigError(
-                f"{profile.source}: all rows of {model.name} are for MIG instances, but the model has no MIG; profile "
-                "the undivided GPU (naive or MPS)"
+                f"{profile.source}: all rows of {model.name} are for MIG instances, but the model does not support "
+                "MIG; profile the undivided GPU (naive or MPS)"
             )
     return by_workload
 

@@ -148,10 +148,10 @@ def _extract(file: Path, folder: Path) -> tuple[str, list[dict[str, Any]]]:
                 _extract_file(file, archive, entry, missing, folder)
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{file} is not a complete bundle: {error}; copy it again, or export the study again"
+            f"{file} is not a complete bundle: {error}; copy the file again, or export the study again"
         ) from error
     if missing:
-        raise ConfigError(f"{file} lacks {len(missing)} files, such as {next(iter(missing))}; copy it again")
+        raise ConfigError(f"{file} lacks {len(missing)} files, such as {next(iter(missing))}; copy the bundle again")
     lines = (folder / _RUNS).read_text(encoding="utf-8").splitlines()
     try:
         runs = [database_tables.check_run(json.loads(line)) for line in lines]
@@ -200,7 +200,9 @@ def _extract_file(
             f"{file} contains {entry.name[:200]!r}, which its manifest does not list; do not use this file"
         )
     if entry.size != expected["bytes"]:
-        raise ConfigError(f"{file}: {entry.name} has {entry.size} bytes instead of {expected['bytes']}; copy it again")
+        raise ConfigError(
+            f"{file}: {entry.name} has {entry.size} bytes instead of {expected['bytes']}; copy the bundle again"
+        )
     target, digest = folder / path, hashlib.sha256()
     target.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as output:

@@ -126,8 +126,8 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
                 f"{describe_error(error)}; check tracking.uri"
             ) from error
         raise TrackingError(
-            f"run {run_id} is not in {root_or_uri} ({str(error).splitlines()[0]}); "
-            "specify its store with tracking.root or tracking.uri"
+            f"run {run_id} is not in {root_or_uri} ({str(error).splitlines()[0]}); specify the store of this run with "
+            "tracking.root or tracking.uri"
         ) from error
     if (role := run.data.tags.get(Tag.ROLE)) != GROUP:
         seen = f"its tag {Tag.ROLE} is {role!r}" if role else f"it has no tag {Tag.ROLE}"

@@ -544,7 +544,7 @@ def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_y
         ("", "has no attribute 'Broken'"),
         (
             "from dataclasses import dataclass\n@dataclass\nclass Broken:\n    small: int = 1",
-            "an option with the reserved name small; rename it",
+            "an option with the reserved name small; rename this option",
         ),
     ],
 )

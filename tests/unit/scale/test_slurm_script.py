@@ -313,7 +313,9 @@ def test_a_study_on_several_models_is_an_array_for_each_and_all_are_waited_for(s
 
 
 def test_where_one_of_the_arrays_is_refused_none_is_left(submit) -> None:
-    refused = "refused the job array: Invalid generic resource.*; job array 11, which was submitted before, was cancelled"
+    refused = (
+        "refused the job array: Invalid generic resource.*; job array 11, which was submitted before, was cancelled"
+    )
     with pytest.raises(ConfigError, match=refused):
         submit(1)
     assert ("scancel", "11") in Queue.request

@@ -350,7 +350,7 @@ def test_what_the_configuration_rules_out_starts_no_command(a100: Machine, chang
 def test_a_gpu_without_mig_is_refused(a100: Machine) -> None:
     a100.fail("nvmlDeviceGetMigMode", codes.NOT_SUPPORTED, times=None)
     (device,) = nvml.list_devices()
-    with pytest.raises(ConfigError, match=r"A100.* has no MIG; choose another GPU"):
+    with pytest.raises(ConfigError, match=r"A100.* does not support MIG; choose another GPU"):
         Mig().check(a100.group(None, device=device))
 
 
