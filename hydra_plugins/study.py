@@ -91,7 +91,7 @@ class StudySweeper(Sweeper):
             )
         if not jobs:
             none = next((word for word in arguments if "glob(" in word or "range(" in word), " ".join(arguments))
-            raise ConfigError(f"{none} matches nothing; use values that exist")
+            raise ConfigError(f"{none} matches no value; use existing values")
         return jobs
 
 

@@ -90,7 +90,7 @@ class ThreadedListener(ABC):
     def __init__(self, interval_ms: int, **options: object) -> None:
         if interval_ms < MIN_INTERVAL_MS:
             raise ConfigError(
-                f"listener {self.name}: interval_ms={interval_ms} is too short; use {MIN_INTERVAL_MS} or more"
+                f"listener {self.name}: interval_ms={interval_ms} is too short; set {MIN_INTERVAL_MS} or more"
             )
         if options:
             raise ConfigError(f"listener {self.name}: unknown options {', '.join(sorted(options))}; remove them")

@@ -159,7 +159,7 @@ def _check_support(gpu: object, name: str) -> None:
     if not is_supported:
         raise NoCountersError(
             f"listener gpm: {name} has no GPM counters, which came with Hopper GPUs (H100, H200, GH200); use listener "
-            "dcgm on earlier data-center GPUs, or listeners.gpm.required=false to continue without"
+            "dcgm on earlier data-center GPUs, or listeners.gpm.required=false to continue without gpm"
         )
 
 
@@ -175,8 +175,8 @@ def _open(gpu: object, gi_ids: Sequence[int], stack: ExitStack) -> list[_Counter
             refusals.append(f"{_subject(gi_id)}: {error}")
     if not opened:
         raise ListenerError(
-            f"listener gpm: NVML cannot read counters ({'; '.join(refusals)}); without permission, run as root, or "
-            "load the nvidia kernel module with NVreg_RestrictProfilingToAdminUsers=0"
+            f"listener gpm: NVML cannot read counters ({'; '.join(refusals)}); if the permission is missing, run as "
+            "root, or load the nvidia kernel module with NVreg_RestrictProfilingToAdminUsers=0"
         )
     for refusal in refusals:
         _log.warning("listener gpm: NVML cannot read counters of %s; they are left out", refusal)

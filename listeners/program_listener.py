@@ -136,7 +136,7 @@ class ProgramListener(ThreadedListener):
     def failure(self, argv: Sequence[str], status: int | None, complaints: str) -> ListenerError:
         """Return the error for a program that stopped printing rows before the listener was stopped."""
         outcome = f"printed no row for {self._silence_s:g} s" if status is None else f"ended with status {status}"
-        remedy = f"fix the cause in its output, or leave {self.name} out"
+        remedy = f"fix the cause that the program printed, or leave {self.name} out"
         return ListenerError(f"listener {self.name}: `{' '.join(argv)}` {outcome}; {remedy}: {complaints}")
 
     @property

@@ -150,7 +150,7 @@ def prepare_machine(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
         raise ConfigError("a study runs on simulated GPUs or on real devices, not on both; run two studies")
     for key in ("machine", "driver"):
         if len({getattr(gpu, key) for gpu in simulated}) > 1:
-            raise ConfigError(f"gpu.{key} cannot be swept; run a study for each")
+            raise ConfigError(f"gpu.{key} cannot be swept; run one study for each value")
     machine, driver = simulated[0].machine, simulated[0].driver
     if driver not in (None, *RELEASES):
         raise ConfigError(f"gpu.driver={driver} must be one of {', '.join(RELEASES)}")

@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 
 
 def flush(handler: RequestHandler, spool_root: Path, *, closes_lost: bool = False) -> int:
-    """Send every group and amendment in the spool whose owner has ended; return 1 if something was not sent.
+    """Send every group in the spool whose study has ended, and every amendment (a later change of a sent run).
+
+    Return 1 if something was not sent.
 
     Groups that another machine left open are sent only with `closes_lost`, because that machine may still write them.
 
@@ -122,7 +124,7 @@ def _run(options: argparse.Namespace) -> int:
             return 0
         case "import":
             experiment = bundle.unpack(options.bundle, options.root)
-            _say(f"{options.root.absolute()} has experiment {experiment} of {options.bundle}")
+            _say(f"imported experiment {experiment} from {options.bundle} to {options.root.absolute()}")
             return 0
     handler = RequestHandler(options.root.absolute(), options.uri, options.series_points)
     if options.command == "serve":

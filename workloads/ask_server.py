@@ -121,7 +121,7 @@ class RunningServer:
                 state = f"nothing listens ({error})"
             except http.client.HTTPException as error:
                 raise RuntimeError(
-                    f"the server on port {self._port} does not answer with HTTP ({error!r}); let the command serve "
+                    f"the server on port {self._port} does not answer with HTTP ({error!r}); use a command that serves "
                     f"HTTP on {PORT}"
                 ) from error
             else:

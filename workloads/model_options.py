@@ -63,7 +63,7 @@ class Training:
         if self.step_mode is StepMode.cuda_graph:
             refuse_graphs_without_gpu(device)
             if self.precision is Precision.fp16:
-                raise ValueError("step_mode=cuda_graph cannot be combined with precision=fp16; use bf16")
+                raise ValueError("step_mode=cuda_graph cannot be combined with precision=fp16; use precision=bf16")
 
     def can_be_held(self) -> bool:
         return self.source is DataSource.synthetic_device or self.loader_workers == 0

@@ -97,8 +97,8 @@ class Journal:
                     steps[record["step_id"]] = UndoStep(**record)
             except (ValueError, KeyError, TypeError) as error:
                 raise JournalError(
-                    f"the journal {self.path} has an invalid line: {line!r}; "
-                    "undo its steps by hand, then remove the file"
+                    f"the journal {self.path} has an invalid line: {line!r}; undo the steps of the journal by hand, "
+                    "then remove the file"
                 ) from error
         return tuple(steps.values())
 

@@ -44,7 +44,9 @@ def append(path: Path, record: dict[str, Any]) -> None:
     try:
         descriptor = _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     except FileNotFoundError as error:
-        raise JournalError(f"{path.parent.parent} does not exist; choose a folder with gpu.lock_dir") from error
+        raise JournalError(
+            f"{path.parent.parent} does not exist; create it, or choose another folder with gpu.lock_dir"
+        ) from error
     try:
         os.fchmod(descriptor, _FILE_MODE)
         # A process that was killed while it wrote leaves an incomplete line; the change of its step was not made.
@@ -96,7 +98,7 @@ def _open(path: Path, flags: int) -> int:
     status = os.fstat(descriptor)
     if not (stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and _is_private(status)):
         os.close(descriptor)
-        raise JournalError(f"the journal {path} is not a regular file that only this user can write; {_REMOVE}")
+        raise JournalError(f"the journal {path} is not a regular file, or other users can write to it; {_REMOVE}")
     return descriptor
 
 
@@ -114,7 +116,7 @@ def _open_folder(folder: Path, *, is_made: bool) -> int:
         raise JournalError(f"cannot open the folder {folder} of the journals: {error.strerror}; {_REMOVE}") from error
     if not _is_private(os.fstat(descriptor)):
         os.close(descriptor)
-        raise JournalError(f"the folder {folder} is not a folder that only this user can write; {_REMOVE}")
+        raise JournalError(f"{folder} is not a folder, or other users can write to it; {_REMOVE}")
     return descriptor
 
 

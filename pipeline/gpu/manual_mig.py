@@ -167,7 +167,9 @@ def _refuse_untouched() -> Iterator[None]:
     try:
         yield
     except InUseError as error:
-        raise ConfigError(f"cannot use {error.holder}; wait until it is free, or choose another with --gpu") from error
+        raise ConfigError(
+            f"cannot use {error.holder}; wait until this GPU is free, or choose another GPU with --gpu"
+        ) from error
     except CollocationError as error:
         raise ConfigError(str(error)) from error
 
@@ -177,7 +179,8 @@ def _open_target(request: ManualMigRequest) -> Iterator[_Target]:
     with open_driver(request.gpu, request.machine) as selector:
         if request.is_model and not request.is_dry:
             raise ConfigError(
-                f"--gpu {request.gpu} is a model; add --dry-run, or specify a simulated machine with --machine FILE"
+                f"--gpu {request.gpu} is a model, not a GPU of this machine; add --dry-run, or specify a simulated "
+                "machine with --machine FILE"
             )
         device = find_gpu(selector, request.folder)
         # Commands for a simulated GPU never need an administrator.

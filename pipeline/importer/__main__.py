@@ -60,7 +60,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
 
 def _check_name(name: str) -> str:
     if not NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is not a valid experiment name; use letters, digits and _ with --name")
+        raise ConfigError(f"{name!r} is not a valid experiment name; set --name to letters, digits and _")
     return name
 
 

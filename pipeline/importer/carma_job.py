@@ -71,7 +71,9 @@ def read(path: Path) -> Job:
             content = file.read(_MOST_BYTES + 1)
         text = content.decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; name a job file of CARMA (.rad)") from error
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}; name a readable job file of CARMA (.rad)"
+        ) from error
     except UnicodeDecodeError as error:
         raise _make_error(path, "it is not UTF-8 text") from error
     if len(content) > _MOST_BYTES:
@@ -100,7 +102,7 @@ def _parse_job(path: Path, lines: Sequence[str]) -> Job:
         raise ValueError(f"its command {_shorten(text[0] if text else '')} does not run python")
     command, *fields = text
     if len(fields) < len(_FIELDS):
-        raise ValueError(f"it ends before {_FIELDS[len(fields)]}")
+        raise ValueError(f"it has no line for {_FIELDS[len(fields)]}")
     model, dataset, batch_size, mode, num_gpus, *memory = fields
     if len(memory) > len(_MEMORY):
         raise ValueError(f"it has a line after its memory: {_shorten(memory[len(_MEMORY)])}")

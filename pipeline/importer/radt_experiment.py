@@ -61,7 +61,8 @@ def choose_program(row: Row) -> Program:
             return Program(workload=workload, values=(("batch_size", int(batch_size)),))
     if not row.file:
         raise ValueError(
-            f"Model {row.model} on Data {row.data} with Params {' '.join(row.args)} is unknown; name a script in File"
+            f"Model {row.model} on Data {row.data} with Params {' '.join(row.args)} is an unknown combination; name a "
+            "script in the column File"
         )
     name = re.sub(r"\W", "_", Path(row.file).stem)
     arguments = (("args", tuple(map(placeholders.escape, row.args))),) if row.args else ()

@@ -155,12 +155,16 @@ def _require_columns(path: Path, names: Sequence[str]) -> None:
 
 def _row(line: int, cells: dict[str, str]) -> Row:
     if cells[_BEYOND]:
-        raise ValueError(f"the row has more cells than columns, from {cells[_BEYOND]!r} on; quote cells with commas")
+        raise ValueError(
+            f"the row has more cells than columns, from {cells[_BEYOND]!r} on; quote cells that contain commas"
+        )
     if not cells["Experiment"] or not cells["Workload"]:
         raise ValueError("Experiment or Workload is empty; fill in both, because they name the group")
     devices = _blank_to_empty(cells["Devices"])
     if "+" in devices:
-        raise ValueError(f"Devices {devices} are several GPUs; only jobs with one GPU are supported")
+        raise ValueError(
+            f"Devices {devices} are several GPUs; name one GPU, because jobs on several GPUs are not supported"
+        )
     if index := _INDEX.fullmatch(devices):
         devices = str(int(index[1]))
     elif devices and not _UUID.fullmatch(devices):
@@ -219,5 +223,5 @@ def _group(rows: Sequence[Row]) -> RowGroup:
         return RowGroup(rows=tuple(rows), scenario="mig", profiles=tuple(modes))
     known = (mode in _EMPTY or mode.lower() == "mps" or _PROFILE.fullmatch(mode) for mode in modes)
     if unknown := sorted({mode for mode, is_known in zip(modes, known, strict=True) if not is_known}):
-        raise ValueError(f"Collocation {', '.join(unknown)} of its group is unknown; use -, MPS or a MIG profile")
+        raise ValueError(f"its group has the unknown Collocation {', '.join(unknown)}; use -, MPS or a MIG profile")
     raise ValueError(f"its group has several values of Collocation: {', '.join(sorted(set(modes)))}; use one of them")

@@ -90,7 +90,8 @@ def read(path: Path, lifetime: Lifetime = WHOLE_TIME) -> Requests | None:
         num_records = regular_files.measure_size(path) // RECORD_BYTES  # a killed job may leave an incomplete record
         if num_records > MOST_REQUESTS:
             raise ValueError(
-                f"{path.name} has {num_records} requests; the limit is {MOST_REQUESTS}; choose a shorter window"
+                f"{path.name} has {num_records} requests, more than the limit of {MOST_REQUESTS}; choose a shorter "
+                "window"
             )
         return _read(path, num_records, lifetime) if num_records else None
     except OSError:

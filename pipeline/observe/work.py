@@ -67,7 +67,7 @@ def explain_absence(group: Group, job: Job, log: Events, metrics: dict[str, floa
         return logged.absence
     is_lacking = work_units.rate_of(job.workload.work_unit) not in metrics
     if group.window.kind is WindowKind.INTERLEAVED and is_lacking:
-        return "no step was completed in one of its slices; raise window.slice_s"
+        return "the job completed no step in one of its slices; raise window.slice_s"
     if group.window.kind is WindowKind.STEADY and not job.is_co_runner and is_lacking:
         what = "request was sent and answered" if job.workload.work_unit == latency.REQUESTS else "step was completed"
         lower = " or lower the request rate" if job.workload.is_rate_given else ""

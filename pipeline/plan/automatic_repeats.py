@@ -28,8 +28,8 @@ def make_goal(configs: Sequence[Config], groups: Sequence[Group]) -> PrecisionGo
         raise ConfigError(f"repeats={fixed[0]} conflicts with repeats=auto in the same study; set repeats to one value")
     if not select_compared(groups):
         raise ConfigError(
-            "repeats=auto has no speed-up to look at, because each group is serial or has no baseline, has co-runners, "
-            "a given rate or a reason to be skipped; set repeats=NUMBER"
+            "repeats=auto needs a group with a speed-up, but every group is serial, has no baseline, has co-runners "
+            "or a set rate, or is skipped; set repeats=NUMBER"
         )
     return PrecisionGoal(pct=configs[0].precision_goal_pct, max_blocks=configs[0].repeats_max)
 

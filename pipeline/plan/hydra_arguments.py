@@ -33,7 +33,7 @@ def arrange(arguments: Sequence[str]) -> list[str]:
     if len(modes := [f"--{mode.replace('_', '-')}" for mode in _MODES if options_given[mode]]) > 1:
         raise ConfigError(f"{' and '.join(modes)} exclude each other; remove one")
     if options_given["resolve"] and not (options_given["cfg"] or options_given["help"]):
-        raise ConfigError("--resolve needs --cfg; add --cfg job")
+        raise ConfigError("--resolve has an effect only with --cfg; add --cfg job")
     options = {f"--{name.replace('_', '-')}": value for name, value in options_given.items() if value}
     words = [name if value is True else f"{name}={value}" for name, value in options.items()]
     return [*words, *defer_settings(overrides)]

@@ -90,7 +90,8 @@ def take_inventory(
     for config, workload in workloads:
         if workload.script == workload.runner:
             raise ConfigError(
-                f"workload.script={workload.script} is the project's own runner; write ./{workload.script}"
+                f"workload.script={workload.script} is the name of this project's runner; for your own file, write "
+                f"./{workload.script}"
             )
         named = {workload.script: "script"} | ({workload.runner: "runner"} if workload.runner else {})
         for script, key in {**workload.source_files(), **named}.items():

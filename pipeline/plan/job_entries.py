@@ -73,7 +73,8 @@ def list_co_runners(config: Config) -> Entries:
         entries = [(entry, config.sizes[entry]) for entry in request]
     else:
         raise ConfigError(
-            f"{setting} must be a number of copies of workload, or a list of sizes: {format_list(sorted(config.sizes))}"
+            f"{setting} must be a number of copies of the workload, or a list of sizes: "
+            f"{format_list(sorted(config.sizes))}"
         )
     for _, workload in entries:
         if workload.ends_by_itself:
@@ -108,7 +109,9 @@ def refuse_unread(typed: Iterable[str], configs: Sequence[Config], composed: Seq
         ):
             continue
         if size := match["size"]:
-            raise ConfigError(f"{word} has no effect: no job has the size {size}; add the size, as in 'mix=[{size}]'")
+            raise ConfigError(
+                f"{word} has no effect, because no job has the size {size}; add the size, as in 'mix=[{size}]'"
+            )
         mix = next(config.mix for config in configs if config.mix)
         size = next((entry for entry in mix if isinstance(entry, str) and entry in configs[0].sizes), None)
         place = f"sizes.{size}.{match['below']}" if match["below"] else f"workload@sizes.{size}"

@@ -47,7 +47,7 @@ def load(name: str) -> type[WorkloadConfig]:
     if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
         raise ConfigError(f"/schema/{name} is not a dataclass; name an option class as MODULE.CLASS")
     if taken := [option.name for option in dataclasses.fields(options) if option.name in _TAKEN]:
-        raise ConfigError(f"/schema/{name} has an option with the reserved name {taken[0]}; rename it")
+        raise ConfigError(f"/schema/{name} has an option with the reserved name {taken[0]}; rename this option")
     if old := next((old for old in ("unit", "derive_unit") if hasattr(options, old)), None):
         new = old.replace("unit", "work_unit")
         raise ConfigError(f"/schema/{name}: {old} was renamed; write {new}")

@@ -126,6 +126,7 @@ def _refuse_same_digest(group: Group, again: Group) -> None:
     names = [field.name for field in dataclasses.fields(Group) if field.compare]
     if differing := [words.get(name, name) for name in names if getattr(group, name) != getattr(again, name)]:
         raise ConfigError(
-            f"two combinations of the sweep ({name_groups([group])[0].name}) differ only in {' and '.join(differing)}; "
-            "run two studies, each with its own tracking.experiment=NAME"
+            "two combinations of the sweep have the same digest, because they differ only in "
+            f"{' and '.join(differing)} (group {name_groups([group])[0].name}); run two studies, each with its own "
+            "tracking.experiment=NAME"
         )

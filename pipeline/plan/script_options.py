@@ -88,7 +88,7 @@ class ScriptConfig(WorkloadConfig):
     def check(self, device: Any) -> None:
         sources = [key for key in ("samples", "metric", "metric_pattern") if getattr(self, key) is not None]
         if len(sources) > 1:
-            raise ValueError(f"{' and '.join(sources)} both set the rate; remove one")
+            raise ValueError(f"{' and '.join(sources)} both set the source of the rate; remove one")
         if self.samples is not None and self.samples < 1:
             raise ValueError(f"samples={self.samples} must be at least 1")
         self._check_metric_unit()
@@ -99,7 +99,7 @@ class ScriptConfig(WorkloadConfig):
                 num_groups = re.compile(self.metric_pattern).groups
             except re.error as error:
                 raise ValueError(
-                    f"metric_pattern={self.metric_pattern} is not a regular expression: {error}"
+                    f"metric_pattern={self.metric_pattern} is not a regular expression: {error}; correct the expression"
                 ) from error
             if num_groups != 1:
                 example = f"'([0-9.]+) {work_units.per_second(self.work_unit)}'"

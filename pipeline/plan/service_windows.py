@@ -32,12 +32,12 @@ def list_notes(service: Any, window: Window) -> list[str]:
     if percentile is not None and count < service_figures.min_requests(percentile):
         needed = service_figures.min_requests(percentile)
         raise ValueError(
-            f"objective_percentile={percentile:g} needs {needed:,} requests, and the window holds {held}; "
+            f"objective_percentile={percentile:g} needs {needed:,} requests, but the window holds only {held}; "
             f"{_suggest_window(rate_per_s, window, needed)}"
         )
     if count < (least := service_figures.min_requests(99)):
         enough = _suggest_window(rate_per_s, window, least)
-        return [f"no p99: a p99 needs at least {least:,} requests, and the window holds {held}; {enough}"]
+        return [f"no p99: a p99 needs at least {least:,} requests, but the window holds only {held}; {enough}"]
     if count < max(_UNDER_LOAD.values()):
         needs = " and ".join(f"{number:,} at load {load:g}" for load, number in _UNDER_LOAD.items())
         return [f"a p99 needs {least:,} requests that do not wait for others, about {needs}; the window holds {held}"]

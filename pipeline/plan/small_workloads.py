@@ -57,7 +57,7 @@ def _shrink(workload: WorkloadConfig) -> WorkloadConfig:
     with workload.hook("small"):
         options = workload.small()
         if not dataclasses.is_dataclass(options) or isinstance(options, type):
-            raise ValueError(f"small returns {options!r}, not a workload; return replace(self, KEY=VALUE)")
+            raise ValueError(f"small returned {options!r}, not a workload; return replace(self, KEY=VALUE)")
         small = option_loader.join(options)
         try:
             OmegaConf.structured(small)

@@ -180,7 +180,9 @@ class WorkloadConfig:
         options = {option.name: option for option in self.option_fields() if option.metadata.get("is_flag", True)}
         for key in derived:
             if key not in options:
-                raise self._refused(f"derive_values returns {key}, which is not an option; add the field")
+                raise self._refused(
+                    f"derive_values returns {key}, which is not an option; add {key} as a field of the class"
+                )
             try:
                 derived[key] = option_values.convert(type(self), key, derived[key])
             except OmegaConfBaseException as error:
@@ -285,7 +287,7 @@ class WorkloadConfig:
         """
         for key in self.environ:
             if key in _OURS or key.startswith(_OUR_PREFIX):
-                raise self._refused(f"environ.{key} is reserved for the orchestrator; remove it")
+                raise self._refused(f"environ.{key} is reserved for the orchestrator; remove this variable")
         if not re.fullmatch(work_units.PATTERN, self.work_unit, re.ASCII):
             raise self._refused(
                 f"work_unit={self.work_unit} cannot be part of metric names; use a plural noun of letters, digits and "
@@ -337,7 +339,7 @@ class WorkloadConfig:
                 raise self._refused(f"{error.filename} cannot be read: {error.strerror}") from error
             code = getattr(getattr(self, name), "__code__", None)
             if code is None:
-                raise self._refused(f"{name} must be a method") from error
+                raise self._refused(f"{name} must be a method; define it with def") from error
             frames = traceback.extract_tb(error.__traceback__)
             lines = [frame.lineno for frame in frames if frame.filename == code.co_filename]
             where = f"{Path(code.co_filename).name}:{lines[-1] if lines else code.co_firstlineno}"

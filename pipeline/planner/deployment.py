@@ -214,8 +214,8 @@ def _check_undivided(gpu: Gpu, where: str) -> None:
     known = mig_table.models().get(mig_table.find_model_name(gpu.model))
     if known is not None and needed > known.capacity_mib:
         raise ConfigError(
-            f"{where}: its services need {needed:g} MiB, but {gpu.model} has {known.capacity_mib}; move a service to "
-            "another GPU"
+            f"{where}: the services of this GPU need {needed:g} MiB, but {gpu.model} has {known.capacity_mib}; move a "
+            "service to another GPU"
         )
 
 
@@ -237,7 +237,9 @@ def _format_layout(placed: Iterable[tuple[profiles.Profile, int]]) -> str:
 def _check_services(services: tuple[Service, ...], where: str) -> None:
     for name, count in Counter(service.name for service in services).items():
         if count > 1:
-            raise ConfigError(f"{where}: service {name} is listed {count} times; merge its rates")
+            raise ConfigError(
+                f"{where}: service {name} is listed {count} times; list it once, with the sum of its rates"
+            )
     for number, service in enumerate(services):
         if not service.rate_per_s > 0 or service.objective_ms == 0 or service.latency_share == 0:
             raise ConfigError(f"{where}: services[{number}]: rate, objective and latency_share must be above 0")

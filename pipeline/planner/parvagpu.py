@@ -36,7 +36,7 @@ def read(folder: Path) -> Profile:
         raise ConfigError(f"{folder}: no tables MODEL.csv in this folder; name ParvaGPU's folder")
     rows = tuple(row for path in tables for row in _rows(path))
     if not rows:
-        raise ConfigError(f"{folder}: none of its configurations ran; name other tables")
+        raise ConfigError(f"{folder}: no configuration in the tables could run; name a folder with other tables")
     return Profile(rows=rows, source=str(folder))
 
 
@@ -55,7 +55,9 @@ def _rows(path: Path) -> Iterator[Row]:
         slices, batch, processes = (read_count(f"{where}, {key}", cells[key]) for key in (_SLICES, _BATCH, _PROCESSES))
         throughput_per_s, latency_s = (read_number(f"{where}, {key}", cells[key]) for key in (_THROUGHPUT, _LATENCY))
         if slices not in names:
-            raise ConfigError(f"{where}, {_SLICES}: an A100 has no instance of {slices} compute slices; correct it")
+            raise ConfigError(
+                f"{where}, {_SLICES}: an A100 has no instance of {slices} compute slices; correct the number"
+            )
         if throughput_per_s == 0 or latency_s == 0:
             continue
         yield Row(

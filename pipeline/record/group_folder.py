@@ -174,8 +174,8 @@ def read(folder: Path) -> Record:
         if isinstance(raw, dict):
             if (version := raw.get("version")) != VERSION:
                 raise TrackingError(
-                    f"{file} has version {version} instead of {VERSION}; "
-                    "send it with the release that wrote it, or remove its folder"
+                    f"{file} has version {version} instead of {VERSION}; send the group with the release that wrote "
+                    "the file, or remove its folder"
                 )
             # Records of earlier versions contain the host but neither boot_id nor machine_id.
             raw = {"host": "", "boot_id": "", "machine_id": ""} | raw

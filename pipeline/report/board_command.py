@@ -65,7 +65,7 @@ def _read_reports(folders: Sequence[Path]) -> Iterator[tuple[str, DeviceSummary]
             for study in outcomes.from_json(text):
                 yield str(folder), study
         except ConfigError as error:
-            raise ConfigError(f"cannot use {folder / CASES}: {error}; write the report again") from error
+            raise ConfigError(f"cannot use {folder / CASES}: {error}; write this report again") from error
 
 
 def _read_stores(options: argparse.Namespace) -> Iterator[tuple[str, DeviceSummary]]:

@@ -50,7 +50,7 @@ def check_folder(folder: Path, experiment: Experiment) -> None:
         ConfigError: the folder has other files, or is a file itself.
     """
     if folder.exists() and not folder.is_dir():
-        raise _make_refusal(folder, "this path is a file; choose a folder with --out")
+        raise _make_refusal(folder, "this path is a file; set --out to a folder")
     if (folder / MANIFEST).is_file():
         _list_earlier(folder, experiment)
     elif folder.is_dir() and {path.name for path in folder.iterdir()} - {_PART}:
@@ -159,7 +159,8 @@ def _list_earlier(folder: Path, experiment: Experiment) -> list[str]:
         seen = str(error)
     raise _make_refusal(
         folder,
-        f"{MANIFEST} is damaged ({seen}); remove the folder if it has only a report, or choose another one with --out",
+        f"{MANIFEST} is damaged ({seen}); remove the folder if it contains only a report, or choose another "
+        "folder with --out",
     )
 
 

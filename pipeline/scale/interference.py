@@ -49,7 +49,7 @@ def run(request: StudyRequest, _: UndoStack, devices_option: Any) -> int:
     devices = select_free(request, devices_option, "beside", of_one_model=True)
     if len(devices) < 2:
         raise ConfigError(
-            f"hydra/launcher=beside needs two free GPUs, and only {devices[0].name} ({devices[0].uuid}) is free; "
+            f"hydra/launcher=beside needs two free GPUs, but only {devices[0].name} ({devices[0].uuid}) is free; "
             "remove hydra/launcher to measure on this GPU alone"
         )
     refuse_taken_ports(request, devices)

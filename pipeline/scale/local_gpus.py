@@ -130,7 +130,7 @@ def select_free(
         )
     if request.simulated is not None and config.machine is None:
         raise ConfigError(
-            f"hydra/launcher={launcher} needs a simulated machine for its workers to share; add gpu.machine=FILE and "
+            f"hydra/launcher={launcher} needs a simulated machine that its workers share; add gpu.machine=FILE and "
             "gpu.count=NUMBER"
         )
     present = _list_present(request)

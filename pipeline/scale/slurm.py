@@ -99,7 +99,7 @@ def run(request: StudyRequest, _: UndoStack, options: SlurmOptions) -> int:
                 if not jobs:
                     raise
                 how = "could not be cancelled" if _run_slurm("scancel", *jobs).status else "was cancelled"
-                raise ConfigError(f"{error}; job array {', '.join(jobs)}, submitted before it, {how}") from error
+                raise ConfigError(f"{error}; job array {', '.join(jobs)}, which was submitted before, {how}") from error
             jobs[job] = f"{gpu} " if len(gres) > 1 else ""
             words.say(
                 f"submitted {format_count(len(shards), 'shard')} of {num_shards} as job array {job}"
@@ -269,7 +269,9 @@ def _submit(script: str, folder: Path) -> str:
         ) from error
     done = _run_slurm("sbatch", "--parsable", str(path))
     if done.status != 0:
-        raise ConfigError(f"Slurm refused the job array: {' '.join(done.stderr.split())}; its script is {path}")
+        raise ConfigError(
+            f"Slurm refused the job array: {' '.join(done.stderr.split())}; check the batch script {path}"
+        )
     return done.stdout.strip().partition(";")[0]
 
 
@@ -351,7 +353,9 @@ def _ask_queue(cluster: str, arrays: Collection[str]) -> Mapping[str, str]:
     except CommandError as error:
         if error.status == 0:  # squeue works, but for another cluster
             raise
-        raise ConfigError(f"the shards in the queue cannot be read: {error}; resume when Slurm replies") from error
+        raise ConfigError(
+            f"the shards in the queue cannot be read: {error}; start again with resume=true when Slurm replies"
+        ) from error
 
 
 def _read_overview(uri: str, experiment: str, queue: Queue = squeue.read_cluster_states) -> Overview | None:

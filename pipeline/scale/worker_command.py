@@ -44,8 +44,8 @@ def refuse_decided_keys(configs: Sequence[Config], launcher: str) -> None:
     for config in configs:
         if config.repeats == AUTO_REPEATS:
             raise ConfigError(
-                f"repeats=auto conflicts with hydra/launcher={launcher}, because it needs all blocks on one GPU; "
-                "set repeats=NUMBER, or remove hydra/launcher"
+                f"repeats=auto conflicts with hydra/launcher={launcher}, because repeats=auto needs all blocks on one "
+                "GPU; set repeats=NUMBER, or remove hydra/launcher"
             )
         if config.gpu.device != AUTO_DEVICE:
             raise ConfigError(

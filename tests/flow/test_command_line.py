@@ -218,7 +218,7 @@ def test_an_option_that_cannot_be_used_is_one_line(tmp_path, arguments, message)
 
 @pytest.mark.parametrize("argument", ["scenario=glob(x*)", "degree=range(3,1)"])
 def test_a_sweep_of_no_values_is_refused(tmp_path, argument):
-    message = f"{argument} matches nothing; use values that exist"
+    message = f"{argument} matches no value; use existing values"
     assert run(tmp_path, "-m", argument, "seed=1,2") == (2, f"error: {message}\n")
 
 

@@ -88,7 +88,7 @@ def test_mig_on_a_gpu_without_it_is_one_line_that_says_what_to_do(machine: Machi
     status, out, err = machine.run("scenario=mig")
     assert (status, out) == (2, "")
     (line,) = err.splitlines()
-    assert "has no MIG; choose another GPU with gpu.device, or scenario=mps" in line
+    assert "does not support MIG; choose another GPU with gpu.device, or scenario=mps" in line
     assert machine.commands == []
     assert machine.file.read().gpus == before
 

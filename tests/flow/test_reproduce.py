@@ -169,7 +169,7 @@ def test_a_secret_reaches_the_program_and_no_file_and_is_given_again(run, client
     [
         (["reproduce=absent"], "run absent is not in"),
         (["reproduce=absent", "degree=3"], "cannot change degree;"),
-        (["-m", "reproduce=absent", "degree=1,2"], "omit -m"),
+        (["-m", "reproduce=absent", "degree=1,2"], "remove -m"),
         (["reproduce=absent", "tracking.root=nowhere"], "contains no store"),
         (["reproduce=absent", "tracking=server", "tracking.uri=http://127.0.0.1:1"], "gave no valid reply"),
     ],

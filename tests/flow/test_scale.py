@@ -229,9 +229,9 @@ def test_ctrl_c_ends_the_workers_and_says_how_to_resume(start, worker_on):
         (["shard=1"], "shard=1 conflicts with hydra/launcher=gpus, which assigns the shards"),
         (
             ["hydra/launcher=beside", "hydra.launcher.devices=[1]"],
-            "needs two free GPUs, and only ",
+            "needs two free GPUs, but only ",
         ),
-        (["gpu.machine=null"], "needs a simulated machine for its workers to share; add gpu.machine=FILE"),
+        (["gpu.machine=null"], "needs a simulated machine that its workers share; add gpu.machine=FILE"),
     ],
 )
 def test_what_no_worker_can_run_is_refused_in_one_line(study_of, tmp_path, arguments, words):

@@ -473,7 +473,7 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
     unknown = dataclasses.replace(a100, gpu=dataclasses.replace(a100.gpu, driver="470"))
     for asked, words in (
         ([newer], "kept.json describes a machine with driver 580, but gpu.driver=590"),
-        ([a100, newer], "gpu.driver cannot be swept; run a study for each"),
+        ([a100, newer], "gpu.driver cannot be swept; run one study for each value"),
         ([unknown], "gpu.driver=470 must be one of 535, 550, 570, 580, 590, 615"),
     ):
         with pytest.raises(ConfigError, match=words), rehearsal.prepare_machine(asked):

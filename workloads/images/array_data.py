@@ -150,7 +150,9 @@ def _open_image_folders(folder: Path, options: TrainTimm) -> tuple[Dataset[Any],
     scale = partial(_scale_to_square, px=options.image_px)
     train, validation = (ImageFolder(half, scale) for half in split_folders(folder))
     if train.classes != validation.classes:
-        raise ValueError(f"{folder}/train and {folder}/val have different classes; give both the same folders")
+        raise ValueError(
+            f"{folder}/train and {folder}/val have different classes; create the same class folders in both"
+        )
     require_classes(len(train.classes), options.num_classes)
     return train, validation
 

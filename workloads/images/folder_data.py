@@ -109,7 +109,7 @@ def _open(
     training = FolderImages(train, augment, samples, seed)
     validating = FolderImages(validation, plain, samples and max(1, round(samples * ratio)), seed)
     if training.classes != validating.classes:
-        raise ValueError(f"{train} and {validation} have different classes; give both the same folders")
+        raise ValueError(f"{train} and {validation} have different classes; create the same class folders in both")
     require_classes(len(training.classes), options.num_classes)
     return TrainingData(
         train=FolderBatches(training, options, seed, device, is_training=True),

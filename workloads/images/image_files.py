@@ -54,7 +54,10 @@ def read_digits(image_px: int) -> Split:
     Source: scikit-learn, `sklearn.datasets.load_digits` (1797 images of 8x8 values from 0 to 16).
     """
     if image_px < 8 or image_px % 8 != 0:
-        raise ValueError(f"--image-px {image_px} is not a multiple of the digits' 8 pixels; use a multiple of 8")
+        raise ValueError(
+            f"--image-px {image_px} is not a multiple of 8, the width of the images of digits in pixels; use a "
+            "multiple of 8"
+        )
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -162,7 +165,9 @@ def _read_batch(path: Path, *, px: int, first_label: int) -> ImageArrays:
         raise ValueError(f"{path} is not a batch of images ({error}); replace it by the published file") from error
     if data.dtype != np.uint8 or data.shape != (len(labels), 3 * px * px):
         expected = f"uint8 of shape {(len(labels), 3 * px * px)}"
-        raise ValueError(f"{path} has {data.dtype} of shape {data.shape} instead of {expected}")
+        raise ValueError(
+            f"{path} has {data.dtype} of shape {data.shape} instead of {expected}; replace it by the published file"
+        )
     if len(labels) == 0 or labels.min() < 0:
         raise ValueError(f"{path} has no images, or a label below {first_label}; replace it by the published file")
     return ImageArrays(images=np.ascontiguousarray(data).reshape(-1, 3, px, px), labels=labels)

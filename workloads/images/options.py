@@ -67,8 +67,8 @@ class TrainTimm(Training):
         super().check(device)
         if self.dataset is Dataset.digits and self.source in _IMAGE_FILES:
             raise ValueError(
-                f"source={self.source.name} is for data sets of image files, but scikit-learn has the digits as "
-                "arrays; use source=disk"
+                f"source={self.source.name} needs image files, but the data set digits is an array in scikit-learn; "
+                "use source=disk"
             )
         native_px = FACTS[self.dataset].native_px
         if self.source not in _IMAGE_FILES and native_px is not None and native_px > self.image_px:
@@ -82,7 +82,9 @@ class TrainTimm(Training):
                 "samples"
             )
         if self.image_px >= GPU_ONLY_PX and not device.is_gpu and not device.was_chosen:
-            raise ValueError(f"image_px={self.image_px} is too large to train on CPUs by default, and {NO_GPU}")
+            raise ValueError(
+                f"image_px={self.image_px} is too large to train on CPUs unless gpu=cpu is set, and {NO_GPU}"
+            )
 
     def check_data(self) -> None:
         made_up, folder = DataSource.synthetic_device, FACTS[self.dataset].folder

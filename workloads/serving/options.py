@@ -116,10 +116,12 @@ class Infer(Service):
         if self.step_mode is StepMode.cuda_graph:
             refuse_graphs_without_gpu(device)
             if self.max_batch > 1:
-                raise ValueError("step_mode=cuda_graph needs max_batch=1; use eager or compile")
+                raise ValueError(
+                    "step_mode=cuda_graph needs max_batch=1; set max_batch=1, or step_mode=eager or compile"
+                )
         is_large = self.library is not Library.transformers and self.image_px >= GPU_ONLY_PX
         if is_large and not device.is_gpu and not device.was_chosen:
-            raise ValueError(f"image_px={self.image_px} is too large for CPUs by default, and {NO_GPU}")
+            raise ValueError(f"image_px={self.image_px} is too large for CPUs unless gpu=cpu is set, and {NO_GPU}")
 
     def _check_batching(self) -> None:
         if self.arrival is Arrival.closed and self.max_batch > self.outstanding:

@@ -41,7 +41,9 @@ class LanguageReference:
 
         names = sorted(topics, key=lambda name: (-len(topics[name]), name))[:num_topics]
         if num_topics is not None and len(names) < num_topics:
-            raise ValueError(f"--num-classes {num_topics} is more than the topics of pydoc; use {len(names)} or less")
+            raise ValueError(
+                f"--num-classes {num_topics} is more than the {len(names)} topics of pydoc; use {len(names)} or less"
+            )
         self._classes = tuple(names)
         self._texts = tuple((topics[name], number) for number, name in enumerate(names))
         self.digest = _digest(self._texts)
@@ -91,7 +93,9 @@ def list_halves(folder: Path) -> list[dict[str, list[Path]]]:
     if len(files[0]) < 2:
         raise ValueError(f"{folder} has {len(files[0])} folders of text files; add one for each class, at least two")
     if files[0].keys() != files[-1].keys():
-        raise ValueError(f"{folder}/train and {folder}/val have different classes; give both the same folders")
+        raise ValueError(
+            f"{folder}/train and {folder}/val have different classes; create the same class folders in both"
+        )
     return files
 
 

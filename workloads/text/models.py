@@ -89,7 +89,9 @@ def read_config(
         return AutoConfig.for_model(kind, **arguments, **labels)
     config = AutoConfig.from_pretrained(str(weights), local_files_only=True, **labels)
     if config.model_type != kind:
-        raise ValueError(f"{weights} contains a {config.model_type}, not a {kind}; use --model {config.model_type}")
+        raise ValueError(
+            f"{weights} contains a model of type {config.model_type}, not {kind}; use --model {config.model_type}"
+        )
     for name, wish in arguments.items():
         if getattr(config, name, wish) != wish:
             raise ValueError(f"{weights} has {name}={getattr(config, name)}, not {wish}; remove this model argument")

@@ -94,13 +94,18 @@ class TrainText(Training):
         width = self.model_args.get(_WIDTHS[self.model], _USUAL_WIDTH)
         is_large = self.weights is None and isinstance(width, int) and width >= _USUAL_WIDTH
         if is_large and not device.is_gpu and not device.was_chosen:
-            raise ValueError(f"a model of width {width} is too large to train on CPUs by default, and {NO_GPU}")
+            raise ValueError(
+                f"a model of width {width} is too large to train on CPUs unless gpu=cpu is set, and {NO_GPU}"
+            )
 
     def _check_source(self) -> None:
         if self.source is DataSource.synthetic_files:
-            raise ValueError("source=synthetic_files is for images; use synthetic_host or synthetic_device")
+            raise ValueError("source=synthetic_files exists only for images; use synthetic_host or synthetic_device")
         if self.source is DataSource.files and self.dataset == PYDOC:
-            raise ValueError("source=files is for a folder of texts, but pydoc is included in Python; use source=disk")
+            raise ValueError(
+                "source=files needs a folder of texts, but the data set pydoc is read from the Python installation; "
+                "use source=disk"
+            )
         if self.source is DataSource.disk and self.dataset != PYDOC:
             raise ValueError(f"source=disk is for dataset={PYDOC}; for a folder of texts, use source=files")
 
@@ -120,7 +125,10 @@ class TrainText(Training):
             folder = self.find_folder(self.dataset, self.dataset, remedy)
             num_classes = len(list_halves(folder)[0])
             if self.num_classes is not None and num_classes > self.num_classes:
-                raise ValueError(f"{folder} has {num_classes} classes; num_classes={self.num_classes} is too few")
+                raise ValueError(
+                    f"num_classes={self.num_classes} is too few for the {num_classes} classes in {folder}; use "
+                    f"{num_classes}"
+                )
 
     def _check_weights(self, folder: Path) -> None:
         for name in ("config.json", "tokenizer.json"):

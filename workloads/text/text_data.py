@@ -56,7 +56,10 @@ def open_data(
     else:
         vocabulary = tokens.read_vocabulary(Path(options.weights))
     if vocabulary.size > vocabulary_size:
-        raise ValueError(f"{vocabulary.file} has {vocabulary.size} tokens, but the model has {vocabulary_size}")
+        raise ValueError(
+            f"{vocabulary.file} has {vocabulary.size} tokens, but the model has only {vocabulary_size}; use "
+            "weights that match their tokeniser, or a larger model_args.vocab_size"
+        )
     is_classification = options.task is Task.classification
     if options.dataset == PYDOC:
         source: Source = LanguageReference(options.num_classes if is_classification else None)
@@ -170,5 +173,7 @@ def _take(rows: Rows, count: int | None) -> Rows:
     if count is None or count == num_rows:
         return rows
     if count > num_rows:
-        raise ValueError(f"--samples {count} is more than the training samples of the data set; use {num_rows} or less")
+        raise ValueError(
+            f"--samples {count} is more than the {num_rows} training samples of the data set; use {num_rows} or less"
+        )
     return rows.select(np.sort(np.random.default_rng(0).permutation(num_rows)[:count]))

@@ -157,7 +157,7 @@ def _write(folder: Path, source: Source, vocabulary: Vocabulary, length: int, is
     else:
         validation = make_rows(documents.validation)
     if not (len(train.ids) and len(validation.ids)):
-        raise ValueError(f"there is too little text for samples of {length} tokens; use fewer --sequence-tokens")
+        raise ValueError(f"the text is too short for samples of {length} tokens; use fewer --sequence-tokens")
     for half, rows in (("train", train), ("validation", validation)):
         np.save(folder / f"{half}_ids.npy", rows.ids)
         if rows.labels is not None:

@@ -42,7 +42,10 @@ class Objective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A file of a program; `name` is relative to the program's folder, for files of the project to the project's."""
+    """A file of a program.
+
+    `name` is relative to the program's folder or, for a file of this project, to the project's folder.
+    """
 
     name: str
     path: str
@@ -64,7 +67,7 @@ class Workload:
         is_in_own_folder: whether each job starts in its output folder instead of the user's working directory.
         objective: latency objective, if the program answers requests and the user set one.
         is_rate_given: whether the program is a service whose rate of requests the user set.
-        lacks: description of what the environment lacks, if this is an outcome of the study, not an error.
+        lacks: what the environment lacks, if the study records the lack as a result instead of failing.
         module_path: folders with modules of the program, which its environment need not contain.
     """
 

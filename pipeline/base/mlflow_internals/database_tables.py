@@ -188,15 +188,15 @@ def check_run(run: Any) -> dict[str, Any]:
     if not re.fullmatch("[0-9a-f]{32}", run["run_id"]):
         raise ValueError(f"{str(run['run_id'])[:40]!r} is not a run id")
     if run["status"] not in ("RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED"):
-        raise ValueError(f"the status of run {run['run_id']} is {str(run['status'])[:40]!r}")
+        raise ValueError(f"run {run['run_id']} has the unknown status {str(run['status'])[:40]!r}")
     texts = [*run["tags"].items(), *run["params"].items()]
     points = [point for series in run["metrics"].values() for point in series]
     numbers = [number for value, t_ms, step in points for number in (0 if value is None else value, t_ms, step)]
     times = [run["start_ms"], run["end_ms"] or 0]
     if not all(type(part) is str for pair in texts for part in pair) or type(run["name"]) is not str:
-        raise TypeError(f"run {run['run_id']} has a text that is not a text")
+        raise TypeError(f"run {run['run_id']} has a name, tag or param that is not a text")
     if not all(type(number) in (int, float) for number in (*numbers, *times)):
-        raise TypeError(f"run {run['run_id']} has a number that is not a number")
+        raise TypeError(f"run {run['run_id']} has a time or metric that is not a number")
     return dict(run)
 
 

@@ -23,7 +23,9 @@ def make_spec(config: object, *, without: frozenset[str] = frozenset()) -> Spec:
     """Return the class in a config's `_target_`, with the other keys as arguments; `ConfigError` without `_target_`."""
     values = dict(config) if isinstance(config, Mapping) else dict(vars(config))
     if (target := values.pop("_target_", None)) is None:
-        raise ConfigError(f"_target_ is missing among {', '.join(map(str, values)) or 'no keys'}; set it to a class")
+        raise ConfigError(
+            f"_target_ is missing (keys: {', '.join(map(str, values)) or 'none'}); set _target_ to a class"
+        )
     return Spec(target=target, options=tuple((key, freeze(v)) for key, v in values.items() if key not in without))
 
 
@@ -43,16 +45,21 @@ def find(name: str, key: str) -> Any:
         return getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
         if isinstance(error, ModuleNotFoundError) and not f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigError(f"{key}: {module_name} cannot be imported: {error}") from error
+            raise ConfigError(
+                f"{key}: {module_name} cannot be imported: {error}; install the missing module"
+            ) from error
         if isinstance(error, ModuleNotFoundError) and module_name.startswith("workloads."):
             raise ConfigError(
-                f"{key}: {error.name} is not in this project's package workloads; rename your own package"
+                f"{key}: this project's package `workloads` has no {error.name}; correct the name, or rename your own "
+                "package `workloads`"
             ) from error
         is_package_found = importlib.util.find_spec(module_name.partition(".")[0] or "?") is not None
-        remedy = "check the name" if is_package_found else "put its folder on PYTHONPATH"
+        remedy = "check the name" if is_package_found else "put the folder of its package on PYTHONPATH"
         raise ConfigError(f"{key} is not a class that can be imported ({error}); {remedy}") from error
     except Exception as error:  # a module may raise any exception while it is imported
-        raise ConfigError(f"{key}: {module_name} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{key}: {module_name} cannot be imported: {type(error).__name__}: {error}; correct the module"
+        ) from error
 
 
 def freeze(value: object) -> object:

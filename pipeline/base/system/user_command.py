@@ -83,7 +83,7 @@ def make_overrides(arguments: Sequence[str]) -> list[str]:
     """
     for word in arguments:
         if word != word.encode("utf-8", "replace").decode():
-            raise ConfigError(f"{word!r} is not UTF-8; rename the file")
+            raise ConfigError(f"the argument {word!r} is not UTF-8; if it names a file, rename the file")
     options, command_line = divide(arguments)
     flags = Counter(match[1] for word in options if (match := _FLAG.match(word)))
     if twice := [flag for flag, times in flags.items() if times > 1]:
@@ -112,7 +112,7 @@ def parse_program(words: Sequence[str], subject: str) -> tuple[str, list[str]]:
             `subject`.
     """
     if not words or not words[0].strip():
-        raise ConfigError(f"{subject} is empty; write one such as train.py --epochs 3")
+        raise ConfigError(f"{subject} is empty; write a command line such as train.py --epochs 3")
     if _OPTION_OF_PYTHON.fullmatch(words[0]):
         words = ["python", *words]
     program, *args = words

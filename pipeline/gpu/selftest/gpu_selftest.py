@@ -122,7 +122,9 @@ def _hold(device: Device, folder: Path) -> Iterator[None]:
             lease.refuse_strangers(device, ())
             yield
     except InUseError as error:
-        raise ConfigError(f"cannot use {error.holder}; wait until it is free, or choose another with --gpu") from error
+        raise ConfigError(
+            f"cannot use {error.holder}; wait until this GPU is free, or choose another GPU with --gpu"
+        ) from error
     except GpuBusyError as error:
         raise ConfigError(str(error)) from error
 

@@ -27,8 +27,8 @@ def check(group: Group, profiler: str) -> None:
     """Raise ConfigError if DCGM's profiling has to be paused for a group but `gpu.admin=null` forbids it."""
     if _has_to_pause(group) and group.gpu.admin is None:
         raise ConfigError(
-            f"profiler={profiler} on {group.device.name} needs the counters that DCGM may hold, but gpu.admin=null "
-            "forbids pausing DCGM; remove the profiler, or set gpu.admin=[]"
+            f"profiler={profiler} on {group.device.name} needs the GPU's counters, which DCGM may be using, but "
+            "gpu.admin=null forbids pausing DCGM; remove the profiler, or set gpu.admin=[]"
         )
 
 

@@ -19,7 +19,7 @@ class NoProfiler:
         for key, value in {"program": program, "options": list(options)}.items():
             if value:
                 raise ConfigError(
-                    f"profiler.{key}={value} has no effect without a profiler; choose profiler=nsys or ncu"
+                    f"profiler.{key}={value} has no effect without a profiler; choose profiler=nsys or profiler=ncu"
                 )
 
     def check(self, group: Group) -> None: ...

@@ -40,8 +40,8 @@ class _Nsight:
         for option in self._options:
             if option.split("=")[0] in self.own_options:
                 raise ConfigError(
-                    f"profiler.options={words.format_list(self._options)} sets {option}, which the project sets; "
-                    "remove it"
+                    f"profiler.options={words.format_list(self._options)} sets {option}, which this project sets "
+                    f"itself; remove {option}"
                 )
 
     def check(self, group: Group) -> None:
@@ -72,8 +72,8 @@ class _Nsight:
             path = shutil.which(expand_path("profiler.program", self._program))
             if path is None:
                 raise ConfigError(
-                    f"profiler.program={self._program} is no executable, neither as a path nor on PATH; correct it, or "
-                    f"install {self.product}"
+                    f"profiler.program={self._program} is neither the path of an executable nor a program on PATH; "
+                    f"correct the key, or install {self.product}"
                 )
             return str(Path(path).absolute())
         path = next(filter(None, map(shutil.which, [self.name, *self._list_installed()])), None)

@@ -113,7 +113,7 @@ def _explain_no_match(folder: Path, what: str, rates: Rates) -> str:
     last = {where: lines for where, lines in (numbers if any(numbers.values()) else seen).items() if lines}
     how = "has numbers, such as" if any(numbers.values()) else "ends with"
     shown = [f"{where} {how} `{lines[-1].strip()[:_SHOWN]}`" for where, lines in last.items()]
-    return f"{what} matched no line of its output with a number; {' and '.join(shown) or 'the output is empty'}"
+    return f"{what} matched no line with a number in the job's output; {' and '.join(shown) or 'the output is empty'}"
 
 
 def _describe_doubts(rates: Rates) -> Iterator[str]:

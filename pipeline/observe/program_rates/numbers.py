@@ -78,7 +78,7 @@ def read(text: str, span: tuple[int, int], bounds: tuple[int, int], decimal_mark
         return None
     begin, end = tokens[0].start(), tokens[-1].end()
     if len(tokens) > 1 and not _GROUPED.fullmatch(text[begin:end]):
-        raise UnreadableError("the group matches several numbers", "limit it to one number")
+        raise UnreadableError("the group matches several numbers", "limit the group to one number")
     before, after = text[max(bounds[0], begin - _BESIDE) : begin], text[end : min(bounds[1], end + _BESIDE)]
     if (why := _explain_ambiguity(before, text[begin:end], after)) is not None:
         raise UnreadableError(why)

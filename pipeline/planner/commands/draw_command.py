@@ -65,4 +65,4 @@ def _sketch(path: Path, name: str) -> tuple[Sketch, bool]:
     if "gpus" in content:
         plan = deployment.from_json(content, str(path))
         return gpu_picture.sketch(plan, name), plan.is_simulated
-    raise ConfigError(f"{path}: nothing to draw; name a plan, a transition or the output of compare --json")
+    raise ConfigError(f"{path}: has nothing to draw; name a plan, a transition or the output of compare --json")

@@ -121,6 +121,6 @@ def _split_by_service(flag: str, arguments: Sequence[str], *, needs_service: boo
         if not has_service:
             service, argument = "", word
         if not argument or (needs_service and not service):
-            raise ConfigError(f"{flag} {word}: not SERVICE=VALUE; write both")
+            raise ConfigError(f"{flag} {word}: not of the form SERVICE=VALUE; write both parts")
         by_service[service] = argument
     return by_service

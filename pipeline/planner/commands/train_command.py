@@ -51,7 +51,9 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
     allowed = _choose_modes(arguments.modes, table)
     selectors = [arguments.gpu] if arguments.gpu else list(table.gpu_models)
     if len(selectors) != 1:
-        raise ConfigError(f"{table.source}: has rows of {', '.join(selectors)}; choose one model with --gpu")
+        raise ConfigError(
+            f"{table.source}: has rows of several GPU models ({', '.join(selectors)}); choose one model with --gpu"
+        )
     (model,) = planning_input.find_models(selectors, table, Limits(), arguments.driver_branch)
     problem, objective = training.read(arguments.jobs, arguments.gpus, model, table), arguments.objective
     best, reason = _solve(problem, arguments, allowed, arguments.time_limit_s)

@@ -240,7 +240,8 @@ def _program(
         key, has_value, setting = option.partition("=")
         if not has_value:
             raise ConfigError(
-                f"service {instance.service}: option {option!r} of workload {choice} is not KEY=VALUE; write both"
+                f"service {instance.service}: option {option!r} of workload {choice} is not of the form KEY=VALUE; "
+                "write both parts"
             )
         options_set[key] = setting
     if instance.batch is not None and batch is not None:

@@ -44,8 +44,8 @@ def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str]) -> st
     for number, gpu in enumerate(plan.deployment.gpus):
         if gpu.mode != "mig" and len(gpu.instances) > 1:
             raise ConfigError(
-                f"{source}: gpus[{number}] has {len(gpu.instances)} services without MIG, which Kubernetes cannot "
-                "express; plan with MIG"
+                f"{source}: gpus[{number}] has {len(gpu.instances)} services but no MIG instances, which Kubernetes "
+                "cannot express; plan with MIG"
             )
         for position, instance in enumerate(gpu.instances):
             rate = rates.get((number, position))
@@ -53,7 +53,7 @@ def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str]) -> st
                 _Kind(instance.service, instance.profile, instance.processes, instance.batch, instance.share_pct, rate)
             ] += 1
     if not pods:
-        raise ConfigError(f"{source}: no service runs on its GPUs; export another plan")
+        raise ConfigError(f"{source}: the plan has no service on any GPU; export another plan")
     names: Counter[str] = Counter()
     manifests = []
     for kind, replicas in pods.items():

@@ -50,7 +50,8 @@ def _indexes(gpus: Sequence[Gpu], source: str) -> list[int]:
     for gpu in gpus:
         if gpu.id is not None and not re.fullmatch(r"[0-9]{1,9}", gpu.id):
             raise ConfigError(
-                f"{source}: id {gpu.id!r} is not a GPU index, which mig-parted needs; plan with indexes or without ids"
+                f"{source}: id {gpu.id!r} is not a GPU index, which mig-parted needs; use indexes as ids in the plan, "
+                "or no ids"
             )
     indexes = [int(gpu.id) for gpu in gpus if gpu.id is not None]
     if len(set(indexes)) < len(indexes):

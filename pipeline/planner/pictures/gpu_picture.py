@@ -59,8 +59,9 @@ def sketch(plan: Plan, name: str) -> Sketch:
         name=name,
         title="Services on the slices of each GPU",
         caption="Each row shows the memory slices of a GPU, or of several GPUs with the same instances. The bar at the "
-        "bottom of an instance is the load of its service (rate divided by planned throughput of all its instances), "
-        "and the thin bar is its memory in use; unknown figures have no bar. Hatched slices belong to no instance. "
+        "bottom of an instance is the load of the service (its rate divided by the planned throughput of all its "
+        "instances); the thin bar is the memory in use of the instance. Unknown figures have no bar. Hatched slices "
+        "belong to no instance. "
         "Services that share an undivided GPU are drawn side by side.",
         section="Plan",
         paint=partial(_paint, plan, rows),

@@ -122,8 +122,8 @@ def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_gr
     """
     if table is not None and plan.profile_digest not in (None, table.digest):
         raise ConfigError(
-            f"{source}: profile {table.source} (digest {table.digest[:12]}) is not the plan's profile "
-            f"(digest {(plan.profile_digest or '')[:12]}); name the plan's profile, or make the plan again"
+            f"{source}: profile {table.source} (digest {table.digest[:12]}) is not the profile of the plan (digest "
+            f"{(plan.profile_digest or '')[:12]}); name the plan's profile, or make the plan again"
         )
     groups = group_gpus(plan)
     rates = deal_rates(plan)

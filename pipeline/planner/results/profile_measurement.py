@@ -91,7 +91,7 @@ def measure_profile(study: Study, source: str) -> Profile:
     rows = [row for row in measured if row is not None]
     if not rows:
         raise ConfigError(
-            f"{source}: no valid group of copies of one workload on a GPU; measure groups, such as degree=1,2 "
+            f"{source}: has no valid group of copies of one workload on a GPU; measure groups, such as degree=1,2 "
             "scenario=mps"
         )
     rows.sort(key=lambda row: tuple(map(str, row.cell)))
@@ -210,8 +210,8 @@ def _choose(key: _Key, cases: Sequence[_CellRuns], source: str) -> _CellRuns:
     best = [case for case in fullest if (case.rate_per_s or 0.0) == max(rates)]
     if len(best) > 1:
         raise ConfigError(
-            f"{source}: {key.workload} has two groups for one row: {best[0].label}, and {best[1].label}; "
-            "record them in separate experiments (tracking.experiment=NAME)"
+            f"{source}: two groups of {key.workload} belong to the same row of the profile: {best[0].label}, and "
+            f"{best[1].label}; record them in separate experiments (tracking.experiment=NAME)"
         )
     return best[0]
 

@@ -86,7 +86,9 @@ def check(services: tuple[Service, ...], where: str) -> None:
             )
     for name, count in Counter(service.name for service in services).items():
         if count > 1:
-            raise ConfigError(f"{where}: services: {name} is listed {count} times; merge its rates")
+            raise ConfigError(
+                f"{where}: services: {name} is listed {count} times; list it once, with the sum of its rates"
+            )
 
 
 def _checked(limits: Limits, services: tuple[Service, ...], where: str) -> Limits:

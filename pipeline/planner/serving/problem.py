@@ -182,11 +182,14 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
     names = {service.name for service in demand.services}
     for name in demand.limits.gpus:
         if name not in [model.name for model in models]:
-            raise ConfigError(f"limits.gpus: model {name} is not used; add --gpu {name}")
+            raise ConfigError(
+                f"limits.gpus: model {name} is not among the models of --gpu; add --gpu {name}, or remove the limit"
+            )
     for service in demand.services:
         if service.name not in rows:
             raise ConfigError(
-                f"{profile.source}: service {service.name} has no row; choose among {', '.join(sorted(rows))}"
+                f"{profile.source}: service {service.name} has no row in the profile; choose a service among "
+                f"{', '.join(sorted(rows))}"
             )
     kinds = _kinds([row for name in names for row in rows[name]], profile, models)
     position = {(models[kind.model].name, kind.profile): KindIndex(number) for number, kind in enumerate(kinds)}
@@ -242,8 +245,8 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
             raise ConfigError(f"{profile.source}: no row of {model.name}; choose among {gpu_models}")
         if model.mig is None and all(row.sharing_mode in ON_INSTANCES for row in model_rows):
             raise ConfigError(
-                f"{profile.source}: all rows of {model.name} are for MIG instances, but the model has no MIG; profile "
-                "the undivided GPU (naive or MPS)"
+                f"{profile.source}: all rows of {model.name} are for MIG instances, but the model does not support "
+                "MIG; profile the undivided GPU (naive or MPS)"
             )
     return by_workload
 

@@ -89,6 +89,6 @@ def _check_size(problem: Problem) -> None:
             option.throughput_per_s for option in options.values()
         ):
             raise ConfigError(
-                f"service {service.name}, rate_per_s: {service.rate_per_s:g} needs more than {_MOST_INSTANCES} of its "
-                "fastest instances; check the unit"
+                f"service {service.name}: rate_per_s={service.rate_per_s:g} would need more than {_MOST_INSTANCES} "
+                "instances, even of the fastest kind; check that the rate is in requests per second"
             )

@@ -79,7 +79,9 @@ def refuse_unknown(name: str, plan: Plan) -> None:
             if instance.throughput_per_s is None:
                 raise ConfigError(f"{where}: throughput_per_s of {instance.service} is missing; add it")
             if instance.service not in services:
-                raise ConfigError(f"{where}: service {instance.service} has no rate; add it to services")
+                raise ConfigError(
+                    f"{where}: service {instance.service} has no rate; list the service with its rate under services"
+                )
 
 
 def get_kind(gpu: Gpu) -> Kind:

@@ -97,7 +97,8 @@ class _Log:
         if lines and lines[0]["transition"] != digest:
             if "reached" not in lines[-1]:
                 raise ConfigError(
-                    f"{machine} has an unfinished transition; finish its replay, or remove {self._path.parent}"
+                    f"{machine} has an unfinished transition; finish its replay, or remove the folder "
+                    f"{self._path.parent}"
                 )
             journal_file.remove(self._path)
             lines = []

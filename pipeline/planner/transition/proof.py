@@ -130,7 +130,9 @@ def _take(states: Mapping[str, _State], step: Step, set_aside: Sequence[str]) ->
         _repartition(state, step)
         return
     if step.instance is None or (step.kind == "migrate") != (step.source is not None and step.source_gpu is not None):
-        raise ValueError("instance, source or source_gpu is missing or must not be set")
+        raise ValueError(
+            "instance, source or source_gpu is missing, or is set although this kind of step does not have it"
+        )
     if step.kind == "delete":
         _leave(state, step.instance)
         return

@@ -23,8 +23,8 @@ from pipeline.planner.transition.rooms import Kind, Layouts, Spot, configuration
 from pipeline.planner.transition.search_state import Occupant, SearchState
 from pipeline.planner.transition.transition_steps import IdleInstances, Step, Transition
 
-# Seeds of the searches; `None` is a search without randomness. After a success, further seeds are used only while the
-# total number of instances over all searches is below `_TRIED_INSTANCES`.
+# Seeds of the searches; `None` is a search without randomness. After a success, to limit the time, another seed is
+# tested only if the number of tested seeds, multiplied by the number of instances, is below `_TRIED_INSTANCES`.
 _SEEDS = (None, 1, 2, 3, 4, 5)
 _TRIED_INSTANCES = 900
 
@@ -35,7 +35,13 @@ class NoTransitionError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialState:
-    """The state before the first step: GPUs with ids and full names, unused GPU instances, and unchangeable GPUs."""
+    """The state before the first step of a transition.
+
+    Attributes:
+        gpus: the GPUs, each with an id and with full names of its model and profiles.
+        idle: GPU instances that no service uses.
+        set_aside: ids of GPUs that must not change.
+    """
 
     gpus: tuple[Gpu, ...]
     idle: tuple[IdleInstances, ...] = ()
@@ -44,7 +50,7 @@ class InitialState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
-    """The constraints of a transition, with the fields of `Transition`."""
+    """The constraints of a transition; the fields have the same meaning as in `Transition`."""
 
     old_rates_per_s: Mapping[str, float]
     new_rates_per_s: Mapping[str, float]
@@ -256,6 +262,6 @@ def _refuse_lack(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], requirements: Map
         for service, required in requirements.items():
             if total.get(service, 0.0) < required * (1 - 1e-9):
                 raise NoTransitionError(
-                    f"{service} must keep {required:g}/s, the smaller of its rates, but the {name} deployment has "
-                    f"{total.get(service, 0.0):g}/s; correct the rate or the plan"
+                    f"{service} must keep {required:g}/s, the smaller of its old and new rate, but the {name} "
+                    f"deployment provides only {total.get(service, 0.0):g}/s; correct the rate or the plan"
                 )

@@ -28,8 +28,8 @@ def refuse_exclusive(group: Group) -> None:
     """Raise ConfigError if `gpu.exclusive_process` is set for a sharing mode without an MPS server."""
     if group.gpu.exclusive_process:
         raise ConfigError(
-            f"gpu.exclusive_process does not work with scenario={group.scenario}; leave it out, or use scenario=mps, "
-            "mps_percent or mps_static"
+            f"gpu.exclusive_process does not work with scenario={group.scenario}; remove gpu.exclusive_process, or use "
+            "scenario=mps, mps_percent or mps_static"
         )
 
 

@@ -192,8 +192,8 @@ def _open(path: Path, device: Device) -> int:
                 descriptor = os.open(path, flags)
     except OSError as error:
         raise GpuBusyError(
-            f"cannot open the lock file {path} of {device.name}: {error.strerror}; remove it if it is not a plain file "
-            "that every user can write, or choose another gpu.lock_dir"
+            f"cannot open the lock file {path} of {device.name}: {error.strerror}; remove the lock file if it is not a "
+            "plain file that every user can write, or choose another gpu.lock_dir"
         ) from error
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:  # otherwise another user's file would be truncated

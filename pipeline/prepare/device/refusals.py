@@ -26,7 +26,7 @@ def refuse_mps_clients(device: Device, tolerated: Sequence[str]) -> None:
     if clients:
         listed = ", ".join(map(str, clients))
         raise SharingError(
-            f"MPS clients are on {device.name} ({device.uuid}), but this scenario runs without MPS: {listed}; do not "
+            f"MPS clients ({listed}) are on {device.name} ({device.uuid}), but this scenario runs without MPS; do not "
             "change CUDA_MPS_PIPE_DIRECTORY in the job, or stop the machine's MPS daemon: echo quit | "
             "nvidia-cuda-mps-control"
         )
@@ -46,7 +46,9 @@ def refuse_without_admin(group: Group, change: str) -> None:
     """Raise ConfigError if `gpu.admin` forbids a change of the GPU's settings, or names a missing program."""
     admin = group.gpu.admin
     if admin is None:
-        raise ConfigError(f"{change}, which gpu.admin=null forbids; set gpu.admin=[] as root, else gpu.admin=[sudo,-n]")
+        raise ConfigError(
+            f"{change}, which gpu.admin=null forbids; set gpu.admin=[] if you are root, otherwise gpu.admin=[sudo,-n]"
+        )
     if group.device.details and not group.device.is_simulated:  # otherwise no command runs on this machine
         driver_programs.refuse_absent_admin(admin, f"gpu.admin={words.format_list(admin)}", "'gpu.admin=[sudo,-n]'")
 
@@ -66,6 +68,7 @@ def refuse_mig(group: Group) -> None:
     if device.mig_enabled:
         raise ConfigError(
             f"scenario={group.scenario} needs the whole GPU, but MIG mode is on for {device.name} ({device.uuid}); "
-            f"switch it off as administrator: nvidia-smi -i {device.index} -mig 0, after a killed run: "
-            f"{entry_points.spell('gpu', 'clean')}, after `create`: {entry_points.spell('gpu', 'destroy')}"
+            f"switch MIG mode off, after a killed run with `{entry_points.spell('gpu', 'clean')}`, after `create` with "
+            f"`{entry_points.spell('gpu', 'destroy')}`, otherwise as administrator with `nvidia-smi -i {device.index} "
+            "-mig 0`"
         )

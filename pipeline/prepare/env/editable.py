@@ -21,7 +21,8 @@ _NO_SOURCES = frozenset({"__pycache__", "node_modules", "site-packages"})
 def add_state(package: Distribution, place: str) -> Distribution:
     """Add commit and code digest to an editable package, because its version does not identify its code.
 
-    `place` is the path of the package's metadata, which is all that an old `setup.py develop` leaves.
+    `place` is the path of the package's metadata. An old `setup.py develop` records no URL of the package's folder, so
+    this folder is found by the path.
     """
     folder = _find_folder(package, place)
     if folder is None or not folder.is_dir():

@@ -61,7 +61,7 @@ def _pin(record: Any, package: dict[str, str]) -> None:
         if record.url.startswith("file://"):
             digest = hashlib.new(name, Path(unquote(urlsplit(record.url).path)).read_bytes()).hexdigest()
             if digest != package[name]:
-                raise ValueError(f"{record.url} has the {name} {digest}, but {package[name]} is recorded")
+                raise ValueError(f"{record.url} has the {name} {digest}, but the lock records {package[name]}")
 
 
 if __name__ == "__main__":

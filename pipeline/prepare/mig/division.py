@@ -26,7 +26,7 @@ def refuse_unready(device: Device, state: MigState) -> None:
     if not state.is_settled:
         pending, current = ("on", "off") if state.is_pending_on else ("off", "on")
         raise SharingError(
-            f"{which} has a pending change of MIG mode from {current} to {pending}; reset it as administrator: "
+            f"{which} has a pending change of MIG mode from {current} to {pending}; reset the GPU as administrator: "
             f"nvidia-smi -i {device.uuid} --gpu-reset"
         )
     if state.instances:

@@ -132,7 +132,7 @@ def switch_off(programs: Programs, uuid: str, admin: Sequence[str], boot: str | 
         if state.instances:
             raise SharingError(
                 f"MIG mode of {uuid} stays on because of {format_count(len(state.instances), 'GPU instance')} that "
-                f"this project did not create or could not destroy; after their destruction, run: {_CLEAN}"
+                f"this project did not create or could not destroy; destroy these GPU instances, then run: {_CLEAN}"
             )
         return not state.is_on and state.is_settled
 
@@ -183,7 +183,7 @@ def destroy_instance(
         if is_divided and (parts := inside(state, target)):
             raise SharingError(
                 f"{what} failed because of the compute instances {', '.join(map(str, parts))} that this project "
-                f"did not create or could not destroy; after their destruction, run: {_CLEAN}"
+                f"did not create or could not destroy; destroy these compute instances, then run: {_CLEAN}"
             )
         outputs = [
             control.run(control.destruction_command(target, ci_id)).printed_line for ci_id in inside(state, target)

@@ -77,7 +77,9 @@ def read_state(uuid: str) -> MigState:
         try:
             current, pending = pynvml.nvmlDeviceGetMigMode(handle)
         except pynvml.NVMLError_NotSupported as error:
-            raise SharingError(f"{uuid} has no MIG; choose another GPU with gpu.device, or scenario=mps") from error
+            raise SharingError(
+                f"{uuid} does not support MIG; choose another GPU with gpu.device, or scenario=mps"
+            ) from error
         return MigState(
             is_on=bool(current),
             is_pending_on=bool(pending),

@@ -215,6 +215,6 @@ def _read_placements(device: Device, handle: object, profile_id: int) -> list[tu
     placements = [(placement.start, placement.size) for placement in room[: count.value]]
     if len({size for _, size in placements}) != 1:
         raise nvml.NvmlError(
-            f"NVML reports unequal placements of MIG profile {profile_id} of {device.name}: {placements}"
+            f"NVML reports placements of different sizes for MIG profile {profile_id} of {device.name}: {placements}"
         )
     return placements

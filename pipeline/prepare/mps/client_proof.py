@@ -85,5 +85,6 @@ class MpsSlots:
     def _explain_bypass(self, pids: Mapping[int, int]) -> SharingError:
         jobs = ", ".join(f"{self._names[index]} (pid {pid})" for index, pid in pids.items())
         return SharingError(
-            f"not clients of MPS: {jobs}; check that these programs use CUDA and do not change CUDA_MPS_PIPE_DIRECTORY"
+            f"these jobs are not clients of MPS: {jobs}; check that these programs use CUDA and do not change "
+            "CUDA_MPS_PIPE_DIRECTORY"
         )

@@ -118,7 +118,8 @@ class Mig:
             refusals.refuse_without_admin(group, f"{what} changes settings of {device.name}")
         if device.details and "mig_mode_current" not in dict(device.details):
             raise ConfigError(
-                f"{what}: {device.name} ({device.uuid}) has no MIG; choose another GPU with gpu.device, or scenario=mps"
+                f"{what}: {device.name} ({device.uuid}) does not support MIG; choose another GPU with gpu.device, or "
+                "scenario=mps"
             )
 
     def warnings(self, group: Group) -> tuple[str, ...]:

@@ -77,8 +77,8 @@ class MigMps(Mig):
         if sorted(set(dealt)) != list(range(num_instances)):
             used = ", ".join(map(str, sorted(set(dealt))))
             raise ConfigError(
-                f"the jobs use the instances {used} of {num_instances} (counted from 0); set scenario.instance_of "
-                "so that each instance has a job, or use fewer scenario.profiles or more jobs"
+                f"the jobs use only the instances {used} (counted from 0) of {num_instances} instances; set "
+                "scenario.instance_of so that each instance has a job, or use fewer scenario.profiles or more jobs"
             )
         for position in range(group.degree):
             self._mps.list_variables(position, group.degree)

@@ -64,7 +64,7 @@ class Mps:
         compute_mode.refuse_forbidden(group, at_once=1)  # the server
         gpu = group.gpu
         if gpu.exclusive_process and device.parent is not None:
-            raise ConfigError("gpu.exclusive_process does not work on a MIG device; leave it out")
+            raise ConfigError("gpu.exclusive_process does not work on a MIG device; remove gpu.exclusive_process")
         if gpu.exclusive_process:
             refusals.refuse_without_admin(group, f"gpu.exclusive_process changes a setting of {device.name}")
         for position in range(group.degree):

@@ -58,7 +58,8 @@ class PartitionSlots:
             if time.monotonic() > deadline:
                 names = ", ".join(f"{due[partition].name} (pid {pids[due[partition].index]})" for partition in unused)
                 raise SharingError(
-                    f"not in their MPS static partitions: {names}; do not change CUDA_MPS_SM_PARTITION in a job"
+                    f"these jobs are not in their MPS static partitions: {names}; do not change CUDA_MPS_SM_PARTITION "
+                    "in a job"
                 )
             time.sleep(_LOOK_S)
 

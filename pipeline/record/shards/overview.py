@@ -208,8 +208,8 @@ def _select_plans(where: Path | str, experiment: str, spooled: Mapping[str, RunR
     is_beside = _has_company(newest)
     if is_beside and "shard" not in newest:
         raise TrackingError(
-            f"experiment {experiment!r} contains only the groups that load the other GPUs; "
-            "specify the experiment without _company"
+            f"experiment {experiment!r} contains only groups that load the other GPUs during a study; specify the "
+            "experiment of the study, whose name has no _company"
         )
     study = _identify_study(newest)
     plans: dict[str, list[GroupRun]] = defaultdict(list)

@@ -47,7 +47,7 @@ def export(store: Store, experiment: str, file: Path) -> int:
     """
     stored = store.client.get_experiment_by_name(experiment)
     if stored is None or stored.lifecycle_stage != "active":
-        raise ConfigError(f"{store.uri} has no experiment {experiment!r}; choose another with --experiment")
+        raise ConfigError(f"{store.uri} has no experiment {experiment!r}; choose another experiment with --experiment")
     if store.root is None:
         raise ConfigError(f"{store.uri} is a server; export from a local store with --root")
     runs = database_tables.read_complete_runs(store.root / DATABASE, stored.experiment_id)
@@ -148,10 +148,10 @@ def _extract(file: Path, folder: Path) -> tuple[str, list[dict[str, Any]]]:
                 _extract_file(file, archive, entry, missing, folder)
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{file} is not a complete bundle: {error}; copy it again, or export the study again"
+            f"{file} is not a complete bundle: {error}; copy the file again, or export the study again"
         ) from error
     if missing:
-        raise ConfigError(f"{file} lacks {len(missing)} files, such as {next(iter(missing))}; copy it again")
+        raise ConfigError(f"{file} lacks {len(missing)} files, such as {next(iter(missing))}; copy the bundle again")
     lines = (folder / _RUNS).read_text(encoding="utf-8").splitlines()
     try:
         runs = [database_tables.check_run(json.loads(line)) for line in lines]
@@ -165,8 +165,8 @@ def _read_manifest(file: Path, head: Any) -> dict[str, Any]:
         raise ConfigError(f"{file} is not a bundle of this project; export a study with: report export")
     if head.get("version") != VERSION:
         raise ConfigError(
-            f"{file} has version {head.get('version')!r} of the format, and this program reads version {VERSION}; "
-            "use the version of the program that wrote it"
+            f"{file} has format version {head.get('version')!r}, but this version of the project reads format version "
+            f"{VERSION}; use the version that wrote the file"
         )
     files, experiment = head.get("files"), head.get("experiment")
     if not isinstance(files, dict) or not isinstance(experiment, str) or not experiment or _RUNS not in files:
@@ -175,7 +175,10 @@ def _read_manifest(file: Path, head: Any) -> dict[str, Any]:
     if len(files) > _MOST_FILES or len(sizes) < len(files) or min(sizes) < 0:
         raise ConfigError(f"{file} has an impossible list of files in {_MANIFEST}; export the study again")
     if sum(sizes) > _MOST_BYTES:
-        raise ConfigError(f"{file} would unpack to {sum(sizes) / 2**30:.3g} GiB, more than {_MOST_BYTES / 2**30:g} GiB")
+        raise ConfigError(
+            f"{file} would unpack to {sum(sizes) / 2**30:.3g} GiB, more than the limit of {_MOST_BYTES / 2**30:g} GiB; "
+            "export an experiment with fewer runs"
+        )
     return head
 
 
@@ -197,7 +200,9 @@ def _extract_file(
             f"{file} contains {entry.name[:200]!r}, which its manifest does not list; do not use this file"
         )
     if entry.size != expected["bytes"]:
-        raise ConfigError(f"{file}: {entry.name} has {entry.size} bytes instead of {expected['bytes']}; copy it again")
+        raise ConfigError(
+            f"{file}: {entry.name} has {entry.size} bytes instead of {expected['bytes']}; copy the bundle again"
+        )
     target, digest = folder / path, hashlib.sha256()
     target.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as output:

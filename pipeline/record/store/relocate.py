@@ -60,7 +60,7 @@ def _find_old_root(connection: sqlite3.Connection, root: Path) -> Path | None:
     if len(roots) > 1:
         places = ", ".join(map(str, roots))
         raise TrackingError(
-            f"the store in {root} contains paths of several former folders ({places}); run this once per folder, "
-            "with --from=FOLDER"
+            f"the store in {root} contains paths of several former folders ({places}); run this command once for each "
+            "folder, with --from=FOLDER"
         )
     return roots[0] if roots else None

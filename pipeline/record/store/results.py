@@ -121,14 +121,14 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
         parent_id = run.data.tags.get(Tag.PARENT_RUN)
         (run,) = _restore_stored_names([run if parent_id is None else store.client.get_run(parent_id)])
     except MlflowException as error:
-        if is_server(root_or_uri) and error.error_code == "INTERNAL_ERROR":  # MLflow's code also for a missing reply
+        if is_server(root_or_uri) and error.error_code == "INTERNAL_ERROR":  # also if no reply came
             raise TrackingError(
                 f"run {run_id} could not be read: the tracking server at {root_or_uri} gave no valid reply: "
                 f"{describe_error(error)}; check tracking.uri"
             ) from error
         raise TrackingError(
-            f"run {run_id} is not in {root_or_uri} ({str(error).splitlines()[0]}); "
-            "specify its store with tracking.root or tracking.uri"
+            f"run {run_id} is not in {root_or_uri} ({str(error).splitlines()[0]}); specify the store of this run with "
+            "tracking.root or tracking.uri"
         ) from error
     if (role := run.data.tags.get(Tag.ROLE)) != GROUP:
         seen = f"its tag {Tag.ROLE} is {role!r}" if role else f"it has no tag {Tag.ROLE}"

@@ -111,7 +111,9 @@ def send(opened: StoreOpener, folder: Path, *, series_points: int, begun: RunIds
         unfinished = [run.name for run in (record.parent, *record.children) if run.status == "RUNNING"]
         if record.state != "closed" or unfinished:
             running = ", ".join(unfinished) or "none"
-            raise TrackingError(f"{folder} is not finished: state {record.state}, running: {running}; send it later")
+            raise TrackingError(
+                f"the group in {folder} has not ended (state: {record.state}; running: {running}); send it later"
+            )
         runs = _find_or_create_runs(store, folder, record)
         if any(folder.glob(f"{_SCRATCH}*")):
             _remove_torn(store, (runs.parent, *runs.children.values()))

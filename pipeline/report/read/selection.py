@@ -58,7 +58,10 @@ class _Piece(NamedTuple):
 
 
 def _number_blocks(blocks: Mapping[tuple[int, str], Mapping[MachineState, _Piece]]) -> list[tuple[Block, list[Row]]]:
-    """Make a block of each piece; the first piece keeps its number, the others get new numbers."""
+    """Make a block of each machine state of a block.
+
+    The first machine state keeps the block's number; the others get new numbers.
+    """
     pieces = [
         (place, number, device, state, piece)
         for (number, device), by_state in blocks.items()
@@ -81,9 +84,10 @@ def _number_blocks(blocks: Mapping[tuple[int, str], Mapping[MachineState, _Piece
 
 
 def parts(rows: Sequence[Row]) -> list[list[Row]]:
-    """Split rows into parts that share no plan, and no program with equal settings.
+    """Split rows into parts.
 
-    The oldest part comes first; the newest row of a part comes last.
+    Two rows are in the same part if they have the same plan, or the same program with equal settings. The oldest part
+    comes first; the newest row of a part comes last.
     """
     groups: list[tuple[set[object], list[Row]]] = []
     for row in sorted(rows, key=lambda row: (row.start_ms, row.run_id)):
@@ -127,7 +131,10 @@ _Compared = tuple[frozenset[object], str, str]
 
 
 def _comparison_key(row: Row) -> _Compared:
-    """Return programs, other GPUs and co-runners; among rows with equal keys, the newest plan decides the settings."""
+    """Return the key by which plans are compared: programs, load on other GPUs, and co-runners.
+
+    Of the rows with one key, `keep_newest_plans` keeps those with the settings of the newest plan.
+    """
     return frozenset(_identity(job.params) for job in row.jobs), row.beside, row.co_runners
 
 
@@ -157,7 +164,7 @@ def _difference(row: Row, newest: set[_Settings]) -> str:
 def _choose_state(
     members: Sequence[Row], states: Mapping[MachineState, MachineState], expected: set[_Run], left_out: Counter[str]
 ) -> tuple[MachineState, list[Row]]:
-    """Choose the machine state of a block with a complete set of rows, else with the largest; return its rows."""
+    """Choose the machine state in which a block is complete, else the state with the most results; return its rows."""
     by_state: dict[MachineState, dict[_Run, Row]] = defaultdict(dict)
     counting = skips.drop_superseded(members, lambda row: (row.run_in_block, row.result))
     if num_skipped := len(members) - len(counting):

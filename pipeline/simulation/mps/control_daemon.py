@@ -132,7 +132,10 @@ class Daemon:
         self._log("Control", "UI closed")
 
     def _greet(self, client: Client, uid: int, pid: str, partition: str) -> None:
-        """Accept a client, or the process on whose behalf it connects, into the partition that it names."""
+        """Accept a client into the partition named `partition`, or refuse the client.
+
+        If `pid` is a number, the client is the process with this pid instead of the process that connected.
+        """
         if self._partitions is not None:
             client.partition = self._partitions.find(partition)
             if client.partition is None:
@@ -314,7 +317,7 @@ class Daemon:
 def _serve_until_ended(*, dies: bool) -> None:
     """Run until terminated, even if the daemon was killed."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.closerange(3, 4096)  # if the server kept them open, clients would not notice that the daemon was killed
+    os.closerange(3, 4096)  # if the server kept the daemon's sockets open, clients would not notice its death
     if dies:
         os._exit(1)
     while True:

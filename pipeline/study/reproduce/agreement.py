@@ -33,7 +33,8 @@ def agree(path: Path, plan: Plan, inventory: Inventory) -> None:
     if differences or first[_PLAN] != facts[_PLAN]:
         raise ConfigError(
             f"plan_file={path}: other workers of this study have another plan "
-            f"({'; '.join(differences) or 'its options differ'}); remove the difference, or start another study"
+            f"({'; '.join(differences) or 'its options differ'}); start all workers with equal settings, or start "
+            "another study"
         )
 
 

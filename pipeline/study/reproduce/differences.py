@@ -64,8 +64,8 @@ def list_masked_scripts(original: Original, group: Group) -> Iterable[str]:
         digests = {source.name: source.digest for source in now.sources}
         if digests.get(name) != then.sources.get(name) and secrets.HIDDEN in _read_text(Path(now.script)):
             raise ConfigError(
-                f"reproduce={original.run_id}: {now.script} contains {secrets.HIDDEN} in place of its secrets; "
-                "replace it by your own values"
+                f"reproduce={original.run_id}: {now.script} contains {secrets.HIDDEN} in place of its secrets; replace "
+                f"{secrets.HIDDEN} by your own values"
             )
         lines[f"{artifact} was recorded without its secrets; {now.script} runs instead"] = None
     return lines
@@ -117,7 +117,8 @@ def _read_programs(original: Original) -> list[_Program]:
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"the artifact {layout.GROUP} of run {original.run_id} is damaged or from an earlier version: {error}"
+            f"the artifact {layout.GROUP} of run {original.run_id} is damaged or from an earlier version: {error}; "
+            "choose another run"
         ) from error
 
 

@@ -65,8 +65,8 @@ class Reproduction:
         if not alike:
             names = ", ".join(dict.fromkeys(group.name for group in plan.groups))
             raise ConfigError(
-                f"reproduce={self.original.run_id}: {self.original.name} (block {block}) is not in the plan of its "
-                f"configuration: {names}; check out commit {self.original.get_fact('git_commit') or '(not recorded)'}"
+                f"reproduce={self.original.run_id}: its configuration no longer plans {self.original.name} (block "
+                f"{block}), only {names}; check out commit {self.original.get_fact('git_commit') or '(not recorded)'}"
             )
         group = dataclasses.replace(alike[0], number=1)
         return dataclasses.replace(plan, groups=(group,), devices=(group.device,), goal=None)
@@ -144,7 +144,7 @@ def prepare_reproduction(composed: DictConfig, config: Config, sender: Sender, s
 def refuse_sweep(configs: Sequence[Config], *, is_sweep: bool) -> None:
     """Raise ConfigError if a configuration of a sweep has `reproduce`."""
     if is_sweep and any(config.reproduce is not None for config in configs):
-        raise ConfigError("reproduce=RUN runs one group again and cannot be swept; omit -m and the experiment")
+        raise ConfigError("reproduce=RUN runs one group again and cannot be swept; remove -m and experiment=...")
 
 
 def _list_typed_keys() -> list[str]:
@@ -158,7 +158,7 @@ def _refuse_others(run_id: str, keys: Sequence[str], hidden: Sequence[str]) -> N
     refused = [key for key in keys if not any(key == may or key.startswith(f"{may}.") for may in allowed)]
     if refused:
         raise ConfigError(
-            f"reproduce={run_id} cannot change {', '.join(refused)}; allowed are "
+            f"reproduce={run_id} cannot change {', '.join(refused)}; remove these keys; allowed are "
             f"{', '.join(key for key in _MAY_BE_GIVEN if not key.startswith('reproduce'))} (and keys below them)"
         )
 

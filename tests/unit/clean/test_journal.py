@@ -293,7 +293,7 @@ def test_what_another_user_left_is_named_and_not_carried_out(journal, tmp_path, 
 def test_a_folder_that_another_user_made_in_our_place_is_refused(journal, tmp_path, monkeypatch):
     (tmp_path / "collocation-journals-4242").mkdir()
     as_another_user(monkeypatch)
-    with pytest.raises(JournalError, match="not a folder that only this user can write"):
+    with pytest.raises(JournalError, match="is not a folder, or other users can write"):
         Journal(tmp_path, UUID).add("file", path="x")
 
 
@@ -303,9 +303,9 @@ def test_root_undoes_nothing_that_another_user_planted(journal, tmp_path, which)
     line = {"step_id": "1", "kind": "file", "arguments": {"path": str(tmp_path / "a")}}
     plant(journal, json.dumps(line).encode() + b"\n")
     os.chown(journal.path.parent if which == "folder" else journal.path, 4242, 4242)
-    with pytest.raises(JournalError, match=r"only this user can write|contains steps of user"):
+    with pytest.raises(JournalError, match=r"other users can write|contains steps of user"):
         replay(journal)
-    with pytest.raises(JournalError, match="only this user can write"):
+    with pytest.raises(JournalError, match="other users can write"):
         undo_all(journal)
     assert undone(tmp_path) == []
 

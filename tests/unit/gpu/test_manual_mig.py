@@ -177,7 +177,7 @@ def test_a_model_only_shows(a100: Kept, capsys: pytest.CaptureFixture[str]) -> N
     assert main([*command, "--dry-run", "--admin", "sudo,-n"]) == 0
     assert "would run: sudo -n nvidia-smi -i GPU-" in capsys.readouterr().out
     assert main(command) == 2
-    assert "is a model; add --dry-run" in capsys.readouterr().err
+    assert "is a model, not a GPU of this machine; add --dry-run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

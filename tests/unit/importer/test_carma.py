@@ -129,7 +129,7 @@ def test_a_job_that_cannot_be_run_here_is_listed_and_the_others_are_taken(tmp_pa
         (("",), "its command '' does not run python"),
         (("Experiment,Workload", "1,1"), "its command 'Experiment,Workload' does not run python"),
         (LINES[:2], "its command '' does not run python"),
-        (LINES[:5], "it ends before its batch size"),
+        (LINES[:5], "it has no line for its batch size"),
         ((*LINES, "9"), "it has a line after its memory: '9'"),
         (changed(n5="x"), "its batch size 'x' is not a whole number above 0"),
         (changed(n5="0"), "its batch size '0' is not a whole number above 0"),

@@ -168,7 +168,7 @@ def test_what_looks_like_a_placeholder_is_text(tmp_path, monkeypatch):
     [
         ([job(1, devices="0+1")], [2], "several GPUs"),
         ([job(1, devices="0"), job(1, devices="1")], [2, 3], "the rows of its group use several GPUs"),
-        ([job(1, "vGPU"), job(1)], [2, 3], "Collocation vGPU of its group is unknown"),
+        ([job(1, "vGPU"), job(1)], [2, 3], "its group has the unknown Collocation vGPU"),
         ([job(1, "MPS"), job(1)], [2, 3], "has several values of Collocation"),
         ([job(1, file="")], [2], "name a program"),
         ([job(1, params="--note 'open")], [2], "No closing quotation"),

@@ -420,7 +420,9 @@ def test_one_that_only_complains_is_an_error_with_its_words(dcgmi: Dcgmi, monkey
     dcgmi.chatter = "Error getting values information"
     listener = DcgmListener(200, program=dcgmi.write())
     with (
-        pytest.raises(ListenerError, match=r"no row for 2\.2 s; fix the cause in its output, .*: Error getting values"),
+        pytest.raises(
+            ListenerError, match=r"no row for 2\.2 s; fix the cause that the program printed, .*: Error getting values"
+        ),
         listener.observe(OneDevice(), Collected()),
     ):
         wait_until(lambda: thread_of(listener) is None)

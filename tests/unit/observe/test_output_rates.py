@@ -82,7 +82,7 @@ def test_a_number_that_can_be_read_one_way_is(tmp_path, pattern, line, number):
         (P, "12/100 samples/s", "the pattern"),
         (P, "5130.4 \u00b1 3.2 samples/s", "the pattern"),
         (P, "5130.4 +/- 3.2 samples/s", "the pattern"),
-        ("(.*) samples/s", "12 of 100 samples/s", "limit it to one"),
+        ("(.*) samples/s", "12 of 100 samples/s", "limit the group to one"),
         ("rate ([0-9.]+)", "rate 1e5x", "metric_unit"),
         ("rate ([0-9.]+)", "rate 5.2m tok/s", "metric_unit"),
         ("rate ([0-9.]+)", "rate 1.2B tok/s", "metric_unit"),
@@ -274,7 +274,9 @@ def test_a_value_that_stands_for_much_longer_than_the_others_is_marked(gaps, is_
 
 def test_where_no_line_matches_the_numbers_of_both_outputs_are_shown(tmp_path):
     alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9.]+) it/sec"))
-    assert judge(alone, states).reason.endswith("matched no line of its output with a number; the output is empty")
+    assert judge(alone, states).reason.endswith(
+        "matched no line with a number in the job's output; the output is empty"
+    )
     (states[0].folder / "stdout.log").write_text("starting\n")
     (states[0].folder / "stderr.log").write_bytes(TQDM + b"done\n")
     reason = judge(alone, states).reason

@@ -55,12 +55,12 @@ def test_an_interpolated_number_of_repeats_is_a_number(make_plan, monkeypatch):
         (["repeats=auto", "precision_goal_pct=101"], "precision_goal_pct=101.0 must be at most 100"),
         (["repeats=auto", "shard=2"], "shard=2 conflicts with repeats=auto, .*; remove shard, or set repeats=NUMBER"),
         *(
-            (["repeats=auto", *others], "repeats=auto has no speed-up to look at, .*; set repeats=NUMBER")
+            (["repeats=auto", *others], "repeats=auto needs a group with a speed-up, .*; set repeats=NUMBER")
             for others in (["baseline=never"], ["scenario=serial"], ["co_runners=1"], ["degree=1"])
         ),
         (
             ["repeats=auto", "workload=infer_tiny", "workload.arrival=poisson", "workload.rate_per_s=9"],
-            "repeats=auto has no speed-up to look at",
+            "repeats=auto needs a group with a speed-up",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

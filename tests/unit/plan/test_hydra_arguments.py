@@ -40,7 +40,7 @@ def test_options_come_first_each_with_its_value(arguments, arranged):
         (["--info", "foo"], "argument --info/-i: invalid choice: 'foo'"),
         (["a=1", "--config-dir"], "argument --config-dir/-cd: expected one argument"),
         (["-m", "--cfg", "job"], "--cfg and --multirun exclude each other; remove one"),
-        (["--resolve"], "--resolve needs --cfg"),
+        (["--resolve"], "--resolve has an effect only with --cfg"),
     ],
 )
 def test_what_hydra_takes_no_option_for_is_refused_in_one_line(arguments, message):

@@ -28,11 +28,11 @@ POISSON = ["workload.arrival=poisson", "workload.rate_per_s=100"]
         (["workload.objective_ms=9", "workload.objective_percentile=98"], "must be one of 50, 95, 99, 99.9"),
         (
             [*POISSON, "workload.objective_ms=9", "workload.objective_percentile=99", "window.seconds=9"],
-            r"needs 1,200 requests, and the window holds about 900 requests \(100/s for 9 s\); set window.seconds=14",
+            r"needs 1,200 requests, but the window holds only about 900 requests \(100/s for 9 s\); set window",
         ),
         (
             ["window=work", "workload.requests=199", "workload.objective_ms=9", "workload.objective_percentile=99"],
-            "the window holds 995 requests; raise workload.requests or window.epochs",
+            "the window holds only 995 requests; raise workload.requests or window.epochs",
         ),
         (["workload.step_mode=cuda_graph"], "cuda_graph needs a GPU"),
         (["workload.output_tokens=4"], "output_tokens=4 needs a decoder"),
@@ -90,8 +90,8 @@ def test_a_window_without_a_p99_is_noted_once(make_plan):
     short = make_plan([*TINY, *POISSON, "window.seconds=9"], [*TINY, *POISSON, "window.seconds=9", "degree=3"])
     told = [note for note in short.notes if "p99" in note]
     assert told == [
-        "infer_tiny: no p99: a p99 needs at least 1,200 requests, and the window holds about 900 requests (100/s for "
-        "9 s); set window.seconds=14"
+        "infer_tiny: no p99: a p99 needs at least 1,200 requests, but the window holds only about 900 requests (100/s "
+        "for 9 s); set window.seconds=14"
     ]
     assert [note for note in make_plan([*TINY, *POISSON, "window.seconds=12"]).notes if "p99" in note] == [
         "infer_tiny: a p99 needs 1,200 requests that do not wait for others, about 4,000 at load 0.6 and 13,000 at "

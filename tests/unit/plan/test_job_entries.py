@@ -97,7 +97,7 @@ def test_a_command_line_of_the_users_own_becomes_overrides():
         (["workload=tiny", "--", "train.py"], "workload=tiny and .* both name a program"),
         (["mix=[S]", "--", "train.py"], "both name a program"),
         (["workload.flags.lr=1", "workload.flags.lr=2"], "workload.flags.lr is given twice"),
-        (["--", "a\udcffb.py"], r"'a\\udcffb.py' is not UTF-8; rename the file"),
+        (["--", "a\udcffb.py"], r"'a\\udcffb.py' is not UTF-8; if it names a file, rename"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant_is_refused(arguments, why):

@@ -81,7 +81,7 @@ def test_a_mistake_in_a_class_or_value_is_refused_in_one_line(workload, why):
 @pytest.mark.parametrize(
     ("method", "why"),
     [
-        (lambda _: 3, "small returns 3, not a workload"),
+        (lambda _: 3, "small returned 3, not a workload"),
         (fail, "small failed: RuntimeError"),
         (lambda self: replace(self, total=-1), "small: total=-1 must not be negative"),
         (lambda self: replace(self, total="x"), "small: total: Value 'x'"),
@@ -103,7 +103,7 @@ class Pair:
     ("name", "why"),
     [
         (f"{__name__}.Pair", r"pair has the unsupported type tuple\[int, int\]; use int, float"),
-        ("workloads.primes.Primes", "workloads.primes is not in this project's package workloads; rename"),
+        ("workloads.primes.Primes", "this project's package `workloads` has no workloads.primes; correct the name"),
     ],
 )
 def test_a_class_that_cannot_be_used_is_refused(name, why):

@@ -194,7 +194,7 @@ def test_programs_of_the_project_are_not_taken_from_a_folder_of_the_users(make_p
         argv = make_plan(own).groups[0].jobs[0].workload.argv
         assert argv[0] == str(PROJECT_DIR / "workloads" / name)
     assert argv[1] == str(tmp_path / "workloads/script.py")
-    with pytest.raises(ConfigError, match=r"runner; write \./workloads/script\.py"):
+    with pytest.raises(ConfigError, match=r"runner; for your own file, write \./workloads/script\.py"):
         make_plan(["workload=script", "workload.script=workloads/script.py"])
 
 
@@ -263,7 +263,7 @@ def test_options_become_flags(make_plan):
             ["workload=resnet26_cifar10", SYNTHETIC, "workload.image_px=16"],
             "image_px=16 is less than the 32 pixels of cifar10",
         ),
-        (["workload.source=synthetic_files"], "scikit-learn has the digits as arrays"),
+        (["workload.source=synthetic_files"], "the data set digits is an array in scikit-learn"),
         (["workload=robroek_small", "data.source=files"], "data.root"),
         (["workload=robroek_small", "data.source=files", "data.root=/absent"], "/absent/cifar10"),
         (["workload=robroek_small", "data.source=files", "workload.samples=1000"], "synthetic"),
@@ -335,7 +335,7 @@ def test_a_dry_run_on_a_simulated_gpu_plans_what_only_a_real_one_can_run(make_pl
 
 
 def test_fp16_in_a_cuda_graph_is_refused(make_plan):
-    with pytest.raises(ConfigError, match="use bf16"):
+    with pytest.raises(ConfigError, match="use precision=bf16"):
         make_plan(["workload.step_mode=cuda_graph", "workload.precision=fp16"], device=GPU)
 
 
@@ -544,7 +544,7 @@ def test_options_of_a_workload_outside_the_project_are_a_class_a_program_and_a_y
         ("", "has no attribute 'Broken'"),
         (
             "from dataclasses import dataclass\n@dataclass\nclass Broken:\n    small: int = 1",
-            "an option with the reserved name small; rename it",
+            "an option with the reserved name small; rename this option",
         ),
     ],
 )

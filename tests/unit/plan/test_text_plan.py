@@ -64,8 +64,8 @@ def folder_of_texts(root: Path, *classes: str) -> Path:
         ({"task": Task.masked_lm}, "num_classes=4 has no effect with task=masked_lm; remove it"),
         ({"sequence_tokens": 2}, "is too small to classify"),
         ({"sequence_tokens": 0}, "sequence_tokens=0 must be at least 1"),
-        ({"source": DataSource.synthetic_files}, "is for images; use synthetic_host or synthetic_device"),
-        ({"source": DataSource.files}, "pydoc is included in Python; use source=disk"),
+        ({"source": DataSource.synthetic_files}, "exists only for images; use synthetic_host or synthetic_device"),
+        ({"source": DataSource.files}, "the data set pydoc is read from the Python installation; use source=disk"),
         ({"dataset": "news"}, "for a folder of texts, use source=files"),
         ({"source": DataSource.files, "dataset": "news"}, "news is read from disk, but data.root is not set"),
         (
@@ -115,7 +115,7 @@ def test_a_folder_of_texts_has_two_classes_and_no_more_than_the_model(tmp_path):
     config("a", "b").complete().refuse_missing_data()
     assert "has 0 folders of text files" in refused(config())
     assert "has 1 folders of text files" in refused(config("a"))
-    assert "has 3 classes; num_classes=2 is too few" in refused(config("a", "b", "c", num_classes=2))
+    assert "num_classes=2 is too few for the 3 classes in" in refused(config("a", "b", "c", num_classes=2))
 
 
 @pytest.mark.torch

@@ -108,7 +108,7 @@ def test_what_is_undivided_has_no_instances_and_shares_the_memory() -> None:
     with pytest.raises(ConfigError, match="must have neither profile nor start on a GPU of mode mps"):
         deployment.check_gpu(Gpu(model=A100, mode="mps", instances=(instance("3g.40gb", 0),)), "here")
     two = Gpu(model=A100, mode="naive", instances=(instance(None, None, memory_mib=50000.0),) * 2)
-    with pytest.raises(ConfigError, match="its services need 100000 MiB, but"):
+    with pytest.raises(ConfigError, match="the services of this GPU need 100000 MiB, but"):
         deployment.check_gpu(two, "here")
 
 

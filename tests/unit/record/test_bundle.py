@@ -155,7 +155,7 @@ def change_runs(**values: Any) -> Change:
 
 
 CHANGES: dict[str, tuple[Change, str]] = {
-    "another version": (lambda head, _: head.update(version=2), "has version 2 of the format"),
+    "another version": (lambda head, _: head.update(version=2), "has format version 2"),
     "another kind": (lambda head, _: head.update(kind="x"), "is not a bundle of this project"),
     "no experiment": (lambda head, _: head.update(experiment=""), "incomplete manifest.json"),
     "a wrong digest": (lambda _, files: files.update({GROUP_FILE: b"[]"}), "does not match its digest"),
@@ -168,9 +168,9 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "an impossible size": (lambda head, _: head["files"][GROUP_FILE].update(bytes=-1), "impossible list of files"),
     "a bomb": (lambda head, _: head["files"][GROUP_FILE].update(bytes=1 << 40), "would unpack to"),
     "a foreign run id": (change_runs(run_id="../../x"), "is not a run id"),
-    "a foreign status": (change_runs(status="x'; DROP"), "the status of run"),
-    "a tag that is no text": (change_runs(tags={"a": 1}), "a text that is not a text"),
-    "a metric that is no number": (change_runs(metrics={"a": [["1", 2, 3]]}), "a number that is not a number"),
+    "a foreign status": (change_runs(status="x'; DROP"), "has the unknown status"),
+    "a tag that is no text": (change_runs(tags={"a": 1}), "name, tag or param that is not a text"),
+    "a metric that is no number": (change_runs(metrics={"a": [["1", 2, 3]]}), "time or metric that is not a number"),
 }
 
 

@@ -381,7 +381,7 @@ def test_a_study_alone_and_in_company_is_done_when_both_are(seen) -> None:
         ("H100 in company", "done"),
     ]
     assert found.is_done
-    with pytest.raises(TrackingError, match="contains only the groups that load the other GPUs"):
+    with pytest.raises(TrackingError, match="contains only groups that load the other GPUs"):
         seen(run(1, "a", other_gpus=1, command_line=command))
 
 

@@ -133,7 +133,7 @@ def test_a_record_of_another_version_is_not_guessed_at(tmp_path: Path) -> None:
     raw = json.loads((folder / "record.json").read_text()) | {"version": 1}
     del raw["uri"]
     (folder / "record.json").write_text(json.dumps(raw))
-    with pytest.raises(TrackingError, match="has version 1 instead of 4; send it with"):
+    with pytest.raises(TrackingError, match="has version 1 instead of 4; send the group with"):
         group_folder.read(folder)
 
 

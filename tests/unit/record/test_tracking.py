@@ -271,7 +271,7 @@ def test_the_sender_answers_every_line_and_survives_ctrl_c(root: Path, serve) ->
     folder = make_spool(root, record((child(0),), state="open"))
     refused = sender.ask("send", spool=folder)
     assert refused["ok"] is False
-    assert "not finished" in refused["error"]
+    assert "has not ended" in refused["error"]
     assert folder.exists()
     assert sender.ask("open", experiment=EXPERIMENT)["ok"] is True
     assert "deleted" in sender_on_deleted_experiment(sender, root)

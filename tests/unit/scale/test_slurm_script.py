@@ -152,7 +152,7 @@ def test_what_may_be_in_the_queue_is_not_submitted_again_without_a_word(monkeypa
         return slurm._select_shards(request, "http://h:1", plan, 1)
 
     with pytest.raises(
-        ConfigError, match=r"the shards in the queue cannot be read: .*timed out.*; resume when Slurm replies"
+        ConfigError, match=r"the shards in the queue cannot be read: .*timed out.*; start again with resume=true"
     ):
         left(CommandError(["squeue"], 1, "Socket timed out"))
     assert left(CommandError(["scontrol"], 0, "this is not c1")) == ([1, 2], 0)
@@ -313,7 +313,9 @@ def test_a_study_on_several_models_is_an_array_for_each_and_all_are_waited_for(s
 
 
 def test_where_one_of_the_arrays_is_refused_none_is_left(submit) -> None:
-    refused = "refused the job array: Invalid generic resource.*; job array 11, submitted before it, was cancelled"
+    refused = (
+        "refused the job array: Invalid generic resource.*; job array 11, which was submitted before, was cancelled"
+    )
     with pytest.raises(ConfigError, match=refused):
         submit(1)
     assert ("scancel", "11") in Queue.request

@@ -72,5 +72,5 @@ def test_weights_of_another_configuration_are_refused(tmp_path):
     assert again.config.num_labels == 5  # a head of its own
     with pytest.raises(ValueError, match="hidden_size=32, not 768"):
         models.read_config("bert", {"hidden_size": 768}, weights=tmp_path)
-    with pytest.raises(ValueError, match="contains a bert, not a gpt2"):
+    with pytest.raises(ValueError, match="contains a model of type bert, not gpt2"):
         models.read_config("gpt2", {}, weights=tmp_path)

@@ -50,7 +50,7 @@ def language_flags(cache: Path, model: str, task: str) -> list[str]:
     [
         (["--model", "gpt2"], "task=classification does not fit model=gpt2"),
         (["--task", "masked_lm"], "has no effect with task=masked_lm; remove it"),
-        (["--source", "files"], "pydoc is included in Python; use source=disk"),
+        (["--source", "files"], "the data set pydoc is read from the Python installation; use source=disk"),
         (["--step-mode", "cuda_graph"], "needs a GPU"),
     ],
 )
@@ -175,8 +175,8 @@ def test_the_next_token_is_wanted(cache):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": Task.classification, "num_classes": 1000}, "--num-classes 1000 is more than the topics"),
-        ({"samples": 10_000_000}, "--samples 10000000 is more than the training samples"),
+        ({"task": Task.classification, "num_classes": 1000}, "--num-classes 1000 is more than the"),
+        ({"samples": 10_000_000}, "--samples 10000000 is more than the"),
         ({"sequence_tokens": 1_000_000}, "use fewer --sequence-tokens"),
         ({"batch_size": 10_000_000}, "less than one batch"),
     ],

@@ -48,7 +48,7 @@ def test_model_arguments_are_json_or_text():
         (["--step-mode", "cuda_graph", "--precision", "fp16"], "cannot be combined with precision=fp16"),
         (["--step-mode", "cuda_graph", "--device", "cpu"], "needs a GPU"),
         (["--samples", "100"], "samples=100 is for synthetic data"),
-        (["--source", "synthetic_files"], "scikit-learn has the digits as arrays"),
+        (["--source", "synthetic_files"], "the data set digits is an array in scikit-learn"),
         (["--batch-size", "0"], "batch_size=0 must be at least 1"),
     ],
 )

@@ -190,7 +190,7 @@ def test_kubernetes_takes_the_manifests(tmp_path: Path, capsys) -> None:
     }
     two = Gpu(model=H100, mode="mps", instances=(*WHOLE.instances, instance(None, None, "infer_tiny_text", 5.0)))
     assert export(tmp_path, plan_of(two), "kubernetes", *images) == 2
-    assert "has 2 services without MIG" in capsys.readouterr().err
+    assert "has 2 services but no MIG instances" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_a_plan_without_gpus_or_a_bad_name_is_refused(tmp_path: Path, capsys) ->
     for kind, said in (
         ("experiment", "GPUs of 0 models (none)"),
         ("mig-parted", "has no GPU"),
-        ("kubernetes", "no service runs on its GPUs"),
+        ("kubernetes", "the plan has no service on any GPU"),
     ):
         assert export(tmp_path, empty, kind) == 2
         assert said in capsys.readouterr().err

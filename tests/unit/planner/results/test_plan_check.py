@@ -116,7 +116,7 @@ def test_the_profile_gives_intervals_and_energy_and_must_be_the_one_of_the_plan(
         and energy.is_within is False
     )
     changed = Profile(rows=(replace(rows[0], throughput_per_s=20.5),), source="p.csv")
-    with pytest.raises(ConfigError, match=r"plan.json: profile p.csv .* is not the plan's .* plan again"):
+    with pytest.raises(ConfigError, match=r"plan.json: profile p.csv .* is not the profile of the plan .* plan again"):
         check(plan, study(*measured), changed, "plan.json")
 
 

@@ -141,7 +141,7 @@ def test_of_services_at_several_rates_the_highest_that_met_its_objective_counts(
 def test_two_measurements_of_one_row_and_simulated_beside_real_are_refused() -> None:
     one = copies("mps", 2, 90.0, 1, OWN)
     other = copies("mps", 2, 80.0, 1, OWN, options={"priority": 1})
-    with pytest.raises(ConfigError, match="two groups for one row"):
+    with pytest.raises(ConfigError, match="belong to the same row of the profile"):
         rows_of(one, other)
     assert not measure_profile(study(one), "x").is_simulated
     assert measure_profile(study(copies("naive", 2, 80.0, 1, OWN, is_simulated=True)), "x").is_simulated

@@ -219,7 +219,10 @@ BAD_SERVICES = {
     "no row": ({"services": [BERT | {"name": "gpt"}]}, "service gpt has no row"),
     "rate of 0": ({"services": [BERT | {"rate_per_s": 0}]}, "services[0] bert, rate_per_s: must be above 0"),
     "objective of 0": ({"services": [BERT | {"objective_ms": 0}]}, "services[0] bert, objective_ms: must be above 0"),
-    "a huge rate": ({"services": [BERT | {"rate_per_s": 1e9}]}, "rate_per_s: 1e+09 needs more than 100000 of its"),
+    "a huge rate": (
+        {"services": [BERT | {"rate_per_s": 1e9}]},
+        "rate_per_s=1e+09 would need more than 100000 instances",
+    ),
     "a tiny rate": ({"services": [BERT | {"rate_per_s": 1e-12}]}, "rate_per_s: 1e-12 is too small"),
     "no objective": ({"services": [{"name": "bert", "rate_per_s": 1}]}, "services[0] bert: key 'objective_ms' is miss"),
     "negative": ({"services": [BERT | {"rate_per_s": -1}]}, "rate_per_s must be finite and not negative"),

@@ -192,7 +192,8 @@ def test_a_service_that_needs_all_it_has_waits_for_its_new_instance_on_a_spare_g
 def test_who_cannot_be_kept_is_named() -> None:
     today = plan_of((on("7g.80gb", 0, "a", 70),), rates={"a": 80})
     with pytest.raises(
-        NoTransitionError, match=r"^a must keep 80/s, .* the current deployment has 70/s; correct the rate or the plan$"
+        NoTransitionError,
+        match=r"^a must keep 80/s, .* the current deployment provides only 70/s; correct the rate or the plan$",
     ):
         planning.plan_transition(today, plan_of((on("4g.40gb", 0, "a", 90),), rates={"a": 90}), 1, {})
 

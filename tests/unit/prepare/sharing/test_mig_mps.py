@@ -117,8 +117,8 @@ def test_as_many_instances_as_jobs_at_most(make):
     ("options", "degree", "words"),
     [
         ({"profiles": ["3g", "3g", "1g"]}, 4, "1g.5gb"),
-        ({"profiles": ["1g", "1g", "1g"]}, 2, "use the instances 0, 1 of 3"),
-        ({"instance_of": [0, 0]}, 2, "use the instances 0 of 2"),
+        ({"profiles": ["1g", "1g", "1g"]}, 2, "use only the instances 0, 1"),
+        ({"instance_of": [0, 0]}, 2, "use only the instances 0"),
         ({"instance_of": [0, 1]}, 3, "2 values for 3 jobs"),
         ({"active_thread_pct": [50, 50]}, 3, "scenario.active_thread_pct has 2 values for 3 jobs"),
     ],
