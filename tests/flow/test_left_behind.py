@@ -213,7 +213,7 @@ def test_in_use_with_nobody_on_it_stays_in_the_journal_until_it_can_be_undone(a1
     assert status == 1
     assert "In use by another client" in text
     assert "no process is on the GPU, so stop monitors (DCGM, an exporter)" in text
-    assert f"then: python {PROJECT_DIR}/collocate.py gpu clean" in text
+    assert f"then run: python {PROJECT_DIR}/collocate.py gpu clean" in text
     assert [step.kind for step in a100.journal.read_steps()] == ["mig_mode", "mig_instance"]
     assert len(a100.gpu.instances) == 1
     # It is tried again for some seconds: the fault goes by itself, as it does on a GPU.

@@ -98,7 +98,7 @@ def test_a_missing_profiler_is_refused_before_anything_is_touched(profiled, tmp_
     before = sorted(tmp_path.rglob("*"))
     status, _, err = profiled(*TOY, "baseline=never", "profiler=nsys", f"profiler.program={tmp_path}/nothing")
     assert status == 2
-    assert f"profiler.program={tmp_path}/nothing is no executable" in err
+    assert f"profiler.program={tmp_path}/nothing is neither the path of an executable" in err
     assert "NVIDIA Nsight Systems" in err
     (tmp_path / "nothing").write_text("not executable")
     assert profiled(*TOY, "baseline=never", "profiler=ncu", f"profiler.program={tmp_path}/nothing").status == 2
@@ -225,7 +225,7 @@ def test_a_killed_study_leaves_dcgm_paused_and_the_next_one_resumes_it(start, ru
     assert StateFile(machine).read().dcgm_is_paused
     status, _, err = run(*arguments[:-1], *SHORT, "profiler=none", gpu="simulated_a100_40gb")
     assert status == 0, err
-    assert "undid 1 step that" in err
+    assert "undid 1 step of" in err
     assert not StateFile(machine).read().dcgm_is_paused
 
 

@@ -102,7 +102,7 @@ def test_the_exported_experiment_is_what_was_planned(tmp_path: Path, capsys) -> 
         assert {params["arrival"] for params in jobs} == {"poisson"} and {
             params["objective_ms"] for params in jobs
         } == {"200.0"}
-        assert mig.window.seconds == 184  # 1,100 requests at 6 a second
+        assert mig.window.seconds == 220  # 1,320 requests at 6 a second
     with planned(configs_of([*arguments, "+rehearse=tiny"])) as tiny:
         stand_ins = Counter(job.workload.name for group in tiny.groups for job in group.jobs)
         assert stand_ins == {"infer_tiny": 6, "infer_tiny_text": 1}
