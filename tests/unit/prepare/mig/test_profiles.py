@@ -194,7 +194,7 @@ def test_what_the_driver_refuses_is_an_error(
 
 def test_a_profile_without_placements_is_an_error_and_no_guess(library: MigLibrary) -> None:
     library.answers[0] = (*H100[0][:7], ())
-    with pytest.raises(NvmlError, match=r"placements of MIG profile 19 of .*: \[\]"):
+    with pytest.raises(NvmlError, match=r"placements of different sizes for MIG profile 19 of .*: \[\]"):
         profiles.find_gpu("0")
 
 
