@@ -222,11 +222,13 @@ class JobGroup:
 
     def _are_under_way(self, co_runners: Sequence[JobState]) -> bool:
         self.release(co_runners)
-        limit_ns, idle = _compute_deadline(self._limits.ready_s), list(co_runners)
-        while idle and not self._has_any_left() and time.monotonic_ns() < limit_ns:
-            self._channel.pump(self._has_any_left, _compute_deadline(_LOOK_S))
-            idle = [state for state in idle if events.read_progress(state.folder / layout.EVENTS).total is None]
-        self._notice_early(self.states)
+        idle = list(co_runners)
+
+        def are_working() -> bool:
+            idle[:] = [state for state in idle if events.read_progress(state.folder / layout.EVENTS).total is None]
+            return not idle
+
+        self.wait(are_working, self._limits.ready_s, _LOOK_S)
         for state in idle if not self.went_wrong else ():
             state.notice(Result.TIMEOUT, f"made no step within limits.ready_s={self._limits.ready_s:g} s")
         return not self.went_wrong

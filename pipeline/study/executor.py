@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.records import Group, Interpreter, Slot
@@ -21,9 +20,6 @@ from pipeline.observe import endings
 from pipeline.observe.group_result import GroupResult
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import NvmlError
-
-if TYPE_CHECKING:
-    pass
 from pipeline.study.group_execution import GroupExecution, StudyResources
 
 

@@ -139,7 +139,8 @@ class GroupExecution:
         if (num_bytes := self._bytes_to_read()) > _LARGE_BYTES:
             words.say(f"{self.group.name}: reading {num_bytes / 1e9:.1f} GB of job output")
         try:
-            row = group_row.judge(self.group, self._observation(interrupted))
+            seen = self._observation(interrupted, self._changed_files())
+            row = group_row.judge(self.group, seen)
             self.record.add_artifact(layout.PHASES, phases.as_json(row.spans, self.clock.record.offsets[0][1]))
             if self.slices:
                 self.record.add_artifact(layout.SLICES, json.dumps([dataclasses.asdict(part) for part in self.slices]))
@@ -160,8 +161,8 @@ class GroupExecution:
         group = dataclasses.replace(group, device=self.group.device)
         states = self._states()[: len(group.jobs)]
         try:
-            seen = dataclasses.replace(self._observation(False), batches=[states], spans=(), changed=None)
-            row = group_row.judge(group, seen)
+            seen = self._observation(interrupted=False, changed=None)
+            row = group_row.judge(group, dataclasses.replace(seen, batches=[states], spans=()))
         except Exception as error:  # noqa: BLE001  as in `judge`
             self._keep_traceback(error, f"the figures of {group.name} could not be computed")
             return endings.make_row_without_figures(group, error, states)
@@ -189,7 +190,7 @@ class GroupExecution:
                 except Exception as error:  # noqa: BLE001  the study continues after any failure of a group
                     log.warning("%s was not restored: %s", device.name, error)
 
-    def _observation(self, interrupted: bool) -> Observation:
+    def _observation(self, interrupted: bool, changed: Changes | None) -> Observation:
         idle_power = self.shared.idle_power
         return Observation(
             batches=self.batches,
@@ -202,7 +203,7 @@ class GroupExecution:
             tool_wall_s=self.tool_wall_s or None,
             idle_w=idle_power.get_w(self.group, 0),
             waiting_w=idle_power.get_w(self.group, idle_measurements.count_contexts(self.group)),
-            changed=self._changed_files(),
+            changed=changed,
             clock=self.clock.record,
             tags=tuple(self.tags.items()),
             spans=self.phases.spans,

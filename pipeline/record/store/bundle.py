@@ -20,7 +20,6 @@ import shutil
 import sqlite3
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
@@ -108,16 +107,16 @@ def open_bundle(file: Path) -> Store:
 
 
 def _describe(content: Path | bytes) -> dict[str, object]:
-    digest, num_bytes = hashlib.sha256(), 0
-    for block in _read_blocks(content):
-        digest.update(block)
-        num_bytes += len(block)
-    return {"bytes": num_bytes, "sha256": digest.hexdigest()}
+    with _open_content(content) as source:
+        return {"bytes": _measure_size(content), "sha256": hashlib.file_digest(source, "sha256").hexdigest()}
 
 
-def _read_blocks(content: Path | bytes) -> Iterator[bytes]:
-    with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as source:
-        yield from iter(lambda: source.read(1 << 20), b"")
+def _open_content(content: Path | bytes) -> io.BytesIO | io.BufferedReader:
+    return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
+
+
+def _measure_size(content: Path | bytes) -> int:
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
 def _write(file: Path, files: dict[str, Path | bytes]) -> None:
@@ -127,8 +126,8 @@ def _write(file: Path, files: dict[str, Path | bytes]) -> None:
         with tarfile.open(part, "w:xz", preset=6, format=tarfile.PAX_FORMAT) as archive:
             for name, content in files.items():
                 entry = tarfile.TarInfo(name)
-                entry.size = len(content) if isinstance(content, bytes) else content.stat().st_size
-                with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as source:
+                entry.size = _measure_size(content)
+                with _open_content(content) as source:
                     archive.addfile(entry, source)
         part.replace(file)
     finally:
