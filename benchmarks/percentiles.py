@@ -1,4 +1,4 @@
-"""How well intervals cover the p99 of a queue, and how often equal services are "worse": simulations.
+"""Simulations of services: coverage of intervals of a p99, and the share of equal services that are "worse".
 
     python -m benchmarks.percentiles p99 --studies 600 --blocks 5
     python -m benchmarks.percentiles services --loads 0.3 0.6
@@ -98,8 +98,8 @@ def simulate_claims(
         ratios = np.empty((2, comparisons, blocks))
         for block in range(blocks):
             alone = simulate_latencies(rng, load, 1000).mean()
-            others = simulate_latencies(rng, load, 1000, comparisons * (services - 1)).mean(axis=1)
-            copies = np.column_stack([np.full(comparisons, alone), others.reshape(comparisons, -1)])
+            latencies_of_others = simulate_latencies(rng, load, 1000, comparisons * (services - 1)).mean(axis=1)
+            copies = np.column_stack([np.full(comparisons, alone), latencies_of_others.reshape(comparisons, -1)])
             copies *= np.exp(rng.normal(0, 0.01, copies.shape))
             ratios[:, :, block] = alone * np.exp(rng.normal(0, 0.01)) / np.stack([copies.max(axis=1), copies[:, 0]])
         slowest, same = slowest + _is_any_worse(ratios[0]), same + _is_any_worse(ratios[1])
@@ -124,10 +124,10 @@ def _print_coverage(options: argparse.Namespace) -> None:
         for requests in REQUESTS:
             studies = min(options.studies, options.most_requests // (options.blocks * requests))
             rng = np.random.default_rng([options.seed, int(100 * load), requests])
-            found = measure_coverage(rng, load, requests, options.blocks, studies)
-            covers = "" if found.of_shown is None else f"{found.of_shown:.3f}"
-            shown = f"{100 * found.num_shown / studies:.0f} %"
-            values = (load, f"{requests:,}", studies, f"{found.ratio:.2f}", f"{found.of_all:.3f}", shown, covers)
+            measured = measure_coverage(rng, load, requests, options.blocks, studies)
+            covers = "" if measured.of_shown is None else f"{measured.of_shown:.3f}"
+            shown = f"{100 * measured.num_shown / studies:.0f} %"
+            values = (load, f"{requests:,}", studies, f"{measured.ratio:.2f}", f"{measured.of_all:.3f}", shown, covers)
             print(f"| {' | '.join(map(str, values))} |", flush=True)
 
 

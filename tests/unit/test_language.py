@@ -39,7 +39,7 @@ EMPTY_NAMES = frozenset(
 )
 """Words that do not say what a variable or parameter holds."""
 NO_VERBS = re.compile(r"_*(of|in|that|left|own|such|what|how|told|said|shown|found|given|kept)(_|$)")
-"""How the name of a function must not begin: prepositions, pronouns and participles."""
+"""First words that the name of a function must not have: prepositions, pronouns and participles."""
 NO_SUBJECTS = re.compile(r"(What|That|Those|Of|Whether|How|Where)\b")
 ALLOWED_NAMES = {
     ("pipeline/launch/job_state.py", "said"),

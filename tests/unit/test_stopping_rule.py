@@ -130,12 +130,12 @@ def test_blocks_and_time_at_the_goal_are_known_from_stored_blocks():
 
 def test_stored_blocks_of_another_gpu_are_refused_unless_they_are_enough():
     state = MachineState((("gpu_uuid", "GPU-other"),))
-    others = [dataclasses.replace(row, origin=state) for row in rows_of(5)]
+    rows_of_other_gpu = [dataclasses.replace(row, origin=state) for row in rows_of(5)]
     with pytest.raises(
         ConfigError, match="repeats=auto needs all blocks on one GPU, but the stored blocks are of GPU-other"
     ):
-        rule_of(0.5).refuse_other_gpus(others)
-    rule_of(50).refuse_other_gpus(others)
+        rule_of(0.5).refuse_other_gpus(rows_of_other_gpu)
+    rule_of(50).refuse_other_gpus(rows_of_other_gpu)
     rule_of(0.5).refuse_other_gpus(rows_of(5))
 
 

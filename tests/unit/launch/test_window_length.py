@@ -101,7 +101,7 @@ def full_gpu(rng: np.random.Generator) -> Speeds:
     return 1 + rng.normal(0, 0.003 * QUARTER, (NUM, LENGTH))
 
 
-def in_between(rng: np.random.Generator) -> Speeds:
+def simulate_unsteady(rng: np.random.Generator) -> Speeds:
     """Scatter of 2 % in a quarter of a second."""
     return 1 + rng.normal(0, 0.02 * QUARTER, (NUM, LENGTH))
 
@@ -175,7 +175,7 @@ SHOWN = """{name}: {0.seconds:.1f} s; bias {0.bias:+.2%}, with the trial {0.coun
     ("model", "seconds", "bias", "coverage"),
     [
         (full_gpu, (1, 1.05), 0, 0.93),
-        (in_between, (5, 6.5), 0, 0.93),
+        (simulate_unsteady, (5, 6.5), 0, 0.93),
         (busy_host, (8.5, 9.5), 0, 0.93),
         (two_states, (4, 6), 0.01, 0.86),
         (rare_pauses, (2, 3), 0, 0.65),

@@ -1,4 +1,4 @@
-"""How wide intervals of speed-ups are, how many blocks would make them narrow enough, and which never are."""
+"""Widths of intervals of speed-ups, the blocks that make them narrow enough, and those out of reach."""
 
 from __future__ import annotations
 

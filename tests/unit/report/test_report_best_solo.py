@@ -22,7 +22,7 @@ GRAPH = params(step_mode="cuda_graph")
 FACTORS = (1.0, 1.02, 0.98, 1.01, 0.99)
 
 
-def in_window(row: Row, kind: WindowKind, text: str) -> Row:
+def replace_window(row: Row, kind: WindowKind, text: str) -> Row:
     settings = tuple((key, text if key == "window" else value) for key, value in row.settings)
     facts = {key: value for key, value in row.facts.items() if not key.startswith("window")}
     changed = dataclasses.replace(row, window=kind, settings=settings, facts=facts, key=f"{row.key} {text}")
@@ -30,7 +30,7 @@ def in_window(row: Row, kind: WindowKind, text: str) -> Row:
 
 
 def interleaved(row: Row) -> Row:
-    return in_window(row, WindowKind.INTERLEAVED, "interleaved, 10 x 1 s, each after 0.3 s")
+    return replace_window(row, WindowKind.INTERLEAVED, "interleaved, 10 x 1 s, each after 0.3 s")
 
 
 def run(scenario: str, degree: int, rate: float, energy_j: float, block: int = 1, own: dict[str, str] | None = None):
@@ -69,7 +69,7 @@ def test_the_window_of_the_group_is_preferred_and_fixed_work_is_no_rate() -> Non
     rows = [*several_blocks(1), interleaved(run("serial", 1, 2000.0, 0.04, own=GRAPH))]
     assert cell_of(make_cells(study(*rows)), "naive", 2).values[BEST_SOLO] == {1: pytest.approx(0.7)}
     work = [
-        row if row.jobs[0].params == GRAPH else in_window(row, WindowKind.WORK, "work, 2 epochs")
+        row if row.jobs[0].params == GRAPH else replace_window(row, WindowKind.WORK, "work, 2 epochs")
         for row in several_blocks(1)
     ]
     assert not any(BEST_SOLO in cell.values for cell in make_cells(study(*work)))
@@ -84,8 +84,8 @@ def test_several_runs_alone_in_one_step_mode_count_with_their_mean() -> None:
 def test_a_graph_that_runs_together_has_its_own_baseline_and_no_second_comparison() -> None:
     rows = [*several_blocks(5)]
     rows += [run("naive", 2, 2100.0, 0.04, block, GRAPH) for block in range(1, 6)]
-    found = verdicts(make_cells(study(*rows)))
-    pairs = [(v.against, v.quantity.value) for v in found if v.case.params[0]["step_mode"] == "cuda_graph"]
+    comparisons = verdicts(make_cells(study(*rows)))
+    pairs = [(v.against, v.quantity.value) for v in comparisons if v.case.params[0]["step_mode"] == "cuda_graph"]
     assert pairs == [("serial", "speed"), ("serial", "energy")]
 
 

@@ -31,16 +31,16 @@ def rows(scenario: str, degree: int, total: float, follows: tuple[float, ...] = 
 
 def judge(*groups: list[Row]) -> tuple[dict[tuple[str, int], Cell], dict[tuple[str, str], Verdict]]:
     cells = make_cells(study(*(row for group in groups for row in group)))
-    found = verdicts(cells)
+    comparisons = verdicts(cells)
     return (
         {(cell.mode, cell.degree): cell for cell in cells if "graph" not in cell.case.label},
-        {(verdict.mode, verdict.against): verdict for verdict in found},
+        {(verdict.mode, verdict.against): verdict for verdict in comparisons},
     )
 
 
 def test_five_blocks_count_as_one_if_only_the_baseline_follows_the_host() -> None:
-    cells, found = judge(rows("serial", 1, 1000, HOST), rows("naive", 7, 2900))
-    gain, verdict = cells["naive", 7].estimates[SPEEDUP], found["naive", "serial"]
+    cells, comparisons = judge(rows("serial", 1, 1000, HOST), rows("naive", 7, 2900))
+    gain, verdict = cells["naive", 7].estimates[SPEEDUP], comparisons["naive", "serial"]
     plain = statistics.estimate([2.9 * gpu / host for gpu, host in zip(GPU, HOST, strict=True)])
     assert verdict.ratio == gain and gain.median == pytest.approx(plain.median)
     assert math.log(gain.high / gain.low) == pytest.approx(math.sqrt(5) * math.log(plain.high / plain.low))
@@ -51,12 +51,12 @@ def test_five_blocks_count_as_one_if_only_the_baseline_follows_the_host() -> Non
 
 
 def test_a_small_gain_over_a_drifting_baseline_is_no_verdict() -> None:
-    _, found = judge(rows("serial", 1, 1000, HOST), rows("naive", 7, 1100))
-    assert found["naive", "serial"].decision is Decision.NO_VERDICT
-    assert found["naive", "serial"].blocks_needed is not None
+    _, comparisons = judge(rows("serial", 1, 1000, HOST), rows("naive", 7, 1100))
+    assert comparisons["naive", "serial"].decision is Decision.NO_VERDICT
+    assert comparisons["naive", "serial"].blocks_needed is not None
     # If both sides follow the host, pairing removes its drift, and the same gain is decided.
-    cells, found = judge(rows("serial", 1, 1000, HOST), rows("naive", 7, 1100, BOTH))
-    assert found["naive", "serial"].decision is Decision.BETTER and not cells["naive", 7].notes_on_gain
+    cells, comparisons = judge(rows("serial", 1, 1000, HOST), rows("naive", 7, 1100, BOTH))
+    assert comparisons["naive", "serial"].decision is Decision.BETTER and not cells["naive", 7].notes_on_gain
 
 
 def test_the_gain_over_the_cuda_graph_is_in_the_note() -> None:
@@ -75,9 +75,11 @@ def test_the_gain_over_the_cuda_graph_is_in_the_note() -> None:
 
 def test_a_mode_that_follows_the_host_is_no_exact_reference_for_one_that_does_not() -> None:
     groups = rows("serial", 1, 1000, HOST), rows("naive", 2, 1200, HOST), rows("mps", 2, 1300)
-    _, found = judge(*groups)
-    assert "one of the two drifts with its host, so 5 blocks count as one" in found["MPS", "naive"].sentence
-    assert found["MPS", "naive"].decision is Decision.NO_VERDICT and NOTE not in found["MPS", "naive"].sentence
+    _, comparisons = judge(*groups)
+    assert "one of the two drifts with its host, so 5 blocks count as one" in comparisons["MPS", "naive"].sentence
+    assert (
+        comparisons["MPS", "naive"].decision is Decision.NO_VERDICT and NOTE not in comparisons["MPS", "naive"].sentence
+    )
     groups = rows("serial", 1, 1000, HOST), rows("naive", 2, 1200), rows("mps", 2, 1300, HOST)
     assert "drifts with its host" in judge(*groups)[1]["MPS", "naive"].sentence
     groups = rows("serial", 1, 1000, HOST), rows("naive", 2, 1200), rows("mps", 2, 1300)

@@ -40,30 +40,34 @@ def five_blocks(mps_j: float = 0.06, naive_j: float = 0.12) -> list[Row]:
 
 
 def energies(rows: list[Row]) -> dict[tuple[str, str], Verdict]:
-    found = verdicts(make_cells(study(*rows)))
-    return {(v.mode, v.against): v for v in found if v.quantity is Quantity.ENERGY}
+    comparisons = verdicts(make_cells(study(*rows)))
+    return {(v.mode, v.against): v for v in comparisons if v.quantity is Quantity.ENERGY}
 
 
 def test_each_mode_is_compared_by_energy_with_both_baselines_and_earlier_modes() -> None:
-    found = energies(five_blocks())
-    assert {pair: (round(verdict.ratio.median, 2), verdict.decision) for pair, verdict in found.items()} == {
+    comparisons = energies(five_blocks())
+    assert {pair: (round(verdict.ratio.median, 2), verdict.decision) for pair, verdict in comparisons.items()} == {
         ("naive", "serial"): (1.2, Decision.WORSE),
         ("naive", "CUDA graph alone"): (2.4, Decision.WORSE),
         ("MPS", "serial"): (0.6, Decision.BETTER),
         ("MPS", "CUDA graph alone"): (1.2, Decision.WORSE),
         ("MPS", "naive"): (0.5, Decision.BETTER),
     }
-    assert found["MPS", "serial"].sentence == (
+    assert comparisons["MPS", "serial"].sentence == (
         "2 x resnet26_cifar10 bs128, MPS: 0.60 x the energy of serial (0.60 to 0.60; 5 blocks)."
     )
 
 
 def test_speed_and_energy_are_corrected_together() -> None:
-    found = verdicts(make_cells(study(*five_blocks(mps_j=0.1, naive_j=0.1))))
-    assert [v.quantity for v in found].count(Quantity.ENERGY) == [v.quantity for v in found].count(Quantity.SPEED) == 5
-    equal = next(v for v in found if (v.mode, v.against, v.quantity) == ("MPS", "serial", Quantity.ENERGY))
+    comparisons = verdicts(make_cells(study(*five_blocks(mps_j=0.1, naive_j=0.1))))
+    assert (
+        [v.quantity for v in comparisons].count(Quantity.ENERGY)
+        == [v.quantity for v in comparisons].count(Quantity.SPEED)
+        == 5
+    )
+    equal = next(v for v in comparisons if (v.mode, v.against, v.quantity) == ("MPS", "serial", Quantity.ENERGY))
     assert equal.decision is Decision.EQUAL
-    assert equal.p is not None and equal.p_adjusted == pytest.approx(equal.p * len(found), rel=1)
+    assert equal.p is not None and equal.p_adjusted == pytest.approx(equal.p * len(comparisons), rel=1)
     assert equal.p_adjusted > 4.9 * equal.p
 
 
@@ -95,22 +99,22 @@ def test_a_steady_mix_is_compared_by_the_energy_of_the_work_that_it_did() -> Non
             jobs = (job(0, params("a"), rate_a, size="A"), job(1, params("b"), rate_b, size="B"))
             per_sample = {"energy_j": 10 * power_w, "energy_per_sample_j": power_w / (rate_a + rate_b)}
             rows.append(row(scenario, jobs, block, metrics=per_sample))
-    found = energies(rows)
-    assert found["naive", "serial"].metric == found["MPS", "naive"].metric == ENERGY_VS_ALONE
-    assert found["naive", "serial"].ratio.median == pytest.approx(150.3 / (0.9 * 100 + 0.1 * 200))
-    assert found["MPS", "naive"].ratio.median == pytest.approx(1.2 * 110 / (0.1 * 100 + 0.9 * 200))
-    assert found["MPS", "naive"].decision is Decision.BETTER
+    comparisons = energies(rows)
+    assert comparisons["naive", "serial"].metric == comparisons["MPS", "naive"].metric == ENERGY_VS_ALONE
+    assert comparisons["naive", "serial"].ratio.median == pytest.approx(150.3 / (0.9 * 100 + 0.1 * 200))
+    assert comparisons["MPS", "naive"].ratio.median == pytest.approx(1.2 * 110 / (0.1 * 100 + 0.9 * 200))
+    assert comparisons["MPS", "naive"].decision is Decision.BETTER
 
 
 def test_tables_the_page_and_the_file_of_cases_have_energy_and_the_best_step_mode() -> None:
     of = study(*five_blocks())
     cells = make_cells(of)
-    found = verdicts(cells)
-    best = winners(cells, found)
-    table = verdict_table(found)
+    comparisons = verdicts(cells)
+    best = winners(cells, comparisons)
+    table = verdict_table(comparisons)
     place = table.columns.index("quantity")
     assert [line[place] for line in table.rows].count("energy") == 5
-    speed, further = grids(of, cells, found, best)
+    speed, further = grids(of, cells, comparisons, best)
     assert (speed.title, [line.degree for line in speed.lines]) == ("Speed-up over serial", [2])
     states = {line.measure: [entry.state for (entry,) in line.entries] for line in further.lines}
     assert states == {
@@ -118,7 +122,7 @@ def test_tables_the_page_and_the_file_of_cases_have_energy_and_the_best_step_mod
         "energy over serial": ["", BEST],
         "energy over CUDA graph alone": ["", ""],
     }
-    (measured_here,) = from_json(to_json(summarize_devices(of, cells, found, best)))
+    (measured_here,) = from_json(to_json(summarize_devices(of, cells, comparisons, best)))
     (outcome,) = measured_here.outcomes
     energy = outcome.find_comparison("energy", is_best_solo=False)
     assert energy is not None and (energy.against, energy.verdict) == ("serial", "better")
@@ -129,7 +133,7 @@ def test_tables_the_page_and_the_file_of_cases_have_energy_and_the_best_step_mod
 def test_too_few_blocks_leave_energy_open() -> None:
     of = study(*[each for each in five_blocks() if each.block < 4])
     cells = make_cells(of)
-    found = verdicts(cells)
-    assert {verdict.decision for verdict in found} == {Decision.NO_VERDICT}
-    (_, further) = grids(of, cells, found, winners(cells, found))
+    comparisons = verdicts(cells)
+    assert {verdict.decision for verdict in comparisons} == {Decision.NO_VERDICT}
+    (_, further) = grids(of, cells, comparisons, winners(cells, comparisons))
     assert {entry.state for line in further.lines for entries in line.entries for entry in entries} == {OPEN}

@@ -74,7 +74,7 @@ def test_a_group_that_failed_and_jobs_alone_have_no_sentence():
 def test_the_best_step_mode_and_the_energy_stand_beside_the_gain_over_serial():
     """Two eager jobs under MPS against one eager job, and against a CUDA graph alone that was not interleaved."""
 
-    def in_step_mode(members: Group, rate: float, step_mode: str, power_w: float) -> GroupResult:
+    def make_result(members: Group, rate: float, step_mode: str, power_w: float) -> GroupResult:
         params = (("step_mode", step_mode),)
         jobs = tuple(
             dataclasses.replace(
@@ -92,10 +92,10 @@ def test_the_best_step_mode_and_the_energy_stand_beside_the_gain_over_serial():
     rows = []
     for block in range(1, 6):
         slower = 1 - 0.01 * (block % 2)
-        rows.append(in_step_mode(group("a", sequential=True, block=block, kind=kind), 100.0, "eager", 150.0))
+        rows.append(make_result(group("a", sequential=True, block=block, kind=kind), 100.0, "eager", 150.0))
         graph = group("a", sequential=True, block=block, key="graph")
-        rows.append(in_step_mode(graph, 400.0, "cuda_graph", 300.0))
-        rows.append(in_step_mode(group("a", "a", block=block, kind=kind, **MPS), 100.0 * slower, "eager", 200.0))
+        rows.append(make_result(graph, 400.0, "cuda_graph", 300.0))
+        rows.append(make_result(group("a", "a", block=block, kind=kind, **MPS), 100.0 * slower, "eager", 200.0))
     (sentence,) = summarize_study("test", rows).sentences
     interval = r" \(\d\.\d\d to \d\.\d\d\)"
     assert re.fullmatch(

@@ -48,7 +48,7 @@ def cover(window: Window, noise: Noise, jobs: Jobs, *, has_rule: bool = True) ->
         )
         for seven, alone in pairs
     ]
-    return float(np.mean([found.low <= 1 <= found.high for found in estimates]))
+    return float(np.mean([judgement.low <= 1 <= judgement.high for judgement in estimates]))
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,15 @@ def test_without_the_rule_a_drifting_baseline_is_covered_too_rarely() -> None:
 def test_at_most_5_percent_of_tables_have_a_wrong_claim() -> None:
     num_wrong = num_tables = 0
     for noise, jobs in itertools.product(KINDS, (Jobs.HOST_BOUND, Jobs.FULL)):
-        found = judge_design(DESIGNS["interleaved, 3 s"], noise, jobs, num_tables=10)
-        num_wrong += sum(found.num_wrong.values())
-        num_tables += found.num_tables * len(found.num_wrong)
+        judgement = judge_design(DESIGNS["interleaved, 3 s"], noise, jobs, num_tables=10)
+        num_wrong += sum(judgement.num_wrong.values())
+        num_tables += judgement.num_tables * len(judgement.num_wrong)
         # Every group that fills the GPU has the note, and an exact gain over the CUDA graph.
         if jobs is Jobs.FULL:
-            assert found.drifting_share > 0.9 and found.coverage[VS_GRAPH].half_width < 0.004
-            assert found.coverage[VS_SERIAL].half_width > 0.05
+            assert judgement.drifting_share > 0.9 and judgement.coverage[VS_GRAPH].half_width < 0.004
+            assert judgement.coverage[VS_SERIAL].half_width > 0.05
         else:
-            assert found.drifting_share < 0.2
+            assert judgement.drifting_share < 0.2
     assert num_tables == 120 and num_wrong <= num_tables * (0.05 + 2 * math.sqrt(0.05 * 0.95 / num_tables))
 
 
