@@ -92,7 +92,7 @@ def describe_shares(metrics: Iterable[dict[str, float]], elapsed_s: float) -> st
     spent = {name: sum(row.get(f"time_{name}_s", 0.0) for row in rows) for name in _IN_WORDS}
     if not spent[WINDOW] or elapsed_s <= 0:
         return ""
-    spent_on = {_IN_WORDS[name]: seconds for name, seconds in spent.items()}
+    spent_on = {_IN_WORDS[name]: seconds for name, seconds in spent.items() if seconds}
     spent_on["the rest"] = max(0.0, elapsed_s - sum(spent.values()))
     measuring = spent_on.pop(_IN_WORDS[WINDOW])
     shares_of_rest = sorted(spent_on.items(), key=lambda share: -share[1])
