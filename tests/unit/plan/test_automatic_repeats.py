@@ -58,9 +58,10 @@ def test_an_interpolated_number_of_repeats_is_a_number(make_plan, monkeypatch):
             (["repeats=auto", *others], "repeats=auto needs a group with a speed-up, .*; set repeats=NUMBER")
             for others in (["baseline=never"], ["scenario=serial"], ["co_runners=1"], ["degree=1"])
         ),
-        (
+        pytest.param(
             ["repeats=auto", "workload=infer_tiny", "workload.arrival=poisson", "workload.rate_per_s=9"],
             "repeats=auto needs a group with a speed-up",
+            marks=pytest.mark.torch,
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
