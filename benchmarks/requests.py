@@ -181,6 +181,17 @@ def waiting_quantile(load: float, share: float) -> float:
     return high
 
 
+def evaluate(file: str, start_ns: int) -> None:
+    """Print the time and peak memory to evaluate a file of a million requests, 1 ns apart."""
+    begin = time.perf_counter()
+    recorded = requests.read(Path(file))
+    assert recorded is not None
+    latency.compute_figures(recorded, (start_ns, start_ns + MILLION), is_rate_given=True)
+    latency.make_series(recorded)
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{time.perf_counter() - begin:.2f} s, {peak_mib:.0f} MiB at most")
+
+
 def record(options: argparse.Namespace) -> None:
     """Measure the time to record a request, and time and peak memory of a process that evaluates a million requests."""
     for _ in range(options.runs):
@@ -191,17 +202,9 @@ def record(options: argparse.Namespace) -> None:
                 job.request(t_ns + number, t_ns + number, t_ns + number, t_ns + number + 1000)
             job.read_requests(folder)
             each_us = (time.perf_counter() - begin) / MILLION * 1e6
-            code = (
-                "import resource, sys, time; from pathlib import Path; begin = time.perf_counter()\n"
-                "from pipeline.launch import requests; from pipeline.observe import latency\n"
-                f"found = requests.read(Path({str(folder / client.REQUESTS_FILE)!r}))\n"
-                f"figures = latency.figures(found, ({t_ns}, {t_ns + MILLION}), is_rate_given=True)\n"
-                "latency.series(found)\n"
-                "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
-                "print(f'{time.perf_counter() - begin:.2f} s, {peak:.0f} MiB at most')\n"
-            )
-            judged = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-            print(f"recorded in {each_us:.2f} us each; a million judged in {judged.stdout.strip()}", flush=True)
+            code = f"from benchmarks.requests import evaluate; evaluate({str(folder / client.REQUESTS_FILE)!r}, {t_ns})"
+            evaluated = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            print(f"recorded in {each_us:.2f} us each; a million evaluated in {evaluated.stdout.strip()}", flush=True)
 
 
 def compare_closed_loop(options: argparse.Namespace) -> None:
