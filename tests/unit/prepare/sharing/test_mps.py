@@ -393,21 +393,21 @@ def test_the_daemon_of_somebody_else_is_left_alone(folder):
     subprocess.run([program, "-d"], env=environ, check=True)
     try:
         connection = connect(environ)
-        before = daemons(foreign)
-        with prepared(folder, group_in(folder, "a")):
-            pass
-        journal = Journal(folder, GPU.uuid, Programs(configured={mps_daemon.CONTROL: str(program)}))
-        journal.add("mps_daemon", pipes=str(folder / "mps/pipe"))
-        replay(journal)
-        assert len(before) == 2
-        assert daemons(foreign) == before
         assert connection is not None
-        connection.settimeout(0.1)
-        with pytest.raises(TimeoutError):
-            connection.recv(1)  # still connected
-        connection.close()
+        with connection:  # `quit` waits for it, even if this test fails
+            before = daemons(foreign)
+            with prepared(folder, group_in(folder, "a")):
+                pass
+            journal = Journal(folder, GPU.uuid, Programs(configured={mps_daemon.CONTROL: str(program)}))
+            journal.add("mps_daemon", pipes=str(folder / "mps/pipe"))
+            replay(journal)
+            assert len(before) == 2
+            assert daemons(foreign) == before
+            connection.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)  # still connected
     finally:
-        subprocess.run([program, "quit"], env=environ, check=True)
+        subprocess.run([program, "quit"], env=environ, check=True, timeout=60)
         shutil.rmtree(foreign)
 
 
