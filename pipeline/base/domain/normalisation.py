@@ -14,6 +14,7 @@ from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.window import WindowKind
 
 SPEEDUP, SLOWDOWN, FAIRNESS = "speedup_vs_serial_ratio", "slowdown_worst_ratio", "fairness_jain_ratio"
+BIT_IDENTICAL = "bit_identical_ratio"
 MEAN_SLOWDOWN, P99_SLOWDOWN = "latency_mean_slowdown_worst_ratio", "latency_p99_slowdown_worst_ratio"
 _OF_LATENCY = {MEAN_SLOWDOWN: service_figures.MEAN, P99_SLOWDOWN: service_figures.P99}
 

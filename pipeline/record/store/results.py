@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PAGE = 1000
-_TAGS_OF_A_ROW = (Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.INVALID, Tag.FLAG, Tag.STALLED)
+_TAGS_OF_A_ROW = (
+    *(Tag.FIRST_LOSSES, Tag.FIRST_LOSS_BITS, Tag.FIRST_OUTPUTS),
+    *(Tag.RATES, Tag.INVALID, Tag.FLAG, Tag.STALLED),
+)
 
 
 def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGroup]:
