@@ -101,6 +101,7 @@ def _make_past_group(run: Any) -> PastGroup:
         on_top_s=sum(spent.values()),
         program=run.data.tags.get(Tag.PROGRAM_DIGEST, ""),
         called=_describe_programs(params),
+        memory_mib=metrics.get("memory_peak_mib"),
     )
 
 
