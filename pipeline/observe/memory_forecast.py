@@ -33,7 +33,7 @@ class MemoryNeed:
 
     @property
     def fits(self) -> bool:
-        """Whether the device has this memory."""
+        """True if the device has this memory."""
         return self.needed_mib <= self.capacity_mib
 
     @property
