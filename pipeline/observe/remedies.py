@@ -1,4 +1,4 @@
-"""What to do about failures that sharing a GPU causes, and that the program's own message does not explain.
+"""Remedies for failures that sharing a GPU causes and that the message of the program does not explain.
 
 Sources: driver_types.h of CUDA 13 (errors 805 to 810), NCCL's init.cc, and the programs' messages.
 """
@@ -42,5 +42,5 @@ _REMEDIES = (
 
 
 def find_remedy(reason: str) -> str:
-    """Return what to do about a failure; empty if its reason is not one of sharing a GPU."""
+    """Return the remedy for a failure; empty if its reason has nothing to do with sharing a GPU."""
     return next((remedy for pattern, remedy in _REMEDIES if re.search(pattern, reason)), "")
