@@ -27,7 +27,7 @@ from pipeline.observe.observation import Watched
 from pipeline.observe.study_progress import Progress
 from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import automatic_repeats, launches, plan_builder, plan_text
-from pipeline.plan.config_schema import ForeignLoad, Memory
+from pipeline.plan.config_schema import ForeignLoad, Memory, OnFailure
 from pipeline.plan.inventory import Inventory
 from pipeline.prepare.device import lease
 from pipeline.record import group_folder, provenance
@@ -127,6 +127,7 @@ class StudyRun:
         finally:
             with interrupts.hold_interrupts():
                 self._finish()
+                self.request.summary = self._summarize(time.monotonic() - begin_s)
                 self._say_where_time_went(time.monotonic() - begin_s, known)
                 is_sent = self._say_what_waits()
             if self.ended_by is not None:
@@ -234,6 +235,9 @@ class StudyRun:
                     row = next(rows)
                     view.done(row)
                     self._take_in([row])
+                    if self.config.on_failure is OnFailure.stop and not row.result.is_finding:
+                        words.say(f"on_failure=stop: {group.name}: {row.result}; the remaining groups are not started")
+                        return
 
     def _skip_if_too_large(self, group: Group) -> Group:
         need = None if self.memory is None else self.memory.forecast(group)
@@ -269,6 +273,12 @@ class StudyRun:
             self.spool.amend(changed)
             if changed.result is not Result.OK:
                 words.say(f"{changed.group.name}: {changed.result}: {changed.reason}")
+
+    def _summarize(self, elapsed_s: float) -> str:
+        results = Counter(str(row.result) for row in self._list_latest_rows())
+        ended = ", ".join(f"{number} {result}" for result, number in results.items()) or "none ended"
+        num_groups = format_count(len(self.plan.groups), "group")
+        return f"{self.plan.experiment}: {num_groups}, {ended}, in {format_duration(elapsed_s)}"
 
     def _finish(self) -> None:
         try:
