@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from pipeline.base.domain.baselines import Baselines
-from pipeline.base.domain.normalisation import ComparedJob, average_figures, normalise
+from pipeline.base.domain.normalisation import BIT_IDENTICAL, ComparedJob, average_figures, normalise
 from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.tags import Tag
 from pipeline.observe.group_result import GroupResult, JobResult
@@ -40,6 +40,8 @@ class Comparison:
         # Valid serial rows with result `ok`, by `make_comparison_key`.
         self._serial: dict[tuple[object, ...], list[GroupResult]] = defaultdict(list)
         self._rows: dict[str, GroupResult] = {}
+        # Rows of `_serial` of all blocks, by the settings that a block's groups share.
+        self._serial_of_blocks: dict[tuple[object, ...], list[GroupResult]] = defaultdict(list)
         self._baselines: dict[tuple[object, ...], _Baselines] = {}
 
     def add(self, row: GroupResult) -> list[GroupResult]:
@@ -52,6 +54,7 @@ class Comparison:
         concerned = [row.group.digest]
         if row.group.sequential and row.result is Result.OK and not row.marks.invalid:
             self._serial[make_comparison_key(row.group)].append(row)
+            self._serial_of_blocks[_make_settings_key(row.group)].append(row)
             self._baselines.clear()
             concerned = list(self._rows)
         changed = []
@@ -99,7 +102,27 @@ class Comparison:
     def _compare(self, row: GroupResult) -> dict[str, float]:
         solo = [[job for job, _ in runs] for runs in self._find_solo_runs(row)]
         mix = self._find_baselines(row).find_serial_group(_list_digests(row))
-        return compare_with_baseline(row, solo, mix.metrics.get("makespan_s") if mix else None)
+        figures = compare_with_baseline(row, solo, mix.metrics.get("makespan_s") if mix else None)
+        identical = self._share_identical(row)
+        return figures if identical is None else figures | {BIT_IDENTICAL: identical}
+
+    def _share_identical(self, row: GroupResult) -> float | None:
+        """Return the share of pairs of a job and one of its other runs alone whose first losses have the same bits.
+
+        Runs alone of all blocks count: a serial row shows whether its program repeats itself at all.
+        """
+        runs_alone: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
+        for serial in self._serial_of_blocks[_make_settings_key(row.group)]:
+            if serial.machine_state.is_same(row.machine_state):
+                for workload, run, bits in _read_bits(serial):
+                    runs_alone[workload][run] = bits
+        pairs = [
+            bits == bits_alone
+            for workload, run, bits in _read_bits(row)
+            for run_alone, bits_alone in runs_alone[workload].items()
+            if run_alone != run
+        ]
+        return sum(pairs) / len(pairs) if pairs else None
 
 
 def compare_with_baseline(
@@ -156,10 +179,24 @@ def _read_first(row: GroupResult) -> list[_FirstSteps]:
     return [(losses.get(index, []), outputs.get(index, [])) for index in indices]
 
 
+def _read_bits(row: GroupResult) -> list[tuple[str, tuple[str, str], str]]:
+    """Return the workload, the run and the bits of the first losses, of each job that reports losses."""
+    bits = json.loads(row.tags.get(Tag.FIRST_LOSS_BITS, "{}"))
+    return [
+        (job.workload.digest, (row.group.digest, index), bits[index])
+        for job in row.group.measured
+        if (index := str(job.index)) in bits
+    ]
+
+
 def _list_digests(row: GroupResult) -> tuple[str, ...]:
     return tuple(job.workload.digest for job in row.group.measured)
 
 
 def make_comparison_key(group: Group) -> tuple[object, ...]:
     """Return the settings that a group shares with its baselines, apart from workloads and machine state."""
-    return (group.block, *sorted(group.shared_settings.items()), group.profiler)
+    return (group.block, *_make_settings_key(group))
+
+
+def _make_settings_key(group: Group) -> tuple[object, ...]:
+    return (*sorted(group.shared_settings.items()), group.profiler)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.observe import memory_words, output_lines, tracebacks
+from pipeline.observe import memory_words, output_lines, remedies, tracebacks
 from pipeline.observe.output_lines import Line
 from pipeline.observe.tracebacks import Raised
 
@@ -91,7 +91,9 @@ def judge_output(stderr: Path, stdout: Path) -> Cause:
         by_errors, by_output = _judge_lines(errors), _judge_lines(output)
         is_better = _is_error(by_output) and not _is_error(by_errors)
         cause = by_output if is_better else by_errors if by_errors.text else _judge_footers(errors)
-    return Cause(cause.text[:_MAX_LENGTH], cause.is_oom or is_killed_for_memory, has_kill)
+    printed = [line.text for line in (*output[-_MOST_LOOKED_AT:], *errors[-_MOST_LOOKED_AT:])]
+    text = _add_remedy(cause.text, "\n".join([cause.text, *printed]))
+    return Cause(text, cause.is_oom or is_killed_for_memory, has_kill)
 
 
 def judge_exception(kind: str, message: str, trace: str = "") -> Cause:
@@ -100,7 +102,12 @@ def judge_exception(kind: str, message: str, trace: str = "") -> Cause:
     if exceptions := tracebacks.find_exceptions(output_lines.split_lines(trace)):
         raised.before, raised.members = exceptions[-1].before, exceptions[-1].members
     text = _describe(raised)
-    return Cause(text[:_MAX_LENGTH], _is_oom(raised), bool(_KILLED.search(text)))
+    return Cause(_add_remedy(text, f"{kind}: {message}"), _is_oom(raised), bool(_KILLED.search(text)))
+
+
+def _add_remedy(text: str, reason: str) -> str:
+    remedy = remedies.find_remedy(reason)
+    return f"{text[:_MAX_LENGTH]}; {remedy}" if remedy else text[:_MAX_LENGTH]
 
 
 def _has_match(pattern: re.Pattern[str], lines: Sequence[Line]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+from array import array
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -301,6 +302,10 @@ def _make_comparison_tags(group: Group, jobs: Sequence[JobResult], seen: Observa
         for job in jobs
         if group.window.kind is not WindowKind.INTERLEAVED or seen.first_with.get(job.job.index) == len(jobs)
     ]
+    bits = {
+        job.job.index: array("f", (value for _, _, value in sorted(job.series.get("first_loss", ())))).tobytes().hex()
+        for job in checked
+    }
     first: dict[str, Mapping[int, object]] = {
         tag: {
             job.job.index: [float(f"{value:.6g}") for _, _, value in sorted(job.series.get(name, ()))]
@@ -312,7 +317,7 @@ def _make_comparison_tags(group: Group, jobs: Sequence[JobResult], seen: Observa
         job.job.index: {name: job.metrics[name] for name in compared_names(unit) if name in job.metrics}
         for unit, job in ((job.job.workload.work_unit, job) for job in jobs)
     }
-    figures: dict[str, Mapping[int, object]] = {**first, Tag.RATES: rates}
+    figures: dict[str, Mapping[int, object]] = {**first, Tag.FIRST_LOSS_BITS: bits, Tag.RATES: rates}
     known = {tag: {index: values for index, values in of_each.items() if values} for tag, of_each in figures.items()}
     return {tag: json.dumps(of_each) for tag, of_each in known.items() if of_each}
 

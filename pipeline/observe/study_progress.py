@@ -30,6 +30,7 @@ class PastGroup:
             of such a length.
         program: digest of the group without its packages.
         called: programs of the group with their arguments: `train --epochs 3`.
+        memory_mib: peak memory of the GPU, if it was measured.
     """
 
     key: str
@@ -41,6 +42,7 @@ class PastGroup:
     on_top_s: float
     program: str = ""
     called: str = ""
+    memory_mib: float | None = None
 
 
 class Likeness(enum.Enum):

@@ -25,6 +25,8 @@ from pipeline.plan.workload_config import WorkloadConfig
 Baseline = enum.Enum("Baseline", "auto always never", start=0)
 Order = enum.Enum("Order", "random listed", start=0)
 ForeignLoad = enum.Enum("ForeignLoad", "invalid note", start=0)
+OnFailure = enum.Enum("OnFailure", "continue stop", start=0)
+Memory = enum.Enum("Memory", "measure forecast", start=0)
 GpuKind = enum.Enum("GpuKind", "auto nvidia cpu simulated", start=0)
 ShardOf = enum.Enum("ShardOf", "block case", start=0)
 SOURCES = ("disk", "files", "synthetic_files", "synthetic_host", "synthetic_device")
@@ -292,6 +294,9 @@ class Config:
     seed: int = 0
     pin_cpus: bool = False
     foreign_load: ForeignLoad = ForeignLoad.invalid
+    memory: Memory = Memory.measure
+    on_failure: OnFailure = OnFailure["continue"]
+    on_end: list[str] | None = None
     warm_start: bool = True
     resume: str = "false"
     shard: int | None = None

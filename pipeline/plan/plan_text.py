@@ -33,8 +33,10 @@ def format_plan(plan: Plan) -> str:
     return "\n".join([*lines, *list_notes(plan), *list_commands(plan)])
 
 
-def export_plan(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
-    """Return a plan as JSON values, with the estimated seconds of a group if `seconds` has its number."""
+def export_plan(
+    plan: Plan, seconds: Mapping[int, float], memory_mib: Mapping[int, float] | None = None
+) -> dict[str, object]:
+    """Return a plan as JSON values, with the estimated seconds and memory of each group that has them, by number."""
     return {
         "experiment": plan.experiment,
         "precision_goal": None if plan.goal is None else dataclasses.asdict(plan.goal),
@@ -55,6 +57,7 @@ def export_plan(plan: Plan, seconds: Mapping[int, float]) -> dict[str, object]:
                 "digest": group.digest,
                 "skip_reason": group.skip_reason,
                 "seconds": seconds.get(group.number),
+                "memory_mib": (memory_mib or {}).get(group.number),
             }
             for group in plan.groups
         ],

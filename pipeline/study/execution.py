@@ -15,6 +15,7 @@ from pipeline.base.system.interrupts import UndoStack
 from pipeline.prepare.device.device_wait import WaitBudget
 from pipeline.record import tracking_sender
 from pipeline.record.tracking_sender import Sender
+from pipeline.study.end_command import refuse_unknown, run_end_command
 from pipeline.study.plans import make_plan
 from pipeline.study.preview import preview
 from pipeline.study.study_request import StudyRequest, read_request
@@ -46,6 +47,8 @@ def execute(
     try:
         with UndoStack() as stack:
             request = read_request(configs, stack, take_sender, is_sweep=is_sweep)
+            if request.config.on_end is not None:
+                refuse_unknown(request.config.on_end)
             status = (engine or run_here)(request, stack)
     except CollocationError as error:
         words.say(f"error: {error}")
@@ -57,7 +60,15 @@ def execute(
         status = 1
     if request is not None and request.has_started:
         startup.accept_lost_output()
+        _inform_user(request, status)
     return status
+
+
+def _inform_user(request: StudyRequest, status: int) -> None:
+    config = request.config
+    if config.on_end is not None and config.plan_file is None:  # a worker has a plan file; its launcher informs
+        experiment = config.tracking.experiment
+        run_end_command(config.on_end, request.summary or f"{experiment}: ended with exit status {status}")
 
 
 def run_here(request: StudyRequest, stack: UndoStack) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain.records import Plan, Resume
 from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
+from pipeline.observe.memory_forecast import MemoryForecast, MemoryNeed
 from pipeline.plan import plan_text, setting_checks
 from pipeline.plan.inventory import Inventory
 from pipeline.study import stored_results
@@ -34,15 +35,25 @@ def _format(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str
         plan = dataclasses.replace(plan, groups=groups)
     past = stored_results.find_past_groups(request)
     ahead = forecast(plan.groups, past)
+    memory = MemoryForecast(plan.groups, past)
+    needs = {group.number: need for group in plan.groups if (need := memory.forecast(group)) is not None}
     if request.config.dry_run == setting_checks.JSON:
         bounds = {"at_least": ahead.least_s, "at_most": ahead.most_s, "num_unknown_groups": ahead.num_unknown}
         loosely = {"num_other_packages": ahead.num_other_packages, "other_programs": ahead.other_programs}
         packages_of_others = {key: value for key, value in loosely.items() if value}
-        return plan_text.export_plan(plan, ahead.of_each) | {"seconds": bounds | packages_of_others}
+        memory_mib = {number: need.needed_mib for number, need in needs.items()}
+        return plan_text.export_plan(plan, ahead.of_each, memory_mib) | {"seconds": bounds | packages_of_others}
+    text = "\n".join([plan_text.format_plan(plan), *_describe_memory(plan, needs)])
     if plan.goal is None:
-        return f"{plan_text.format_plan(plan)}\n{ahead.words}"
+        return f"{text}\n{ahead.words}"
     rule, known = (
         StoppingRule(plan.experiment, plan.goal, num_compared=0),
         known or stored_results.find_known(request, plan),
     )
-    return "\n".join([plan_text.format_plan(plan), *rule.forecast(plan.groups, known, past, only_known=False)])
+    return "\n".join([text, *rule.forecast(plan.groups, known, past, only_known=False)])
+
+
+def _describe_memory(plan: Plan, needs: Mapping[int, MemoryNeed]) -> list[str]:
+    """Return a line for each group, once for all blocks, with the memory that it needs."""
+    lines = [f"memory of {group.name}: {needs[group.number].words}" for group in plan.groups if group.number in needs]
+    return list(dict.fromkeys(lines))

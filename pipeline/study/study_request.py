@@ -38,7 +38,7 @@ from pipeline.study.reproduce.reproduction import Reproduction, prepare_reproduc
 _STUDY_KEYS = (
     *("tracking", "listeners", "exporter", "order", "resume", "warm_start", "dry_run", "time_limit_s", "reproduce"),
     *("wait", "wait_limit_s", "foreign_load", "shard", "shard_of", "plan_file", "only"),
-    *("precision_goal_pct", "repeats_max"),
+    *("precision_goal_pct", "repeats_max", "memory", "on_failure", "on_end"),
     *("gpu.admin", "gpu.lock_dir", "gpu.tolerate", "gpu.idle_power_s", "gpu.waiting_power_s"),
 )
 
@@ -57,6 +57,7 @@ class StudyRequest:
         gpus: GPUs on which a launcher runs shards; empty if the study runs on the device of its plan.
         planned: digests of the groups of all plans, if a launcher runs the study as several plans.
         begin_ms: time of the request in ms since the epoch.
+        summary: the study in one line, once it has ended on this host.
         has_started: whether a group has begun; errors before the first group have another exit status.
     """
 
@@ -71,6 +72,7 @@ class StudyRequest:
     gpus: Sequence[Device] = ()
     planned: Collection[str] = ()
     begin_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    summary: str = ""
     has_started: bool = False
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
@@ -21,11 +22,12 @@ from pipeline.base.system.words import format_count, format_duration
 from pipeline.observe import failures, phases
 from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult
+from pipeline.observe.memory_forecast import MemoryForecast
 from pipeline.observe.observation import Watched
 from pipeline.observe.study_progress import Progress
 from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import automatic_repeats, launches, plan_builder, plan_text
-from pipeline.plan.config_schema import ForeignLoad
+from pipeline.plan.config_schema import ForeignLoad, Memory, OnFailure
 from pipeline.plan.inventory import Inventory
 from pipeline.prepare.device import lease
 from pipeline.record import group_folder, provenance
@@ -58,6 +60,7 @@ class StudyRun:
         self.rows: list[GroupResult] = []
         self.cpu_use = host_info.read_cpu_use()
         self.ended_by: Interrupted | None = None  # signal that arrived while results were being sent
+        self.memory: MemoryForecast | None = None  # skips groups that will not fit
         self.unsent: tuple[Path, ...] = ()  # folders of groups that earlier studies could not send
         num_compared = len(automatic_repeats.select_compared(plan.groups))
         self.rule = None if plan.goal is None else StoppingRule(plan.experiment, plan.goal, num_compared)
@@ -111,6 +114,8 @@ class StudyRun:
         view = make_view(Progress(self.plan.groups, [row.result for row in known], groups))
         if self.rule is not None:
             self._say_how_many_blocks(self.rule, groups, known, view.progress)
+        if self.config.memory is Memory.forecast:
+            self.memory = MemoryForecast(self.plan.groups, stored_results.find_past_groups(self.request))
         begin_s = time.monotonic()
         try:
             self._take_in(known)
@@ -122,6 +127,7 @@ class StudyRun:
         finally:
             with interrupts.hold_interrupts():
                 self._finish()
+                self.request.summary = self._summarize(time.monotonic() - begin_s)
                 self._say_where_time_went(time.monotonic() - begin_s, known)
                 is_sent = self._say_what_waits()
             if self.ended_by is not None:
@@ -223,12 +229,19 @@ class StudyRun:
                     words.say(f"time_limit_s={limit_s:g} is over; the remaining groups are not started")
                     break
                 self.request.has_started = True
-                rows = executor.run(launch, shared)
+                rows = executor.run([self._skip_if_too_large(group) for group in launch], shared)
                 for group in launch:
                     view.begin(group)
                     row = next(rows)
                     view.done(row)
                     self._take_in([row])
+                    if self.config.on_failure is OnFailure.stop and not row.result.is_finding:
+                        words.say(f"on_failure=stop: {group.name}: {row.result}; the remaining groups are not started")
+                        return
+
+    def _skip_if_too_large(self, group: Group) -> Group:
+        need = None if self.memory is None else self.memory.forecast(group)
+        return group if need is None or need.fits else dataclasses.replace(group, skip_reason=need.words)
 
     def _is_goal_reached(self, rule: StoppingRule, block: int, progress: Progress) -> bool:
         """Return whether the study ends before a block; its plan then ends there, too."""
@@ -244,6 +257,9 @@ class StudyRun:
 
     def _take_in(self, rows: Sequence[GroupResult]) -> None:
         self.rows += rows
+        if self.memory is not None:
+            for row in rows:
+                self.memory.add(row)
         new_rows = {row.group.digest: row for row in rows}
         changes = {changed.group.digest: changed for row in rows for changed in self.comparison.add(row)}
         for digest, changed in changes.items():
@@ -257,6 +273,12 @@ class StudyRun:
             self.spool.amend(changed)
             if changed.result is not Result.OK:
                 words.say(f"{changed.group.name}: {changed.result}: {changed.reason}")
+
+    def _summarize(self, elapsed_s: float) -> str:
+        results = Counter(str(row.result) for row in self._list_latest_rows())
+        ended = ", ".join(f"{number} {result}" for result, number in results.items()) or "none ended"
+        num_groups = format_count(len(self.plan.groups), "group")
+        return f"{self.plan.experiment}: {num_groups}, {ended}, in {format_duration(elapsed_s)}"
 
     def _finish(self) -> None:
         try:

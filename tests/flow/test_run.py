@@ -395,3 +395,18 @@ def _wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_on_failure_stop_starts_no_further_group(study_of, tmp_path):
+    (tmp_path / "train.py").write_text("raise SystemExit('a bug')")
+    options = ["baseline=never", "degree=1,2,3", "listeners=[]"]
+    study = study_of("-m", *options, "on_failure=stop", "--", "train.py")
+    assert study.status == 1 and len(study.groups) == 1
+    assert "on_failure=stop: naive-3x-train: failed; the remaining groups are not started" in study.err
+    assert len(study_of("-m", *options, "--", "train.py").groups) == 3
+
+
+def test_on_failure_stop_goes_on_after_a_finding(study_of, tmp_path):
+    (tmp_path / "train.py").write_text("raise MemoryError('too large')")
+    study = study_of("-m", "baseline=never", "degree=1,2", "listeners=[]", "on_failure=stop", "--", "train.py")
+    assert study.status == 0 and len(study.groups) == 2

@@ -14,6 +14,8 @@ from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.window import WindowKind
 
 SPEEDUP, SLOWDOWN, FAIRNESS = "speedup_vs_serial_ratio", "slowdown_worst_ratio", "fairness_jain_ratio"
+BIT_IDENTICAL = "bit_identical_ratio"
+MEMORY_PEAK, MEMORY_FORECAST = "memory_peak_mib", "memory_forecast_mib"
 MEAN_SLOWDOWN, P99_SLOWDOWN = "latency_mean_slowdown_worst_ratio", "latency_p99_slowdown_worst_ratio"
 _OF_LATENCY = {MEAN_SLOWDOWN: service_figures.MEAN, P99_SLOWDOWN: service_figures.P99}
 
@@ -43,7 +45,7 @@ def rate_name(window: WindowKind, unit: str) -> str:
 
 def compared_names(unit: str) -> tuple[str, ...]:
     """Name all figures of a job whose comparisons may need a baseline."""
-    return (work_units.rate_of(unit), "makespan_s", *_OF_LATENCY.values())
+    return (work_units.rate_of(unit), "makespan_s", MEMORY_PEAK, *_OF_LATENCY.values())
 
 
 def average_figures(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -61,7 +63,7 @@ def normalise(
     serial_s: float | None = None,
     makespan_s: float | None = None,
 ) -> dict[str, float]:
-    """Compute speed-up over serial, the largest slowdown and Jain's fairness; missing if a rate is unknown.
+    """Compute speed-up over serial, the largest slowdown, Jain's fairness and forecast memory; missing if unknown.
 
     For jobs with a given rate, slowdowns of latency replace these figures. The other jobs of such a group have a
     slowdown, but the group has neither speed-up nor fairness.
@@ -76,6 +78,8 @@ def normalise(
         makespan_s: for fixed work, the total time of the jobs together.
     """
     figures = _compare_latencies(jobs)
+    if len(jobs) > 1 and not is_sequential and not has_co_runners and all(MEMORY_PEAK in job.alone for job in jobs):
+        figures[MEMORY_FORECAST] = sum(job.alone[MEMORY_PEAK] for job in jobs)
     unpaced = [job for job in jobs if not job.is_given]
     rates = [(_rate(window, job.unit, job.together), _rate(window, job.unit, job.alone)) for job in unpaced]
     known = [(together, alone) for together, alone in rates if together and alone]

@@ -50,6 +50,7 @@ class Tag(StrEnum):
     FLAG = f"{PREFIX}flag"  # notes on the figures of a row
     STALLED = f"{PREFIX}stalled"  # from earlier versions: the notes that excluded a row as a baseline
     FIRST_LOSSES = f"{PREFIX}first_losses"  # JSON, like `RATES`: per job, by index
+    FIRST_LOSS_BITS = f"{PREFIX}first_loss_bits"  # JSON: per job, by index, float32 in hexadecimal
     FIRST_OUTPUTS = f"{PREFIX}first_outputs"  # JSON: per job, by index
     RATES = f"{PREFIX}rates"
     FIGURES = f"{PREFIX}figures"
@@ -106,7 +107,7 @@ _NOT_SHOWN = "mlflow."
 _OF_PROGRAMS = frozenset(
     {
         *(Tag.SPOOL_ID, Tag.DIGEST, Tag.KEY, Tag.PROGRAM_DIGEST, Tag.WORKLOAD_DIGEST, Tag.SETTINGS, Tag.PLANNED),
-        *(Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.FIGURES, Tag.TAKEN_OVER),
+        *(Tag.FIRST_LOSSES, Tag.FIRST_LOSS_BITS, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.FIGURES, Tag.TAKEN_OVER),
         *map(fact_tag, ("plan", "plan_any_gpu")),
     }
 )

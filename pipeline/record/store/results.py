@@ -30,7 +30,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PAGE = 1000
-_TAGS_OF_A_ROW = (Tag.FIRST_LOSSES, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.INVALID, Tag.FLAG, Tag.STALLED)
+_TAGS_OF_A_ROW = (
+    *(Tag.FIRST_LOSSES, Tag.FIRST_LOSS_BITS, Tag.FIRST_OUTPUTS),
+    *(Tag.RATES, Tag.INVALID, Tag.FLAG, Tag.STALLED),
+)
 
 
 def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGroup]:
@@ -98,6 +101,7 @@ def _make_past_group(run: Any) -> PastGroup:
         on_top_s=sum(spent.values()),
         program=run.data.tags.get(Tag.PROGRAM_DIGEST, ""),
         called=_describe_programs(params),
+        memory_mib=metrics.get("memory_peak_mib"),
     )
 
 

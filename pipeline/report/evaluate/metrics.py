@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.base.domain import service_figures, work_units
-from pipeline.base.domain.normalisation import FAIRNESS, MEAN_SLOWDOWN, P99_SLOWDOWN, SLOWDOWN, SPEEDUP
+from pipeline.base.domain.normalisation import (
+    BIT_IDENTICAL,
+    FAIRNESS,
+    MEAN_SLOWDOWN,
+    MEMORY_FORECAST,
+    MEMORY_PEAK,
+    P99_SLOWDOWN,
+    SLOWDOWN,
+    SPEEDUP,
+)
 from pipeline.base.domain.samples import THROTTLED, Summary
 from pipeline.report.read.study_records import Row
 
@@ -36,7 +45,7 @@ MEAN_LATENCY, P99_LATENCY = (
 )
 HOST_BOUND = "host_bound_ratio"
 ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO = "energy_vs_alone_ratio", "energy_vs_best_solo_ratio"
-MEMORY, INSTANCE_MEMORY = "memory_peak_mib", "instance_memory_peak_mib"
+MEMORY, INSTANCE_MEMORY = MEMORY_PEAK, "instance_memory_peak_mib"
 
 
 _PERCENTILE = re.compile(r"_p\d+_")
@@ -111,8 +120,10 @@ _ALL = (
     Metric(MEAN_SLOWDOWN, "worst slowdown of the mean latency"),
     Metric(P99_SLOWDOWN, "worst slowdown of the p99 latency"),
     Metric(FAIRNESS, "fairness (Jain)", scale=Scale.SHARE),
+    Metric(BIT_IDENTICAL, "same bits of losses as alone", scale=Scale.SHARE),
     *(Metric(name, title, scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
     Metric(MEMORY, "peak memory of the GPU", "MiB", Scale.PEAK),
+    Metric(MEMORY_FORECAST, "peak memory of the jobs alone, added", "MiB", Scale.PEAK),
     *(
         Metric(name_instance_metric(name), f"{title} of an instance", scale=Scale.SHARE)
         for name, title in _ACTIVITY.items()
@@ -142,7 +153,7 @@ ACTIVITY = tuple(_ACTIVITY)
 _ENERGY = ("energy_per_epoch_j", ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO)
 _POWER = ("power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
 _SERVED = (service_figures.GOODPUT_TOTAL, service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST)
-_FAIRNESS = ("epoch_time_vs_solo_ratio", SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN, FAIRNESS)
+_FAIRNESS = ("epoch_time_vs_solo_ratio", SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN, FAIRNESS, BIT_IDENTICAL)
 HOST = (
     *("process_cpu_mean_pct", "run_queue_delay_pct", "involuntary_switches_per_s", "cpu_clock_mean_mhz"),
     HOST_BOUND,
@@ -153,7 +164,7 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("speed", "Speed", _SPEED),
     ("latency", "Latency", (*_LATENCIES, *_SERVED)),
     ("fairness", "Slowdown and fairness", _FAIRNESS),
-    ("utilisation", "Utilisation and memory", (*ACTIVITY, MEMORY)),
+    ("utilisation", "Utilisation and memory", (*ACTIVITY, MEMORY, MEMORY_FORECAST)),
     ("energy", "Energy, power and clocks", (*_ENERGY, *_POWER, THROTTLED)),
 )
 """Name, title and metrics of each table."""

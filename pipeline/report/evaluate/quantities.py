@@ -15,7 +15,9 @@ from typing import NamedTuple
 from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.baselines import Baselines
 from pipeline.base.domain.normalisation import (
+    BIT_IDENTICAL,
     MEAN_SLOWDOWN,
+    MEMORY_PEAK,
     P99_SLOWDOWN,
     SLOWDOWN,
     SPEEDUP,
@@ -43,9 +45,9 @@ from pipeline.report.read import labels
 from pipeline.report.read.study_records import JobRow, Row
 
 _RECORDED = (
-    *("makespan_s", WINDOW, *ACTIVITY, "memory_peak_mib", "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c"),
+    *("makespan_s", WINDOW, *ACTIVITY, MEMORY_PEAK, "power_mean_w", "sm_clock_mean_mhz", "temperature_max_c"),
     *("overlap_ratio", *map(service_figures.name_worst, service_figures.LATENCIES), service_figures.GOODPUT_TOTAL),
-    *(service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST, *HOST),
+    *(service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST, BIT_IDENTICAL, *HOST),
 )
 """Metrics of a run that are used unchanged, in addition to those of work units and listeners."""
 

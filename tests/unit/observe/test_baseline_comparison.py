@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import struct
 
 import pytest
 
 from pipeline.base.domain.machine_state import MachineState
+from pipeline.base.domain.normalisation import BIT_IDENTICAL
 from pipeline.base.domain.records import Plan, Result
+from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import host_info
 from pipeline.base.system.errors import ConfigError
@@ -48,6 +51,37 @@ def test_a_failed_baseline_is_none():
     comparison = Comparison()
     comparison.add(row(group("a", sequential=True), 100, result=Result.FAILED))
     assert comparison.add(row(group("a", "a"), 60, 60)) == []
+
+
+def with_losses(the_row: GroupResult, *losses: float) -> GroupResult:
+    """The row with the first loss of each of its jobs."""
+    bits = {index: struct.pack("f", loss).hex() for index, loss in enumerate(losses)}
+    return dataclasses.replace(the_row, tags={Tag.FIRST_LOSS_BITS: json.dumps(bits)})
+
+
+def test_losses_are_compared_bit_by_bit_with_the_runs_alone_of_all_blocks():
+    comparison = Comparison()
+    next_float = 2.0000002384185791
+    alone, later = (group("a", sequential=True, block=block) for block in (1, 2))
+    comparison.add(with_losses(row(alone, 100), 2.0))
+    assert BIT_IDENTICAL not in comparison.get_latest(row(alone, 100)).metrics
+    pair = with_losses(row(group("a", "a"), 60, 60), 2.0, next_float)
+    comparison.add(pair)
+    assert comparison.get_latest(pair).metrics[BIT_IDENTICAL] == 0.5
+    comparison.add(with_losses(row(later, 100), next_float))
+    assert comparison.get_latest(pair).metrics[BIT_IDENTICAL] == 0.5
+    assert comparison.get_latest(row(alone, 100)).metrics[BIT_IDENTICAL] == 0
+    same = with_losses(row(group("a", "a", block=2), 60, 60), next_float, next_float)
+    comparison.add(same)
+    assert comparison.get_latest(same).metrics[BIT_IDENTICAL] == 0.5
+
+
+def test_rows_without_losses_say_nothing_about_bits():
+    comparison = Comparison()
+    pair = row(group("a", "a"), 60, 60)
+    for added in (with_losses(row(group("a", sequential=True), 100), 2.0), pair):
+        comparison.add(added)
+    assert BIT_IDENTICAL not in comparison.get_latest(pair).metrics
 
 
 HERE = "boot-now"

@@ -395,3 +395,42 @@ def test_a_line_tells_that_the_program_goes_on():
     assert memory_words.is_recovery("CUDA out of memory. Retrying with half of it")
     assert not memory_words.is_recovery("CUDA out of memory. Try reducing batch_size")
     assert memory_words.is_memory_line("CUDA out of memory. Try reducing batch_size")
+
+
+@pytest.mark.parametrize(
+    ("printed", "remedy"),
+    [
+        (
+            "torch.AcceleratorError: CUDA error: MPS client failed to connect to the MPS control daemon",
+            "the job found no MPS server: keep CUDA_MPS_PIPE_DIRECTORY",
+        ),
+        (
+            "RuntimeError: MPS server is not ready to accept new MPS client requests",
+            "the MPS server was recovering from the fault of another client",
+        ),
+        ("RuntimeError: MPS client has been terminated by the server", "the fault of another client under MPS"),
+        ("cudaErrorMpsRpcFailure: remote call", "the MPS server ended while the job ran"),
+        ("CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", "MPS has no room for another client"),
+        (
+            "torch.distributed.DistBackendError: NCCL error, internal error\nLast error:\n"
+            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 98000",
+            "NCCL accepts one rank per GPU",
+        ),
+        (
+            "ValueError: invalid literal for int() with base 10: 'MIG-6d5f0f8e-1c3b-5a6e-9c47-9a3c1f7a2b10'",
+            "the program reads CUDA_VISIBLE_DEVICES as numbers",
+        ),
+    ],
+)
+def test_failures_of_sharing_have_a_remedy(tmp_path, printed, remedy):
+    written = f"{TRACE}{printed}\n"
+    (tmp_path / "stderr.log").write_text(written)
+    (tmp_path / "stdout.log").write_text("")
+    cause = causes.judge_output(tmp_path / "stderr.log", tmp_path / "stdout.log")
+    kind = printed.split(":")[0]
+    assert cause.text.startswith(kind) and f"; {remedy}" in cause.text
+    assert f"; {remedy}" in causes.judge_exception("RuntimeError", printed).text
+
+
+def test_other_failures_have_no_remedy():
+    assert causes.judge_exception("ValueError", "invalid literal for int() with base 10: 'x'").text.count(";") == 0

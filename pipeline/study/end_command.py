@@ -1,0 +1,32 @@
+"""The command of `on_end`, which informs the user that a study has ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from pipeline.base.system import words
+from pipeline.base.system.errors import ConfigError
+
+SUMMARY, SUMMARY_VARIABLE = "SUMMARY", "COLLOCATION_SUMMARY"
+"""The word of the command that the summary replaces, and the environment variable that has the summary."""
+_LIMIT_S = 10.0
+
+
+def refuse_unknown(command: Sequence[str]) -> None:
+    """Raise `ConfigError` if the program of the command does not exist."""
+    if not command or shutil.which(command[0]) is None:
+        name = repr(command[0]) if command else "none"
+        raise ConfigError(f"on_end: program {name} was not found; write, for example, on_end=[notify-send,{SUMMARY}]")
+
+
+def run_end_command(command: Sequence[str], summary: str) -> None:
+    """Run the command without a shell, for at most ten seconds; a failure is only noted."""
+    called = [summary if word == SUMMARY else word for word in command]
+    environ = {**os.environ, SUMMARY_VARIABLE: summary}
+    try:
+        subprocess.run(called, env=environ, timeout=_LIMIT_S, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        words.say(f"note: on_end: {error}")
