@@ -29,9 +29,24 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-# The documentation as a site with search: build/site/index.html.
+# The documentation as a site with search: build/site/index.html. It has the report and the picture of each bundle
+# docs/results/EXPERIMENT_GPU.tar.xz, made anew; a bundle that cannot be read is an error.
+STUDIES = $(patsubst docs/results/%.tar.xz,%,$(wildcard docs/results/*.tar.xz))
+REPORTS = $(STUDIES:%=build/reports/%/index.html)
 docs: $(VENV)/.installed-docs
+	$(MAKE) --jobs=2 $(REPORTS)
 	$(VENV)/bin/zensical build --strict --clean
+	for study in $(STUDIES); do \
+		cp -r build/reports/$$study build/site/results && \
+		cp build/reports/$$study/figures/gain.svg build/site/results/$$study.svg || exit 1; done
+
+build/reports/%/index.html: docs/results/%.tar.xz $(shell find pipeline -name '*.py') | $(VENV)/.installed-docs
+	$(VENV)/bin/python -m pipeline.report --experiment $(shell echo $* | sed 's/_[^_]*$$//') --root $< --out $(@D)
+
+# The pictures of the pages of results, as the reports draw them today.
+.PHONY: pictures
+pictures: $(VENV)/.installed-docs $(REPORTS)
+	for study in $(STUDIES); do cp build/reports/$$study/figures/gain.svg docs/results/$$study.svg || exit 1; done
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
