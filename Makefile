@@ -40,7 +40,7 @@ docs: $(VENV)/.installed-docs
 		cp -r build/reports/$$study build/site/results && \
 		cp build/reports/$$study/figures/gain.svg build/site/results/$$study.svg || exit 1; done
 
-build/reports/%/index.html: docs/results/%.tar.xz $(shell find pipeline -name '*.py') | $(VENV)/.installed-docs
+build/reports/%/index.html: docs/results/%.tar.xz $(shell find pipeline -type f ! -name '*.pyc') | $(VENV)/.installed-docs
 	$(VENV)/bin/python -m pipeline.report --experiment $(shell echo $* | sed 's/_[^_]*$$//') --root $< --out $(@D)
 
 # The pictures of the pages of results, as the reports draw them today.
