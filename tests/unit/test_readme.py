@@ -73,14 +73,15 @@ def test_pages_of_the_site_link_to_files_of_the_site(page):
         assert (target.is_file() or is_report(target)) and DOCS in target.parents, path
 
 
-def test_the_gallery_has_the_picture_page_report_and_data_of_each_study():
+def test_each_study_has_its_picture_report_and_data_on_its_page_and_in_the_gallery():
     bundles = sorted((DOCS / "results").glob("*.tar.xz"))
     assert bundles
     gallery = TEXTS[DOCS / "results/README.md"]
     for name in (bundle.name.removesuffix(".tar.xz") for bundle in bundles):
-        for target in (f"{name}.svg", f"{name}.md", f"{name}/index.html", f"{name}.tar.xz"):
-            assert f"]({target})" in gallery, target
-            assert target.endswith(".md") or f"]({target})" in TEXTS[DOCS / f"results/{name}.md"], target
+        page = TEXTS[DOCS / f"results/{name}.md"]
+        assert f"]({name}.md)" in gallery and f"]({name}.csv)" in page, name
+        for target in (f"{name}.svg", f"{name}/index.html", f"{name}.tar.xz"):
+            assert f"]({target})" in gallery and f"]({target})" in page, target
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
