@@ -29,9 +29,28 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-# The documentation as a site with search: build/site/index.html.
+# The documentation as a site with search: build/site/index.html. It has the report and the picture of each bundle
+# docs/results/EXPERIMENT_GPU.tar.xz, made anew; a bundle that cannot be read, or gives other speeds, is an error.
+STUDIES = $(patsubst docs/results/%.tar.xz,%,$(wildcard docs/results/*.tar.xz))
+REPORTS = $(STUDIES:%=build/reports/%/index.html)
 docs: $(VENV)/.installed-docs
+	$(MAKE) --jobs=2 $(REPORTS)
+	for study in $(STUDIES); do diff docs/results/$$study.csv build/reports/$$study/tables/speed.csv || \
+		{ echo "docs/results/$$study.csv differs from the report; run make results" >&2; exit 1; }; done
 	$(VENV)/bin/zensical build --strict --clean
+	for study in $(STUDIES); do \
+		cp -r build/reports/$$study build/site/results && \
+		cp build/reports/$$study/figures/gain.svg build/site/results/$$study.svg || exit 1; done
+
+build/reports/%/index.html: docs/results/%.tar.xz $(shell find pipeline -type f ! -name '*.pyc') | $(VENV)/.installed-docs
+	$(VENV)/bin/python -m pipeline.report --experiment $(shell echo $* | sed 's/_[^_]*$$//') --root $< --out $(@D)
+
+# The picture and the table of speeds of each page of results, from its report.
+.PHONY: results
+results: $(VENV)/.installed-docs $(REPORTS)
+	for study in $(STUDIES); do \
+		cp build/reports/$$study/figures/gain.svg docs/results/$$study.svg && \
+		cp build/reports/$$study/tables/speed.csv docs/results/$$study.csv || exit 1; done
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

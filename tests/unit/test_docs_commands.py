@@ -40,7 +40,6 @@ KINDS = {
     "names of the reader's": r"^run\.py .*\b(NAME|KEY=VALUE|DIR)\b|^-m pipeline\.NAME",
     "a run of a store": r"\breproduce=",
     "the variable of a loop": r"\$shard",
-    "a plan that was exported": r" --config-dir ",
     "weights of the reader's": r"\bworkload\.weights=",
     "a program at the place where NVIDIA installs it": r"=/opt/nvidia/",
     "nothing, as it prints help": r" --(help|help-keys)\b",

@@ -31,12 +31,19 @@ def anchors_of(text):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def is_report(target):
+    """Whether `make docs` makes this page of a report, from a bundle beside its folder."""
+    return target.name == "index.html" and target.parent.with_suffix(".tar.xz").is_file()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     for path, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", TEXTS[page]):
         if path.startswith("http"):
             continue
         target = (page.parent / path).resolve() if path else page
+        if is_report(target):
+            continue
         assert target.exists(), path
         if anchor:
             assert anchor in anchors_of(TEXTS[target]), f"{path}#{anchor}"
@@ -63,7 +70,18 @@ def test_pages_of_the_site_link_to_files_of_the_site(page):
     """A folder has no page, and what is not below `docs/` is not there."""
     for path in re.findall(r"\]\((?!http)([^)#]+)", TEXTS[page]):
         target = (page.parent / path).resolve()
-        assert target.is_file() and DOCS in target.parents, path
+        assert (target.is_file() or is_report(target)) and DOCS in target.parents, path
+
+
+def test_each_study_has_its_picture_report_and_data_on_its_page_and_in_the_gallery():
+    bundles = sorted((DOCS / "results").glob("*.tar.xz"))
+    assert bundles
+    gallery = TEXTS[DOCS / "results/README.md"]
+    for name in (bundle.name.removesuffix(".tar.xz") for bundle in bundles):
+        page = TEXTS[DOCS / f"results/{name}.md"]
+        assert f"]({name}.md)" in gallery and f"]({name}.csv)" in page, name
+        for target in (f"{name}.svg", f"{name}/index.html", f"{name}.tar.xz"):
+            assert f"]({target})" in gallery and f"]({target})" in page, target
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -90,12 +90,13 @@ def test_many_studies_are_judged_at_once_as_a_report_judges_each(noise: float, s
         assert_a_report_says_the_same(verdicts(cells), *expected)
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.04])
+@pytest.mark.parametrize("noise", [0.005, 0.01, 0.04])
 def test_equal_modes_are_declared_different_in_at_most_5_percent_of_studies(noise: float) -> None:
     decisions, _, _ = judged(ratios_of(studies(noise, (1, 1, 1, 1), NUM_STUDIES)))
     assert decisions.shape == (NUM_STUDIES, NUM_CASES * len(PAIRS))
     share = np.mean(np.isin(decisions, CLAIMS).any(axis=1))
     print(f"noise {noise:.1%} of a run: {share:.3f} of studies with a wrong claim among {decisions.shape[1]}")
+    print(f"noise {noise:.1%} of a run: {np.mean(decisions == Decision.EQUAL):.3f} of the equal pairs found")
     assert share <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / NUM_STUDIES)
 
 
@@ -218,7 +219,7 @@ def test_over_three_gpus_large_differences_are_found() -> None:
         assert share > (0.6 if size == 1.5 else 0.03)
 
 
-@pytest.mark.parametrize(("noise", "power"), [(0.01, 0.95), (0.015, 0.7)])
+@pytest.mark.parametrize(("noise", "power"), [(0.01, 0.95), (0.015, 0.7), (0.02, 0.4)])
 def test_a_difference_of_10_percent_is_found(noise: float, power: float) -> None:
     """Power of each claim, after the correction over 48 of them, with five blocks."""
     decisions, _, _ = judged(ratios_of(studies(noise, (1.0, 1.0, 1.0, 1.1), 200)))

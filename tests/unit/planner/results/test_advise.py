@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import csv
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.records import Result
-from pipeline.base.domain.sharing_modes import MODES, mode_of
-from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner.commands.advise_command import answer_of
 from pipeline.planner.results.advice import Advice, advise
 from pipeline.planner.results.follow_up_sweep import build_command
-from pipeline.report.evaluate.cells import Case, Cell, make_cells
-from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.verdicts import Decision, Verdict, find_slower_pairs, verdicts, winners
+from pipeline.report.evaluate.cells import Cell, make_cells
+from pipeline.report.evaluate.verdicts import find_slower_pairs, verdicts, winners
+from pipeline.report.read import rows as report_rows
 from pipeline.report.read.study_records import Row
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
 from tests.unit.report.test_report_services import served, service
 
-RESULTS = PROJECT_DIR / "docs/results"
-PUBLISHED = sorted(path.parent.parent.name for path in RESULTS.glob("*/tables/verdicts.csv"))
-
-
+BUNDLES = sorted((PROJECT_DIR / "docs/results").glob("*.tar.xz"))
 TINY = params("tiny")
 
 
@@ -48,90 +43,37 @@ def blocks(number: int, **speeds: float) -> list[Row]:
     return made
 
 
+def assert_agreement(cells: Sequence[Cell]) -> None:
+    """Check that advice names the fastest mode where the verdicts name one, and else no mode that is slower."""
+    found = verdicts(cells)
+    best = {(winner.case, winner.degree): winner for winner in winners(cells, found)}
+    recommended = advise(cells, found)
+    assert {(advice.case, advice.degree) for advice in recommended} >= {place for place in best if place[1] > 1}
+    for advice in recommended:
+        winner = best.get((advice.case, advice.degree))
+        if winner is not None and winner.mode is not None:
+            assert advice.mode == winner.mode
+        if advice.mode is not None:
+            assert winner is not None and advice.mode in winner.tied
+        comparisons = [each for each in found if (each.case, each.degree) == (advice.case, advice.degree)]
+        modes = {verdict.mode for verdict in comparisons}  # that is, without the best step mode alone
+        assert advice.mode not in {slower for slower, faster in find_slower_pairs(comparisons) if faster in modes}
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("num_blocks", "noise"), [(5, 0.01), (5, 0.04), (9, 0.002), (3, 0.01)])
 def test_advice_agrees_with_the_verdicts_of_the_report(num_blocks: int, noise: float) -> None:
     for seed in range(4):
-        cells = make_cells(study(*collocation_study(num_blocks, noise, seed)))
-        found = verdicts(cells)
-        best = {(each.case, each.degree): each for each in winners(cells, found)}
-        made = advise(cells, found)
-        assert {(each.case, each.degree) for each in made} >= {place for place in best if place[1] > 1}
-        for advice in made:
-            winner = best.get((advice.case, advice.degree))
-            if winner is not None and winner.mode is not None:
-                assert advice.mode == winner.mode
-            if advice.mode is not None:
-                assert winner is not None and advice.mode in winner.tied
+        assert_agreement(make_cells(study(*collocation_study(num_blocks, noise, seed))))
 
 
-def estimate_in(line: dict[str, str], head: str, low: str, high: str) -> Estimate | None:
-    numbers = [float(line[key]) if line[key] else None for key in (head, low, high)]
-    return None if numbers[0] is None else Estimate(median=numbers[0], low=numbers[1], high=numbers[2], n=5)
-
-
-def lines_of(report: str, table: str) -> list[dict[str, str]]:
-    with (RESULTS / report / f"tables/{table}.csv").open(newline="") as file:
-        return list(csv.DictReader(line for line in file if not line.startswith("#")))
-
-
-@pytest.mark.parametrize("report", PUBLISHED)
-def test_advice_on_what_was_measured_on_real_gpus_agrees_with_the_published_verdicts(report: str) -> None:
-    cells, found = [], []
-    cases = {
-        line["case"]: Case(label=line["case"], is_mix="+" in line["case"], workloads=())
-        for line in lines_of(report, "results")
-    }
-    for line in lines_of(report, "results"):
-        name = line["mode"].split()[0]
-        sharing = next((mode for mode in MODES.values() if mode.word == name), mode_of(name))
-        speed = estimate_in(
-            line, "speed-up against serial", "speed-up against serial: low", "speed-up against serial: high"
-        )
-        cells.append(
-            Cell(
-                case=cases[line["case"]],
-                degree=int(line["jobs"]),
-                mode=line["mode"],
-                sharing=sharing,
-                window=WindowKind.STEADY,
-                device="",
-                results=Counter({Result(line["result"].split()[0]): int(line["blocks"])}),
-                values={SPEEDUP: {}} if speed else {},
-                estimates={SPEEDUP: speed} if speed else {},
-            )
-        )
-    for line in lines_of(report, "verdicts"):
-        found.append(
-            Verdict(
-                case=cases[line["case"]],
-                degree=int(line["jobs"]),
-                mode=line["mode"],
-                against=line["against"],
-                metric="",
-                ratio=estimate_in(line, "ratio", "low", "high"),
-                p=None,
-                p_adjusted=None,
-                num_blocks=int(line["blocks"]),
-                num_gpus=1,
-                decision=Decision(line["verdict"]),
-                blocks_needed=int(line["blocks needed"]) if line["blocks needed"] else None,
-                sentence="",
-            )
-        )
-    fastest = {(line["case"], int(line["jobs"])): line["fastest"] for line in lines_of(report, "winners")}
-    made = {(each.case.label, each.degree): each for each in advise(cells, found)}
-    assert made and made.keys() == {place for place in fastest if place[1] > 1}
-    for place, advice in made.items():
-        is_told_apart = not fastest[place].startswith("no single one")
-        if is_told_apart:
-            assert advice.mode == fastest[place]
-        elif advice.mode is None:
-            assert len(advice.undecided) > 1 and set(advice.undecided) <= set(
-                fastest[place].partition(": ")[2].split(", ")
-            )
-        here = [verdict for verdict in found if (verdict.case.label, verdict.degree) == place]
-        assert advice.mode not in {slower for slower, _ in find_slower_pairs(here)}
+@pytest.mark.slow
+@pytest.mark.parametrize("bundle", BUNDLES, ids=lambda bundle: bundle.name)
+def test_advice_on_what_was_measured_on_real_gpus_agrees_with_its_verdicts(bundle: Path) -> None:
+    experiment = bundle.name.removesuffix(".tar.xz").rpartition("_")[0]
+    cells = make_cells(report_rows.read([bundle], experiment))
+    assert_agreement(cells)
+    assert any(cell.degree > 1 for cell in cells)
 
 
 def test_a_recommendation_has_its_interval_the_runner_up_and_what_would_change_it() -> None:
