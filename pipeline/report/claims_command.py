@@ -10,13 +10,19 @@ from pathlib import Path
 
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import CollocationError, ConfigError
+from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
-from pipeline.record.store.results import list_experiments
-from pipeline.record.store.store_access import open_named
-from pipeline.report.evaluate.claimed_figures import EvaluatedStudy, NoFigureError, evaluate_study, format_figure
+from pipeline.record.store import bundle
+from pipeline.report.evaluate.claimed_figures import (
+    EvaluatedStudy,
+    NoFigureError,
+    evaluate_study,
+    find_estimate,
+    format_figure,
+)
 from pipeline.report.page.claimed_words import CheckedClaim, find_difference, find_unclaimed, write_numbers
 from pipeline.report.read import rows
-from pipeline.report.read.claims_file import FOLDER, PATTERN, Claim, Claims, find_files, read_claims
+from pipeline.report.read.claims_file import FOLDER, PATTERN, Claim, Claims, Query, Show, find_files, read_claims
 
 COMMAND = "claims"
 _HOLDS, _FAILS = "holds", "does not hold"
@@ -27,18 +33,16 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv)
     try:
         claims = read_claims(options.files or find_files(options.folder))
+        if options.reproduced:
+            lines = compare_reproduction(claims, options.folder, options.reproduced)
+        else:
+            checked = check_claims(claims, options.folder)
+            if options.write:
+                _write_pages(checked, options.folder)
+            lines = list(list_checks(claims, checked, options.folder))
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    checked = check_claims(claims, options.folder)
-    if options.write:
-        for page in dict.fromkeys(claim.page for claim in claims.claims):
-            if (file := options.folder / page).is_file():
-                text = file.read_text(encoding="utf-8")
-                file.write_text(
-                    write_numbers(text, [one for one in checked if one.claim.page == page]), encoding="utf-8"
-                )
-    lines = list(list_findings(claims, checked, options.folder))
     num_failed = sum(bool(problem) for _, problem in lines)
     for words, problem in lines:
         sys.stdout.write(f"{_FAILS if problem else _HOLDS}: {words}{f' ({problem})' if problem else ''}\n")
@@ -46,12 +50,18 @@ def main(argv: Sequence[str]) -> int:
     return 1 if num_failed else 0
 
 
+def _write_pages(checked: Sequence[CheckedClaim], folder: Path) -> None:
+    for page, claims in group_by(checked, lambda one: one.claim.page).items():
+        if (text := _read_page(folder / page)) is not None:
+            (folder / page).write_text(write_numbers(text, claims), encoding="utf-8")
+
+
 def check_claims(claims: Claims, folder: Path) -> list[CheckedClaim]:
     """Look up the numbers of all claims in their bundles; each bundle is read once."""
     return [_check(claim, folder) for claim in claims.claims]
 
 
-def list_findings(claims: Claims, checked: Sequence[CheckedClaim], folder: Path) -> Iterator[tuple[str, str]]:
+def list_checks(claims: Claims, checked: Sequence[CheckedClaim], folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the words of each claim and of each complete page, with the problem; it is empty if there is none."""
     pages = {name: _read_page(folder / name) for name in (*(c.page for c in claims.claims), *claims.complete_pages)}
     for one in checked:
@@ -63,26 +73,52 @@ def list_findings(claims: Claims, checked: Sequence[CheckedClaim], folder: Path)
         yield from ((f"{name}: every number is a claim", problem) for problem in problems or [""])
 
 
+def compare_reproduction(claims: Claims, folder: Path, file: Path) -> list[tuple[str, str]]:
+    """Compare the bundle of a reproduction with the claims about its experiment; return words and problem of each.
+
+    Raises:
+        ConfigError: a bundle cannot be read, or no claim about the experiment has a tolerance.
+    """
+    own, checks = _evaluate(file), []
+    for claim in claims.claims:
+        for query in claim.numbers.values():
+            if query.tolerance is None or query.show in (Show.TOLERANCE, Show.VERDICT):
+                continue
+            published = _evaluate(folder / query.bundle)
+            if published.study.experiment == own.study.experiment:
+                words, problem = _compare_figures(query, own, published)
+                checks.append((f"{claim.page}: {claim.text}: {words}", problem))
+    if not checks:
+        raise ConfigError(f"no claim about experiment {own.study.experiment!r} has a tolerance; name another bundle")
+    return checks
+
+
+def _compare_figures(query: Query, own: EvaluatedStudy, published: EvaluatedStudy) -> tuple[str, str]:
+    try:
+        new, old = (find_estimate(query, study).median for study in (own, published))
+    except NoFigureError as error:
+        return query.quantity, str(error)
+    assert query.tolerance is not None
+    words = f"{new:.4g}, published {old:.4g}, tolerance {100 * query.tolerance:g} %"
+    return words, "" if abs(new - old) <= query.tolerance * abs(old) else "beyond the tolerance"
+
+
 def _check(claim: Claim, folder: Path) -> CheckedClaim:
     numbers, problems = {}, []
-    try:
-        measured = _evaluate(folder / claim.bundle)
-        for name, query in claim.numbers.items():
-            try:
-                numbers[name] = format_figure(query, measured)
-            except NoFigureError as error:
-                problems.append(f"{name}: {error}")
-    except CollocationError as error:
-        problems.append(f"no figure from {claim.bundle}: {error}")
+    for name, query in claim.numbers.items():
+        try:
+            numbers[name] = format_figure(query, _evaluate(folder / query.bundle))
+        except (NoFigureError, CollocationError) as error:
+            problems.append(f"{name}: {error}")
     return CheckedClaim(claim=claim, numbers=numbers, problem="; ".join(problems))
 
 
 @functools.cache
-def _evaluate(bundle: Path) -> EvaluatedStudy:
-    experiments = [name for name in list_experiments(open_named(bundle)) if name != "Default"]
-    if len(experiments) != 1:
-        raise ConfigError(f"{bundle} has {len(experiments)} experiments instead of one; name a bundle of one study")
-    return evaluate_study(rows.read([bundle], experiments[0], pools_hosts=False))
+def _evaluate(file: Path) -> EvaluatedStudy:
+    if not file.is_file():
+        raise ConfigError(f"{file} does not exist; export the study again")
+    experiment, _ = bundle.read_runs(file.absolute())
+    return evaluate_study(rows.read([file], experiment, pools_hosts=False))
 
 
 def _read_page(file: Path) -> str | None:
@@ -105,5 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder of pages and bundles (default: the current one)",
     )
+    reproduced_help = "compare the bundle of a reproduction with the claims about its experiment instead of pages"
+    parser.add_argument("--reproduced", type=Path, metavar="BUNDLE", help=reproduced_help)
     parser.add_argument("--write", action="store_true", help="first write the numbers of the bundles to the pages")
     return parser

@@ -93,6 +93,17 @@ def unpack(file: Path, root: Path) -> str:
     return experiment
 
 
+@functools.lru_cache(maxsize=1)
+def read_runs(file: Path) -> tuple[str, list[dict[str, Any]]]:
+    """Read the experiment of a bundle and its runs, oldest first, without artifacts and without MLflow.
+
+    Raises:
+        ConfigError: the file is not a bundle of this version.
+    """
+    with tempfile.TemporaryDirectory(prefix="colloc-bundle-") as folder:
+        return _extract(file, Path(folder), only_runs=True)
+
+
 @functools.cache
 def open_bundle(file: Path) -> Store:
     """Open a bundle as a store in a temporary folder, which is removed at the end of the process.
@@ -134,16 +145,16 @@ def _write(file: Path, files: dict[str, Path | bytes]) -> None:
         part.unlink(missing_ok=True)
 
 
-def _extract(file: Path, folder: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Extract a bundle to an empty folder, and check it; return the experiment and its runs."""
+def _extract(file: Path, folder: Path, *, only_runs: bool = False) -> tuple[str, list[dict[str, Any]]]:
+    """Extract a bundle, or its runs, to an empty folder, and check it; return the experiment and its runs."""
     try:
         with tarfile.open(file, "r:xz") as archive:
             first = archive.next()
             if first is None or first.name != _MANIFEST or first.size > _MOST_MANIFEST_BYTES:
                 raise ConfigError(f"{file} is not a bundle: it does not begin with {_MANIFEST}; export the study again")
             head = _read_manifest(file, json.load(_open(archive, first)))
-            missing = dict(head["files"])
-            while (entry := archive.next()) is not None:
+            missing = {name: entry for name, entry in head["files"].items() if name == _RUNS or not only_runs}
+            while (missing or not only_runs) and (entry := archive.next()) is not None:
                 _extract_file(file, archive, entry, missing, folder)
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, ValueError, RecursionError) as error:
         raise ConfigError(

@@ -57,27 +57,30 @@ def format_figure(query: Query, measured: EvaluatedStudy) -> str:
     Raises:
         NoFigureError: the study has no such figure, or its marks are not those of the query.
     """
-    simulated = ["simulated"] if measured.study.is_simulated else []
-    if not query.case:
-        _check_marks(query, simulated)
-        return _format_number(query, _count(query, measured))
-    (cell,) = _find_cells(query, measured)
-    if query.against:
+    if query.show is Show.TOLERANCE:
+        return _format_number(query, query.tolerance or 0.0)
+    if query.show is Show.VERDICT:
         comparison = _find_comparison(query, measured)
-        others = [other for other in measured.cells if _place(other) == (query.case, query.jobs, query.against)]
-        has_gain = comparison.against == SERIAL.label
-        marks = [mark for both in (cell, *others) for mark in _list_marks(both, has_gain=has_gain)]
-        if query.show is Show.VERDICT:
-            _check_marks(query, [*simulated, *marks])
-            return comparison.decision.value
-        estimate = comparison.ratio
-    else:
-        estimate = cell.figures.get(query.quantity)
-        marks = _list_marks(cell, has_gain=query.quantity == SPEEDUP)
-    if estimate is None:
-        raise NoFigureError(f"{_describe(query)} has no {query.quantity} ({finding_in_words(cell)})")
-    _check_marks(query, [*simulated, *marks])
+        _check_marks(query, _list_marks(query, measured))
+        return comparison.decision.value
+    estimate = find_estimate(query, measured)
+    _check_marks(query, _list_marks(query, measured))
     return _format_estimate(query, estimate)
+
+
+def find_estimate(query: Query, measured: EvaluatedStudy) -> Estimate:
+    """Return the estimate of a query, whatever its marks.
+
+    Raises:
+        NoFigureError: the study has no such figure.
+    """
+    if not query.case:
+        return Estimate(median=_count(query, measured), low=None, high=None, n=1)
+    cell = _find_cell(query, measured)
+    estimate = _find_comparison(query, measured).ratio if query.against else cell.figures.get(query.quantity)
+    if estimate is None or not math.isfinite(estimate.median):
+        raise NoFigureError(f"{_describe(query)} has no {query.quantity} ({finding_in_words(cell)})")
+    return estimate
 
 
 def _count(query: Query, measured: EvaluatedStudy) -> float:
@@ -86,12 +89,12 @@ def _count(query: Query, measured: EvaluatedStudy) -> float:
     return _COUNTS[query.quantity](measured)
 
 
-def _find_cells(query: Query, measured: EvaluatedStudy) -> list[Cell]:
+def _find_cell(query: Query, measured: EvaluatedStudy) -> Cell:
     cells = [cell for cell in measured.cells if _place(cell) == (query.case, query.jobs, query.mode)]
     if len(cells) != 1:
         known = ", ".join(dict.fromkeys(repr(cell.case.label) for cell in measured.cells))
         raise NoFigureError(f"the study has {len(cells) or 'no'} groups {_describe(query)}; its cases are {known}")
-    return cells
+    return cells[0]
 
 
 def _find_comparison(query: Query, measured: EvaluatedStudy) -> Verdict:
@@ -116,8 +119,15 @@ def _describe(query: Query) -> str:
     return f"{query.jobs} x {query.case}, {query.mode}"
 
 
-def _list_marks(cell: Cell, *, has_gain: bool) -> list[str]:
-    return [*filter(None, [cell.marks_of_rows]), *(cell.notes_on_gain if has_gain else ())]
+def _list_marks(query: Query, measured: EvaluatedStudy) -> list[str]:
+    """Return the marks of the cells behind a query; notes on a gain belong to gains over serial only."""
+    modes = {query.mode, query.against} if query.case else set()
+    has_gain = query.quantity == SPEEDUP or query.against == SERIAL.label
+    marks = ["simulated"] if measured.study.is_simulated else []
+    for cell in measured.cells:
+        if (cell.case.label, cell.degree) == (query.case, query.jobs) and cell.mode in modes:
+            marks += [*filter(None, [cell.marks_of_rows]), *(cell.notes_on_gain if has_gain else ())]
+    return marks
 
 
 def _check_marks(query: Query, marks: Sequence[str]) -> None:
@@ -148,6 +158,4 @@ def _format_estimate(query: Query, estimate: Estimate) -> str:
 
 
 def _format_number(query: Query, number: float) -> str:
-    if not math.isfinite(number):
-        raise NoFigureError(f"{query.quantity} is {number}")
     return format(number * query.scale, query.format)

@@ -30,6 +30,7 @@ class Show(enum.StrEnum):
     HALF_WIDTH = "half_width"
     BLOCKS = "blocks"
     VERDICT = "verdict"
+    TOLERANCE = "tolerance"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +38,15 @@ class Query:
     """The figure behind a placeholder: of a cell, of a comparison (with `against`), or of the study (without `case`).
 
     Attributes:
+        bundle: file, relative to the folder of the project.
         jobs: number of jobs of the cell.
         scale: factor by which the figure is multiplied before it is formatted.
         format: Python's format specification of a number.
         marks: words of each mark that the figure has; the page mentions what they say.
+        tolerance: largest relative difference of a reproduction on the same GPU model; `None` for no reproduction.
     """
 
+    bundle: str
     quantity: str
     case: str = ""
     jobs: int = 1
@@ -52,6 +56,7 @@ class Query:
     scale: float = 1.0
     format: str = ".2f"
     marks: tuple[str, ...] = ()
+    tolerance: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +64,11 @@ class Claim:
     """Words of a page with placeholders for numbers.
 
     Attributes:
-        page, bundle: files, relative to the folder of the project.
+        page: file, relative to the folder of the project.
         numbers: the query of each placeholder.
     """
 
     page: str
-    bundle: str
     text: str
     numbers: Mapping[str, Query]
 
@@ -161,3 +165,5 @@ def _list_problems(content: Claims) -> Iterator[str]:
                 format(1.0, query.format)
             except ValueError:
                 yield f"{where}.numbers.{name}.format {query.format!r} formats no number; use one such as .2f"
+            if query.show is Show.TOLERANCE and query.tolerance is None:
+                yield f"{where}.numbers.{name} shows a tolerance but has none; add tolerance: 0.05"
