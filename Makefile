@@ -29,6 +29,11 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
+# The numbers of the README and of pages against the bundles in docs/results.
+.PHONY: claims
+claims: $(VENV)/.installed
+	$(VENV)/bin/python -m pipeline.report claims
+
 # The documentation as a site with search: build/site/index.html.
 docs: $(VENV)/.installed-docs
 	$(VENV)/bin/zensical build --strict --clean

@@ -21,6 +21,7 @@ from pipeline.report.evaluate.claimed_figures import (
     format_figure,
 )
 from pipeline.report.page.claimed_words import CheckedClaim, find_difference, find_unclaimed, write_numbers
+from pipeline.report.page.table_format import round_value
 from pipeline.report.read import rows
 from pipeline.report.read.claims_file import FOLDER, PATTERN, Claim, Claims, Query, Show, find_files, read_claims
 
@@ -99,7 +100,7 @@ def _compare_figures(query: Query, own: EvaluatedStudy, published: EvaluatedStud
     except NoFigureError as error:
         return query.quantity, str(error)
     assert query.tolerance is not None
-    words = f"{new:.4g}, published {old:.4g}, tolerance {100 * query.tolerance:g} %"
+    words = f"{round_value(new)}, published {round_value(old)}, tolerance {100 * query.tolerance:g} %"
     return words, "" if abs(new - old) <= query.tolerance * abs(old) else "beyond the tolerance"
 
 
