@@ -80,23 +80,24 @@ def compare_reproduction(claims: Claims, folder: Path, file: Path) -> list[tuple
     Raises:
         ConfigError: a bundle cannot be read, or no claim about the experiment has a tolerance.
     """
-    own, checks = _evaluate(file), []
+    reproduced, checks = _evaluate(file), []
     for claim in claims.claims:
         for query in claim.numbers.values():
             if query.tolerance is None or query.show in (Show.TOLERANCE, Show.VERDICT):
                 continue
             published = _evaluate(folder / query.bundle)
-            if published.study.experiment == own.study.experiment:
-                words, problem = _compare_figures(query, own, published)
+            if published.study.experiment == reproduced.study.experiment:
+                words, problem = _compare_figures(query, reproduced, published)
                 checks.append((f"{claim.page}: {claim.text}: {words}", problem))
     if not checks:
-        raise ConfigError(f"no claim about experiment {own.study.experiment!r} has a tolerance; name another bundle")
+        experiment = reproduced.study.experiment
+        raise ConfigError(f"no claim about experiment {experiment!r} has a tolerance; name another bundle")
     return checks
 
 
-def _compare_figures(query: Query, own: EvaluatedStudy, published: EvaluatedStudy) -> tuple[str, str]:
+def _compare_figures(query: Query, reproduced: EvaluatedStudy, published: EvaluatedStudy) -> tuple[str, str]:
     try:
-        new, old = (find_estimate(query, study).median for study in (own, published))
+        new, old = (find_estimate(query, study).median for study in (reproduced, published))
     except NoFigureError as error:
         return query.quantity, str(error)
     assert query.tolerance is not None

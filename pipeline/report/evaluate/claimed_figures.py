@@ -14,7 +14,7 @@ from pipeline.report.evaluate.statistics import Estimate, half_width
 from pipeline.report.evaluate.verdicts import Decision, Verdict
 from pipeline.report.evaluate.wording import finding_in_words
 from pipeline.report.read.claims_file import Query, Show
-from pipeline.report.read.study_records import Study
+from pipeline.report.read.study_records import Row, Study
 
 
 class NoFigureError(Exception):
@@ -44,9 +44,7 @@ _COUNTS: dict[str, Callable[[EvaluatedStudy], float]] = {
     "verdicts": lambda measured: sum(
         verdict.decision not in (Decision.NO_VERDICT, Decision.NOT_RANKED) for verdict in measured.comparisons
     ),
-    "duration_s": lambda measured: (
-        (max(row.end_ms for row in measured.study.rows) - min(row.start_ms for row in measured.study.rows)) / 1000
-    ),
+    "duration_s": lambda measured: _measure_duration(measured.study.rows),
 }
 """Quantities of a whole study."""
 
@@ -87,6 +85,10 @@ def _count(query: Query, measured: EvaluatedStudy) -> float:
     if query.quantity not in _COUNTS:
         raise NoFigureError(f"{query.quantity} is no quantity of a study; add a case, or use {', '.join(_COUNTS)}")
     return _COUNTS[query.quantity](measured)
+
+
+def _measure_duration(rows: Sequence[Row]) -> float:
+    return (max(row.end_ms or row.start_ms for row in rows) - min(row.start_ms for row in rows)) / 1000
 
 
 def _find_cell(query: Query, measured: EvaluatedStudy) -> Cell:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def write_numbers(page: str, claims: Iterable[CheckedClaim]) -> str:
     for checked in claims:
         if not checked.problem and not _compile(checked.expected).search(page):
             numbers = [checked.numbers[name] for name in PLACEHOLDER.findall(checked.claim.text)]
-            page = _compile(checked.claim.text).sub(lambda match, numbers=numbers: _replace(match, numbers), page)
+            page = _compile(checked.claim.text).sub(functools.partial(_replace, numbers=numbers), page)
     return page
 
 
