@@ -29,11 +29,6 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-# The numbers of the README and of pages against the bundles in docs/results.
-.PHONY: claims
-claims: $(VENV)/.installed
-	$(VENV)/bin/python -m pipeline.report claims
-
 # The documentation as a site with search: build/site/index.html.
 docs: $(VENV)/.installed-docs
 	$(VENV)/bin/zensical build --strict --clean
@@ -52,6 +47,11 @@ $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml setup.py
 $(VENV)/.installed-docs: $(VENV)/bin/python pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --editable '.[docs]'
 	touch $@
+
+# The numbers of the README and of pages against the bundles in docs/results.
+.PHONY: claims
+claims: $(VENV)/.installed
+	$(VENV)/bin/python -m pipeline.report claims
 
 # Random kills, faults and inputs against studies on a simulated machine: an hour, or ATTACK_S seconds.
 .PHONY: attack
