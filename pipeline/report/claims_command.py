@@ -106,12 +106,15 @@ def _compare_figures(query: Query, reproduced: EvaluatedStudy, published: Evalua
 
 
 def _check(claim: Claim, folder: Path) -> CheckedClaim:
-    numbers, problems = {}, []
+    numbers: dict[str, str] = {}
+    problems: dict[str, None] = {}  # an unreadable bundle is one problem of all its numbers
     for name, query in claim.numbers.items():
         try:
             numbers[name] = format_figure(query, _evaluate(folder / query.bundle))
-        except (NoFigureError, CollocationError) as error:
-            problems.append(f"{name}: {error}")
+        except NoFigureError as error:
+            problems[f"{name}: {error}"] = None
+        except CollocationError as error:
+            problems[str(error)] = None
     return CheckedClaim(claim=claim, numbers=numbers, problem="; ".join(problems))
 
 

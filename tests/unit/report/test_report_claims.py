@@ -150,7 +150,7 @@ def test_words_and_numbers_are_compared_as_wholes(folder: Path, capsys) -> None:
 
 
 NO_FIGURE = {
-    "no bundle": ({"bundle": "none.tar.xz"}, "none.tar.xz does not exist"),
+    "no bundle": ({"bundle": "none.tar.xz"}, "here (none.tar.xz does not exist; export the study again)"),
     "a text in place of a bundle": ({"bundle": "claims.yaml"}, "is not a complete bundle"),
     "no case": ({"case": "tiny bs64"}, "no groups 2 x tiny bs64, MPS; its cases are 'tiny bs32'"),
     "no such number of jobs": ({"jobs": 3}, "no groups 3 x tiny bs32, MPS"),
