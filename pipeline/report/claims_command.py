@@ -122,7 +122,7 @@ def _check(claim: Claim, folder: Path) -> CheckedClaim:
 def _evaluate(file: Path) -> EvaluatedStudy:
     if not file.is_file():
         raise ConfigError(f"{file} does not exist; export the study again")
-    experiment, _ = bundle.read_runs(file.absolute())
+    experiment, _ = bundle.load_runs(file.absolute())
     return evaluate_study(rows.read([file], experiment, pools_hosts=False))
 
 

@@ -94,7 +94,7 @@ def unpack(file: Path, root: Path) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def read_runs(file: Path) -> tuple[str, list[dict[str, Any]]]:
+def load_runs(file: Path) -> tuple[str, list[dict[str, Any]]]:
     """Read the experiment of a bundle and its runs, oldest first, without artifacts and without MLflow.
 
     Raises:

@@ -210,7 +210,7 @@ def find_runs(root_or_uri: Path | str, experiment: str, role: str) -> list[Any]:
 
 def _find_in_bundle(file: Path, experiment: str, role: str) -> list[Any]:
     """Return runs of a bundle in the form of MLflow's runs. Making a database for them would take seconds."""
-    name, runs = bundle.read_runs(file.absolute())
+    name, runs = bundle.load_runs(file.absolute())
     if name != experiment:
         raise TrackingError(f"{file} has no experiment {experiment!r}; available: {name!r}")
     return _restore_stored_names(_make_run(run) for run in runs if run["tags"].get(Tag.ROLE) == role)

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.domain.tags import GROUP, JOB
 from pipeline.base.mlflow_internals import database_tables
-from pipeline.base.system.errors import ConfigError, TrackingError
-from pipeline.record.store import bundle, results
+from pipeline.base.system.errors import ConfigError
+from pipeline.record.store import bundle
 from pipeline.record.store.local_store import Store, open_store
 from pipeline.report import bundle_command
 
@@ -31,13 +30,9 @@ RUN: dict[str, Any] = {
     "start_ms": 1_700_000_000_000,
     "end_ms": None,
     "user": "",
-    "tags": {"b": "2", "a": "1", "collocation.role": "group"},
+    "tags": {"b": "2", "a": "1"},
     "params": {"degree": "2"},
-    "metrics": {
-        "loss": [[2.0, 5, 0], [None, 7, 1], [1.5, 9, 2]],
-        "speed": [[3.5, 5, 0]],
-        "late": [[1, 5, 0], [None, 6, 0]],
-    },
+    "metrics": {"loss": [[2.0, 5, 0], [None, 7, 1], [1.5, 9, 2]], "speed": [[3.5, 5, 0]]},
 }
 
 
@@ -86,22 +81,6 @@ def test_a_bundle_has_all_runs_points_and_artifacts_and_is_read_like_a_store(sto
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert files == {"group.json", "sub/data.bin"}
     assert (folder / "sub" / "data.bin").read_bytes() == bytes(range(256))
-
-
-def list_parts(run: Any) -> list[object]:
-    about = [run.info.run_id, run.info.run_name, run.info.status, run.info.start_time, run.info.end_time]
-    return [*about, run.data.tags, run.data.params, {key: repr(number) for key, number in run.data.metrics.items()}]
-
-
-def test_runs_are_read_from_a_bundle_as_from_its_store(store: Store, tmp_path: Path) -> None:
-    file = tmp_path / "study.tar.xz"
-    bundle.export(store, "study", file)
-    both = [results.find_runs(file, "study", GROUP), results.read_runs(store, "study", GROUP)]
-    from_file, from_store = ([*map(list_parts, runs)] for runs in both)
-    assert from_file == from_store and len(from_file) == 2
-    assert results.find_runs(file, "study", JOB) == []
-    with pytest.raises(TrackingError, match="has no experiment 'none'; available: 'study'"):
-        results.find_runs(file, "none", GROUP)
 
 
 def test_a_bundle_depends_on_its_content_only(store: Store, tmp_path: Path) -> None:
