@@ -102,7 +102,9 @@ def find_files(folder: Path) -> list[Path]:
     """
     if files := sorted((folder / FOLDER).glob(PATTERN)):
         return files
-    raise ConfigError(f"{folder} has no {FOLDER / PATTERN}; change to the folder of a clone, or name a file of claims")
+    raise ConfigError(
+        f"{folder.absolute()} has no {FOLDER / PATTERN}; change to the folder of a clone, or name a file of claims"
+    )
 
 
 def read_claims(files: Sequence[Path]) -> Claims:
