@@ -20,21 +20,26 @@ import shutil
 import sqlite3
 import tarfile
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from pipeline.base import mlflow_internals
-from pipeline.base.domain.layout import DATABASE, STORE_LOCK
+from pipeline.base.domain.layout import CONFIG, DATABASE, ENVIRONMENT, GROUP, JOB_FILE, STORE_LOCK
+from pipeline.base.domain.package_locks import make_portable
 from pipeline.base.mlflow_internals import database_tables
 from pipeline.base.system import locks
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.record.store.local_store import Store, open_store
+from pipeline.record.store.portable_paths import PortablePaths
+from pipeline.record.store.run_artifacts import locate
 
 VERSION = 1
 _KIND = "collocation bundle"
 _MANIFEST, _RUNS = "manifest.json", "runs.jsonl"
 _MOST_FILES, _MOST_BYTES, _MOST_MANIFEST_BYTES = 200_000, 1 << 33, 1 << 26
+_NAMES_FOLDERS = frozenset((CONFIG, GROUP, JOB_FILE))
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -50,12 +55,15 @@ def export(store: Store, experiment: str, file: Path) -> int:
     if store.root is None:
         raise ConfigError(f"{store.uri} is a server; export from a local store with --root")
     runs = database_tables.read_complete_runs(store.root / DATABASE, stored.experiment_id)
-    folders = {run["run_id"]: Path(unquote(urlsplit(run.pop("artifact_uri")).path)) for run in runs}
-    files: dict[str, Path | bytes] = {_RUNS: "".join(f"{json.dumps(run)}\n" for run in runs).encode()}
-    for run_id, folder in folders.items():
-        for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
-            files[f"artifacts/{run_id}/{path.relative_to(folder).as_posix()}"] = path
+    folders = {run["run_id"]: locate(run.pop("artifact_uri"), store.root) for run in runs}
+    artifacts = {
+        f"artifacts/{run_id}/{path.relative_to(folder).as_posix()}": path
+        for run_id, folder in folders.items()
+        if folder is not None
+        for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    }
     try:
+        files = dict(_make_portable(runs, artifacts))
         manifest = {name: _describe(content) for name, content in files.items()}
         head = {"kind": _KIND, "version": VERSION, "experiment": experiment, "files": manifest}
         _write(file, {_MANIFEST: json.dumps(head, indent=1).encode(), **files})
@@ -104,6 +112,47 @@ def open_bundle(file: Path) -> Store:
     atexit.register(folder.cleanup)
     unpack(file, Path(folder.name))
     return open_store(Path(folder.name))
+
+
+def _make_portable(
+    runs: Sequence[dict[str, Any]], artifacts: Mapping[str, Path]
+) -> Iterator[tuple[str, Path | bytes]]:
+    """Yield the files of a bundle without paths, users and hosts of the machine; binary artifacts stay as they are."""
+    paths = PortablePaths((run["tags"], run["params"]) for run in runs)
+    for name in (name for name in artifacts if PurePosixPath(name).name in _NAMES_FOLDERS):
+        paths.read_text(_read_text(artifacts[name]) or "")
+    masked = [
+        {
+            **run,
+            "name": paths.mask(run["name"]),
+            "user": paths.mask_user(run["user"]),
+            "tags": paths.mask_tags(run["tags"]),
+            "params": {key: paths.mask(text) for key, text in run["params"].items()},
+        }
+        for run in runs
+    ]
+    yield _RUNS, "".join(f"{json.dumps(run)}\n" for run in masked).encode()
+    known: dict[tuple[str, bytes], bytes] = {}  # most runs have the same environment and changes
+    for name, path in artifacts.items():
+        text = _read_text(path)
+        if text is None:
+            yield name, path
+            continue
+        file = PurePosixPath(name).name
+        key = file, hashlib.sha256(text.encode()).digest()
+        if key not in known:
+            portable = paths.mask_artifact(file, make_portable(text) if file == ENVIRONMENT else text)
+            known[key] = portable.encode()
+        yield name, known[key]
+
+
+def _read_text(path: Path) -> str | None:
+    """Read a text with its line endings; `None` for a binary file."""
+    content = path.read_bytes()
+    try:
+        return None if b"\0" in content else content.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _describe(content: Path | bytes) -> dict[str, object]:

@@ -16,7 +16,7 @@ from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.record.sample_series import Series, SeriesKey, read_table
-from pipeline.record.store.results import fetch
+from pipeline.record.store.run_artifacts import fetch
 from pipeline.record.store.store_access import open_named
 from pipeline.report.read.labels import label_mix
 from pipeline.report.read.study_records import Row, Study
