@@ -25,8 +25,23 @@ from pipeline.base.system.paths import PROJECT_DIR
 PROJECT, ENVIRONMENT, WORKING_FOLDER, HOME, TMPDIR, FOLDER = (
     *("$PROJECT", "$ENVIRONMENT", "$WORKING_FOLDER", "$HOME", "$TMPDIR", "$FOLDER"),
 )
-_SYSTEM = frozenset("bin boot dev etc lib lib32 lib64 proc run sbin sys usr var".split())
-_SITE = "afs data gpfs lustre media mnt net nfs projects scratch srv storage work workspace".split()
+_SYSTEM = frozenset(["bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr", "var"])
+_SITE = [
+    "afs",
+    "data",
+    "gpfs",
+    "lustre",
+    "media",
+    "mnt",
+    "net",
+    "nfs",
+    "projects",
+    "scratch",
+    "srv",
+    "storage",
+    "work",
+    "workspace",
+]
 """Top folders of sites and users, which are replaced even if no tag or param has them."""
 
 _NAME = r"[\w.+@%~=,-]+"

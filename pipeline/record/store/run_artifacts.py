@@ -67,3 +67,22 @@ def fetch(store: Store, run_id: str, name: str, scratch: str) -> Path | None:
 
 def _locate_run(store: Store, run_id: str) -> Path | None:
     return None if store.root is None else locate(store.client.get_run(run_id).info.artifact_uri, store.root)
+
+
+def fetch_all(store: Store, run_id: str, uri: str, scratch: str) -> Path:
+    """Return the folder with all artifacts of a run, as a copy below `scratch` if they are not files.
+
+    Raises:
+        TrackingError: the artifacts cannot be read.
+    """
+    from mlflow.exceptions import MlflowException
+
+    if store.root is not None and (folder := locate(uri, store.root)) is not None:
+        return folder
+    copy = Path(scratch) / run_id
+    copy.mkdir()
+    try:
+        store.client.download_artifacts(run_id, "", str(copy))
+    except (MlflowException, OSError) as error:
+        raise TrackingError(f"could not read the artifacts of run {run_id}: {error}; try again") from error
+    return copy
