@@ -183,12 +183,19 @@ def read_complete_runs(database: Path, experiment_id: str) -> list[dict[str, Any
     return list(runs.values())
 
 
-def check_run(run: Any) -> dict[str, Any]:
-    """Return a run as `read_complete_runs` writes it, without its artifact URI.
+def check_runs(runs: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return runs as `read_complete_runs` writes them, without their artifact URIs.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: it is not such a run.
+        ValueError, KeyError, TypeError, AttributeError: one is not such a run, or is listed twice.
     """
+    by_id = {run["run_id"]: _check_run(run) for run in runs}
+    if len(by_id) < len(runs):
+        raise ValueError("a run is listed twice")
+    return list(by_id.values())
+
+
+def _check_run(run: Any) -> dict[str, Any]:
     if not re.fullmatch("[0-9a-f]{32}", run["run_id"]):
         raise ValueError(f"{str(run['run_id'])[:40]!r} is not a run id")
     if run["status"] not in ("RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED"):

@@ -111,12 +111,9 @@ def open_bundle(file: Path) -> Store:
 def _parse_runs(file: Path, lines: Path) -> list[dict[str, Any]]:
     try:
         texts = lines.read_text(encoding="utf-8").split("\n")
-        runs = [database_tables.check_run(json.loads(text)) for text in texts if text]
-        if len({run["run_id"] for run in runs}) < len(runs):
-            raise ValueError("a run is in it twice")
+        return database_tables.check_runs([json.loads(text) for text in texts if text])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{file} has an impossible run in {lines.name}: {error}; do not use this file") from error
-    return runs
 
 
 def _read_runs(store: Store, experiment_id: str) -> list[dict[str, Any]]:

@@ -22,29 +22,16 @@ from pipeline.base.domain.layout import SCRIPT_PREFIX, UNCOMMITTED
 from pipeline.base.domain.tags import GROUP, JOB, Tag, read_facts
 from pipeline.base.system.paths import PROJECT_DIR
 
-PROJECT, ENVIRONMENT, WORKING_FOLDER, HOME, TMPDIR, FOLDER = (
-    *("$PROJECT", "$ENVIRONMENT", "$WORKING_FOLDER", "$HOME", "$TMPDIR", "$FOLDER"),
+PROJECT, ENVIRONMENT, WORKING_FOLDER = "$PROJECT", "$ENVIRONMENT", "$WORKING_FOLDER"
+HOME, TMPDIR, FOLDER = "$HOME", "$TMPDIR", "$FOLDER"
+_SYSTEM = frozenset(("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr", "var"))
+_SITE = (
+    *("afs", "data", "gpfs", "lustre", "media", "mnt", "net", "nfs"),
+    *("projects", "scratch", "srv", "storage", "work", "workspace"),
 )
-_SYSTEM = frozenset(["bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr", "var"])
-_SITE = [
-    "afs",
-    "data",
-    "gpfs",
-    "lustre",
-    "media",
-    "mnt",
-    "net",
-    "nfs",
-    "projects",
-    "scratch",
-    "srv",
-    "storage",
-    "work",
-    "workspace",
-]
 """Top folders of sites and users, which are replaced even if no tag or param has them."""
 
-_NAME = r"[\w.+@%~=,-]+"
+_NAME = r"[\w.+@%~-]+"
 _BEFORE = r"(?:(?<![\w.~/$}>-])|(?<=://)|(?<=:///)|(?<=[\s'\"]-[A-Z]))"
 """Paths begin after these characters: not within another path or a word, but within a URI and after `-I`."""
 _PATH = re.compile(rf"{_BEFORE}(/{_NAME}(?:/{_NAME})+)")
@@ -78,7 +65,7 @@ class PortablePaths:
                 if re.fullmatch(r"environment_\w+_python", name)
             ),
         ):
-            if folder.startswith("/") and not _is_of_system(folder) and folder.count("/") > 1:
+            if folder.startswith("/") and not _is_of_system(folder) and folder not in ("/", "/root", "/tmp"):  # noqa: S108
                 self._roots[kind].add(folder)
         for names, name in ((self._users, facts.get("user", "")), (self._hosts, facts.get("host", ""))):
             if name and not re.fullmatch(r"(user|host)-[0-9a-f]{6}", name):
@@ -86,17 +73,14 @@ class PortablePaths:
 
     def read_text(self, text: str) -> None:
         """Find further folders in a text, all of whose paths belong to the machine."""
-        known = [root for roots in self._roots.values() for root in roots]
+        known = [f"{root}/" for roots in self._roots.values() for root in roots]
         for path in set(_PATH.findall(text)):
-            if _is_of_system(path) or any(f"{path}/".startswith(f"{root}/") for root in known):
-                continue
             parts = path.split("/")
-            if parts[1] in ("root", "tmp"):
-                continue
-            is_home = parts[1] in ("home", "Users")
-            users = [number for number, part in enumerate(parts) if part in self._users and number > 1]
-            depth = 2 if is_home else users[0] if users else 1
-            self._roots[HOME if is_home else FOLDER].add("/".join(parts[: depth + 1]))
+            if parts[1] in ("home", "Users"):
+                self._roots[HOME].add("/".join(parts[:3]))
+            elif parts[1] not in (*_SYSTEM, "root", "tmp") and not any(f"{path}/".startswith(root) for root in known):
+                users = [number for number, part in enumerate(parts) if part in self._users and number > 1]
+                self._roots[FOLDER].add("/".join(parts[: users[0] + 1 if users else 2]))
         self.__dict__.pop("_pattern", None)
 
     @functools.cached_property
