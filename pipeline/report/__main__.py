@@ -87,11 +87,15 @@ def report(
     row = group_series.choose_group(study, group)
     timeline = None
     try:
-        timeline = group_series.read_group(row) if row is not None else None
+        timeline = group_series.read_group(row) if row else None
         if timeline is None and group is not None:
             logger.warning("group %s has no samples, so the report does not show it over time", group)
     except TrackingError as error:
-        study = dataclasses.replace(study, not_drawn=(f"Not drawn: a group over time, because {error}.",))
+        logger.warning("%s", error)
+        # The page does not depend on the place of the store.
+        run_id = row.run_id if row else ""
+        sentence = f"Not drawn: a group over time, because the artifacts of run {run_id} cannot be read."
+        study = dataclasses.replace(study, not_drawn=(sentence,))
     content = make_content(study, timeline)
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
     groups, figures = format_count(len(study.rows), "group"), format_count(len(content.figures), "figure")

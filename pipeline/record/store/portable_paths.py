@@ -72,13 +72,12 @@ class PortablePaths:
                 names.add(name)
 
     def read_text(self, text: str) -> None:
-        """Find further folders in a text, all of whose paths belong to the machine."""
-        known = [f"{root}/" for roots in self._roots.values() for root in roots]
+        """Find the folders of users and the top folders in a text whose paths all belong to the machine."""
         for path in set(_PATH.findall(text)):
             parts = path.split("/")
             if parts[1] in ("home", "Users"):
                 self._roots[HOME].add("/".join(parts[:3]))
-            elif parts[1] not in (*_SYSTEM, "root", "tmp") and not any(f"{path}/".startswith(root) for root in known):
+            elif parts[1] not in (*_SYSTEM, "root", "tmp"):
                 users = [number for number, part in enumerate(parts) if part in self._users and number > 1]
                 self._roots[FOLDER].add("/".join(parts[: users[0] + 1 if users else 2]))
         self.__dict__.pop("_pattern", None)

@@ -18,9 +18,9 @@ def locate(uri: str, root: Path) -> Path | None:
     Raises:
         TrackingError: all artifacts of the experiment are missing.
     """
-    if urlsplit(uri).scheme not in ("", "file"):
-        return None
     recorded = Path(unquote(urlsplit(uri).path))
+    if urlsplit(uri).scheme not in ("", "file") or len(recorded.parts) < 4:
+        return None
     parts = recorded.parts[-4:]  # artifacts/EXPERIMENT/RUN/artifacts
     beside = root.joinpath(*parts) if parts[0] == STORE_ARTIFACTS else recorded
     folder = beside if beside.parents[1].is_dir() else recorded
