@@ -24,7 +24,7 @@ from pipeline.base.domain.tags import GROUP, JOB, Tag, has_old_names, list_facts
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import TrackingError
 from pipeline.observe.study_progress import PastGroup
-from pipeline.record.store import bundle
+from pipeline.record.store import bundle, run_artifacts
 from pipeline.record.store.local_store import Store, describe_error, is_server, translate_errors
 from pipeline.record.store.store_access import open_if_there
 from pipeline.record.stored_group import FinishedGroup, Original
@@ -156,28 +156,14 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
 
 
 def _read_files(store: Store, run_id: str) -> dict[str, str]:
-    paths = [
-        artifact.path
-        for artifact in store.client.list_artifacts(run_id)
-        if artifact.path in (layout.CONFIG, layout.GROUP, layout.ENVIRONMENT)
-        or artifact.path.startswith(layout.SCRIPT_PREFIX)
-    ]
     with tempfile.TemporaryDirectory() as folder:
-        return {
-            path: Path(store.client.download_artifacts(run_id, path, folder)).read_text("utf-8", errors="replace")
-            for path in paths
-        }
-
-
-def fetch(store: Store, run_id: str, name: str, folder: str) -> Path | None:
-    """Copy an artifact of a run to a folder; return `None` if the run does not have this artifact."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        present = {artifact.path for artifact in store.client.list_artifacts(run_id)}
-        return Path(store.client.download_artifacts(run_id, name, folder)) if name in present else None
-    except (MlflowException, OSError) as error:
-        raise TrackingError(str(error)) from error
+        names = [
+            name
+            for name in run_artifacts.list_names(store, run_id)
+            if name in (layout.CONFIG, layout.GROUP, layout.ENVIRONMENT) or name.startswith(layout.SCRIPT_PREFIX)
+        ]
+        paths = {name: run_artifacts.fetch(store, run_id, name, folder) for name in names}
+        return {name: path.read_text("utf-8", errors="replace") for name, path in paths.items() if path is not None}
 
 
 def list_experiments(store: Store) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.record.store import bundle
+from pipeline.record.store import bundle_archive
 from pipeline.report import __main__ as report
 from pipeline.report.evaluate.metrics import Scale
 from pipeline.report.evaluate.statistics import estimate, half_width
@@ -64,9 +64,7 @@ def make_run(run_id: str, name: str, start_ms: int, tags: dict, params: dict, me
 
 def write_bundle(file: Path, runs: list[dict[str, Any]], experiment: str = "study") -> Path:
     content = "".join(f"{json.dumps(run)}\n" for run in runs).encode()
-    files = {"runs.jsonl": bundle._describe(content)}
-    head = {"kind": "collocation bundle", "version": bundle.VERSION, "experiment": experiment, "files": files}
-    bundle._write(file, {"manifest.json": json.dumps(head).encode(), "runs.jsonl": content})
+    bundle_archive.write(file, experiment, {bundle_archive.RUNS: content})
     return file
 
 
