@@ -67,6 +67,11 @@ $(VENV)/.installed-docs: $(VENV)/bin/python pyproject.toml
 	$(VENV)/bin/python -m pip install --quiet --editable '.[docs]'
 	touch $@
 
+# The numbers of the README and of pages against the bundles in docs/results.
+.PHONY: claims
+claims: $(VENV)/.installed
+	$(VENV)/bin/python -m pipeline.report claims
+
 # Random kills, faults and inputs against studies on a simulated machine: an hour, or ATTACK_S seconds.
 .PHONY: attack
 ATTACK_S ?= 3600

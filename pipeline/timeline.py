@@ -18,7 +18,7 @@ from pipeline.base.system import entry_points, startup
 from pipeline.base.system.errors import CollocationError, TrackingError
 from pipeline.base.system.words import format_count
 from pipeline.record import trace as trace_file
-from pipeline.record.store import results
+from pipeline.record.store import results, run_artifacts
 from pipeline.record.store.local_store import Store
 from pipeline.record.store.store_access import open_named
 
@@ -49,7 +49,7 @@ def merge_timelines(root_or_uri: Path | str, experiment: str) -> tuple[dict[str,
 def _fetch_trace(store: Store, run_id: str) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            path = results.fetch(store, run_id, layout.TIMELINE, scratch)
+            path = run_artifacts.fetch(store, run_id, layout.TIMELINE, scratch)
         except TrackingError as error:
             raise TrackingError(f"cannot read {layout.TIMELINE} of run {run_id}: {error}") from error
         if path is None:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.samples import MIN_INTERVAL_MS
 from pipeline.base.domain.sharing_modes import is_program
+from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError
-from pipeline.base.system.paths import MAX_NAME_BYTES, expand_path
+from pipeline.base.system.paths import MAX_NAME_BYTES, expand_path, is_file
 from pipeline.base.system.words import escape_to_utf8
 from pipeline.plan.config_schema import AUTO_REPEATS, Config, GpuConfig, GpuKind, ListenerConfig, TrackingConfig
 
@@ -61,6 +62,12 @@ def refuse_settings(config: Config) -> None:
         )
     expand_path("gpu.lock_dir", config.gpu.lock_dir)
     _refuse_tracking(config.tracking)
+    root = expand_path("tracking.root", config.tracking.root)
+    if config.tracking.uri is None and not config.dry_run and is_file(root):
+        raise ConfigError(
+            f"tracking.root={config.tracking.root} is a file; add a bundle to a store with "
+            f"`{entry_points.spell('tracking', 'import')}`, and set tracking.root to the folder of this store"
+        )
     _refuse_listeners(config.listeners)
     if config.gpu.kind is GpuKind.simulated:
         _refuse_rehearsal(config)

@@ -1,11 +1,13 @@
 """The command `python -m pipeline.report`: a page, figures and tables of the runs of an experiment.
 
-`board` and `export` after it are commands of their own (`board_command.py`, `bundle_command.py`).
+`board`, `export` and `claims` after it are commands of their own (`board_command.py`, `bundle_command.py`,
+`claims_command.py`).
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import sys
 from collections.abc import Sequence
@@ -14,8 +16,8 @@ from pathlib import Path
 from pipeline.base.system import entry_points, startup
 from pipeline.base.system.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.system.words import format_count
-from pipeline.record.store.store_access import is_writable
-from pipeline.report import board_command, bundle_command
+from pipeline.record.store.store_access import explain_read_only
+from pipeline.report import board_command, bundle_command, claims_command
 from pipeline.report.page.key_findings import describe_left_out
 from pipeline.report.page.page import make_content
 from pipeline.report.publish import WrittenReport, check_folder, default_folder, log, write
@@ -34,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return board_command.main(arguments[1:])
     if arguments[:1] == [bundle_command.COMMAND]:
         return bundle_command.main(arguments[1:])
+    if arguments[:1] == [claims_command.COMMAND]:
+        return claims_command.main(arguments[1:])
     options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
@@ -51,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"{summary}\nreport: {written.page.absolute()}\n")
         if options.no_log:
             return 0
-        if not is_writable(stores[0]):
-            sys.stdout.write(f"report not logged: {stores[0]} is read-only\n")
+        if reason := explain_read_only(stores[0], options.experiment):
+            sys.stdout.write(f"report not logged: {reason}\n")
         else:
             run_id, link = log(written, stores[0], study)
             sys.stdout.write(f"logged as run {run_id} of experiment {options.experiment}: {link}\n")
@@ -86,11 +90,15 @@ def report(
     row = group_series.choose_group(study, group)
     timeline = None
     try:
-        timeline = group_series.read_group(row) if row is not None else None
+        timeline = group_series.read_group(row) if row else None
         if timeline is None and group is not None:
             logger.warning("group %s has no samples, so the report does not show it over time", group)
     except TrackingError as error:
-        logger.warning("%s; the report shows no group over time, choose another group with --group", error)
+        logger.warning("%s", error)
+        # The page does not depend on the place of the store.
+        run_id = row.run_id if row else ""
+        sentence = f"Not drawn: a group over time, because the artifacts of run {run_id} cannot be read."
+        study = dataclasses.replace(study, not_drawn=(sentence,))
     content = make_content(study, timeline)
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
     groups, figures = format_count(len(study.rows), "group"), format_count(len(content.figures), "figure")
@@ -107,7 +115,8 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
         description="Write the report of a study: an HTML page, figures as SVG and PDF, tables as CSV and LaTeX; log "
         "them to MLflow. Several studies in one table: "
         f"{entry_points.spell('report', board_command.COMMAND, '--help')}. All data in one file: "
-        f"{entry_points.spell('report', bundle_command.COMMAND, '--help')}",
+        f"{entry_points.spell('report', bundle_command.COMMAND, '--help')}. Numbers of pages against their bundles: "
+        f"{entry_points.spell('report', claims_command.COMMAND, '--help')}",
     )
     add_store_arguments(parser)
     study_help = "only this study, by the tag collocation.study of its runs; repeat the option to add a study"

@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
     """Write the bundle of an experiment and print its size; return the exit status."""
     options = _parser().parse_args(argv)
     try:
-        num_runs = bundle.export(open_named(options.root), options.experiment, options.out)
+        num_runs = bundle.export(open_named(options.uri or options.root), options.experiment, options.out)
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -32,14 +32,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=entry_points.spell("report", COMMAND),
         description="Write the runs and artifacts of a study to one file (tar.xz), which every command reads in place "
-        "of a store: --root FILE.",
+        "of a store: --root FILE. The file does not name folders, users and hosts of the machine.",
     )
     parser.add_argument("--experiment", default=tracking_root.EXPERIMENT, metavar="NAME", help="tracking.experiment")
-    parser.add_argument(
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
         "--root",
         type=Path,
         default=tracking_root.DEFAULT,
-        help=f"folder of a local store (default: {tracking_root.DEFAULT})",
+        help=f"folder of a local store, or an older bundle (default: {tracking_root.DEFAULT})",
     )
+    source.add_argument("--uri", help="URI of a tracking server")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file to write, such as study.tar.xz")
     return parser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 from collections import defaultdict
@@ -47,6 +48,9 @@ PATH_COLUMNS = (
     ("workspaces", "trace_archival_location"),
 )
 """Columns with absolute artifact paths. Columns that a store lacks are skipped."""
+
+_MOST_MS = 9_000_000_000_000
+"""Latest start of a run, in the year 2255: pandas counts nanoseconds in 64 bits."""
 
 _GROUPS = """
     FROM experiments JOIN runs USING (experiment_id) JOIN tags AS role USING (run_uuid)
@@ -179,24 +183,37 @@ def read_complete_runs(database: Path, experiment_id: str) -> list[dict[str, Any
     return list(runs.values())
 
 
-def check_run(run: Any) -> dict[str, Any]:
-    """Return a run as `read_complete_runs` writes it, without its artifact URI.
+def check_runs(runs: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return runs as `read_complete_runs` writes them, without their artifact URIs.
 
     Raises:
-        ValueError, KeyError, TypeError: it is not such a run.
+        ValueError, KeyError, TypeError, AttributeError: one is not such a run, or is listed twice.
     """
+    by_id = {run["run_id"]: _check_run(run) for run in runs}
+    if len(by_id) < len(runs):
+        raise ValueError("a run is listed twice")
+    return list(by_id.values())
+
+
+def _check_run(run: Any) -> dict[str, Any]:
     if not re.fullmatch("[0-9a-f]{32}", run["run_id"]):
         raise ValueError(f"{str(run['run_id'])[:40]!r} is not a run id")
     if run["status"] not in ("RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED"):
         raise ValueError(f"run {run['run_id']} has the unknown status {str(run['status'])[:40]!r}")
-    texts = [*run["tags"].items(), *run["params"].items()]
-    points = [point for series in run["metrics"].values() for point in series]
-    numbers = [number for value, t_ms, step in points for number in (0 if value is None else value, t_ms, step)]
-    times = [run["start_ms"], run["end_ms"] or 0]
-    if not all(type(part) is str for pair in texts for part in pair) or type(run["name"]) is not str:
+    pairs = [*run["tags"].items(), *run["params"].items()]
+    texts = [*(text for pair in pairs for text in pair), *run["metrics"], run["name"], run.get("user", "")]
+    if not all(type(text) is str for text in texts):
         raise TypeError(f"run {run['run_id']} has a name, tag or param that is not a text")
-    if not all(type(number) in (int, float) for number in (*numbers, *times)):
+    "".join(texts).encode()  # half of a surrogate pair is refused
+    points = [point for series in run["metrics"].values() for point in series]
+    values = [value for value, _, _ in points if value is not None]
+    steps = [number for _, t_ms, step in points for number in (t_ms, step)]
+    times = [run["start_ms"], 0 if run["end_ms"] is None else run["end_ms"]]
+    if not all(type(number) in (int, float) for number in values) or not all(type(n) is int for n in (*steps, *times)):
         raise TypeError(f"run {run['run_id']} has a time or metric that is not a number")
+    is_possible = all(map(math.isfinite, values)) and all(abs(number) < 1 << 63 for number in steps)
+    if not is_possible or not all(0 <= time < _MOST_MS for time in times):
+        raise ValueError(f"run {run['run_id']} has an impossible time or metric")
     return dict(run)
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain import group_names, layout, stored_names
@@ -22,6 +24,7 @@ from pipeline.base.domain.tags import GROUP, JOB, Tag, has_old_names, list_facts
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import TrackingError
 from pipeline.observe.study_progress import PastGroup
+from pipeline.record.store import bundle, run_artifacts
 from pipeline.record.store.local_store import Store, describe_error, is_server, translate_errors
 from pipeline.record.store.store_access import open_if_there
 from pipeline.record.stored_group import FinishedGroup, Original
@@ -157,28 +160,14 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
 
 
 def _read_files(store: Store, run_id: str) -> dict[str, str]:
-    paths = [
-        artifact.path
-        for artifact in store.client.list_artifacts(run_id)
-        if artifact.path in (layout.CONFIG, layout.GROUP, layout.ENVIRONMENT)
-        or artifact.path.startswith(layout.SCRIPT_PREFIX)
-    ]
     with tempfile.TemporaryDirectory() as folder:
-        return {
-            path: Path(store.client.download_artifacts(run_id, path, folder)).read_text("utf-8", errors="replace")
-            for path in paths
-        }
-
-
-def fetch(store: Store, run_id: str, name: str, folder: str) -> Path | None:
-    """Copy an artifact of a run to a folder; return `None` if the run does not have this artifact."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        present = {artifact.path for artifact in store.client.list_artifacts(run_id)}
-        return Path(store.client.download_artifacts(run_id, name, folder)) if name in present else None
-    except (MlflowException, OSError) as error:
-        raise TrackingError(str(error)) from error
+        names = [
+            name
+            for name in run_artifacts.list_names(store, run_id)
+            if name in (layout.CONFIG, layout.GROUP, layout.ENVIRONMENT) or name.startswith(layout.SCRIPT_PREFIX)
+        ]
+        paths = {name: run_artifacts.fetch(store, run_id, name, folder) for name in names}
+        return {name: path.read_text("utf-8", errors="replace") for name, path in paths.items() if path is not None}
 
 
 def list_experiments(store: Store) -> list[str]:
@@ -204,7 +193,36 @@ def load(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
 
 def find_runs(root_or_uri: Path | str, experiment: str, role: str) -> list[Any]:
     """Return all MLflow runs of a role (`GROUP` or `JOB`), including running ones, oldest first."""
+    if not is_server(root_or_uri) and Path(root_or_uri).is_file():
+        return _find_in_bundle(Path(root_or_uri), experiment, role)
     return read_runs(_open_existing(root_or_uri, experiment), experiment, role)
+
+
+def _find_in_bundle(file: Path, experiment: str, role: str) -> list[Any]:
+    """Return runs of a bundle in the form of MLflow's runs. Making a database for them would take seconds."""
+    name, runs = bundle.load_runs(file.absolute())
+    if name != experiment:
+        raise TrackingError(f"{file} has no experiment {experiment!r}; available: {name!r}")
+    return _restore_stored_names(_make_run(run) for run in runs if run["tags"].get(Tag.ROLE) == role)
+
+
+def _make_run(run: Mapping[str, Any]) -> Any:
+    newest = {
+        name: max(points, key=lambda point: (point[2], point[1], -math.inf if point[0] is None else point[0]))[0]
+        for name, points in run["metrics"].items()
+        if points
+    }
+    metrics = {name: math.nan if number is None else float(number) for name, number in newest.items()}
+    return SimpleNamespace(
+        info=SimpleNamespace(
+            run_id=run["run_id"],
+            run_name=run["name"],
+            status=run["status"],
+            start_time=run["start_ms"],
+            end_time=run["end_ms"],
+        ),
+        data=SimpleNamespace(tags=dict(run["tags"]), params=dict(run["params"]), metrics=metrics),
+    )
 
 
 def _open_existing(root_or_uri: Path | str, experiment: str) -> Store:

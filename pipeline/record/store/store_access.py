@@ -12,9 +12,17 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from pipeline.base.domain.layout import DATABASE, STORE_LOCK
+from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.record.store.bundle import open_bundle
-from pipeline.record.store.local_store import Store, is_server, open_store, set_mlflow_defaults
+from pipeline.record.store.local_store import (
+    Store,
+    find_foreign_root,
+    is_server,
+    open_store,
+    set_mlflow_defaults,
+    translate_errors,
+)
 from pipeline.record.store.relocate import relocate
 
 
@@ -63,6 +71,23 @@ def is_writable(root_or_uri: Path | str) -> bool:
         return True
     root = Path(root_or_uri)
     return all(os.access(path, os.W_OK) for path in (root, root / DATABASE))
+
+
+def explain_read_only(root_or_uri: Path | str, experiment: str) -> str:
+    """Return why nothing can be added to an experiment, with a remedy; empty if it can.
+
+    Raises:
+        TrackingError: the store cannot be used.
+    """
+    if not is_writable(root_or_uri):
+        return f"{root_or_uri} is read-only"
+    store = open_named(root_or_uri)
+    with translate_errors(f"could not read experiment {experiment!r} from {store.uri}"):
+        stored = store.client.get_experiment_by_name(experiment)
+    if store.root is None or stored is None or find_foreign_root(stored.artifact_location, store.root) is None:
+        return ""
+    command = entry_points.spell("tracking", "relocate", "--root", str(store.root))
+    return f"{root_or_uri} was moved; run `{command}`"
 
 
 @functools.cache

@@ -136,11 +136,12 @@ def describe_missing(study: Study) -> list[str]:
 
 
 def describe_left_out(study: Study) -> list[str]:
-    """Return sentences on the runs and studies of the experiment that are not in the report."""
+    """Return sentences on the figures, runs and studies of the experiment that are not in the report."""
     sentences = [
         f"{'One run was' if number == 1 else f'{number} runs were'} left out ({reason})."
         for reason, number in sorted(study.left_out.items())
     ]
+    sentences += study.not_drawn
     if study.not_shown:
         more = len(study.not_shown) - _MOST_STUDIES
         names = [*study.not_shown[:_MOST_STUDIES], *([f"{more} older ones"] if more > 0 else [])]

@@ -12,7 +12,7 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.group_names import ENVIRONMENT
 from pipeline.base.domain.package_locks import compare_locks, parse_lock
 from pipeline.base.system.errors import CollocationError
-from pipeline.record.store.results import fetch
+from pipeline.record.store.run_artifacts import fetch
 from pipeline.record.store.store_access import open_named
 from pipeline.report.read.study_records import JobRow, Row
 

@@ -16,7 +16,8 @@ from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.record.sample_series import Series, SeriesKey, read_table
-from pipeline.record.store.results import fetch
+from pipeline.record.store.local_store import Store
+from pipeline.record.store.run_artifacts import fetch, list_names
 from pipeline.record.store.store_access import open_named
 from pipeline.report.read.labels import label_mix
 from pipeline.report.read.study_records import Row, Study
@@ -137,6 +138,7 @@ def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
         with tempfile.TemporaryDirectory() as folder:
             path, path_of_fields = (fetch(store, row.run_id, name, folder) for name in names)
             if path is None or path_of_fields is None:
+                _refuse_without_artifacts(store, row.run_id)
                 return {}, Fields()
             known = fields.read(path_of_fields)
             drawn = {field.name for _, field in known if field.chart is not None and field.chart.panel}
@@ -147,6 +149,11 @@ def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
         origin: series for origin, series in samples.items() if known.is_of_device(origin.source, origin.job)
     }
     return device_samples, known
+
+
+def _refuse_without_artifacts(store: Store, run_id: str) -> None:
+    if not list_names(store, run_id):
+        raise TrackingError("it has no artifacts")
 
 
 def _lines(

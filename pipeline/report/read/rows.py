@@ -20,6 +20,7 @@ from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.grouping import group_by
 from pipeline.record.store import results
+from pipeline.record.store.portable_paths import PortablePaths
 from pipeline.report.read import hosts, row_labels, selection
 from pipeline.report.read.baseline_runs import average_runs
 from pipeline.report.read.choice import Choice, separate_simulated
@@ -119,6 +120,11 @@ def _read_store(store: Path | str, experiment: str) -> Iterator[Row | None]:
     children = group_by(jobs, lambda run: run.data.tags.get(Tag.PARENT_RUN, ""))
     groups = results.find_runs(store, experiment, GROUP)
     identity = _identity(groups)
+    # A store and its bundle give the same report.
+    paths = PortablePaths((run.data.tags, run.data.params) for run in (*groups, *jobs))
+    for run in (*groups, *jobs):
+        run.data.tags.update(paths.mask_tags(run.data.tags))
+        run.data.params.update({key: paths.mask(text) for key, text in run.data.params.items()})
     for run in groups:
         yield _make_row(run, children.get(run.info.run_id, []), store, identity)
 

@@ -219,6 +219,7 @@ class Study:
         left_out: number of runs that are not among the rows, by reason.
         num_planned: number of groups in all blocks of the newest plans; `None` if unknown.
         not_shown: starts of the orchestrator without any of these rows, the newest first.
+        not_drawn: a sentence on each figure that cannot be drawn.
         choice: options of the report that chose these rows.
         environments: a sentence on the packages of each environment except the first, compared with the first.
         facts: all values of each fact of the rows, by its name (versions, commands, commits).
@@ -231,6 +232,7 @@ class Study:
     num_planned: int | None
     facts: Mapping[str, tuple[str, ...]]
     not_shown: tuple[str, ...] = ()
+    not_drawn: tuple[str, ...] = ()
     choice: str = ""
     environments: tuple[str, ...] = ()
 

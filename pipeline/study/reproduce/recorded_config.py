@@ -14,6 +14,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import config_schema, option_loader, renamed_keys
 from pipeline.plan.workload_config import WorkloadConfig
+from pipeline.record.store import portable_paths
 from pipeline.record.stored_group import Original
 
 _KINDS: dict[str, type[Any]] = {
@@ -36,7 +37,7 @@ def read_config(group: Original) -> tuple[DictConfig, list[str]]:
     if text is None:
         raise ConfigError(f"run {group.run_id} cannot be reproduced: it has no artifact {CONFIG}; choose another run")
     try:
-        values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[assignment]
+        values: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(portable_paths.expand(text)))  # type: ignore[assignment]
     except (OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(_explain_damage(group, str(error).splitlines()[0])) from error
     if not isinstance(values, dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from typing import Any
 import pytest
 
 from pipeline.base.mlflow_internals import database_tables
-from pipeline.base.system.errors import ConfigError
-from pipeline.record.store import bundle
+from pipeline.base.system.errors import ConfigError, TrackingError
+from pipeline.record.store import bundle, bundle_archive, run_artifacts
 from pipeline.record.store.local_store import Store, open_store
+from pipeline.record.store.store_access import explain_read_only, open_named
 from pipeline.report import bundle_command
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
@@ -49,6 +51,7 @@ def store(tmp_path: Path, template_store: Path) -> Store:
     (folder / "sub").mkdir(parents=True)
     (folder / "group.json").write_text("{}")
     (folder / "sub" / "data.bin").write_bytes(bytes(range(256)))
+    (folder / "sub" / "same.bin").write_bytes(bytes(range(256)))
     (folder / "link").symlink_to("/etc/passwd")
     return opened
 
@@ -79,8 +82,12 @@ def test_a_bundle_has_all_runs_points_and_artifacts_and_is_read_like_a_store(sto
     assert read(opened) == read(store) and len(read(opened)) == 2
     folder = Path(opened.client.download_artifacts(RUN_ID, ""))
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert files == {"group.json", "sub/data.bin"}
-    assert (folder / "sub" / "data.bin").read_bytes() == bytes(range(256))
+    assert files == {"group.json", "sub/data.bin", "sub/same.bin"}
+    assert {(folder / "sub" / f"{name}.bin").read_bytes() for name in ("data", "same")} == {bytes(range(256))}
+    with tarfile.open(file) as archive:
+        assert [entry.linkname for entry in archive.getmembers() if entry.islnk()] == [
+            f"artifacts/{RUN_ID}/sub/data.bin"
+        ]
 
 
 def test_a_bundle_depends_on_its_content_only(store: Store, tmp_path: Path) -> None:
@@ -88,6 +95,53 @@ def test_a_bundle_depends_on_its_content_only(store: Store, tmp_path: Path) -> N
     bundle.export(store, "study", first)
     bundle.export(bundle.open_bundle(first), "study", second)
     assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_bundle_names_no_folder_user_or_host(store: Store, tmp_path: Path) -> None:
+    tags = {
+        "collocation.role": "group",
+        "collocation.user": "alice",
+        "collocation.host": "node-17",
+        "collocation.program_repository": "/fast/alice/clone",
+        "mlflow.source.name": "/fast/alice/clone/run.py",
+    }
+    text = {"environment.txt": "a @ file:///fast/alice/a-1.0-py3-none-any.whl\n", "stdout.log": "/fast/alice/clone/x\n"}
+    root = tmp_path / "mlruns"
+    run = {**RUN, "run_id": "a" * 32, "tags": tags, "user": "alice", "params": {"script": "workloads/toy.py"}}
+    artifacts = root / "artifacts" / "study"
+    database_tables.insert_runs(root / "mlflow.db", store.open_experiment("study"), artifacts.as_uri(), [run])
+    folder = artifacts / run["run_id"] / "artifacts"
+    folder.mkdir(parents=True)
+    for name, content in text.items():
+        (folder / name).write_text(content)
+    bundle.export(store, "study", tmp_path / "study.tar.xz")
+    with tarfile.open(tmp_path / "study.tar.xz") as archive:
+        files = {entry.name: file.read() for entry in archive if (file := archive.extractfile(entry)) is not None}
+    assert not any(word in content for word in (b"alice", b"/fast", b"node-17") for content in files.values())
+    assert files[f"artifacts/{run['run_id']}/stdout.log"] == b"$PROJECT/x\n"
+    assert b"\na==1.0\n" in files[f"artifacts/{run['run_id']}/environment.txt"]
+
+
+def test_a_moved_store_is_exported_and_read_with_the_artifacts_beside_its_database(
+    store: Store, tmp_path: Path
+) -> None:
+    bundle.export(store, "study", tmp_path / "before.tar.xz")
+    (tmp_path / "mlruns").rename(tmp_path / "moved")
+    moved = open_named(tmp_path / "moved")
+    bundle.export(moved, "study", tmp_path / "after.tar.xz")
+    assert (tmp_path / "before.tar.xz").read_bytes() == (tmp_path / "after.tar.xz").read_bytes()
+    assert run_artifacts.fetch(moved, RUN_ID, "group.json", "") == (
+        tmp_path / "moved" / "artifacts" / "study" / RUN_ID / "artifacts" / "group.json"
+    )
+    assert run_artifacts.fetch(moved, RUN_ID, "none", "") is None
+    assert "was moved; run" in explain_read_only(tmp_path / "moved", "study")
+
+
+def test_missing_artifacts_are_an_error_not_an_empty_bundle(store: Store, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "mlruns" / "artifacts")
+    with pytest.raises(TrackingError, match="the artifacts of the experiment are missing"):
+        bundle.export(store, "study", tmp_path / "study.tar.xz")
+    assert not (tmp_path / "study.tar.xz").exists()
 
 
 def test_importing_twice_adds_no_run_twice(store: Store, tmp_path: Path, template_store: Path) -> None:
@@ -114,9 +168,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle with one run and one artifact, written without a store."""
     folder = tmp_path_factory.mktemp("exported")
     contents: dict[str, Path | bytes] = {"runs.jsonl": f"{json.dumps(RUN)}\n".encode(), GROUP_FILE: b"{}"}
-    files = {name: bundle._describe(content) for name, content in contents.items()}
-    head = {"kind": "collocation bundle", "version": 1, "experiment": "study", "files": files}
-    bundle._write(folder / "study.tar.xz", {"manifest.json": json.dumps(head).encode(), **contents})
+    bundle_archive.write(folder / "study.tar.xz", "study", contents)
     return folder / "study.tar.xz"
 
 
@@ -146,12 +198,16 @@ def add_file(name: str) -> Change:
     return change
 
 
-def change_runs(**values: Any) -> Change:
+def change_file(name: str, content: bytes) -> Change:
     def change(head: dict[str, Any], files: dict[str, bytes]) -> None:
-        files["runs.jsonl"] = json.dumps({**RUN, **values}).encode()
-        head["files"]["runs.jsonl"] = bundle._describe(files["runs.jsonl"])
+        files[name] = content
+        head["files"][name] = bundle_archive._describe(content)
 
     return change
+
+
+def change_runs(**values: Any) -> Change:
+    return change_file("runs.jsonl", json.dumps({**RUN, **values}).encode())
 
 
 CHANGES: dict[str, tuple[Change, str]] = {
@@ -162,11 +218,28 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "a wrong size": (lambda _, files: files.update({GROUP_FILE: b"[1]"}), "has 3 bytes instead of 2"),
     "a file that is not listed": (lambda _, files: files.update({"more": b""}), "which its manifest does not list"),
     "a missing file": (lambda _, files: files.pop(GROUP_FILE) and None, "lacks 1 files, such as artifacts/"),
-    "an absolute path": (add_file("/tmp/colloc-x"), "which its manifest does not list"),
-    "a path outside": (add_file(f"artifacts/{RUN_ID}/../../../x"), "which its manifest does not list"),
-    "a file beside": (add_file("x"), "which its manifest does not list"),
+    "an absolute path": (add_file("/tmp/colloc-x"), "which is no artifact of a run"),
+    "a path outside": (add_file(f"artifacts/{RUN_ID}/../../../x"), "which is no artifact of a run"),
+    "a second spelling": (add_file(f"artifacts/{RUN_ID}//x"), "which is no artifact of a run"),
+    "a file beside": (add_file("x"), "which is no artifact of a run"),
+    "a name that is not UTF-8": (add_file(f"artifacts/{RUN_ID}/\udcff"), "which is no artifact of a run"),
+    "a name with a line break": (add_file(f"artifacts/{RUN_ID}/a\nb"), "which is no artifact of a run"),
+    "a file in a file": (add_file(f"{GROUP_FILE}/x"), "is not a complete bundle"),
+    "a name too long": (add_file(f"artifacts/{RUN_ID}/{'x' * 300}"), "is not a complete bundle"),
     "an impossible size": (lambda head, _: head["files"][GROUP_FILE].update(bytes=-1), "impossible list of files"),
     "a bomb": (lambda head, _: head["files"][GROUP_FILE].update(bytes=1 << 40), "would unpack to"),
+    "an experiment on two lines": (lambda head, _: head.update(experiment="a\nb"), "incomplete manifest.json"),
+    "runs that are not UTF-8": (change_file("runs.jsonl", b"\xff"), "impossible run in runs.jsonl"),
+    "deep runs": (change_file("runs.jsonl", b"[" * 100_000), "impossible run in runs.jsonl"),
+    "a run that is a list": (change_file("runs.jsonl", b"[]"), "impossible run in runs.jsonl"),
+    "a run twice": (change_file("runs.jsonl", f"{json.dumps(RUN)}\n".encode() * 2), "a run is listed twice"),
+    "tags that are a list": (change_runs(tags=[]), "impossible run in runs.jsonl"),
+    "half of a surrogate pair": (change_runs(tags={"a": "\ud800"}), "impossible run in runs.jsonl"),
+    "an infinite metric": (change_runs(metrics={"a": [[1e999, 2, 3]]}), "impossible time or metric"),
+    "a metric that is NaN": (change_runs(metrics={"a": [[float("nan"), 2, 3]]}), "impossible time or metric"),
+    "a step of 80 bits": (change_runs(metrics={"a": [[1.0, 2, 1 << 80]]}), "impossible time or metric"),
+    "a start in the year 9999": (change_runs(start_ms=253_402_300_799_000), "impossible time or metric"),
+    "a time that is a truth": (change_runs(end_ms=True), "time or metric that is not a number"),
     "a foreign run id": (change_runs(run_id="../../x"), "is not a run id"),
     "a foreign status": (change_runs(status="x'; DROP"), "has the unknown status"),
     "a tag that is no text": (change_runs(tags={"a": 1}), "name, tag or param that is not a text"),
@@ -184,19 +257,56 @@ def test_a_bundle_that_is_not_as_it_was_written_is_refused(exported: Path, tmp_p
     assert not (tmp_path / "target").exists()
 
 
-def test_a_link_in_a_bundle_is_refused(exported: Path, tmp_path: Path) -> None:
+def change_entry(exported: Path, changed: Path, **values: Any) -> Path:
+    """Write a bundle again with another kind of entry for its artifact."""
     with tarfile.open(exported) as archive:
         members = [(entry, archive.extractfile(entry).read()) for entry in archive.getmembers()]  # type: ignore[union-attr]
-    with tarfile.open(tmp_path / "linked.tar.xz", "w:xz") as archive:
+    with tarfile.open(changed, "w:xz") as archive:
         for entry, content in members:
             if entry.name == GROUP_FILE:
-                entry.type, entry.linkname, entry.size, content = tarfile.SYMTYPE, "/etc/passwd", 0, b""
+                for name, value in values.items():
+                    setattr(entry, name, value)
             archive.addfile(entry, io.BytesIO(content))
-    with pytest.raises(ConfigError, match="which its manifest does not list"):
-        bundle.unpack(tmp_path / "linked.tar.xz", tmp_path / "target")
+    return changed
 
 
-@pytest.mark.parametrize("share", [0, 0.1, 0.5])
+ENTRIES: dict[str, tuple[dict[str, Any], str]] = {
+    "a symbolic link": ({"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}, "does not list as this"),
+    "a hard link outside": ({"type": tarfile.LNKTYPE, "linkname": "/etc/passwd"}, "does not list as this"),
+    "a hard link to another content": ({"type": tarfile.LNKTYPE, "linkname": "runs.jsonl"}, "does not list as this"),
+    "a hard link to itself": ({"type": tarfile.LNKTYPE, "linkname": GROUP_FILE}, "is not a complete bundle"),
+    "a device": ({"type": tarfile.CHRTYPE}, "does not list as this"),
+    "a folder": ({"type": tarfile.DIRTYPE}, "does not list as this"),
+    "a sparse file": ({"pax_headers": {"GNU.sparse.map": "0,1", "GNU.sparse.size": "2"}}, "does not list as this"),
+    "a large header": ({"pax_headers": {"comment": "x" * (1 << 20)}}, "an entry is larger than"),
+}
+
+
+@pytest.mark.parametrize("what", list(ENTRIES))
+def test_an_entry_that_is_no_plain_file_is_refused(exported: Path, tmp_path: Path, what: str) -> None:
+    values, words = ENTRIES[what]
+    with pytest.raises(ConfigError, match=words):
+        bundle.unpack(change_entry(exported, tmp_path / "changed.tar.xz", **values), tmp_path / "target")
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_bundle_that_needs_much_memory_to_decompress_is_refused(exported: Path, tmp_path: Path) -> None:
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 28}]
+    packed = lzma.compress(lzma.decompress(exported.read_bytes()), filters=filters)
+    (tmp_path / "large.tar.xz").write_bytes(packed)
+    with pytest.raises(ConfigError, match="Memory usage limit"):
+        bundle.unpack(tmp_path / "large.tar.xz", tmp_path / "target")
+
+
+def test_a_bundle_that_does_not_fit_on_the_disk_is_refused(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
+    with pytest.raises(ConfigError, match="set TMPDIR to another folder"):
+        bundle.unpack(exported, tmp_path / "target")
+
+
+@pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.9])
 def test_a_bundle_that_was_cut_is_refused(exported: Path, tmp_path: Path, share: float) -> None:
     content = exported.read_bytes()
     (tmp_path / "cut.tar.xz").write_bytes(content[: int(share * len(content))])

@@ -1,0 +1,164 @@
+"""Replacement of the paths, users and hosts of the measuring machine by names that mean the same on every machine.
+
+The folders are found in the tags and params of the runs, so a store and its bundle are masked alike: `$PROJECT` is the
+clone of this project, `$ENVIRONMENT` the folder of an interpreter, `$HOME` a home, `$TMPDIR` is /tmp. Another folder is
+`$FOLDER_` with the beginning of the digest of its path, and several folders of one kind have such a digest too: equal
+paths stay equal, and different paths stay different. Folders that every Linux has, such as /usr, are not replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote
+
+from pipeline.base.domain.layout import SCRIPT_PREFIX, UNCOMMITTED
+from pipeline.base.domain.tags import GROUP, JOB, Tag, read_facts
+from pipeline.base.system.paths import PROJECT_DIR
+
+PROJECT, ENVIRONMENT, WORKING_FOLDER = "$PROJECT", "$ENVIRONMENT", "$WORKING_FOLDER"
+HOME, TMPDIR, FOLDER = "$HOME", "$TMPDIR", "$FOLDER"
+_SYSTEM = frozenset(("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr", "var"))
+_SITE = (
+    *("afs", "data", "gpfs", "lustre", "media", "mnt", "net", "nfs"),
+    *("projects", "scratch", "srv", "storage", "work", "workspace"),
+)
+"""Top folders of sites and users, which are replaced even if no tag or param has them."""
+
+_NAME = r"[\w.+@%~-]+"
+_BEFORE = r"(?:(?<![\w.~/$}>-])|(?<=://)|(?<=:///)|(?<=[\s'\"]-[A-Z]))"
+"""Paths begin after these characters: not within another path or a word, but within a URI and after `-I`."""
+_PATH = re.compile(rf"{_BEFORE}(/{_NAME}(?:/{_NAME})+)")
+
+
+class PortablePaths:
+    """The replacements for the runs of one experiment."""
+
+    def __init__(self, runs: Iterable[tuple[Mapping[str, str], Mapping[str, str]]]) -> None:
+        """Find the folders, users and hosts in the tags and params of the runs of groups and jobs."""
+        self._roots: dict[str, set[str]] = defaultdict(set)
+        self._users, self._hosts = set[str](), set[str]()
+        self._known: dict[str, str] = {}
+        texts: dict[str, None] = {}
+        for tags, params in runs:
+            if tags.get(Tag.ROLE) not in (GROUP, JOB):
+                continue
+            facts = read_facts(tags)
+            self._read_facts(facts, params.get("script", ""))
+            texts |= dict.fromkeys(text for text in (*tags.values(), *params.values()) if "/" in text)
+        self.read_text("\n".join(texts))
+
+    def _read_facts(self, facts: Mapping[str, str], script: str) -> None:
+        is_ours = script.startswith("workloads/")
+        for kind, folder in (
+            (PROJECT, facts.get("program_repository", "") if is_ours else ""),
+            (WORKING_FOLDER, facts.get("working_folder", "")),
+            *(
+                (ENVIRONMENT, str(PurePosixPath(python).parent.parent))
+                for name, python in facts.items()
+                if re.fullmatch(r"environment_\w+_python", name)
+            ),
+        ):
+            if folder.startswith("/") and not _is_of_system(folder) and folder not in ("/", "/root", "/tmp"):  # noqa: S108
+                self._roots[kind].add(folder)
+        for names, name in ((self._users, facts.get("user", "")), (self._hosts, facts.get("host", ""))):
+            if name and not re.fullmatch(r"(user|host)-[0-9a-f]{6}", name):
+                names.add(name)
+
+    def read_text(self, text: str) -> None:
+        """Find the folders of users and the top folders in a text whose paths all belong to the machine."""
+        for path in set(_PATH.findall(text)):
+            parts = path.split("/")
+            if parts[1] in ("home", "Users"):
+                self._roots[HOME].add("/".join(parts[:3]))
+            elif parts[1] not in (*_SYSTEM, "root", "tmp"):
+                users = [number for number, part in enumerate(parts) if part in self._users and number > 1]
+                self._roots[FOLDER].add("/".join(parts[: users[0] + 1 if users else 2]))
+        self.__dict__.pop("_pattern", None)
+
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        self._known = {"/tmp": TMPDIR}  # noqa: S108  a name in texts
+        self._roots[HOME] |= {"/root"} if "root" in self._users else set()
+        for kind in (FOLDER, HOME, ENVIRONMENT, WORKING_FOLDER, PROJECT):  # the last name of a folder holds
+            for root in self._roots[kind]:
+                is_single = kind != FOLDER and len(self._roots[kind]) == 1
+                self._known[root] = kind if is_single else f"{kind}_{_digest(root)}"
+        spellings = {spelling: name for root, name in self._known.items() for spelling in _spell(root)}
+        self._known |= spellings
+        roots = sorted(spellings, key=lambda root: (-len(root), root))
+        unknown = [rf"/(?:home|Users)/{_NAME}", *(f"/{name}(?=/[a-zA-Z_.])" for name in _SITE), "/root(?=/[a-zA-Z_.])"]
+        alternatives = "|".join([*map(re.escape, roots), *unknown])
+        return re.compile(rf"{_BEFORE}(?P<root>{alternatives})(?![\w-]|\.\w)(?P<rest>(?:/{_NAME})*)")
+
+    def mask(self, text: str) -> str:
+        """Replace the paths and hosts in a text."""
+        text = self._pattern.sub(self._replace, text) if "/" in text else text
+        for kind, names in (("host", self._hosts), ("user", self._users)):
+            for name in names:
+                if name in text:
+                    # A user or a short host may be a word, which is replaced only where the project writes it.
+                    is_word = kind == "user" or len(name) < 5 or name.isalpha()
+                    place = rf"""(?:(?<=\b{kind}: )|(?<="{kind}": "))""" if is_word else r"(?<![\w.-])"
+                    text = re.sub(rf"{place}{re.escape(name)}(?![\w-])", f"{kind}-{_digest(name)}", text)
+        return text
+
+    def mask_code(self, text: str) -> str:
+        """Replace, in code, the folders that the runs name; a path such as /tmp/x belongs to the program."""
+
+        def replace(match: re.Match[str]) -> str:
+            is_named = match["root"].count("/") > 1 and match["root"] in self._known
+            return self._replace(match) if is_named else match[0]
+
+        return self._pattern.sub(replace, text)
+
+    def mask_artifact(self, name: str, text: str) -> str:
+        """Replace the paths and hosts in an artifact of a run."""
+        return self.mask_code(text) if name == UNCOMMITTED or name.startswith(SCRIPT_PREFIX) else self.mask(text)
+
+    def mask_tags(self, tags: Mapping[str, str]) -> dict[str, str]:
+        """Replace the paths, users and hosts in the tags of a run."""
+        masked = {key: self.mask(text) for key, text in tags.items()}
+        for key, kind, names in (
+            (Tag.USER, "user", self._users),
+            ("collocation.user", "user", self._users),
+            ("collocation.host", "host", self._hosts),
+        ):
+            if tags.get(key) in names:
+                masked[key] = f"{kind}-{_digest(tags[key])}"
+        return masked
+
+    def mask_user(self, user: str) -> str:
+        """Replace the name of a user."""
+        return f"user-{_digest(user)}" if user in self._users else user
+
+    def _replace(self, match: re.Match[str]) -> str:
+        root, rest = match["root"], match["rest"]
+        name = self._known.get(root) or f"{HOME if root.count('/') > 1 or root == '/root' else FOLDER}_{_digest(root)}"
+        parts = [self.mask_user(part) if part != "root" else part for part in rest.split("/")]
+        return name + "/".join(parts)
+
+
+def expand(text: str) -> str:
+    """Replace the names of folders that every machine has by those of this machine."""
+    places = {PROJECT: str(PROJECT_DIR), HOME: str(Path.home()), TMPDIR: os.environ.get("TMPDIR", "/tmp")}  # noqa: S108
+    return re.sub(r"\$(?:PROJECT|HOME|TMPDIR)\b", lambda match: places[match[0]], text)
+
+
+def _is_of_system(path: str) -> bool:
+    return path.split("/")[1] in _SYSTEM
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:6]
+
+
+def _spell(root: str) -> set[str]:
+    """Return a folder as it is written in text, JSON and URIs."""
+    return {root, json.dumps(root)[1:-1], quote(root)}

@@ -1,0 +1,163 @@
+"""The figures behind the claims of a page, from the cells and comparisons of a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pipeline.base.domain.normalisation import SPEEDUP
+from pipeline.base.domain.sharing_modes import SERIAL
+from pipeline.report.evaluate import verdicts
+from pipeline.report.evaluate.cells import Cell, make_cells
+from pipeline.report.evaluate.statistics import Estimate, half_width
+from pipeline.report.evaluate.verdicts import Decision, Verdict
+from pipeline.report.evaluate.wording import finding_in_words
+from pipeline.report.read.claims_file import Query, Show
+from pipeline.report.read.study_records import Row, Study
+
+
+class NoFigureError(Exception):
+    """A study has no figure for a claim, or one with a mark that the claim does not accept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedStudy:
+    """A study, with its cells and comparisons as in its report."""
+
+    study: Study
+    cells: Sequence[Cell]
+    comparisons: Sequence[Verdict]
+
+
+def evaluate_study(study: Study) -> EvaluatedStudy:
+    """Evaluate a study as its report does."""
+    cells = make_cells(study)
+    return EvaluatedStudy(study=study, cells=cells, comparisons=verdicts.verdicts(cells))
+
+
+_COUNTS: dict[str, Callable[[EvaluatedStudy], float]] = {
+    "groups": lambda measured: len(measured.study.rows),
+    "blocks": lambda measured: len(measured.study.blocks),
+    "complete_blocks": lambda measured: measured.study.num_complete_blocks,
+    "comparisons": lambda measured: sum(verdict.ratio is not None for verdict in measured.comparisons),
+    "verdicts": lambda measured: sum(
+        verdict.decision not in (Decision.NO_VERDICT, Decision.NOT_RANKED) for verdict in measured.comparisons
+    ),
+    "duration_s": lambda measured: _measure_duration(measured.study.rows),
+}
+"""Quantities of a whole study."""
+
+
+def format_figure(query: Query, measured: EvaluatedStudy) -> str:
+    """Return the text that stands for a query on its page.
+
+    Raises:
+        NoFigureError: the study has no such figure, or its marks are not those of the query.
+    """
+    if query.show is Show.TOLERANCE:
+        return _format_number(query, query.tolerance or 0.0)
+    if query.show is Show.VERDICT:
+        comparison = _find_comparison(query, measured)
+        _check_marks(query, _list_marks(query, measured))
+        return comparison.decision.value
+    estimate = find_estimate(query, measured)
+    _check_marks(query, _list_marks(query, measured))
+    return _format_estimate(query, estimate)
+
+
+def find_estimate(query: Query, measured: EvaluatedStudy) -> Estimate:
+    """Return the estimate of a query, whatever its marks.
+
+    Raises:
+        NoFigureError: the study has no such figure.
+    """
+    if not query.case:
+        return Estimate(median=_count(query, measured), low=None, high=None, n=1)
+    cell = _find_cell(query, measured)
+    estimate = _find_comparison(query, measured).ratio if query.against else cell.figures.get(query.quantity)
+    if estimate is None or not math.isfinite(estimate.median):
+        raise NoFigureError(f"{_describe(query)} has no {query.quantity} ({finding_in_words(cell)})")
+    return estimate
+
+
+def _count(query: Query, measured: EvaluatedStudy) -> float:
+    if query.quantity not in _COUNTS:
+        raise NoFigureError(f"{query.quantity} is no quantity of a study; add a case, or use {', '.join(_COUNTS)}")
+    return _COUNTS[query.quantity](measured)
+
+
+def _measure_duration(rows: Sequence[Row]) -> float:
+    return (max(row.end_ms or row.start_ms for row in rows) - min(row.start_ms for row in rows)) / 1000
+
+
+def _find_cell(query: Query, measured: EvaluatedStudy) -> Cell:
+    cells = [cell for cell in measured.cells if _place(cell) == (query.case, query.jobs, query.mode)]
+    if len(cells) != 1:
+        known = ", ".join(dict.fromkeys(repr(cell.case.label) for cell in measured.cells))
+        raise NoFigureError(f"the study has {len(cells) or 'no'} groups {_describe(query)}; its cases are {known}")
+    return cells[0]
+
+
+def _find_comparison(query: Query, measured: EvaluatedStudy) -> Verdict:
+    place = (query.case, query.jobs, query.mode)
+    comparisons = [
+        verdict
+        for verdict in measured.comparisons
+        if (verdict.case.label, verdict.degree, verdict.mode) == place and verdict.quantity.value == query.quantity
+    ]
+    for verdict in comparisons:
+        if verdict.against == query.against:
+            return verdict
+    known = ", ".join(verdict.against for verdict in comparisons) or "nothing"
+    raise NoFigureError(f"the {query.quantity} of {_describe(query)} is not compared with {query.against}, but {known}")
+
+
+def _place(cell: Cell) -> tuple[str, int, str]:
+    return (cell.case.label, cell.degree, cell.mode)
+
+
+def _describe(query: Query) -> str:
+    return f"{query.jobs} x {query.case}, {query.mode}"
+
+
+def _list_marks(query: Query, measured: EvaluatedStudy) -> list[str]:
+    """Return the marks of the cells behind a query; notes on a gain belong to gains over serial only."""
+    modes = {query.mode, query.against} if query.case else set()
+    has_gain = query.quantity == SPEEDUP or query.against == SERIAL.label
+    marks = ["simulated"] if measured.study.is_simulated else []
+    for cell in measured.cells:
+        if (cell.case.label, cell.degree) == (query.case, query.jobs) and cell.mode in modes:
+            marks += [*filter(None, [cell.marks_of_rows]), *(cell.notes_on_gain if has_gain else ())]
+    return marks
+
+
+def _check_marks(query: Query, marks: Sequence[str]) -> None:
+    for mark in marks:
+        if not any(words in mark for words in query.marks):
+            raise NoFigureError(f"the figure is marked: {mark}")
+    for words in query.marks:
+        if not any(words in mark for mark in marks):
+            raise NoFigureError(f"the figure is not marked {words!r}")
+
+
+def _format_estimate(query: Query, estimate: Estimate) -> str:
+    if query.show is Show.BLOCKS:
+        return str(estimate.n)
+    if query.show is Show.MEDIAN:
+        return _format_number(query, estimate.median)
+    if estimate.low is None or estimate.high is None:
+        raise NoFigureError(f"{query.quantity} has no interval ({estimate.n} blocks)")
+    low, high = _format_number(query, estimate.low), _format_number(query, estimate.high)
+    shown = {Show.LOW: low, Show.HIGH: high, Show.INTERVAL: f"{low} to {high}"}
+    if query.show in shown:
+        return shown[query.show]
+    if query.show is Show.ESTIMATE:
+        return f"{_format_number(query, estimate.median)} ({low} to {high})"
+    if query.show is Show.HALF_WIDTH and (half := half_width(estimate)) is not None:
+        return _format_number(query, half)
+    raise NoFigureError(f"{query.quantity} has no {query.show.value}")
+
+
+def _format_number(query: Query, number: float) -> str:
+    return format(number * query.scale, query.format)

@@ -1,0 +1,93 @@
+"""Search of a page for the words of its claims, and for numbers that stand in no claim."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.report.read.claims_file import PLACEHOLDER, Claim, CompletePage
+
+_ANY_NUMBER = r"([^\s|][^|]{0,60}?)"
+_BEGIN, _END = r"(?<!\w)(?<!\d[.,])", r"(?!\w)(?![.,]\d)"
+"""Bounds of the words of a claim, which do not begin or end within a number."""
+_CODE = re.compile(r"^ *```.*?^ *```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", re.MULTILINE | re.DOTALL)
+_NUMBER = re.compile(r"(?<!\w)\d[\w.,]*")
+_AROUND = 25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedClaim:
+    """A claim and the texts of its numbers by placeholder, or the reason why there are none."""
+
+    claim: Claim
+    numbers: Mapping[str, str]
+    problem: str = ""
+
+    @property
+    def expected(self) -> str:
+        """The words of the page, with the numbers of the bundle where they are known."""
+        return PLACEHOLDER.sub(lambda match: self.numbers.get(match[1], match[0]), self.claim.text)
+
+
+def find_difference(page: str, checked: CheckedClaim) -> str:
+    """Return how a page differs from a claim, such as `page says 0.85, bundle gives 0.84`; empty if it does not."""
+    if checked.problem:
+        return checked.problem
+    if _compile(checked.expected).search(page):
+        return ""
+    match = _compile(checked.claim.text).search(page)
+    if match is None:
+        return f"the page has no words {checked.expected!r}"
+    numbers = [checked.numbers[name] for name in PLACEHOLDER.findall(checked.claim.text)]
+    pairs = dict.fromkeys(zip(map(_join, match.groups()), numbers, strict=True))
+    return "; ".join(f"page says {shown}, bundle gives {number}" for shown, number in pairs if shown != number)
+
+
+def find_unclaimed(page: str, scope: CompletePage, claims: Iterable[CheckedClaim]) -> Iterator[str]:
+    """Yield the problems of a part of a page: numbers in no claim, and exempt words that are not there.
+
+    Digits in names (ResNet50), code, addresses of links and comments are no measurements.
+    """
+    part, end, _ = page.partition(scope.before) if scope.before else (page, " ", "")
+    if not end:
+        yield f"the page has no words {scope.before!r}, with which its checked part ends"
+    for checked in claims:
+        expected = _compile(checked.expected)
+        part = (expected if expected.search(part) else _compile(checked.claim.text)).sub("\n", part)
+    for words in sorted(scope.exempt, key=len, reverse=True):
+        part, count = _compile(words).subn("\n", part)
+        if not count:
+            yield f"exempt words are not on the page: {words!r}"
+    part = _CODE.sub("\n", part)
+    for match in _NUMBER.finditer(part):
+        around = part[max(0, match.start() - _AROUND) : match.end() + _AROUND]
+        yield f"the number {match[0].strip('.,')} in {_join(around)!r} stands in no claim"
+
+
+def write_numbers(page: str, claims: Iterable[CheckedClaim]) -> str:
+    """Return the page with the numbers of the bundles in the words of each claim."""
+    for checked in claims:
+        if not checked.problem and not _compile(checked.expected).search(page):
+            numbers = [checked.numbers[name] for name in PLACEHOLDER.findall(checked.claim.text)]
+            page = _compile(checked.claim.text).sub(functools.partial(_replace, numbers=numbers), page)
+    return page
+
+
+def _replace(match: re.Match[str], numbers: Sequence[str]) -> str:
+    parts, position = [], match.start()
+    for index, number in enumerate(numbers, 1):
+        parts += [match.string[position : match.start(index)], number]
+        position = match.end(index)
+    return "".join([*parts, match.string[position : match.end()]])
+
+
+def _compile(text: str) -> re.Pattern[str]:
+    """Compile words for a search that ignores where lines break; a placeholder matches any number."""
+    literal = [r"\s+".join(map(re.escape, re.split(r"\s+", part))) for part in PLACEHOLDER.split(text)[::2]]
+    return re.compile(_BEGIN + _ANY_NUMBER.join(literal) + _END)
+
+
+def _join(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,120 @@
+"""Paths of the measuring machine: replaced everywhere alike, so that a bundle names no machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.base.domain.package_locks import make_portable, parse_lock
+from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.record.store import portable_paths
+from pipeline.record.store.portable_paths import PortablePaths
+
+TAGS = {
+    "collocation.role": "group",
+    "collocation.working_folder": "/home/alice/study",
+    "collocation.program_repository": "/fast/alice/clone",
+    "collocation.environment_0_python": "/opt/torch/.venv/bin/python3",
+    "collocation.user": "alice",
+    "collocation.host": "gpu-node-17",
+    "mlflow.user": "alice",
+    "collocation.command_line": "run.py tracking.root=/tmp/runs data.root=/datasets/imagenet",
+}
+PARAMS = {"script": "workloads/train_timm.py"}
+
+
+@pytest.fixture
+def paths() -> PortablePaths:
+    return PortablePaths([(TAGS, PARAMS)])
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("/fast/alice/clone/workloads/a.py", "$PROJECT/workloads/a.py"),
+        ('{"path": "/fast/alice/clone"}', '{"path": "$PROJECT"}'),
+        ("/fast/alice/clone2/a.py", "$FOLDER_a246bb/clone2/a.py"),
+        ("/home/alice/study/x and /home/alice/y", "$WORKING_FOLDER/x and $HOME/y"),
+        ("file:///opt/torch/.venv/lib/a.so:3", "file://$ENVIRONMENT/lib/a.so:3"),
+        ("sqlite:////tmp/runs/mlflow.db", "sqlite:///$TMPDIR/runs/mlflow.db"),
+        ("PATH=/home/alice/bin:/usr/bin -I/home/alice/include", "PATH=$HOME/bin:/usr/bin -I$HOME/include"),
+        ("/var/tmp, /proc/stat.busy_ratio and 5 requests/s", "/var/tmp, /proc/stat.busy_ratio and 5 requests/s"),
+        ("https://example.org/home/alice/x", "https://example.org/home/alice/x"),
+        ("host gpu-node-17 failed, gpu-node-170 did not", "host host-2f073d failed, gpu-node-170 did not"),
+        ("user: alice\n", "user: user-2bd806\n"),
+        ("alice in wonderland", "alice in wonderland"),
+    ],
+)
+def test_paths_in_texts_are_replaced_and_other_texts_are_not(paths: PortablePaths, text: str, masked: str) -> None:
+    assert paths.mask(text) == masked
+
+
+def test_equal_folders_stay_equal_and_different_ones_stay_different(paths: PortablePaths) -> None:
+    texts = ["/datasets/imagenet/a", "/datasets/imagenet/b", "/scratch/imagenet/a", "/home/bob/a", "/home/alice/a"]
+    masked = [paths.mask(text) for text in texts]
+    assert len(set(masked)) == len(texts) and not any(text.startswith("/") for text in masked)
+    assert masked[0][:-1] == masked[1][:-1] and masked[0].startswith("$FOLDER_")
+    other = PortablePaths([({**TAGS, "collocation.host": "x", "collocation.user": "bob"}, PARAMS)])
+    assert other.mask(texts[0]) == masked[0]
+
+
+def test_two_projects_do_not_become_one() -> None:
+    paths = PortablePaths([(TAGS, PARAMS), ({**TAGS, "collocation.program_repository": "/app"}, PARAMS)])
+    first, second = paths.mask("/fast/alice/clone/a.py"), paths.mask("/app/a.py")
+    assert first != second and first.startswith("$PROJECT_") and second.startswith("$PROJECT_")
+
+
+def test_masking_twice_changes_nothing_more(paths: PortablePaths) -> None:
+    tags = paths.mask_tags(TAGS)
+    assert tags["collocation.user"] == tags["mlflow.user"] == "user-2bd806"
+    assert not any("/home" in text or "alice" in text or "17" in text for text in tags.values())
+    again = PortablePaths([(tags, PARAMS)])
+    assert again.mask_tags(tags) == tags
+    assert again.mask("/home/carol/x") == "$HOME_912ccc/x"
+
+
+def test_code_keeps_paths_that_belong_to_the_program(paths: PortablePaths) -> None:
+    code = "open('/tmp/x'); open('/fast/alice/clone/data'); open('/home/alice/study/y')"
+    assert paths.mask_artifact("script-train.py", code) == (
+        "open('/tmp/x'); open('$PROJECT/data'); open('$WORKING_FOLDER/y')"
+    )
+    assert "$TMPDIR/x" in paths.mask_artifact("stdout.log", code)
+
+
+def test_names_of_folders_are_those_of_the_machine_that_reproduces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/carol")
+    monkeypatch.setenv("TMPDIR", "/fast/tmp")
+    text = "a: $PROJECT/x\nb: $HOME/y\nc: $TMPDIR/z\nd: $FOLDER_ab12cd/q $HOMES"
+    expanded = f"a: {PROJECT_DIR}/x\nb: /home/carol/y\nc: /fast/tmp/z\nd: $FOLDER_ab12cd/q $HOMES"
+    assert portable_paths.expand(text) == expanded
+
+
+LOCK = """# environment lock: venv
+# python: 3.12.3
+# platform: linux-x86_64
+--find-links /home/alice/wheels
+--index-url https://example.org/simple
+anyio @ file:///home/alice/wheels/anyio-4.16.0-py3-none-any.whl#sha256=ab
+anyio==4.15.1
+edited @ file:///home/alice/edited#content=12
+remote @ https://example.org/remote-1.0-py3-none-any.whl
+source @ file:///home/alice/source-1.2.tar.gz
+tool @ git+file:///home/alice/tool@0123
+torch @ file:///w/torch-2.4.0%2Bcu121-cp312-cp312-linux_x86_64.whl
+"""
+
+
+def test_a_lock_can_be_installed_elsewhere() -> None:
+    portable = make_portable(LOCK)
+    required = [line for line in portable.splitlines() if not line.startswith("#")]
+    assert required == [
+        "--index-url https://example.org/simple",
+        "anyio==4.16.0",
+        "remote @ https://example.org/remote-1.0-py3-none-any.whl",
+        "source==1.2",
+        "torch==2.4.0+cu121",
+    ]
+    assert "# installed from local files when it was recorded: anyio, source, torch\n" in portable
+    assert "# second version, shadowed by the first: anyio==4.15.1\n" in portable
+    assert make_portable(portable) == portable
+    assert parse_lock(portable.splitlines()) == parse_lock(LOCK.splitlines())
+    assert make_portable("a==1\n") == "a==1\n"

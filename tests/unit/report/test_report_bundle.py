@@ -1,0 +1,109 @@
+"""Reports of bundles: equal to the report of the store, and equal in every surrounding; bad bundles in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline import tracking
+from pipeline.base.mlflow_internals import database_tables
+from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.planner import __main__ as planner
+from pipeline.record.store import bundle, bundle_archive
+from pipeline.record.store.local_store import open_store
+from pipeline.report import __main__ as report
+from pipeline.report.read import rows
+from tests.support.bundles import EXPERIMENT, make_runs
+
+pytest_plugins = ["tests.support.tracking_fixtures"]
+
+COMMITTED = sorted((PROJECT_DIR / "docs" / "results").glob("*.tar.xz"))
+
+
+def test_a_store_and_its_bundle_give_equal_rows_without_paths(root: Path, tmp_path: Path) -> None:
+    store = open_store(root)
+    artifacts = root / "artifacts" / EXPERIMENT
+    artifacts.mkdir(parents=True)
+    experiment_id = store.open_experiment(EXPERIMENT)
+    database_tables.insert_runs(root / "mlflow.db", experiment_id, artifacts.as_uri(), make_runs())
+    bundle.export(store, EXPERIMENT, tmp_path / "study.tar.xz")
+    by_store = [rows.read([where], EXPERIMENT) for where in (root, tmp_path / "study.tar.xz")]
+    of_store, of_bundle = (
+        dataclasses.replace(study, rows=tuple(dataclasses.replace(row, store="") for row in study.rows))
+        for study in by_store
+    )
+    assert len(of_store.rows) == 9 and of_store == of_bundle
+    text = repr(of_store)
+    assert "$TMPDIR/study" in text and "host-" in text
+    assert not [word for word in ("/fast", "alice", "node-17", "/home", "/opt") if word in text]
+
+
+@pytest.fixture(params=[path.name for path in COMMITTED] or ["generated.tar.xz"])
+def any_bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A bundle of docs/results; if there is none, one that is generated."""
+    if COMMITTED:
+        return PROJECT_DIR / "docs" / "results" / str(request.param)
+    lines = "".join(f"{json.dumps(run)}\n" for run in make_runs())
+    bundle_archive.write(tmp_path / request.param, EXPERIMENT, {bundle_archive.RUNS: lines.encode()})
+    return tmp_path / str(request.param)
+
+
+@pytest.mark.slow
+def test_the_report_of_a_bundle_is_equal_byte_for_byte_in_another_surrounding(any_bundle: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "another folder" / "copy.tar.xz"
+    elsewhere.parent.mkdir()
+    (tmp_path / "scratch").mkdir()
+    shutil.copy(any_bundle, elsewhere)
+    surroundings = [
+        (any_bundle, {"PYTHONHASHSEED": "1", "TZ": "UTC", "LC_ALL": "C.UTF-8"}),
+        (
+            elsewhere,
+            {"PYTHONHASHSEED": "2", "TZ": "Asia/Tokyo", "LC_ALL": "C", "LANG": "tr_TR.UTF-8", "HOME": str(tmp_path)}
+            | {"TMPDIR": str(tmp_path / "scratch"), "USER": "somebody"},
+        ),
+    ]
+    contents = []
+    for number, (file, environ) in enumerate(surroundings):
+        folder = tmp_path / f"report{number}"
+        command = [sys.executable, "-m", "pipeline.report", "--experiment", read_experiment(file)]
+        command += ["--root", str(file), "--out", str(folder), "--no-log"]
+        subprocess.run(command, check=True, cwd=PROJECT_DIR, env={**os.environ, **environ}, capture_output=True)
+        contents.append({path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()})
+    first, second = contents
+    assert {path.suffix for path in first} >= {".html", ".csv", ".svg", ".json"}
+    assert [path for path in first.keys() | second.keys() if first.get(path) != second.get(path)] == []
+
+
+def read_experiment(file: Path) -> str:
+    store = bundle.open_bundle(file)
+    return next(e.name for e in store.client.search_experiments() if e.name != "Default")
+
+
+COMMANDS: dict[str, Callable[[str, str], int]] = {
+    "report": lambda file, out: report.main(["--root", file, "--experiment", "study", "--out", out]),
+    "board": lambda file, out: report.main(["board", "--root", file, "--experiment", "study", "--out", out]),
+    "export": lambda file, out: report.main(["export", "--root", file, "--experiment", "study", "--out", out]),
+    "planner": lambda file, out: planner.main(["profile", "--root", file, "--experiment", "study", "--out", out]),
+    "import": lambda file, out: tracking.main(["import", "--root", out, file]),
+}
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_refuses_a_bad_bundle_in_one_line_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("text.tar.xz", b"text"), ("cut.tar.xz", b"\xfd7zXZ\x00\x00\x04"), ("empty.tar.xz", b"")):
+        (tmp_path / name).write_bytes(content)
+        assert COMMANDS[command](name, str(tmp_path / "out")) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1 and f"{name} is not a complete bundle" in error
+        assert not (tmp_path / "out").exists()
