@@ -79,7 +79,7 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
                     larger=larger,
                     smaller=smaller,
                     ratio=by_place[smaller].estimate(by_block),
-                    ideal=_compute_ideal(by_place[larger], by_place[smaller]),
+                    ideal=compute_ideal(by_place[larger], by_place[smaller]),
                     published=_find_published(case.params[0], cut_to_slices(larger), cut_to_slices(smaller)),
                 )
 
@@ -100,7 +100,8 @@ def sort_places(places: Iterable[str]) -> list[str]:
     return sorted(places, key=lambda place: (place == WHOLE_GPU, labels.rank_profile(place)), reverse=True)
 
 
-def _compute_ideal(larger: Cell, smaller: Cell) -> float | None:
+def compute_ideal(larger: Cell, smaller: Cell) -> float | None:
+    """Return the ratio of multiprocessors, or of memory slices for memory bandwidth; `None` if neither is known."""
     workload = smaller.case.params[0].get("workload", "")
     if workload in _HOST:
         return None

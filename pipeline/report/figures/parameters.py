@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
-from pipeline.base.domain.sharing_modes import MIG, PROFILE_COLOURS, SharingMode
+from pipeline.base.domain.sharing_modes import MIG, PROFILE_COLOURS, SERIAL, SharingMode
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, list_metrics
@@ -33,8 +33,10 @@ from pipeline.report.evaluate.metrics import (
 )
 from pipeline.report.evaluate.sweeps import FEWEST, AxisKind, Sweep, parse_number
 from pipeline.report.evaluate.wording import absence_in_words
+from pipeline.report.figures import profile_scaling
 from pipeline.report.figures.bars import NOT_SUSTAINED
 from pipeline.report.figures.drawing import (
+    FAINT,
     HOLLOW_CAPTION,
     INK,
     Sketch,
@@ -58,23 +60,24 @@ _MOST_TICKS = 10
 _DOUBLING, _WIDE = 1.5, 8
 """An axis is logarithmic if each value is at least 1.5 times the previous value, or the last 8 times the first."""
 
-_STYLES = ("-", "--", "-.", ":")
+_STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (7, 1.5, 1, 1.5, 1, 1.5)))
 _MARKERS = ("X", "P", "*", "d", "h", "p", "8")
 """Styles and markers of further lines of a mode: one for each degree, or for each profile or limit of one degree."""
 
 _P95_LATENCY = service_figures.name_worst("latency_p95_ms")
 _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
-_MOST_BANDS = 4
-"""The largest number of lines whose bands can be told apart."""
 _BESIDE = 0.7
 """The share of the distance between two models over which the points of one model are spread."""
 _TOO_FEW = "too few requests"
+_RATE_TITLE = "arrival rate of a job (requests/s)"
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
     """Yield a sketch for each parameter that was varied while all others were constant."""
     ran = [cell for cell in cells if not cell.is_derived]
-    for swept in (*sweeps.numbers(ran, FEWEST), *sweeps.profiles(ran, FEWEST), *sweeps.models(ran, FEWEST)):
+    drawn_together = profile_scaling.find_cases(cells)
+    by_profile = sweeps.profiles([cell for cell in ran if cell.case not in drawn_together], FEWEST)
+    for swept in (*sweeps.numbers(ran, FEWEST), *by_profile, *sweeps.models(ran, FEWEST)):
         if panels := _panels(swept):
             yield Sketch(
                 name=f"against {swept.axis} {swept.what}",
@@ -93,8 +96,8 @@ def _caption(panels: Sequence[Metric]) -> str:
     names = {metric.name for metric in panels}
     if MEAN_LATENCY in names:
         caption += (
-            " Latencies are those of the slowest job. Band around the mean: one standard deviation of its requests to "
-            "each side. Dotted: the objective."
+            " Latencies are those of the slowest job; the standard deviation is that of its requests in a window. "
+            "Dotted: the objective."
         )
     if names & {*_ACTIVITY, MEMORY} or any("energy" in name for name in names):
         caption += " Activity, memory and energy are those of the whole GPU, unless the title mentions an instance."
@@ -141,37 +144,27 @@ def _paint(swept: Sweep, metrics: Sequence[Metric]) -> Figure:
     lines = _lines(swept)
     every_degree = sorted({degree for _, degree in lines})
     styles = _style_lines(lines, every_degree)
-    panels = list(itertools.chain(*(_split_panels(metric, every_degree) for metric in metrics)))
-    figure, every_axes = make_panels(len(panels), 2.6)
+    figure, every_axes = make_panels(len(metrics), 2.6)
     handles: dict[str, Any] = {}
-    latencies: dict[str, list[Axes]] = defaultdict(list)
-    for axes, (metric, title, degrees) in zip(every_axes, panels, strict=True):
-        drawn = {line: by_place for line, by_place in lines.items() if line[1] in degrees}
-        known = [cell.figures[metric.name] for by_place in drawn.values() for cell in by_place.values()
-                 if metric.name in cell.figures]  # fmt: skip
+    shift = _BESIDE / len(lines) if swept.kind is AxisKind.MODELS else 0
+    for axes, metric in zip(every_axes, metrics, strict=True):
+        known = (cell.figures[metric.name] for by_place in lines.values() for cell in by_place.values()
+                 if metric.name in cell.figures)  # fmt: skip
         scale, prefix = choose_prefix((estimate.median for estimate in known), metric.unit)
-        shift = _BESIDE / len(drawn) if swept.kind is AxisKind.MODELS else 0
-        for number, (line, by_place) in enumerate(drawn.items()):
-            beside = shift * (number - (len(drawn) - 1) / 2)
-            if metric.name == MEAN_LATENCY and len(drawn) <= _MOST_BANDS and swept.kind is not AxisKind.MODELS:
-                _band(axes, swept, by_place, styles[line]["color"])
-            if (handle := _line(axes, swept, metric.name, by_place, styles[line], scale, beside)) is not None:
-                mode, degree = line
+        for number, ((mode, degree), by_place) in enumerate(lines.items()):
+            beside = shift * (number - (len(lines) - 1) / 2)
+            style = styles[mode, degree]
+            if (handle := _line(axes, swept, metric.name, by_place, style, scale, beside)) is not None:
                 label = f"{mode}, {format_count(degree, 'job')}" if len(every_degree) > 1 else mode
                 handles.setdefault(label, handle)
-        set_title(axes, title)
+        set_title(axes, metric.title)
         axes.set_ylabel(f"{prefix}{metric.unit}")
         if is_latency(metric.name):
             _latency(axes, swept, metric.name)
-            latencies[metric.name].append(axes)
         else:
             axes.set_ylim(bottom=0)
         axes.grid(axis="y")
-        _axis(axes, swept, degrees, metric.name)
-    for group in latencies.values():
-        low, high = zip(*(axes.get_ylim() for axes in group), strict=True)
-        for axes in group:
-            axes.set_ylim(min(low), max(high))
+        _axis(axes, swept, metric.name)
     add_legend(figure, list(handles.values()), list(handles))
     return figure
 
@@ -189,7 +182,7 @@ def _style_lines(
         number = every_degree.index(degree) if has_one_line_by_degree else drawn[cell.sharing]
         drawn[cell.sharing] += 1
         styles[mode, degree] = {
-            "color": cell.sharing.colour if has_one_line_by_degree else _choose_colour(cell),
+            "color": _choose_colour(cell, has_profile_colour=not has_one_line_by_degree),
             "marker": [cell.sharing.marker, *_MARKERS][number % len(_MARKERS)],
             "linestyle": _STYLES[number % len(_STYLES)],
             "markersize": 3.5,
@@ -198,23 +191,11 @@ def _style_lines(
     return styles
 
 
-def _choose_colour(cell: Cell) -> str:
+def _choose_colour(cell: Cell, *, has_profile_colour: bool) -> str:
     slices = {labels.rank_profile(profile)[0] for profile in cell.profiles}
-    is_known = cell.sharing == MIG and len(slices) == 1 and slices <= PROFILE_COLOURS.keys()
-    return PROFILE_COLOURS[slices.pop()][0] if is_known else cell.sharing.colour
-
-
-def _split_panels(metric: Metric, degrees: Sequence[int]) -> Iterator[tuple[Metric, str, Sequence[int]]]:
-    """Yield quantity, title and degrees of each panel.
-
-    Latencies have a panel for each degree, because their bands would hide each other.
-    """
-    together = [degree for degree in degrees if degree > 1]
-    if not is_latency(metric.name) or len(together) < 2:
-        yield metric, metric.title, degrees
-    else:
-        for degree in together:
-            yield metric, f"{metric.title}, {format_count(degree, 'job')}", [1, degree]
+    if has_profile_colour and cell.sharing == MIG and len(slices) == 1 and slices <= PROFILE_COLOURS.keys():
+        return PROFILE_COLOURS[slices.pop()][0]
+    return FAINT if cell.sharing == SERIAL else cell.sharing.colour  # bars of serial jobs are too pale for lines
 
 
 def _line(
@@ -247,22 +228,10 @@ def _break_line(swept: Sweep, by_place: Mapping[float, float]) -> dict[float, fl
     return {place: by_place.get(place, math.nan) for place in swept.ticks if low <= place <= high}
 
 
-def _band(axes: Axes, swept: Sweep, by_place: Mapping[float, Cell], colour: str) -> None:
-    known = {
-        place: (cell.figures[MEAN_LATENCY].median, cell.figures[LATENCY_DEVIATION].median)
-        for place, cell in by_place.items()
-        if {MEAN_LATENCY, LATENCY_DEVIATION} <= cell.figures.keys()
-    }
-    if known:
-        low = _break_line(swept, {place: max(mean - spread, 0) for place, (mean, spread) in known.items()})
-        high = _break_line(swept, {place: mean + spread for place, (mean, spread) in known.items()})
-        axes.fill_between(list(low), list(low.values()), list(high.values()), color=colour, alpha=0.12, linewidth=0)
-
-
 def _latency(axes: Axes, swept: Sweep, name: str) -> None:
     from matplotlib.ticker import LogFormatter
 
-    axes.set_yscale("log", nonpositive="clip")
+    axes.set_yscale("log")
     axes.yaxis.set_major_formatter(LogFormatter())  # plain numbers
     axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     params = [params for members in swept.cells.values() for cell in members for params in cell.case.params]
@@ -283,7 +252,7 @@ def _name_limited_latency(params: Mapping[str, str]) -> str:
     return service_figures.name_worst(f"latency_{text}_ms")
 
 
-def _axis(axes: Axes, swept: Sweep, degrees: Sequence[int], name: str) -> None:
+def _axis(axes: Axes, swept: Sweep, name: str) -> None:
     from matplotlib.ticker import NullLocator
 
     places = list(swept.ticks)
@@ -299,13 +268,18 @@ def _axis(axes: Axes, swept: Sweep, degrees: Sequence[int], name: str) -> None:
         if swept.is_numeric:
             texts = _hide_touching([math.log(x) if is_logarithmic else x for x in places], texts, axes)
         axes.set_xticks(places, texts, rotation=0 if swept.is_numeric else 30)
-    lines = []
-    for place, tick in swept.ticks.items():
-        drawn = [cell for cell in swept.cells[place] if cell.degree in degrees]
-        why = [(cell.mode, absence_in_words(cell) or _explain_missing_latency(cell, name)) for cell in drawn]
-        if words := [f"{mode} {word}" for mode, word in why if word]:
-            lines.append(f"{tick}: {', '.join(words)}")
-    axes.set_xlabel("\n".join([swept.axis, *(wrap_lines(line, count_characters(axes)) for line in lines)]))
+    title = _RATE_TITLE if swept.kind is AxisKind.RATES else swept.axis
+    lines = [f"{tick}: {words}" for place, tick in swept.ticks.items() if (words := _explain(swept.cells[place], name))]
+    axes.set_xlabel("\n".join([title, *(wrap_lines(line, count_characters(axes)) for line in lines)]))
+
+
+def _explain(cells: Sequence[Cell], name: str) -> str:
+    """Return why cells have no figure: `naive oom`, `naive, MPS too few requests`; empty if all have one."""
+    modes: dict[str, dict[str, None]] = defaultdict(dict)
+    for cell in cells:
+        if why := absence_in_words(cell) or _explain_missing_latency(cell, name):
+            modes[why][cell.mode] = None
+    return "; ".join(f"{', '.join(members)} {why}" for why, members in modes.items())
 
 
 def _explain_missing_latency(cell: Cell, name: str) -> str:

@@ -19,8 +19,8 @@ from pipeline.report.page.table_format import Table, Values, format_estimate
 
 _NOTE = "One job alone; median over the blocks, with its 95 % t interval from three blocks on."
 _IDEAL = (
-    "Ideal: ratio of the multiprocessors, or, for memory bandwidth (micro_copy, micro_triad), of the memory slices; none "
-    "for transfers and launches, which MIG does not divide."
+    "Ideal: ratio of the multiprocessors, or, for memory bandwidth (micro_copy, micro_triad), of the memory slices; "
+    "none for transfers and launches, which MIG does not divide."
 )
 
 
