@@ -60,7 +60,7 @@ _MOST_TICKS = 10
 _DOUBLING, _WIDE = 1.5, 8
 """An axis is logarithmic if each value is at least 1.5 times the previous value, or the last 8 times the first."""
 
-_STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (7, 1.5, 1, 1.5, 1, 1.5)))
+_STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (7, 1.5, 1, 1.5, 1, 1.5)), (0, (10, 2)))
 _MARKERS = ("X", "P", "*", "d", "h", "p", "8")
 """Styles and markers of further lines of a mode: one for each degree, or for each profile or limit of one degree."""
 
@@ -181,10 +181,12 @@ def _style_lines(
     for (mode, degree), cell in first.items():
         number = every_degree.index(degree) if has_one_line_by_degree else drawn[cell.sharing]
         drawn[cell.sharing] += 1
+        colour = _choose_colour(cell, has_profile_colour=not has_one_line_by_degree)
+        dashes = number + (colour != cell.sharing.colour and cell.sharing == MIG)  # only serial jobs are solid
         styles[mode, degree] = {
-            "color": _choose_colour(cell, has_profile_colour=not has_one_line_by_degree),
+            "color": colour,
             "marker": [cell.sharing.marker, *_MARKERS][number % len(_MARKERS)],
-            "linestyle": _STYLES[number % len(_STYLES)],
+            "linestyle": _STYLES[dashes % len(_STYLES)],
             "markersize": 3.5,
             "linewidth": 1.4,
         }

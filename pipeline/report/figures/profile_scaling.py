@@ -38,11 +38,15 @@ Places = Mapping[str, Cell]
 
 
 def find_cases(cells: Sequence[Cell]) -> dict[Case, Places]:
-    """Return the cases that ran alone on `FEWEST` profiles or more, with a cell for each profile; one case is none."""
+    """Return the cells by profile of the cases that ran only alone, on `FEWEST` profiles or more.
+
+    Empty for a single case, whose figures `parameters` draws against the profile.
+    """
+    shared = {cell.case for cell in cells if cell.degree > 1}
     scanned = {
         case: by_place
         for case, by_place in scaling.group_by_profile(cells).items()
-        if len(by_place.keys() - {WHOLE_GPU}) >= FEWEST
+        if len(by_place.keys() - {WHOLE_GPU}) >= FEWEST and case not in shared
     }
     return scanned if len(scanned) > 1 else {}
 

@@ -66,7 +66,7 @@ def _tabulate(
         figures = [described.get(place, (unit, None))[1] for place in columns]
         if any(figures):
             rows.append((case.label, unit, *(figure and format_estimate(figure) for figure in figures)))
-    return Table(name, title, ("case", "unit", *map(_name_place, columns)), tuple(rows), _NOTE)
+    return Table(name, title, ("workload", "unit", *map(_name_place, columns)), tuple(rows), _NOTE)
 
 
 def ratio_table(cells: Sequence[Cell]) -> Table:
@@ -83,7 +83,7 @@ def ratio_table(cells: Sequence[Cell]) -> Table:
         rows.append((case.label, loss, *(_describe_ratio(by_pair, pair) for pair in pairs)))
     heads = [f"{_name_place(larger)} / {smaller}" for larger, smaller in pairs]
     note = f"Throughput on the larger profile, divided by that on the smaller, and its share of the ideal. {_IDEAL}"
-    columns = ("case", "loss by MIG (%)", *heads)
+    columns = ("workload", "loss by MIG (%)", *heads)
     return Table("profile-ratios", "Cost and scaling of MIG", columns, tuple(rows), note)
 
 

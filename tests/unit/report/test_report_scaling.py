@@ -104,7 +104,7 @@ def test_tables_have_a_row_a_format_and_a_column_a_profile() -> None:
     rows += [on("3g.20gb", 94.2, block, "micro_fp16_tensor") for block in range(1, 6)]
     cells = make_cells(study(*rows))
     table = throughput_table(cells)
-    assert table.columns == ("case", "unit", "whole GPU", "7g.40gb", "3g.20gb")
+    assert table.columns == ("workload", "unit", "whole GPU", "7g.40gb", "3g.20gb")
     by_case = {row[0]: row[1:] for row in table.rows}
     assert by_case["micro_fp16_tensor"] == ("samples/s", None, "151.7", "94.2")
     assert str(by_case["micro_fp32_cuda"][1]).startswith("16.8")
@@ -122,7 +122,7 @@ def test_fixed_work_has_a_table_of_times() -> None:
         for row in [on(place, rate, block, "particles")]
     ]
     table = time_table(make_cells(study(*rows)))
-    assert table.columns == ("case", "unit", "7g.40gb", "3g.20gb")
+    assert table.columns == ("workload", "unit", "7g.40gb", "3g.20gb")
     assert table.rows == (("particles", "s", "50", "100"),)
 
 
