@@ -11,7 +11,7 @@ from pipeline.report.figures.drawing import Drawn, draw
 from pipeline.report.read.group_series import GroupSeries
 from pipeline.report.read.study_records import Study
 
-FIGURES = (gain, mixes, copies, parameters, profile_scaling, energy, over_time)
+FIGURES = (gain, mixes, copies, profile_scaling, parameters, energy, over_time)
 """The modules of the figures; the first figure is at the top of the page."""
 
 

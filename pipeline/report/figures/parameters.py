@@ -78,7 +78,7 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
     drawn_together = profile_scaling.find_cases(cells)
     by_profile = sweeps.profiles([cell for cell in ran if cell.case not in drawn_together], FEWEST)
     for swept in (*sweeps.numbers(ran, FEWEST), *by_profile, *sweeps.models(ran, FEWEST)):
-        if panels := _panels(swept):
+        if _has_lines(swept) and (panels := _panels(swept)):
             yield Sketch(
                 name=f"against {swept.axis} {swept.what}",
                 title=f"{clean_text(swept.what, 100)} against {swept.axis}",
@@ -86,6 +86,13 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
                 section="Parameters",
                 paint=partial(_paint, swept, panels),
             )
+
+
+def _has_lines(swept: Sweep) -> bool:
+    """Return whether a mode has `FEWEST` values or more; serial jobs alone are no reason to draw other modes."""
+    lengths = {mode: len(by_place) for (mode, _), by_place in _lines(swept).items()}
+    shared = [length for mode, length in lengths.items() if mode != SERIAL.label]
+    return max(shared or lengths.values()) >= FEWEST
 
 
 def _caption(panels: Sequence[Metric]) -> str:

@@ -71,6 +71,13 @@ def test_two_values_or_two_params_that_change_at_once_make_no_line() -> None:
     assert sketches(*both) == {}
 
 
+def test_points_of_many_modes_at_few_values_make_no_figure() -> None:
+    rows = [copies("serial", 1, 1.0, own=params(batch_size=batch)) for batch in (4, 12, 24, 48)]
+    rows += [copies(mode, 1, 1.0, own=params(batch_size=batch)) for mode, batch in (("mps", 4), ("naive", 12))]
+    assert sketches(*rows) == {}
+    assert list(sketches(*rows[:4])) == ["against batch size resnet26_cifar10"]
+
+
 def test_two_swept_params_are_each_drawn_for_every_value_of_the_other() -> None:
     grid = [(batch, tokens) for batch in (1, 2, 4) for tokens in (32, 64, 128)]
     rows = [
@@ -142,12 +149,12 @@ def test_no_latency_is_drawn_of_a_rate_that_was_not_sustained_in_every_block() -
 
 
 def test_a_line_ends_at_a_value_that_its_mode_was_not_measured_at() -> None:
-    rows = [copies("serial", 1, 1.0 * batch, own=params(batch_size=batch)) for batch in (16, 32, 64)]
-    rows += [copies("naive", 1, 2.0 * batch, own=params(batch_size=batch)) for batch in (16, 64)]
+    rows = [copies("serial", 1, 1.0 * batch, own=params(batch_size=batch)) for batch in (16, 32, 64, 128)]
+    rows += [copies("naive", 1, 2.0 * batch, own=params(batch_size=batch)) for batch in (16, 64, 128)]
     (found,) = sketches(*rows).values()
-    whole, broken = lines(panels(found)["throughput of all jobs"])
-    assert whole == [(16, 16), (32, 32), (64, 64)]
-    assert (broken[0], broken[2]) == ((16, 32), (64, 128)) and math.isnan(broken[1][1])
+    complete, broken = lines(panels(found)["throughput of all jobs"])
+    assert complete == [(16, 16), (32, 32), (64, 64), (128, 128)]
+    assert (broken[0], *broken[2:]) == ((16, 32), (64, 128), (128, 256)) and math.isnan(broken[1][1])
 
 
 def test_a_percentile_of_some_windows_is_drawn_with_a_lower_one_that_all_have() -> None:
