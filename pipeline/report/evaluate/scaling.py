@@ -113,9 +113,9 @@ def compute_ideal(larger: Cell, smaller: Cell) -> float | None:
 def _count_memory_slices(cell: Cell) -> int | None:
     model = mig_table.models().get(mig_table.find_model_name(cell.device))
     if model is None or cell.sharing != MIG:
-        return model and model.memory_slices
+        return None if model is None else model.memory_slices
     profile = model.find_profile(mig_names.split(cell.profiles[0])[0])
-    return profile and profile.memory_slices
+    return None if profile is None else profile.memory_slices
 
 
 def compare_co_runners(cells: Sequence[Cell]) -> Iterator[CoRunnerEffect]:

@@ -23,7 +23,7 @@ Program = tuple[str, Mapping[str, str]]
 """The name of a workload and the params of its program."""
 
 
-_ASKED = frozenset(
+_REQUEST_PARAMS = frozenset(
     {
         *("arrival", service_figures.RATE, "outstanding", "batch_size", "serve", "max_batch", "max_delay_ms"),
         *(service_figures.OBJECTIVE, service_figures.OBJECTIVE_PERCENTILE, "step_mode", "precision", "threads"),
@@ -153,21 +153,21 @@ def models(cells: Sequence[Cell], fewest: int) -> Iterator[Sweep]:
     alike: dict[tuple[str, Items], dict[str, list[Cell]]] = defaultdict(lambda: defaultdict(list))
     for cell in (cell for cell in cells if not cell.case.is_mix and cell.unit == work_units.REQUESTS):
         (params,) = cell.case.params
-        asked = {key: value for key, value in list_program_params(params).items() if key in _ASKED}
-        alike[cell.case.setting, tuple(sorted(asked.items()))][params["workload"]].append(cell)
+        request = [(key, value) for key, value in list_program_params(params).items() if key in _REQUEST_PARAMS]
+        alike[cell.case.setting, tuple(sorted(request))][params["workload"]].append(cell)
     swept = {
-        asked: by_name
-        for (_, asked), by_name in alike.items()
+        settings: by_name
+        for (_, settings), by_name in alike.items()
         if len(by_name) >= fewest and all(len({cell.case for cell in members}) == 1 for members in by_name.values())
     }
-    for asked, words in zip(swept, labels.distinguish_params([dict(asked) for asked in swept]), strict=True):
-        names = sorted(swept[asked], key=natural_key)
+    for settings, words in zip(swept, labels.distinguish_params([dict(settings) for settings in swept]), strict=True):
+        names = sorted(swept[settings], key=natural_key)
         heads = {name.partition("_")[0] for name in names}
         prefix = f"{heads.pop()}_" if len(heads) == 1 else ""
         yield Sweep(
             axis="model",
             what=f"services {words}".strip(),
             ticks={float(place): name.removeprefix(prefix) for place, name in enumerate(names)},
-            cells={float(place): swept[asked][name] for place, name in enumerate(names)},
+            cells={float(place): swept[settings][name] for place, name in enumerate(names)},
             kind=AxisKind.MODELS,
         )

@@ -224,7 +224,7 @@ def _line(
     medians = _break_line(swept, {place: estimate.median for place, estimate in estimates.items()})
     errors = [error_bar(estimates[place]) if place in estimates else (0.0, 0.0) for place in medians]
     places = [place + beside for place in medians]
-    joined = style | ({"linestyle": "none"} if swept.kind is AxisKind.MODELS else {})
+    joined = {**style, **({"linestyle": "none"} if swept.kind is AxisKind.MODELS else {})}
     below_and_above = list(zip(*errors, strict=True))
     handle = axes.errorbar(places, list(medians.values()), below_and_above, elinewidth=0.9, capsize=2, **joined)
     hollow_points(axes, {place + beside: estimate for place, estimate in estimates.items()}, style)

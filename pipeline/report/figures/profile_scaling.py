@@ -43,7 +43,7 @@ def find_cases(cells: Sequence[Cell]) -> dict[Case, Places]:
     Empty for a single case, whose figures `parameters` draws against the profile.
     """
     shared = {cell.case for cell in cells if cell.degree > 1}
-    scanned = {
+    scanned: dict[Case, Places] = {
         case: by_place
         for case, by_place in scaling.group_by_profile(cells).items()
         if len(by_place.keys() - {WHOLE_GPU}) >= FEWEST and case not in shared
@@ -89,7 +89,7 @@ def _panel(axes: Axes, workload: str, cases: Mapping[Case, Places]) -> dict[str,
         reference = next(cell for place, cell in by_place.items() if place != WHOLE_GPU)
         estimates = {
             float(ticks.index(place)): cell.estimate(shares)
-            for place, cell in reversed(by_place.items())
+            for place, cell in reversed(list(by_place.items()))
             if (shares := ratios(cell, reference, cell.throughput))
         }
         errors = list(zip(*map(error_bar, estimates.values()), strict=True))

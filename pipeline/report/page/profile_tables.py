@@ -65,7 +65,8 @@ def _tabulate(
         unit = next(iter(described.values()))[0]
         figures = [described.get(place, (unit, None))[1] for place in columns]
         if any(figures):
-            rows.append((case.label, unit, *(figure and format_estimate(figure) for figure in figures)))
+            texts = [None if figure is None else format_estimate(figure) for figure in figures]
+            rows.append((case.label, unit, *texts))
     return Table(name, title, ("workload", "unit", *map(_name_place, columns)), tuple(rows), _NOTE)
 
 
