@@ -57,8 +57,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_TICKS = 10
-_DOUBLING, _WIDE = 1.5, 8
-"""An axis is logarithmic if each value is at least 1.5 times the previous value, or the last 8 times the first."""
+_DOUBLING, _WIDE = 1.5, defaultdict(lambda: 8, {AxisKind.RATES: 16})
+"""An axis is logarithmic if each value is at least 1.5 times the previous value, or the last 8 times the first; an axis
+of arrival rates only if the last is 16 times the first."""
 
 _STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (7, 1.5, 1, 1.5, 1, 1.5)), (0, (10, 2)))
 _MARKERS = ("X", "P", "*", "d", "h", "p", "8")
@@ -266,8 +267,8 @@ def _axis(axes: Axes, swept: Sweep, name: str) -> None:
 
     places = list(swept.ticks)
     grows = all(before * _DOUBLING <= after for before, after in itertools.pairwise(places))
-    is_wide = places[0] > 0 and (grows or places[-1] >= _WIDE * places[0])
-    is_logarithmic = swept.kind is AxisKind.NUMBERS and is_wide
+    is_wide = (grows and swept.kind is AxisKind.NUMBERS) or places[-1] >= _WIDE[swept.kind] * places[0]
+    is_logarithmic = swept.is_numeric and places[0] > 0 and is_wide
     if is_logarithmic:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_minor_locator(NullLocator())

@@ -7,10 +7,14 @@ import itertools
 import math
 from typing import Any
 
+import pytest
+
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.figures import parameters
 from tests.support.report_rows import copies, job, params, row, study
+
+SERVED = "throughput_total_requests_per_s"
 
 
 def sketches(*rows: Any) -> dict[str, Any]:
@@ -114,6 +118,20 @@ def test_latency_is_drawn_against_the_rate_of_a_service_also_beside_a_training()
     assert lines(drawn["p99 latency of the slowest job"]) == [[(25, 75), (50, 150), (75, 225)]]
     assert lines(drawn["standard deviation of the latency of the slowest job"]) == [[(25, 12.5), (50, 25), (75, 37.5)]]
     assert not any("p95" in title for title in drawn)
+
+
+@pytest.mark.parametrize(("rates", "scale"), [((25, 50, 100, 200), "linear"), ((10, 100, 1000), "log")])
+def test_an_axis_of_rates_is_linear_unless_they_differ_much(rates: tuple[int, ...], scale: str) -> None:
+    rows = [
+        row(
+            "naive",
+            (job(0, params("infer", work_unit="requests", rate_per_s=rate), None),),
+            metrics={SERVED: 1.0 * rate},
+        )
+        for rate in rates
+    ]
+    (found,) = sketches(*rows).values()
+    assert {axes.get_xscale() for axes in found.paint().axes} == {scale}
 
 
 def test_what_is_missing_is_told_by_reason_below_the_axis() -> None:
