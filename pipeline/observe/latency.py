@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     Values = NDArray[np.float64]
 
-REQUESTS = "requests"
 LEAST_SHORT, SHORT_SHARE = 10, 0.01
 LATE_MS, LATE_SHARE = 1.0, 0.1
 """A generator of requests is late in two cases: more than both `LEAST_SHORT` and `SHORT_SHARE` of the due requests were
@@ -45,8 +44,8 @@ def compute_figures(
     if not len(answered) or not len(due) or seconds <= 0:
         return {}
     metrics = {
-        work_units.rate_of(REQUESTS): len(answered) / seconds,
-        work_units.number_of(REQUESTS): float(len(due)),
+        work_units.rate_of(work_units.REQUESTS): len(answered) / seconds,
+        work_units.number_of(work_units.REQUESTS): float(len(due)),
         **_compute_latencies(due),
     }
     if objective is not None:

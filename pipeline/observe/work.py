@@ -69,7 +69,9 @@ def explain_absence(group: Group, job: Job, log: Events, metrics: dict[str, floa
     if group.window.kind is WindowKind.INTERLEAVED and is_lacking:
         return "the job completed no step in one of its slices; raise window.slice_s"
     if group.window.kind is WindowKind.STEADY and not job.is_co_runner and is_lacking:
-        what = "request was sent and answered" if job.workload.work_unit == latency.REQUESTS else "step was completed"
+        what = (
+            "request was sent and answered" if job.workload.work_unit == work_units.REQUESTS else "step was completed"
+        )
         lower = " or lower the request rate" if job.workload.is_rate_given else ""
         return f"no {what} inside the window; raise {group.window.longest_key}{lower}"
     if not job.workload.ends_by_itself and not list_instants_ns(log):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-MEAN, P99 = "latency_mean_ms", "latency_p99_ms"
+MEAN, P99, DEVIATION = "latency_mean_ms", "latency_p99_ms", "latency_std_ms"
+STEP_TIME = "step_time_p50_ms"
+"""Median time of the steps of one training job."""
 LATENCIES = (MEAN, "latency_p50_ms", "latency_p95_ms", P99, "latency_p999_ms")
 """Latencies of one job, counted from the scheduled send time of a request."""
 GOODPUT, SUSTAINED = "goodput_requests_per_s", "rate_sustained_ratio"

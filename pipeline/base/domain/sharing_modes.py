@@ -122,6 +122,15 @@ MODES: Mapping[str, SharingMode] = {
 SPARE_COLOURS = (("#997700", "#c9a227"), ("#228833", "#5dc26e"), ("#aa3377", "#d671ad"))
 """Light and dark colours for modes that are not in the table."""
 
+PROFILE_COLOURS: Mapping[int, tuple[str, str]] = {
+    1: ("#f2a0a5", "#97506e"),
+    2: ("#e06478", "#c05f86"),
+    3: ("#b93a72", "#de7f9f"),
+    4: ("#7a1f6e", "#f1a9b1"),
+    7: ("#3b0f4c", "#ffd8d2"),
+}
+"""Light and dark colours of lines on MIG instances, by compute slices: in grey, more slices have more contrast."""
+
 _SPARE_MARKERS = ("P", "X", "*")
 
 

@@ -43,6 +43,8 @@ MEAN_LATENCY, P99_LATENCY = (
     service_figures.name_worst(service_figures.MEAN),
     service_figures.name_worst(service_figures.P99),
 )
+LATENCY_DEVIATION = service_figures.name_worst(service_figures.DEVIATION)
+STEP_TIME = service_figures.name_worst(service_figures.STEP_TIME)
 HOST_BOUND = "host_bound_ratio"
 ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO = "energy_vs_alone_ratio", "energy_vs_best_solo_ratio"
 MEMORY, INSTANCE_MEMORY = MEMORY_PEAK, "instance_memory_peak_mib"
@@ -114,6 +116,8 @@ _ALL = (
     Metric(BEST_SOLO, "speed-up against the best step mode alone"),
     Metric(SLOWDOWN, "worst slowdown"),
     *(Metric(name, f"{title} of the slowest job", "ms") for name, title in _LATENCIES.items()),
+    Metric(LATENCY_DEVIATION, "standard deviation of the latency of the slowest job", "ms"),
+    Metric(STEP_TIME, "median step time of the slowest job", "ms"),
     Metric(service_figures.GOODPUT_TOTAL, "goodput of all jobs", "requests/s"),
     Metric(service_figures.SUSTAINED_WORST, "answers over arrivals", scale=Scale.SHARE),
     Metric(service_figures.OBJECTIVE_MET_WORST, "objective met", scale=Scale.SHARE),
@@ -162,7 +166,7 @@ HOST = (
 
 GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("speed", "Speed", _SPEED),
-    ("latency", "Latency", (*_LATENCIES, *_SERVED)),
+    ("latency", "Latency", (*_LATENCIES, LATENCY_DEVIATION, *_SERVED)),
     ("fairness", "Slowdown and fairness", _FAIRNESS),
     ("utilisation", "Utilisation and memory", (*ACTIVITY, MEMORY, MEMORY_FORECAST)),
     ("energy", "Energy, power and clocks", (*_ENERGY, *_POWER, THROTTLED)),

@@ -36,6 +36,8 @@ from pipeline.report.evaluate.metrics import (
     ENERGY_VS_BEST_SOLO,
     HOST,
     INSTANCE_MEMORY,
+    LATENCY_DEVIATION,
+    STEP_TIME,
     WINDOW,
     find_sampled_metrics,
     find_work_metrics,
@@ -156,7 +158,7 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
         for unit in work_units.find_units(row.metrics):
             if work_units.energy_of(unit) in row_figures:
                 row_figures[work_units.energy_above_idle_of(unit)] = share * row_figures[work_units.energy_of(unit)]
-    row_figures |= _epochs(row, baselines) | _combine_instances(row) | _energies(row, baselines)
+    row_figures |= _slowest_job(row) | _epochs(row, baselines) | _combine_instances(row) | _energies(row, baselines)
     alone = [baselines.solo(row, job) for job in row.jobs]
     figures = _normalise(row, alone, baselines.total_time_s(row))
     if figures and (best := find_best_solos(row, baselines)):
@@ -262,6 +264,14 @@ def _ratio(figures: Mapping[str, float], of: Mapping[str, float], name: str) -> 
     return figures[name] / of[name] if name in figures and of.get(name) else None
 
 
+def _slowest_job(row: Row) -> dict[str, float]:
+    """Return the largest deviation of latency of the services of a row; without services, the longest step time."""
+    services = [job for job in row.jobs if {service_figures.MEAN, service_figures.SUSTAINED} & job.metrics.keys()]
+    name, jobs = (service_figures.DEVIATION, services) if services else (service_figures.STEP_TIME, row.jobs)
+    times = [job.metrics[name] for job in jobs if name in job.metrics]
+    return {service_figures.name_worst(name): max(times)} if times and len(times) == len(jobs) else {}
+
+
 def _combine_instances(row: Row) -> dict[str, float]:
     # Jobs may share an instance.
     instances = {job.place["gi_id"]: job.metrics for job in row.jobs if "gi_id" in job.place}
@@ -283,6 +293,7 @@ def name_workload_metric(worst: str, workload: str) -> str:
 def derive_serial_copies(alone: Mapping[str, float], solo: Row, degree: int) -> dict[str, float]:
     """Derive the figures of `degree` serial copies from those of the solo run."""
     names = [name for name in _RECORDED if name not in ("makespan_s", WINDOW, "overlap_ratio")]
+    names += [LATENCY_DEVIATION, STEP_TIME]
     names += [SPEEDUP, BEST_SOLO, ENERGY_VS_BEST_SOLO, *find_work_metrics(solo), *find_sampled_metrics(solo)]
     figures = {name: alone[name] for name in names if name in alone}
     if not solo.window.is_steady and "makespan_s" in alone:

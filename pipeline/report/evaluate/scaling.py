@@ -1,12 +1,16 @@
-"""The cost of MIG, the scaling of its profiles and the effect of co-runners, by the throughput of one job."""
+"""The cost of MIG, the scaling of its profiles and the effect of co-runners, by the throughput of one job.
+
+Arithmetic scales ideally with the multiprocessors of an instance, memory bandwidth with its memory slices.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.base.domain import mig_names, mig_table
 from pipeline.base.domain.sharing_modes import MIG, SERIAL
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import Case, Cell, ratios
@@ -16,6 +20,11 @@ from pipeline.report.read import labels
 
 _FURTHER = (("7g", "3g"), ("4g", "2g"))
 """Pairs of profiles that are compared even if a profile of a size in between was measured."""
+
+_BANDWIDTH = frozenset({"micro_copy", "micro_triad"})
+"""Workloads that are limited by memory bandwidth."""
+_HOST = frozenset({"micro_to_device", "micro_to_host", "micro_launch"})
+"""Workloads that are limited by the host or by PCIe, which MIG does not divide."""
 
 _NEARLY_WHOLE = 1.2
 """A profile is nearly the whole GPU if the GPU has less than this number times the profile's multiprocessors."""
@@ -28,7 +37,8 @@ class Step:
     Attributes:
         larger, smaller: MIG profiles, or `WHOLE_GPU`.
         ratio: ratio of the throughputs.
-        ideal: ratio of the multiprocessors.
+        ideal: ratio of the multiprocessors, for memory bandwidth of the memory slices; `None` if unknown, or if the
+            throughput depends on neither.
         published: published ratio, with the GPU in parentheses; empty if there is none.
     """
 
@@ -56,33 +66,56 @@ class CoRunnerEffect:
 
 def steps(cells: Sequence[Cell]) -> Iterator[Step]:
     """Yield the whole GPU over the largest profile, each profile over the next smaller, 7g over 3g, and 4g over 2g."""
+    for case, by_place in group_by_profile(cells).items():
+        further = [
+            (larger, smaller)
+            for larger, smaller in itertools.combinations(by_place, 2)
+            if (cut_to_slices(larger), cut_to_slices(smaller)) in _FURTHER
+        ]
+        for larger, smaller in dict.fromkeys([*itertools.pairwise(by_place), *further]):
+            if by_block := ratios(by_place[larger], by_place[smaller], by_place[smaller].throughput):
+                yield Step(
+                    case=case,
+                    larger=larger,
+                    smaller=smaller,
+                    ratio=by_place[smaller].estimate(by_block),
+                    ideal=compute_ideal(by_place[larger], by_place[smaller]),
+                    published=_find_published(case.params[0], cut_to_slices(larger), cut_to_slices(smaller)),
+                )
+
+
+def group_by_profile(cells: Sequence[Cell]) -> dict[Case, dict[str, Cell]]:
+    """Return the cells of one job without co-runners on the whole GPU and on MIG profiles, the largest first."""
     places: dict[Case, dict[str, Cell]] = defaultdict(dict)
     for cell in cells:
         is_one = cell.degree == 1 and not cell.case.is_mix and not cell.co_runners
         is_known = not cell.num_given and cell.is_ranked and cell.throughput in cell.values
         if is_one and is_known and (place := find_place(cell)) is not None:
             places[cell.case][place] = cell
-    for case, by_place in places.items():
-        profiles = sorted((p for p in by_place if p != WHOLE_GPU), key=labels.rank_profile, reverse=True)
-        if not profiles:
-            continue
-        in_order = [WHOLE_GPU] * (WHOLE_GPU in by_place) + profiles
-        further = [
-            (larger, smaller)
-            for larger, smaller in itertools.combinations(profiles, 2)
-            if (cut_to_slices(larger), cut_to_slices(smaller)) in _FURTHER
-        ]
-        for larger, smaller in dict.fromkeys([*itertools.pairwise(in_order), *further]):
-            if by_block := ratios(by_place[larger], by_place[smaller], by_place[smaller].throughput):
-                num_larger, num_smaller = by_place[larger].multiprocessors, by_place[smaller].multiprocessors
-                yield Step(
-                    case=case,
-                    larger=larger,
-                    smaller=smaller,
-                    ratio=by_place[smaller].estimate(by_block),
-                    ideal=num_larger / num_smaller if num_larger and num_smaller else None,
-                    published=_find_published(case.params[0], cut_to_slices(larger), cut_to_slices(smaller)),
-                )
+    return {case: {place: by_place[place] for place in sort_places(by_place)} for case, by_place in places.items()}
+
+
+def sort_places(places: Iterable[str]) -> list[str]:
+    """Sort profiles by size, the largest first, after the whole GPU."""
+    return sorted(places, key=lambda place: (place == WHOLE_GPU, labels.rank_profile(place)), reverse=True)
+
+
+def compute_ideal(larger: Cell, smaller: Cell) -> float | None:
+    """Return the ratio of multiprocessors, or of memory slices for memory bandwidth; `None` if neither is known."""
+    workload = smaller.case.params[0].get("workload", "")
+    if workload in _HOST:
+        return None
+    count = _count_memory_slices if workload in _BANDWIDTH else lambda cell: cell.multiprocessors
+    numbers = count(larger), count(smaller)
+    return numbers[0] / numbers[1] if numbers[0] and numbers[1] else None
+
+
+def _count_memory_slices(cell: Cell) -> int | None:
+    model = mig_table.models().get(mig_table.find_model_name(cell.device))
+    if model is None or cell.sharing != MIG:
+        return None if model is None else model.memory_slices
+    profile = model.find_profile(mig_names.split(cell.profiles[0])[0])
+    return None if profile is None else profile.memory_slices
 
 
 def compare_co_runners(cells: Sequence[Cell]) -> Iterator[CoRunnerEffect]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.group_names import list_program_params, spell_flags
+from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate.cells import Case, Cell, list_cases
 from pipeline.report.read import labels
 
@@ -20,6 +23,24 @@ Program = tuple[str, Mapping[str, str]]
 """The name of a workload and the params of its program."""
 
 
+_REQUEST_PARAMS = frozenset(
+    {
+        *("arrival", service_figures.RATE, "outstanding", "batch_size", "serve", "max_batch", "max_delay_ms"),
+        *(service_figures.OBJECTIVE, service_figures.OBJECTIVE_PERCENTILE, "step_mode", "precision", "threads"),
+    }
+)
+"""The params of a service that do not define its model."""
+
+
+class AxisKind(enum.Enum):
+    """The kind of a swept parameter: any number, an arrival rate, the profiles of MIG, or the models of services."""
+
+    NUMBERS = "numbers"
+    RATES = "rates"
+    PROFILES = "profiles"
+    MODELS = "models"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     """Cells that differ in one parameter.
@@ -28,14 +49,19 @@ class Sweep:
         axis: name of the parameter.
         what: name of the jobs, without the parameter.
         ticks, cells: labels and cells by place on the axis, in order.
-        is_numeric: whether the places are the values of the parameter.
+        kind: kind of the axis; the places of a numeric axis are the values of the parameter.
     """
 
     axis: str
     what: str
     ticks: Mapping[float, str]
     cells: Mapping[float, Sequence[Cell]]
-    is_numeric: bool = True
+    kind: AxisKind = AxisKind.NUMBERS
+
+    @property
+    def is_numeric(self) -> bool:
+        """True if the places are values of the parameter."""
+        return self.kind in (AxisKind.NUMBERS, AxisKind.RATES)
 
 
 def numbers(cells: Sequence[Cell], fewest: int, only: str | None = None) -> Iterator[Sweep]:
@@ -64,6 +90,7 @@ def numbers(cells: Sequence[Cell], fewest: int, only: str | None = None) -> Iter
                 what=f"{what} {word}".strip(),
                 ticks={value: f"{value:g}" for value in sorted(by_value)},
                 cells=dict(sorted(by_value.items())),
+                kind=AxisKind.RATES if key == service_figures.RATE else AxisKind.NUMBERS,
             )
 
 
@@ -117,5 +144,30 @@ def profiles(cells: Sequence[Cell], fewest: int) -> Iterator[Sweep]:
                 what=case.label,
                 ticks={float(place): profile for place, profile in enumerate(in_order)},
                 cells={float(place): by_profile[profile] for place, profile in enumerate(in_order)},
-                is_numeric=False,
+                kind=AxisKind.PROFILES,
             )
+
+
+def models(cells: Sequence[Cell], fewest: int) -> Iterator[Sweep]:
+    """Yield a sweep over `fewest` models of services or more that are asked in the same way."""
+    alike: dict[tuple[str, Items], dict[str, list[Cell]]] = defaultdict(lambda: defaultdict(list))
+    for cell in (cell for cell in cells if not cell.case.is_mix and cell.unit == work_units.REQUESTS):
+        (params,) = cell.case.params
+        request = [(key, value) for key, value in list_program_params(params).items() if key in _REQUEST_PARAMS]
+        alike[cell.case.setting, tuple(sorted(request))][params["workload"]].append(cell)
+    swept = {
+        settings: by_name
+        for (_, settings), by_name in alike.items()
+        if len(by_name) >= fewest and all(len({cell.case for cell in members}) == 1 for members in by_name.values())
+    }
+    for settings, words in zip(swept, labels.distinguish_params([dict(settings) for settings in swept]), strict=True):
+        names = sorted(swept[settings], key=natural_key)
+        heads = {name.partition("_")[0] for name in names}
+        prefix = f"{heads.pop()}_" if len(heads) == 1 else ""
+        yield Sweep(
+            axis="model",
+            what=f"services {words}".strip(),
+            ticks={float(place): name.removeprefix(prefix) for place, name in enumerate(names)},
+            cells={float(place): swept[settings][name] for place, name in enumerate(names)},
+            kind=AxisKind.MODELS,
+        )

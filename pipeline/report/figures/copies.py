@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, list_cases, list_metrics, list_modes
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, METRICS, TOTAL_TIME, Metric
+from pipeline.report.evaluate.scaling import find_place
 from pipeline.report.evaluate.sweeps import FEWEST
 from pipeline.report.evaluate.wording import join_words
 from pipeline.report.figures.bars import (
@@ -33,12 +34,16 @@ _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield a sketch for each workload that ran in several modes, unless `parameters` draws it as a numeric sweep."""
+    """Yield a sketch for each workload that ran in several modes, unless other figures or tables show it.
+
+    `parameters` draws sweeps; jobs that ran only alone, on the whole GPU and on MIG profiles, are in `profile_tables`.
+    """
     copies = [cell for cell in cells if not cell.case.is_mix]
-    swept = {cell.case for sweep in sweeps.numbers(copies, FEWEST) for cell in chain(*sweep.cells.values())}
+    sweeping = (*sweeps.numbers(copies, FEWEST), *sweeps.models(copies, FEWEST))
+    swept = {cell.case for sweep in sweeping for cell in chain(*sweep.cells.values())}
     for case in (case for case in list_cases(copies) if case not in swept):
         members = [cell for cell in cells if cell.case == case]
-        if len({cell.mode for cell in members}) > 1:
+        if len({cell.mode for cell in members}) > 1 and not all(map(_is_alone, members)):
             yield Sketch(
                 name=f"workload-{case.label}",
                 title=clean_text(case.label),
@@ -46,6 +51,10 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
                 section="Workloads",
                 paint=partial(_paint, members),
             )
+
+
+def _is_alone(cell: Cell) -> bool:
+    return cell.degree == 1 and find_place(cell) is not None and not cell.num_given
 
 
 def _speed_metric(cells: Sequence[Cell]) -> Metric:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.domain.sharing_modes import MODES, SPARE_COLOURS
+from pipeline.base.domain.sharing_modes import MODES, PROFILE_COLOURS, SPARE_COLOURS
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.figures.parts import Part, split_figure
 
@@ -33,7 +33,12 @@ STAMP = "simulated, no measurement of a real GPU"
 INK, FAINT, PAPER, WARNING = "#1b1b1c", "#8f8f92", "#fefefe", "#a8231c"
 SERIES_COLOURS = (("#1b1b1d", "#e8e8ea"), ("#2a8a86", "#4fc4be"), ("#7050b0", "#a98fe0"), ("#8a5a2b", "#c99a66"))
 """Colours of quantities over time, on light and on dark pages."""
-COLOURS = (*((mode.colour, mode.dark_colour) for mode in MODES.values()), *SPARE_COLOURS, *SERIES_COLOURS)
+COLOURS = (
+    *((mode.colour, mode.dark_colour) for mode in MODES.values()),
+    *SPARE_COLOURS,
+    *SERIES_COLOURS,
+    *PROFILE_COLOURS.values(),
+)
 """All colours of data, on light and on dark pages."""
 
 THEME = {INK: "ink", FAINT: "faint", PAPER: "paper", WARNING: "warning"} | {

@@ -1,7 +1,7 @@
 """Figures against one swept parameter: batch size, sequence length, arrival rate, a script's flag, MIG profile, ...
 
-One kind of figure has a numeric param on its axis, if cases differ only in this param. The other kind has the MIG
-profiles on which the same jobs ran.
+The axis has the values of a numeric param, if cases differ only in this param; the MIG profiles on which the same jobs
+ran; or the models of services that are asked in the same way.
 """
 
 from __future__ import annotations
@@ -15,23 +15,28 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
-from pipeline.base.domain.sharing_modes import SharingMode
+from pipeline.base.domain.sharing_modes import MIG, PROFILE_COLOURS, SERIAL, SharingMode
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, list_metrics
 from pipeline.report.evaluate.joules import choose_prefix, scale_estimate
 from pipeline.report.evaluate.metrics import (
     INSTANCE_MEMORY,
+    LATENCY_DEVIATION,
     MEAN_LATENCY,
     MEMORY,
     P99_LATENCY,
+    STEP_TIME,
     Metric,
+    is_latency,
     name_instance_metric,
 )
-from pipeline.report.evaluate.sweeps import FEWEST, Sweep, parse_number
+from pipeline.report.evaluate.sweeps import FEWEST, AxisKind, Sweep, parse_number
 from pipeline.report.evaluate.wording import absence_in_words
+from pipeline.report.figures import profile_scaling
 from pipeline.report.figures.bars import NOT_SUSTAINED
 from pipeline.report.figures.drawing import (
+    FAINT,
     HOLLOW_CAPTION,
     INK,
     Sketch,
@@ -44,6 +49,7 @@ from pipeline.report.figures.drawing import (
     set_title,
     wrap_lines,
 )
+from pipeline.report.read import labels
 from pipeline.report.read.group_series import GroupSeries
 
 if TYPE_CHECKING:
@@ -51,25 +57,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_TICKS = 10
-_DOUBLING, _WIDE = 1.5, 8
-"""An axis is logarithmic if each value is at least 1.5 times the previous value, or the last 8 times the first."""
+_DOUBLING, _WIDE = 1.5, defaultdict(lambda: 8, {AxisKind.RATES: 16})
+"""An axis is logarithmic if each value is at least 1.5 times the previous value, or the last 8 times the first; an axis
+of arrival rates only if the last is 16 times the first."""
 
-_STYLES = ("-", "--", "-.", ":")
+_STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (7, 1.5, 1, 1.5, 1, 1.5)), (0, (10, 2)))
 _MARKERS = ("X", "P", "*", "d", "h", "p", "8")
 """Styles and markers of further lines of a mode: one for each degree, or for each profile or limit of one degree."""
 
-_MEDIAN_LATENCY, _P95_LATENCY = (
-    service_figures.name_worst("latency_p50_ms"),
-    service_figures.name_worst("latency_p95_ms"),
-)
+_P95_LATENCY = service_figures.name_worst("latency_p95_ms")
 _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
+_BESIDE = 0.7
+"""The share of the distance between two models over which the points of one model are spread."""
+_TOO_FEW = "too few requests"
+_RATE_TITLE = "arrival rate of a job (requests/s)"
 
 
 def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
     """Yield a sketch for each parameter that was varied while all others were constant."""
     ran = [cell for cell in cells if not cell.is_derived]
-    for swept in (*sweeps.numbers(ran, FEWEST), *sweeps.profiles(ran, FEWEST)):
-        if panels := _panels(swept):
+    drawn_together = profile_scaling.find_cases(cells)
+    by_profile = sweeps.profiles([cell for cell in ran if cell.case not in drawn_together], FEWEST)
+    for swept in (*sweeps.numbers(ran, FEWEST), *by_profile, *sweeps.models(ran, FEWEST)):
+        if _has_lines(swept) and (panels := _panels(swept)):
             yield Sketch(
                 name=f"against {swept.axis} {swept.what}",
                 title=f"{clean_text(swept.what, 100)} against {swept.axis}",
@@ -79,15 +89,23 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
             )
 
 
+def _has_lines(swept: Sweep) -> bool:
+    """Return whether a mode has `FEWEST` values or more; serial jobs alone are no reason to draw other modes."""
+    lengths = {mode: len(by_place) for (mode, _), by_place in _lines(swept).items()}
+    shared = [length for mode, length in lengths.items() if mode != SERIAL.label]
+    return max(shared or lengths.values()) >= FEWEST
+
+
 def _caption(panels: Sequence[Metric]) -> str:
     caption = (
         f"Medians over the blocks and 95 % t intervals; for memory, the lowest and highest block. {HOLLOW_CAPTION}"
     )
+    caption += " A line joins neighbouring values of the axis, and ends where a figure is missing."
     names = {metric.name for metric in panels}
     if MEAN_LATENCY in names:
         caption += (
-            " Latencies are those of the slowest job. Line: mean. Band: median to p99, or to p95 if there are too few "
-            "requests for a p99. Dotted: the objective."
+            " Latencies are those of the slowest job; the standard deviation is that of its requests in a window. "
+            "Dotted: the objective."
         )
     if names & {*_ACTIVITY, MEMORY} or any("energy" in name for name in names):
         caption += " Activity, memory and energy are those of the whole GPU, unless the title mentions an instance."
@@ -99,13 +117,25 @@ def _panels(swept: Sweep) -> list[Metric]:
     known = list_metrics(cells)
     counts = work_units.find_units(known)
     slowdown = [SLOWDOWN] if cells[0].case.is_mix else []
-    speed = [*map(work_units.total_of, counts), SPEEDUP, *slowdown, MEAN_LATENCY, service_figures.GOODPUT_TOTAL]
+    if swept.kind is AxisKind.MODELS:
+        counts = (work_units.REQUESTS,)  # an image is not a text
+    speed = [*map(work_units.total_of, counts), SPEEDUP, *slowdown, service_figures.GOODPUT_TOTAL]
     activity = [*_ACTIVITY, *map(name_instance_metric, _ACTIVITY)]
+    energy = map(work_units.energy_of, counts)
     return [
         known[name]
-        for name in (*speed, *activity, MEMORY, INSTANCE_MEMORY, *map(work_units.energy_of, counts))
+        for name in (*speed, *_time_metrics(cells), *activity, MEMORY, INSTANCE_MEMORY, *energy)
         if sum(any(name in cell.figures for cell in members) for members in swept.cells.values()) > 1
     ]
+
+
+def _time_metrics(cells: Sequence[Cell]) -> list[str]:
+    """Return the quantities of latency: mean, p99 (and p95 if a p99 is missing) and deviation, else the step time."""
+    served = [cell for cell in cells if MEAN_LATENCY in cell.figures]
+    if not served:
+        return [STEP_TIME]
+    tails = [P99_LATENCY] if all(P99_LATENCY in cell.figures for cell in served) else [P99_LATENCY, _P95_LATENCY]
+    return [MEAN_LATENCY, *tails, LATENCY_DEVIATION]
 
 
 def _lines(swept: Sweep) -> dict[tuple[str, int], dict[float, Cell]]:
@@ -113,89 +143,102 @@ def _lines(swept: Sweep) -> dict[tuple[str, int], dict[float, Cell]]:
     lines: dict[tuple[str, int], dict[float, Cell]] = defaultdict(dict)
     for place, members in swept.cells.items():
         for cell in members:
-            mode = cell.mode if swept.is_numeric else cell.sharing.label
+            mode = cell.sharing.label if swept.kind is AxisKind.PROFILES else cell.mode
             lines[mode, cell.degree][place] = cell
     return dict(sorted(lines.items(), key=lambda item: (next(iter(item[1].values())).sharing.order, item[0])))
 
 
 def _paint(swept: Sweep, metrics: Sequence[Metric]) -> Figure:
     lines = _lines(swept)
-    every_cell = [cell for by_place in lines.values() for cell in by_place.values()]
     every_degree = sorted({degree for _, degree in lines})
-    sharings = [(next(iter(by_place.values())).sharing, degree) for (_, degree), by_place in lines.items()]
-    styles_by_degree = len(set(sharings)) == len(sharings)
-    panels = list(itertools.chain(*(_split_panels(metric, every_degree) for metric in metrics)))
-    figure, every_axes = make_panels(len(panels), 2.6)
+    styles = _style_lines(lines, every_degree)
+    figure, every_axes = make_panels(len(metrics), 2.6)
     handles: dict[str, Any] = {}
-    latencies: list[Axes] = []
-    for axes, (metric, title, degrees) in zip(every_axes, panels, strict=True):
-        known = (cell.figures[metric.name] for cell in every_cell if metric.name in cell.figures)
+    shift = _BESIDE / len(lines) if swept.kind is AxisKind.MODELS else 0
+    for axes, metric in zip(every_axes, metrics, strict=True):
+        known = (cell.figures[metric.name] for by_place in lines.values() for cell in by_place.values()
+                 if metric.name in cell.figures)  # fmt: skip
         scale, prefix = choose_prefix((estimate.median for estimate in known), metric.unit)
-        drawn: Counter[SharingMode] = Counter()
-        for (mode, degree), by_place in lines.items():
-            sharing = next(iter(by_place.values())).sharing
-            number = every_degree.index(degree) if styles_by_degree else drawn[sharing]
-            style: dict[str, Any] = {"color": sharing.colour, "markersize": 3.5, "linewidth": 1.4}
-            style |= {"marker": [sharing.marker, *_MARKERS][number % len(_MARKERS)]}
-            style |= {"linestyle": _STYLES[number % len(_STYLES)]}
-            drawn[sharing] += 1
-            label = f"{mode}, {format_count(degree, 'job')}" if len(every_degree) > 1 else mode
-            if degree in degrees and (handle := _line(axes, metric.name, by_place, style, scale)) is not None:
+        for number, ((mode, degree), by_place) in enumerate(lines.items()):
+            beside = shift * (number - (len(lines) - 1) / 2)
+            style = styles[mode, degree]
+            if (handle := _line(axes, swept, metric.name, by_place, style, scale, beside)) is not None:
+                label = f"{mode}, {format_count(degree, 'job')}" if len(every_degree) > 1 else mode
                 handles.setdefault(label, handle)
-        set_title(axes, title)
+        set_title(axes, metric.title)
         axes.set_ylabel(f"{prefix}{metric.unit}")
-        if metric.name == MEAN_LATENCY:
-            _latency(axes, swept)
-            latencies.append(axes)
+        if is_latency(metric.name):
+            _latency(axes, swept, metric.name)
         else:
             axes.set_ylim(bottom=0)
         axes.grid(axis="y")
-        _axis(axes, swept, degrees, is_of_latency=metric.name == MEAN_LATENCY)
-    if latencies:
-        low, high = zip(*(axes.get_ylim() for axes in latencies), strict=True)
-        for axes in latencies:
-            axes.set_ylim(min(low), max(high))
+        _axis(axes, swept, metric.name)
     add_legend(figure, list(handles.values()), list(handles))
     return figure
 
 
-def _split_panels(metric: Metric, degrees: Sequence[int]) -> Iterator[tuple[Metric, str, Sequence[int]]]:
-    """Yield quantity, title and degrees of each panel.
+def _style_lines(
+    lines: Mapping[tuple[str, int], Mapping[float, Cell]], every_degree: Sequence[int]
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return colour, marker and dashes of each line; several MIG profiles of one degree have different colours."""
+    first = {line: next(iter(by_place.values())) for line, by_place in lines.items()}
+    modes = [(cell.sharing, degree) for (_, degree), cell in first.items()]
+    has_one_line_by_degree = len(set(modes)) == len(modes)
+    styles = {}
+    drawn: Counter[SharingMode] = Counter()
+    for (mode, degree), cell in first.items():
+        number = every_degree.index(degree) if has_one_line_by_degree else drawn[cell.sharing]
+        drawn[cell.sharing] += 1
+        colour = _choose_colour(cell, has_profile_colour=not has_one_line_by_degree)
+        dashes = number + (colour != cell.sharing.colour and cell.sharing == MIG)  # only serial jobs are solid
+        styles[mode, degree] = {
+            "color": colour,
+            "marker": [cell.sharing.marker, *_MARKERS][number % len(_MARKERS)],
+            "linestyle": _STYLES[dashes % len(_STYLES)],
+            "markersize": 3.5,
+            "linewidth": 1.4,
+        }
+    return styles
 
-    Latencies have a panel for each degree, because their bands would hide each other.
-    """
-    together = [degree for degree in degrees if degree > 1]
-    if metric.name != MEAN_LATENCY or len(together) < 2:
-        yield metric, metric.title, degrees
-    else:
-        for degree in together:
-            yield metric, f"{metric.title}, {format_count(degree, 'job')}", [1, degree]
+
+def _choose_colour(cell: Cell, *, has_profile_colour: bool) -> str:
+    slices = {labels.rank_profile(profile)[0] for profile in cell.profiles}
+    if has_profile_colour and cell.sharing == MIG and len(slices) == 1 and slices <= PROFILE_COLOURS.keys():
+        return PROFILE_COLOURS[slices.pop()][0]
+    return FAINT if cell.sharing == SERIAL else cell.sharing.colour  # bars of serial jobs are too pale for lines
 
 
-def _line(axes: Axes, name: str, by_place: Mapping[float, Cell], style: Mapping[str, Any], scale: float) -> Any:
+def _line(
+    axes: Axes,
+    swept: Sweep,
+    name: str,
+    by_place: Mapping[float, Cell],
+    style: Mapping[str, Any],
+    scale: float,
+    beside: float,
+) -> Any:
     estimates = {
         place: scale_estimate(cell.figures[name], scale) for place, cell in by_place.items() if name in cell.figures
     }
     if not estimates:
         return None
-    if name == MEAN_LATENCY:
-        _band(axes, by_place, style["color"])
-    errors = list(zip(*map(error_bar, estimates.values()), strict=True))
-    medians = [estimate.median for estimate in estimates.values()]
-    handle = axes.errorbar(list(estimates), medians, errors, elinewidth=0.9, capsize=2, **style)
-    hollow_points(axes, estimates, style)
+    medians = _break_line(swept, {place: estimate.median for place, estimate in estimates.items()})
+    errors = [error_bar(estimates[place]) if place in estimates else (0.0, 0.0) for place in medians]
+    places = [place + beside for place in medians]
+    joined = {**style, **({"linestyle": "none"} if swept.kind is AxisKind.MODELS else {})}
+    below_and_above = list(zip(*errors, strict=True))
+    handle = axes.errorbar(places, list(medians.values()), below_and_above, elinewidth=0.9, capsize=2, **joined)
+    hollow_points(axes, {place + beside: estimate for place, estimate in estimates.items()}, style)
     return handle
 
 
-def _band(axes: Axes, by_place: Mapping[float, Cell], colour: str) -> None:
-    served = {place: cell.estimates for place, cell in by_place.items() if MEAN_LATENCY in cell.figures}
-    top = P99_LATENCY if all(P99_LATENCY in estimates for estimates in served.values()) else _P95_LATENCY
-    known = [place for place, estimates in served.items() if {_MEDIAN_LATENCY, top} <= estimates.keys()]
-    low, high = ([served[place][name].median for place in known] for name in (_MEDIAN_LATENCY, top))
-    axes.fill_between(known, low, high, color=colour, alpha=0.12, linewidth=0)
+def _break_line(swept: Sweep, by_place: Mapping[float, float]) -> dict[float, float]:
+    """Return the figures of a line, from the first to the last, with NaN for the places of the axis between them."""
+    low, high = min(by_place), max(by_place)
+    return {place: by_place.get(place, math.nan) for place in swept.ticks if low <= place <= high}
 
 
-def _latency(axes: Axes, swept: Sweep) -> None:
+def _latency(axes: Axes, swept: Sweep, name: str) -> None:
     from matplotlib.ticker import LogFormatter
 
     axes.set_yscale("log")
@@ -203,46 +246,69 @@ def _latency(axes: Axes, swept: Sweep) -> None:
     axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     params = [params for members in swept.cells.values() for cell in members for params in cell.case.params]
     objectives = {
-        value for params in params if (value := parse_number(params.get(service_figures.OBJECTIVE, ""))) is not None
+        value
+        for params in params
+        if (value := parse_number(params.get(service_figures.OBJECTIVE, ""))) is not None
+        and _name_limited_latency(params) == name
     }
     if len(objectives) == 1:
         axes.axhline(objectives.pop(), color=INK, linewidth=0.9, linestyle=":")
 
 
-def _axis(axes: Axes, swept: Sweep, degrees: Sequence[int], *, is_of_latency: bool) -> None:
+def _name_limited_latency(params: Mapping[str, str]) -> str:
+    """Return the latency that an objective limits: at its percentile, else the mean."""
+    percentile = parse_number(params.get(service_figures.OBJECTIVE_PERCENTILE, ""))
+    text = "mean" if percentile is None else f"p{percentile:g}".replace(".", "")
+    return service_figures.name_worst(f"latency_{text}_ms")
+
+
+def _axis(axes: Axes, swept: Sweep, name: str) -> None:
     from matplotlib.ticker import NullLocator
 
     places = list(swept.ticks)
     grows = all(before * _DOUBLING <= after for before, after in itertools.pairwise(places))
-    is_logarithmic = swept.is_numeric and places[0] > 0 and (grows or places[-1] >= _WIDE * places[0])
+    is_wide = (grows and swept.kind is AxisKind.NUMBERS) or places[-1] >= _WIDE[swept.kind] * places[0]
+    is_logarithmic = swept.is_numeric and places[0] > 0 and is_wide
     if is_logarithmic:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter("{x:g}")
     if not swept.is_numeric or len(places) <= _MOST_TICKS:
-        labels = list(swept.ticks.values())
+        texts = list(swept.ticks.values())
         if swept.is_numeric:
-            labels = _hide_touching([math.log(x) if is_logarithmic else x for x in places], labels, axes)
-        axes.set_xticks(places, labels, rotation=0 if swept.is_numeric else 30)
-    lines = []
-    for place, tick in swept.ticks.items():
-        drawn = [cell for cell in swept.cells[place] if cell.degree in degrees]
-        unsustained = {id(cell): NOT_SUSTAINED for cell in drawn if is_of_latency and cell.num_saturated}
-        why = [(cell.mode, absence_in_words(cell) or unsustained.get(id(cell))) for cell in drawn]
-        if words := [f"{mode} {word}" for mode, word in why if word]:
-            lines.append(f"{tick}: {', '.join(words)}")
-    axes.set_xlabel("\n".join([swept.axis, *(wrap_lines(line, count_characters(axes)) for line in lines)]))
+            texts = _hide_touching([math.log(x) if is_logarithmic else x for x in places], texts, axes)
+        axes.set_xticks(places, texts, rotation=0 if swept.is_numeric else 30)
+    title = _RATE_TITLE if swept.kind is AxisKind.RATES else swept.axis
+    lines = [f"{tick}: {words}" for place, tick in swept.ticks.items() if (words := _explain(swept.cells[place], name))]
+    axes.set_xlabel("\n".join([title, *(wrap_lines(line, count_characters(axes)) for line in lines)]))
 
 
-def _hide_touching(places: Sequence[float], labels: Sequence[str], axes: Axes) -> list[str]:
+def _explain(cells: Sequence[Cell], name: str) -> str:
+    """Return why cells have no figure: `naive oom`, `naive, MPS too few requests`; empty if all have one."""
+    modes: dict[str, dict[str, None]] = defaultdict(dict)
+    for cell in cells:
+        if why := absence_in_words(cell) or _explain_missing_latency(cell, name):
+            modes[why][cell.mode] = None
+    return "; ".join(f"{', '.join(members)} {why}" for why, members in modes.items())
+
+
+def _explain_missing_latency(cell: Cell, name: str) -> str:
+    if not is_latency(name) or name in cell.figures or not cell.is_ranked:
+        return ""
+    if cell.num_saturated:
+        return NOT_SUSTAINED
+    return _TOO_FEW if MEAN_LATENCY in cell.figures else ""
+
+
+def _hide_touching(places: Sequence[float], texts: Sequence[str], axes: Axes) -> list[str]:
     """Remove the labels of ticks that would touch an earlier label or the last one."""
     per_character = (places[-1] - places[0]) / max(1, 0.9 * count_characters(axes))
 
     def touch(one: int, other: int) -> bool:
-        return abs(places[one] - places[other]) < per_character * (1 + (len(labels[one]) + len(labels[other])) / 2)
+        return abs(places[one] - places[other]) < per_character * (1 + (len(texts[one]) + len(texts[other])) / 2)
 
     visible = [len(places) - 1]
     for number in range(len(places) - 1):
         if not any(touch(number, other) for other in visible):
             visible.append(number)
-    return [label if number in visible else "" for number, label in enumerate(labels)]
+    return [label if number in visible else "" for number, label in enumerate(texts)]

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain import mig_names, work_units
 from pipeline.base.domain.normalisation import SPEEDUP, select_independent
-from pipeline.base.domain.records import CO_RUNNERS, DEVICE, Result
+from pipeline.base.domain.records import DEVICE, Result
 from pipeline.base.domain.sharing_modes import PROFILE
 from pipeline.base.domain.window import WindowKind
-from pipeline.base.system.words import natural_key
-from pipeline.report.evaluate import doubts, other_gpus, scaling
+from pipeline.report.evaluate import doubts, other_gpus
 from pipeline.report.evaluate.cells import Case, Cell, label_cases, list_metrics
 from pipeline.report.evaluate.joules import JOULE, choose_prefix, scale_estimate
 from pipeline.report.evaluate.metrics import (
@@ -32,12 +31,12 @@ from pipeline.report.evaluate.metrics import (
 )
 from pipeline.report.evaluate.pairs import BASELINES_NOTE
 from pipeline.report.evaluate.paper import FindingCheck
-from pipeline.report.evaluate.publication import WHOLE_GPU
 from pipeline.report.evaluate.quantities import energy_alone, modelled_energy
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.frameworks import framework_table
+from pipeline.report.page.profile_tables import list_profile_tables
 from pipeline.report.page.service_tables import beside_table, objective_table
 from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
 from pipeline.report.read.study_records import Row, Study
@@ -79,14 +78,13 @@ def make_tables(
     tables = [
         winner_table(winners),
         verdict_table(verdicts),
+        *list_profile_tables(cells),
         *(group_table(cells, *group) for group in GROUPS),
         framework_table(study),
         instance_table(study),
         objective_table(cells),
         beside_table(cells),
         mix_energy_table(cells),
-        scaling_table(cells),
-        co_runner_table(cells),
         other_gpus_table(study),
         host_table(cells),
         result_table(cells),
@@ -162,39 +160,6 @@ def _energies(cell: Cell, by_block: Sequence[Mapping[int, float] | None]) -> lis
         None if estimate is None else f"{format_estimate(scale_estimate(estimate, scale))} {prefix}{JOULE}"
         for estimate in estimates
     ]
-
-
-def scaling_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of a job's speed-up on the larger of two MIG profiles, with ideal and published ratios."""
-    rows: list[Values] = []
-    for step in scaling.steps(cells):
-        larger = "the whole GPU" if step.larger == WHOLE_GPU else step.larger
-        ideal_pct = None if step.ideal is None else 100 * step.ratio.median / step.ideal
-        figures = (format_estimate(step.ratio), step.ideal, ideal_pct, step.loss_pct, step.published or None)
-        rows.append((step.case.label, larger, step.smaller, *figures))
-    note = (
-        "Throughput of one job on the larger profile, divided by its throughput on the smaller; median over the "
-        "blocks. Ideal: ratio of the multiprocessors (memory bandwidth depends on memory slices instead). Loss: on the "
-        "profile with all slices, relative to the whole GPU. Published: for the GPU in parentheses."
-    )
-    columns = ("case", "larger", "smaller", "times as fast", "ideal", "of the ideal (%)", "loss (%)", "published")
-    return Table("scaling", "Cost and scaling of MIG", columns, tuple(rows), note)
-
-
-def co_runner_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the throughput of jobs with co-runners, relative to without."""
-    rows: list[Values] = []
-    for effect in scaling.compare_co_runners(cells):
-        cell = effect.cell
-        case = cell.case.label.removesuffix(f" [{CO_RUNNERS} {cell.co_runners}]")
-        rows.append((case, cell.degree, cell.mode, cell.co_runners, format_estimate(effect.throughput_ratio)))
-    rows.sort(key=lambda row: natural_key(str(row[0])))
-    note = (
-        "Throughput with co-runners, divided by the throughput of the same jobs in the same mode and block without "
-        "co-runners."
-    )
-    columns = ("case", "jobs", "mode", "co-runners", "throughput kept")
-    return Table("co-runners", "Throughput with co-runners", columns, tuple(rows), note)
 
 
 def other_gpus_table(study: Study) -> Table:

@@ -8,12 +8,19 @@ from typing import Any
 import pytest
 
 from pipeline.base.domain.records import CO_RUNNERS
+from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate import paper, scaling
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.paper import Agreement
 from pipeline.report.evaluate.publication import publications
 from pipeline.report.page.key_findings import write_answer
-from pipeline.report.page.study_tables import co_runner_table, scaling_table
+from pipeline.report.page.profile_tables import (
+    co_runner_table,
+    ratio_table,
+    scaling_table,
+    throughput_table,
+    time_table,
+)
 from pipeline.report.read.study_records import Row
 from tests.support.report_rows import job, params, row, study
 
@@ -68,6 +75,55 @@ def test_each_place_stands_against_the_next_and_7g_against_3g_beside_the_ideal()
     table = scaling_table(cells)
     loss = dict(zip(table.columns, table.rows[0], strict=True))["loss (%)"]
     assert loss == pytest.approx(100 * (1 - 15.3 / 16.8))
+
+
+def test_memory_bandwidth_scales_ideally_with_memory_slices() -> None:
+    rates = {"full": 1400.0, "7g.40gb": 1400.0, "3g.20gb": 700.0, "2g.10gb": 350.0, "1g.5gb": 175.0}
+    rows = [on(place, rate, block, "micro_copy") for place, rate in rates.items() for block in range(1, 6)]
+    steps = {(step.larger, step.smaller): step for step in scaling.steps(make_cells(study(*rows)))}
+    assert {pair: step.ideal for pair, step in steps.items()} == {
+        ("full", "7g.40gb"): 1,
+        ("7g.40gb", "3g.20gb"): 2,
+        ("3g.20gb", "2g.10gb"): 2,
+        ("2g.10gb", "1g.5gb"): 2,
+    }
+    assert steps["full", "7g.40gb"].loss_pct == 0
+    (row,) = ratio_table(make_cells(study(*rows))).rows
+    assert row[1:4] == ("0.0", "1, 100 % of 1.00", "2, 100 % of 2.00")
+
+
+@pytest.mark.parametrize("workload", ["micro_to_device", "micro_launch"])
+def test_what_mig_does_not_divide_has_no_ideal(workload: str) -> None:
+    rows = [on(place, 50.0, block, workload) for place in ("7g.40gb", "3g.20gb") for block in range(1, 6)]
+    (step,) = scaling.steps(make_cells(study(*rows)))
+    assert step.ideal is None
+
+
+def test_tables_have_a_row_a_format_and_a_column_a_profile() -> None:
+    rows = [*scaled(full=16.8, _7g=15.3, _3g=6.7), *(on("7g.40gb", 151.7, b, "micro_fp16_tensor") for b in range(1, 6))]
+    rows += [on("3g.20gb", 94.2, block, "micro_fp16_tensor") for block in range(1, 6)]
+    cells = make_cells(study(*rows))
+    table = throughput_table(cells)
+    assert table.columns == ("workload", "unit", "whole GPU", "7g.40gb", "3g.20gb")
+    by_case = {row[0]: row[1:] for row in table.rows}
+    assert by_case["micro_fp16_tensor"] == ("samples/s", None, "151.7", "94.2")
+    assert str(by_case["micro_fp32_cuda"][1]).startswith("16.8")
+    ratios = ratio_table(cells)
+    assert ratios.columns[1:] == ("loss by MIG (%)", "whole GPU / 7g.40gb", "7g.40gb / 3g.20gb")
+    assert [row[1:3] for row in ratios.rows] == [(None, None), ("8.9", "1.10, 100 % of 1.10")]
+    assert time_table(cells).rows == (), "steady windows"
+
+
+def test_fixed_work_has_a_table_of_times() -> None:
+    rows = [
+        dataclasses.replace(row, window=WindowKind.WORK, metrics={**row.metrics, "makespan_s": 1000 / rate})
+        for place, rate in (("7g.40gb", 20.0), ("3g.20gb", 10.0))
+        for block in (1, 2)
+        for row in [on(place, rate, block, "particles")]
+    ]
+    table = time_table(make_cells(study(*rows)))
+    assert table.columns == ("workload", "unit", "7g.40gb", "3g.20gb")
+    assert table.rows == (("particles", "s", "50", "100"),)
 
 
 def test_co_runners_are_another_case_and_what_they_leave_is_told_by_profile():

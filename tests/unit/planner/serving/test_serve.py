@@ -17,6 +17,7 @@ from tests.unit.planner.serving.cases import random_case
 
 pytestmark = pytest.mark.usefixtures("searches_by_rounds")
 PARVAGPU = PROJECT_DIR / "tests/data/parvagpu"
+SCENARIOS = PROJECT_DIR / "docs/papers/mig_serving"
 
 
 def scenario(number):
@@ -51,6 +52,43 @@ def demand(folder, services, **others):
     path = folder / "services.yaml"
     path.write_text(yaml.safe_dump({"services": services, **others}))
     return path
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_committed_services_are_the_scenarios_of_parvagpu(number):
+    committed = yaml.safe_load((SCENARIOS / f"scenario_{number + 1}.yaml").read_text())
+    assert [service | {"latency_share": committed["latency_share"]} for service in committed["services"]] == scenario(
+        number
+    )
+
+
+def page_rows():
+    """The rows of the page's table: scenario, times the rates, and the GPUs of each method."""
+    load = 1
+    for line in (SCENARIOS.with_suffix(".md")).read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 7 and cells[0].isdigit():
+            load = int(words[0]) if (words := cells[1].split()) and words[0].isdigit() else load
+            yield int(cells[0]), load, *map(int, cells[2:6]), cells[6]
+
+
+@pytest.mark.slow
+@pytest.mark.covers("docs/papers")
+def test_the_page_on_mig_serving_has_the_gpus_of_each_method(capsys, parva_profile):
+    rows = list(page_rows())
+    assert [row[:2] for row in rows] == [(number, load) for load in (1, 4, 8) for number in (1, 2, 3, 4)]
+    for number, load, exact, searches, smallest, undivided, saved in rows:
+        path = SCENARIOS / f"scenario_{number}.yaml"
+        _, data = run(capsys, "compare", path, "--profile", parva_profile, "--load", load)
+        assert {row["method"]: row["num_gpus"] for row in data["methods"]} == {
+            "exact": exact,
+            "greedy": searches,
+            "tree": searches,
+            "genetic": searches,
+            "whole GPUs": undivided,
+            "7x 1g.10gb": smallest,
+        }, (number, load)
+        assert saved == f"{100 * (1 - exact / undivided):.0f} %"
 
 
 @pytest.mark.parametrize(("number", "published"), [(0, 2), (1, 3), (2, 5), (3, 7)])
