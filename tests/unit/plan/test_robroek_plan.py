@@ -17,6 +17,7 @@ from tests.conftest import DATA
 from tests.support.experiments import configs_of, planned
 
 EXPERIMENTS = {"resnet_bs128": 39, "resnet_bs32": 39, "cait": 39, "efficientnet": 39, "mixes": 42}
+FIRST_VERSION = 8  # mixes with L on 3g, beside L on 4g
 GPUS = ("a100_40gb", "h100_80gb")
 pytestmark = pytest.mark.slow
 GOLDEN = DATA / "robroek_plan_golden.txt"
@@ -42,7 +43,7 @@ def instances_of(group: Group) -> str:
 def lines_of(plan: Plan) -> list[str]:
     """One line a group; the order within a block is random, so the lines are sorted."""
     return sorted(
-        f"{plan.experiment:22s}{group.name:52s}{settings(group):18s}{instances_of(group)}".rstrip()
+        f"{plan.experiment:22s}{group.name:56s}{settings(group):18s}{instances_of(group)}".rstrip()
         for group in plan.groups
     )
 
@@ -77,8 +78,8 @@ def test_there_are_198_workloads_beside_their_baselines(text, gpu):
     names = [line.split()[1:3] for line in text.splitlines() if line.startswith(gpu)]
     collocated = [experiment for experiment, name in names if not name.startswith("serial-")]
     counts = {name: collocated.count(f"robroek_{name}") for name in EXPERIMENTS}
-    assert counts == EXPERIMENTS
-    assert sum(counts.values()) == 198
+    assert counts == EXPERIMENTS | {"mixes": EXPERIMENTS["mixes"] + FIRST_VERSION}
+    assert sum(counts.values()) == 198 + FIRST_VERSION
     # One baseline a model and data set; of a mix, the mix itself one job after another.
     assert len(names) - len(collocated) == 4 * 3 + 14
 
@@ -86,7 +87,9 @@ def test_there_are_198_workloads_beside_their_baselines(text, gpu):
 @pytest.mark.parametrize("gpu", GPUS)
 def test_mixes_that_need_more_slices_than_seven_are_skipped(text, gpu):
     skipped = [line.split()[2] for line in text.splitlines() if line.startswith(gpu) and "skipped:" in line]
-    assert skipped == ["mig-L+M+M", "mig-L+M+S+S", "mig-L+M+S+S+S"]
+    first, artifact = (f"-size_profile=S,1g,M,2g,L,{large}" for large in ("3g", "4g"))
+    of_artifact = [f"mig-{mix}{artifact}" for mix in ("L+M+M", "L+M+S+S", "L+M+S+S+S")]
+    assert sorted(skipped) == sorted([f"mig-L+M+S+S+S{first}", *of_artifact])
 
 
 def test_the_plan_is_as_committed(text, request):
