@@ -23,7 +23,6 @@ from pipeline.report.figures.drawing import (
     clean_text,
     count_characters,
     error_bar,
-    measure_width,
     wrap_lines,
 )
 from pipeline.report.read.labels import rank_profile
@@ -116,7 +115,7 @@ def grouped_bars(axes: Axes, groups: Groups) -> None:
     details: dict[float, str] = {}
     labels = []
     beside = 0.55 + max(0, 3 - len(groups)) / 2  # a single group does not fill the panel
-    are_wide = measure_width(axes) * width / (len(groups) - 1 + 2 * beside) >= _DETAIL_SIZE
+    are_wide = _measure_width(axes) * width / (len(groups) - 1 + 2 * beside) >= _DETAIL_SIZE
     for position, (label, bars) in enumerate(groups):
         x_start = position - width * len(bars) / 2
         num_by_mode = Counter(bar.sharing for bar in bars)
@@ -132,6 +131,13 @@ def grouped_bars(axes: Axes, groups: Groups) -> None:
     _label_axis(axes, labels, details)
     axes.grid(axis="y")
     axes.set_ylim(bottom=0)
+
+
+def _measure_width(axes: Axes) -> float:
+    """Estimate the width of a panel before its layout. Unit: points."""
+    figure, place = axes.get_figure(root=True), axes.get_subplotspec()
+    assert figure is not None and place is not None
+    return 72 * 0.85 * figure.get_figwidth() / place.get_gridspec().ncols
 
 
 def _label_axis(axes: Axes, labels: Sequence[tuple[str, str]], details: Mapping[float, str]) -> None:

@@ -168,16 +168,11 @@ def make_panels(number: int, height: float, *, most_bars: int = 0, columns: int 
     return figure, panels[:number]
 
 
-def measure_width(axes: Axes) -> float:
-    """Return the width of a panel before its layout. Unit: points."""
-    figure, place = axes.get_figure(root=True), axes.get_subplotspec()
-    assert figure is not None and place is not None  # axes of `make_panels` have both
-    return 72 * 0.85 * figure.get_figwidth() / place.get_gridspec().ncols
-
-
 def count_characters(axes: Axes) -> int:
     """Count the characters of axis labels that fit into the width of a panel."""
-    return int(measure_width(axes) / 5.5)
+    figure, place = axes.get_figure(root=True), axes.get_subplotspec()
+    assert figure is not None and place is not None  # axes of `make_panels` have both
+    return int(72 * 0.85 * figure.get_figwidth() / place.get_gridspec().ncols / 5.5)
 
 
 def set_title(axes: Axes, text: str) -> None:
