@@ -75,7 +75,7 @@ class StudySweeper(Sweeper):
 
     def expand(self, arguments: list[str]) -> list[list[str]]:
         """Return the overrides of every combination; the command line overrides the values of blocks."""
-        assert self.hydra_context is not None
+        assert self.hydra_context is not None and self.config is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         typed = [override for override in parser.parse_overrides(list(arguments)) if not _is_of_blocks(override)]
         swept = [override for override in typed if override.is_sweep_override() and override.key_or_group in _NOT_SWEPT]

@@ -308,7 +308,7 @@ def _drop_unused_sizes(config: Config, jobs: Sequence[Job]) -> Any:
         return config.scenario
     sizes = {job.size for job in jobs}
     used = {size: profile for size, profile in profile_of.items() if size in sizes}
-    return dataclasses.replace(config.scenario, size_profile=used)  # type: ignore[type-var]
+    return dataclasses.replace(config.scenario, size_profile=used)
 
 
 def _escape_values(value: Any) -> Any:

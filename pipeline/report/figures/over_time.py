@@ -100,7 +100,7 @@ def _paint_modes(modes: Sequence[GroupSeries]) -> Figure:
     ]
     kinds = [(label, lines) for label, lines in kinds if lines]
     figure = new_figure(WIDEST, 2.0 * len(kinds) + 0.6)
-    panels = figure.subplots(len(kinds), 1, sharex=True, squeeze=False)[:, 0]
+    panels = list(figure.subplots(len(kinds), 1, sharex=True, squeeze=False)[:, 0])
     for axes, (label, lines) in zip(panels, kinds, strict=True):
         for group, line in lines:
             _mode_line(axes, group, line, _DASHES[modes.index(group) % len(_DASHES)])

@@ -69,6 +69,8 @@ def planned_text() -> str:
                 config.gpu.model = gpu
             with planned(configs) as plan:
                 assert {group.window.kind for group in plan.groups} == {WindowKind.WORK}
+                # Its figures of utilisation need a source of GRACT.
+                assert all("activity" in {spec.name for spec in group.listeners} for group in plan.groups)
                 found[gpu] += [f"{gpu:12s}{line}" for line in lines_of(plan)]
     return "".join(f"{line}\n" for lines in found.values() for line in lines)
 
