@@ -119,14 +119,14 @@ def grouped_bars(axes: Axes, groups: Groups) -> None:
     for position, (label, bars) in enumerate(groups):
         x_start = position - width * len(bars) / 2
         num_by_mode = Counter(bar.sharing for bar in bars)
-        of_group = {}
+        texts = {}
         for number, bar in enumerate(bars):
             _one_bar(axes, bar, x_start + number * width, width)
             is_plain = num_by_mode[bar.sharing] > 1 and not bar.detail.rstrip("*")
-            of_group[x_start + (number + 0.47) * width] = f"{bar.sharing.label if is_plain else ''}{bar.detail}"
-        joined = ", ".join(dict.fromkeys(filter(None, of_group.values())))
-        labels.append((label, "" if are_wide else joined))
-        details |= of_group if are_wide else {}
+            texts[x_start + (number + 0.47) * width] = f"{bar.sharing.label if is_plain else ''}{bar.detail}"
+        summary = ", ".join(dict.fromkeys(filter(None, texts.values())))
+        labels.append((label, "" if are_wide else summary))
+        details |= texts if are_wide else {}
     axes.set_xlim(-beside, len(groups) - 1 + beside)
     _label_axis(axes, labels, details)
     axes.grid(axis="y")
@@ -149,8 +149,8 @@ def _label_axis(axes: Axes, labels: Sequence[tuple[str, str]], details: Mapping[
     words = [word for label, _ in labels for word in clean_text(label, 200).split()]
     fits = room >= min(12, max(map(len, words), default=0))
     texts = [
-        "\n".join(filter(None, [wrap_lines(label, room if fits else 26, 5 if fits else 2), joined]))
-        for label, joined in labels
+        "\n".join(filter(None, [wrap_lines(label, room if fits else 26, 5 if fits else 2), summary]))
+        for label, summary in labels
     ]
     axes.set_xticks(range(len(labels)), texts)
     axes.tick_params(axis="x", which="minor", length=0, pad=3)

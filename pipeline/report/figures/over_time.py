@@ -91,19 +91,18 @@ def _paint(group: GroupSeries) -> Figure:
 
 
 def _paint_modes(modes: Sequence[GroupSeries]) -> Figure:
+    activity = [(group, _combine(_select_quantity(group.activity, modes), is_share=True)) for group in modes]
+    memory = [(group, _combine(group.memory_mib, is_share=False)) for group in modes]
     kinds = [
-        (label, [(group, line) for group in modes if (line := _combine(lines_of(group)))])
-        for label, lines_of in (
-            ("activity", lambda group: _of_label(group.activity, modes)),
-            ("memory (MiB)", lambda group: group.memory_mib),
-        )
+        (label, [(group, line) for group, line in lines if line is not None])
+        for label, lines in (("activity", activity), ("memory (MiB)", memory))
+        if any(line is not None for _, line in lines)
     ]
-    kinds = [(label, lines) for label, lines in kinds if lines]
     figure = new_figure(WIDEST, 2.0 * len(kinds) + 0.6)
     panels = list(figure.subplots(len(kinds), 1, sharex=True, squeeze=False)[:, 0])
     for axes, (label, lines) in zip(panels, kinds, strict=True):
         for group, line in lines:
-            _mode_line(axes, group, line, _DASHES[modes.index(group) % len(_DASHES)])
+            _draw_mode(axes, group, line, _DASHES[modes.index(group) % len(_DASHES)])
         axes.set_ylabel(label if label != "activity" else lines[0][1].label)
         axes.grid(axis="y")
         axes.set_ylim(0, 1.05 if label == "activity" else None)
@@ -115,7 +114,7 @@ def _paint_modes(modes: Sequence[GroupSeries]) -> Figure:
     return figure
 
 
-def _mode_line(axes: Axes, group: GroupSeries, line: Line, dashes: str) -> None:
+def _draw_mode(axes: Axes, group: GroupSeries, line: Line, dashes: str) -> None:
     import numpy as np
 
     style: dict[str, Any] = {"color": group.sharing.colour, "linestyle": dashes, "linewidth": 1.4}
@@ -127,23 +126,24 @@ def _mode_line(axes: Axes, group: GroupSeries, line: Line, dashes: str) -> None:
     axes.plot([], [], marker=group.sharing.marker, label=clean_text(group.mode), **style)  # for the legend
 
 
-def _of_label(lines: Sequence[Line], modes: Sequence[GroupSeries]) -> list[Line]:
+def _select_quantity(lines: Sequence[Line], modes: Sequence[GroupSeries]) -> list[Line]:
     """Return the lines of the first quantity of activity that every sharing mode has, or else any has."""
     counts = Counter(label for group in modes for label in _labels(group.activity))
     shown = next(iter(counts.most_common(1)), ("", 0))[0]
     return [line for line in lines if line.label == shown]
 
 
-def _combine(lines: Sequence[Line]) -> Line | None:
-    """Return the line of the whole GPU, or else the mean of those of its instances, weighted by compute slices."""
+def _combine(lines: Sequence[Line], *, is_share: bool) -> Line | None:
+    """Return the line of the whole GPU, or else of its instances: shares as a mean by compute slices, else the sum."""
     import numpy as np
 
-    whole = [line for line in lines if not line.instance]
-    if whole or len(lines) < 2:
-        return (*whole, *lines, None)[0]
+    device_lines = [line for line in lines if not line.instance]
+    if device_lines or len(lines) < 2:
+        return (*device_lines, *lines, None)[0]
     weights = [max(1, rank_profile(line.instance)[0]) for line in lines]
     t_s = lines[0].t_s
-    values = np.average([np.interp(t_s, line.t_s, line.values) for line in lines], axis=0, weights=weights)
+    at_times = [np.interp(t_s, line.t_s, line.values) for line in lines]
+    values = np.average(at_times, axis=0, weights=weights) if is_share else np.sum(at_times, axis=0)
     return Line(label=lines[0].label, t_s=t_s, values=tuple(values.tolist()))
 
 

@@ -117,13 +117,13 @@ def read_case(study: Study, row: Row) -> GroupSeries | None:
     group = read_group(row)
     if group is None or row.is_sequential:
         return group
-    others = []
+    other_modes = []
     for other in choose_other_modes(study, row):
         try:
-            others.append(read_group(other))
+            other_modes.append(read_group(other))
         except TrackingError as error:
             logger.warning("%s; the figure of all sharing modes over time has no %s", error, other.mode)
-    return dataclasses.replace(group, other_modes=tuple(filter(None, others)))
+    return dataclasses.replace(group, other_modes=tuple(filter(None, other_modes)))
 
 
 def choose_other_modes(study: Study, row: Row) -> list[Row]:
