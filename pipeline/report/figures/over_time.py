@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _DASHES = ("-", "--", ":", "-.")  # distinguishable in grey print
 _SECTION = "One group over time"
-_LAST = 0.95
+_LAST = 0.9
 """Jobs that end after this share of the time of the group end together with the last one."""
 _COMBINED = "Where only GPU instances were read, activity is their mean, weighted by compute slices. "
 _LINES = [(light, dashes) for dashes in _DASHES for light, _ in SERIES_COLOURS]
