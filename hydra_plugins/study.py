@@ -6,7 +6,8 @@ Hydra loads plugins only from the namespace package `hydra_plugins` (no `__init_
 An experiment file may set `blocks`, a list of grids. Each grid is crossed with the grid of the command line, which has
 precedence. `hydra.sweeper.instead` overrides the blocks, and the command line overrides both. `+rehearse=tiny` uses
 `instead` to reduce any experiment; it also reduces the workloads (`hydra.sweeper.small`,
-`pipeline/plan/small_workloads.py`).
+`pipeline/plan/small_workloads.py`). `hydra.sweeper.preset` overrides the files but not the blocks; `+duration=minutes`
+uses it.
 
 The launchers `gpus` and `slurm` assign the shards of the study to workers (launcher `worker`), and `beside` measures
 the effect of work on other GPUs. Any other launcher runs every job as a separate study.
@@ -40,7 +41,7 @@ from pipeline.plan import command_line, hydra_errors, override_remedy, overrides
 from pipeline.record import invocation
 from pipeline.scale.launcher_options import SlurmOptions
 
-_NOT_SWEPT = ("experiment", "rehearse")
+_NOT_SWEPT = ("experiment", "rehearse", "duration")
 """Groups whose files define the sweep and therefore cannot be swept."""
 _BLOCKS = "blocks"
 _EITHER = {"degree": "mix", "mix": "degree"}
@@ -50,8 +51,8 @@ _EITHER = {"degree": "mix", "mix": "degree"}
 class StudySweeper(Sweeper):
     """A sweeper that expands the command line and the blocks to jobs, and launches all jobs at once."""
 
-    def __init__(self, instead: dict[str, Any], small: dict[str, Any]) -> None:
-        self.instead, self.small = instead, small
+    def __init__(self, instead: dict[str, Any], small: dict[str, Any], preset: dict[str, Any]) -> None:
+        self.instead, self.small, self.preset = instead, small, preset
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
@@ -74,7 +75,7 @@ class StudySweeper(Sweeper):
 
     def expand(self, arguments: list[str]) -> list[list[str]]:
         """Return the overrides of every combination; the command line overrides the values of blocks."""
-        assert self.hydra_context is not None
+        assert self.hydra_context is not None and self.config is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         typed = [override for override in parser.parse_overrides(list(arguments)) if not _is_of_blocks(override)]
         swept = [override for override in typed if override.is_sweep_override() and override.key_or_group in _NOT_SWEPT]
@@ -82,10 +83,16 @@ class StudySweeper(Sweeper):
             group = swept[0].key_or_group
             raise ConfigError(f"{swept[0].input_line} cannot be swept; start a study for each {group}")
         keys = [override.get_key_element().lstrip("+~") for override in typed]
+        if "window" in self.preset and "window=work" in arguments:
+            duration = self.config.hydra.runtime.choices.duration
+            raise ConfigError(f"window=work runs whole epochs, but +duration={duration} measures windows; remove one")
         instead = _drop_overridden(keys, self.instead)
         jobs: list[list[str]] = []
         for block in _select_blocks(keys, self.blocks) or [{}]:
-            grid = {**_drop_overridden([*keys, *instead], block), **instead}
+            preset = _drop_overridden([*keys, *instead, *block], self.preset)
+            if "mix" in block:  # the result is the total time of its work, which a steady window does not have
+                preset.pop("window", None)
+            grid = {**preset, **_drop_overridden([*keys, *instead], block), **instead}
             jobs += overrides.list_combinations(
                 [*parser.parse_overrides([_as_override(*item) for item in grid.items()]), *typed]
             )
@@ -265,12 +272,14 @@ class SweeperConf:
         instead: overrides with precedence over the overrides of blocks.
         small: how workloads are made small: `stand_in` is the option class that replaces programs without an option
             class, and `sets` has values by key.
+        preset: overrides with precedence over the files; those of blocks have precedence. A mix keeps its window.
     """
 
     _target_: str = "hydra_plugins.study.StudySweeper"
     _convert_: str = "all"  # plain dicts, so that OmegaConf does not resolve values twice
     instead: dict[str, Any] = field(default_factory=dict)
     small: dict[str, Any] = field(default_factory=dict)
+    preset: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

@@ -272,7 +272,7 @@ def _make_group(config: Config, device: Device, window: Window, jobs: tuple[Job,
         name="",
         experiment=config.tracking.experiment,
         scenario=config.scenario.name,
-        sharing=factory.make_spec(config.scenario, without=frozenset({"name", "sequential"})),
+        sharing=factory.make_spec(_drop_unused_sizes(config, jobs), without=frozenset({"name", "sequential"})),
         jobs=jobs,
         window=window,
         limits=Limits(**vars(config.limits)),
@@ -299,6 +299,16 @@ def _make_group(config: Config, device: Device, window: Window, jobs: tuple[Job,
             name=config.profiler.name, build=factory.make_spec(config.profiler, without=frozenset({"name"}))
         ),
     )
+
+
+def _drop_unused_sizes(config: Config, jobs: Sequence[Job]) -> Any:
+    """Return the sharing mode without profiles of sizes that a mix lacks, so that equal layouts are equal groups."""
+    profile_of = getattr(config.scenario, "size_profile", None)
+    if config.mix is None or not profile_of:
+        return config.scenario
+    sizes = {job.size for job in jobs}
+    used = {size: profile for size, profile in profile_of.items() if size in sizes}
+    return dataclasses.replace(config.scenario, size_profile=used)
 
 
 def _escape_values(value: Any) -> Any:

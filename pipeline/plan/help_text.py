@@ -57,6 +57,7 @@ _GROUPS = {
     "exporter": "live metrics of the running group",
     "tracking": "the store of the results",
     "+rehearse": "any study in seconds, with small workloads",
+    "+duration": "studies of whole epochs in windows of seconds",
 }
 _NOT_SHOWN = {"schema"}
 _OF_A_SIZE = re.compile(r"^sizes(\.\w+)?(?=\.|$)")  # a workload of a mix, with the same keys

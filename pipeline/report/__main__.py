@@ -90,7 +90,7 @@ def report(
     row = group_series.choose_group(study, group)
     timeline = None
     try:
-        timeline = group_series.read_group(row) if row else None
+        timeline = group_series.read_case(study, row) if row else None
         if timeline is None and group is not None:
             logger.warning("group %s has no samples, so the report does not show it over time", group)
     except TrackingError as error:

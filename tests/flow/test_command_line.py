@@ -78,6 +78,7 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
         ),
         ("listeners=[nvml,foo]", "listeners=foo does not exist; choose one of activity, dcgm, gpm, host, nvml, smi"),
         ("rehearse=tiny", "rehearse=tiny needs a plus; write +rehearse=tiny"),
+        ("duration=minutes", "duration=minutes needs a plus; write +duration=minutes"),
         ("rehearse=big", "rehearse=big needs a plus; write +rehearse=..., one of tiny"),
         ("env.file=a.txt", "env.file does not exist in this env; add env=conda or venv"),
         (
@@ -154,7 +155,7 @@ def test_a_sweep_sets_what_each_of_its_choices_has_and_names_the_one_that_lacks_
     assert re.search(line, done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("group", ["experiment=board,robroek_quick", "rehearse=tiny,tiny"])
+@pytest.mark.parametrize("group", ["experiment=board,robroek_quick", "rehearse=tiny,tiny", "duration=minutes,minutes"])
 def test_what_decides_over_a_sweep_is_not_swept(tmp_path, group):
     name = group.partition("=")[0]
     message = f"+{group} cannot be swept; start a study for each {name}"

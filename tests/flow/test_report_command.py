@@ -91,12 +91,17 @@ def test_a_board_reads_the_same_from_a_report_as_from_its_store(filled: Path, tm
 
 
 @pytest.mark.slow
-def test_only_the_artifact_of_the_chosen_group_is_read(filled: Path, tmp_path: Path, monkeypatch) -> None:
-    chosen = next(row for row in rows.read([filled], scale.EXPERIMENT).rows if row.name == "naive-3x-workloada")
+def test_only_the_artifacts_of_the_chosen_case_are_read(filled: Path, tmp_path: Path, monkeypatch, caplog) -> None:
+    found = rows.read([filled], scale.EXPERIMENT)
+    chosen = next(row for row in found.rows if row.name == "naive-3x-workloada")
+    others = group_series.choose_other_modes(found, chosen)
+    assert [other.name for other in others] == ["mps-3x-workloada", "mig-3x-workloada"]
     for path in filled.rglob("samples.parquet"):
-        if chosen.run_id not in str(path):
+        if not any(row.run_id in str(path) for row in (chosen, others[0])):
             path.write_bytes(b"not parquet")
     assert command(filled, "--out", tmp_path / "out", "--no-log", "--group", "naive-3x-workloada") == 0
+    assert "in 2 sharing modes" in (tmp_path / "out/index.html").read_text()
+    assert "the figure of all sharing modes over time has no MIG" in caplog.text
     assert "Utilisation and memory over time: naive-3x-workloada" in (tmp_path / "out/index.html").read_text()
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))

@@ -143,7 +143,9 @@ def planned(arguments: list[str], *, is_whole: bool) -> Plan:
         return cpu_device() if gpu.kind is GpuKind.cpu else GPU
 
     words = [word for word in map(quote_home, user_command.make_overrides(arguments)) if word != "-m"]
-    sweeper = sweeper_of([word for word in words if word.startswith(("hydra", "+experiment", "+rehearse"))])
+    sweeper = sweeper_of(
+        [word for word in words if word.startswith(("hydra", "+experiment", "+rehearse", "+duration"))]
+    )
     is_sweep = "-m" in arguments or sweeper.config.hydra.mode is RunMode.MULTIRUN
     combinations = sweeper.expand(words)
     assert is_sweep or len(combinations) == 1, "add -m"

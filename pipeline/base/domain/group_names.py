@@ -27,7 +27,7 @@ _NOT_ITS_OWN = frozenset({"workload", "seed", "epochs", "device", "data_root", "
 _PREFIXES = ("job.", "placement.")
 ENVIRONMENT = "environment_digest"
 """The param that distinguishes environments. Names omit it, because a digest means nothing to a reader."""
-_PROFILER = "profiler"
+_PROFILER, _SIZE_PROFILE = "profiler", "size_profile"
 _WHOLE = re.compile(r"^(-?\d+)\.0$")
 """A needless decimal of the project's numbers, such as a rate of 50.0; flags of a script are not changed."""
 _MANY = 70  # maximum characters of options
@@ -103,7 +103,8 @@ def name_groups(groups: Sequence[GroupFacts]) -> list[str]:
     jobs = _describe_programs([job for group in groups for job in group.jobs])
     options, settings = _find_varying_options(groups), _find_varying_settings(groups)
     plain_names = [
-        _compose_name(group, jobs, options[group.scenario], settings[_list_programs(group)]) for group in groups
+        _compose_name(group, jobs, options[group.scenario] - unnamed, settings[_list_programs(group)])
+        for group, unnamed in zip(groups, _find_unnamed_options(groups), strict=True)
     ]
     identities: dict[str, set[str]] = defaultdict(set)
     for group, name in zip(groups, plain_names, strict=True):
@@ -201,6 +202,15 @@ def _find_varying_options(groups: Sequence[GroupFacts]) -> dict[str, set[str]]:
     # A profiler's name is always included; its options are needed only if they vary.
     always_named = {scenario: {_PROFILER} if len(profilers[scenario]) > 1 else set[str]() for scenario in by_scenario}
     return {scenario: always_named[scenario].union(find_differing_keys(sets)) for scenario, sets in by_scenario.items()}
+
+
+def _find_unnamed_options(groups: Sequence[GroupFacts]) -> list[set[str]]:
+    """Return, for each group, the profiles of sizes, unless they distinguish it from a group with the same jobs."""
+    places = [(group.scenario, tuple(map(_name_job, group.jobs))) for group in groups]
+    profiles: dict[tuple[str, tuple[str, ...]], set[str]] = defaultdict(set)
+    for place, group in zip(places, groups, strict=True):
+        profiles[place].add(_format_setting(group.options.get(_SIZE_PROFILE)))
+    return [{_SIZE_PROFILE} if len(profiles[place]) == 1 else set() for place in places]
 
 
 def _find_varying_settings(groups: Sequence[GroupFacts]) -> dict[frozenset[str], list[str]]:

@@ -59,6 +59,7 @@ class Case:
         label: `resnet26_cifar10 bs128`, or `M+2S`; followed by the setting in brackets if a study has several.
         workloads: sorted labels of the jobs of a mix; for copies, one label.
         setting: the window, seed or device that distinguishes the case from other cases of these jobs.
+        rank: place among the mixes, from little to much work; empty for copies.
         params: MLflow params of the job of each label in `workloads`.
     """
 
@@ -66,6 +67,7 @@ class Case:
     label: str
     workloads: tuple[str, ...]
     setting: str = ""
+    rank: tuple[int, ...] = ()
     params: tuple[Mapping[str, str], ...] = field(default=(), compare=False)
 
 
@@ -282,7 +284,7 @@ def make_cells(study: Study) -> list[Cell]:
 
 
 def _place(cell: Cell) -> tuple[object, ...]:
-    case = (cell.case.is_mix, natural_key(cell.case.label), cell.case)
+    case = (cell.case.is_mix, cell.case.rank, natural_key(cell.case.label), cell.case)
     return (*case, cell.degree, cell.sharing.order, natural_key(cell.mode))
 
 
@@ -293,6 +295,7 @@ def _make_case(row: Row) -> Case:
         is_mix=row.is_mix,
         workloads=tuple(job.label for job in jobs),
         setting=row.setting,
+        rank=labels.rank_mix(row.called) if row.is_mix else (),
         params=tuple(job.params for job in jobs),
     )
 

@@ -25,6 +25,7 @@ from pipeline.report.figures.drawing import (
     error_bar,
     wrap_lines,
 )
+from pipeline.report.read.labels import rank_profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,6 +38,7 @@ BARS_CAPTION = (
 NOT_MEASURED, NOT_SUSTAINED = "not measured", "rate not sustained"
 _GROUP_WIDTH = 0.84
 _BOX_HEIGHT = 0.5
+_DETAIL_SIZE = 7
 _IN_BOX: dict[str, Any] = {
     "rotation": 90,
     "ha": "center",
@@ -81,12 +83,21 @@ def make_bar(cell: Cell, *estimates: Estimate | None, missing: str = NOT_MEASURE
 def group_by_degree(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
     """Return a group of bars for each number of jobs."""
     degrees = sorted({cell.degree for cell in cells})
-    return [(format_count(degree, "job"), [bar(cell) for cell in cells if cell.degree == degree]) for degree in degrees]
+    ordered = _sort_modes(cells)
+    return [
+        (format_count(degree, "job"), [bar(cell) for cell in ordered if cell.degree == degree]) for degree in degrees
+    ]
 
 
 def group_by_case(cells: Sequence[Cell], bar: Callable[[Cell], Bar]) -> list[tuple[str, list[Bar]]]:
     """Return a group of bars for each case."""
-    return [(case.label, [bar(cell) for cell in cells if cell.case == case]) for case in list_cases(cells)]
+    ordered = _sort_modes(cells)
+    return [(case.label, [bar(cell) for cell in ordered if cell.case == case]) for case in list_cases(cells)]
+
+
+def _sort_modes(cells: Sequence[Cell]) -> list[Cell]:
+    """Sort cells by sharing mode; of one mode, the largest MIG instances come first."""
+    return sorted(cells, key=lambda cell: (cell.sharing.order, [-rank_profile(name)[0] for name in cell.profiles]))
 
 
 def num_bars(groups: Groups) -> int:
@@ -95,33 +106,57 @@ def num_bars(groups: Groups) -> int:
 
 
 def grouped_bars(axes: Axes, groups: Groups) -> None:
-    """Draw bars in groups, one group for each label under the axis; all bars have the same width."""
+    """Draw bars in groups, one group for each label under the axis; all bars have the same width.
+
+    Details of bars that are too narrow for them are part of the label of the group.
+    """
     most = max((len(bars) for _, bars in groups), default=1)
     width = _GROUP_WIDTH / max(most, 3)
     details: dict[float, str] = {}
-    for position, (_, bars) in enumerate(groups):
+    labels = []
+    beside = 0.55 + max(0, 3 - len(groups)) / 2  # a single group does not fill the panel
+    are_wide = _measure_width(axes) * width / (len(groups) - 1 + 2 * beside) >= _DETAIL_SIZE
+    for position, (label, bars) in enumerate(groups):
         x_start = position - width * len(bars) / 2
         num_by_mode = Counter(bar.sharing for bar in bars)
+        texts = {}
         for number, bar in enumerate(bars):
             _one_bar(axes, bar, x_start + number * width, width)
             is_plain = num_by_mode[bar.sharing] > 1 and not bar.detail.rstrip("*")
-            details[x_start + (number + 0.47) * width] = f"{bar.sharing.label if is_plain else ''}{bar.detail}"
-    beside = 0.55 + max(0, 3 - len(groups)) / 2  # a single group does not fill the panel
+            texts[x_start + (number + 0.47) * width] = f"{bar.sharing.label if is_plain else ''}{bar.detail}"
+        summary = ", ".join(dict.fromkeys(filter(None, texts.values())))
+        labels.append((label, "" if are_wide else summary))
+        details |= texts if are_wide else {}
     axes.set_xlim(-beside, len(groups) - 1 + beside)
-    _label_axis(axes, [label for label, _ in groups], details)
+    _label_axis(axes, labels, details)
     axes.grid(axis="y")
     axes.set_ylim(bottom=0)
 
 
-def _label_axis(axes: Axes, labels: Sequence[str], details: Mapping[float, str]) -> None:
-    axes.set_xticks(list(details), list(details.values()), minor=True, rotation=90, fontsize=8)
-    longest = max(map(len, details.values()), default=0)
+def _measure_width(axes: Axes) -> float:
+    """Estimate the width of a panel before its layout. Unit: points."""
+    figure, place = axes.get_figure(root=True), axes.get_subplotspec()
+    assert figure is not None and place is not None
+    return 72 * 0.85 * figure.get_figwidth() / place.get_gridspec().ncols
+
+
+def _label_axis(axes: Axes, labels: Sequence[tuple[str, str]], details: Mapping[float, str]) -> None:
+    from matplotlib.textpath import TextPath
+
+    axes.set_xticks(list(details), list(details.values()), minor=True, rotation=90, fontsize=_DETAIL_SIZE)
+    heights = [TextPath((0, 0), detail, size=_DETAIL_SIZE).get_extents().width for detail in details.values() if detail]
     room = count_characters(axes) // max(3, len(labels))
-    words = [word for label in labels for word in clean_text(label, 200).split()]
+    words = [word for label, _ in labels for word in clean_text(label, 200).split()]
     fits = room >= min(12, max(map(len, words), default=0))
-    axes.set_xticks(range(len(labels)), [wrap_lines(label, room if fits else 26, 5 if fits else 2) for label in labels])
+    texts = [
+        "\n".join(filter(None, [wrap_lines(label, room if fits else 26, 5 if fits else 2), summary]))
+        for label, summary in labels
+    ]
+    axes.set_xticks(range(len(labels)), texts)
     axes.tick_params(axis="x", which="minor", length=0, pad=3)
-    axes.tick_params(axis="x", which="major", length=0, pad=7 + 5.2 * longest, labelrotation=0 if fits else 90)
+    axes.tick_params(
+        axis="x", which="major", length=0, pad=7 + max(heights, default=0), labelrotation=0 if fits else 90
+    )
 
 
 def _one_bar(axes: Axes, bar: Bar, x_start: float, width: float) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, list_cases, list_metrics, list_modes
 from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, METRICS, TOTAL_TIME, Metric
@@ -68,12 +69,14 @@ def _speed_metric(cells: Sequence[Cell]) -> Metric:
 
 def _caption(cells: Sequence[Cell]) -> str:
     metric = _speed_metric(cells)
-    derived = "Time per epoch: work of an epoch, divided by the measured throughput of a job. "
+    derived = "Time per epoch: work of an epoch, divided by the throughput of a job in the window; without validation. "
+    serial = "Serial: the job alone, with which the other groups of its block are compared. "
     activity = "GRACT: share of time with a kernel resident. SMACT: share of multiprocessors with work. "
     shown = [metric.title.partition(",")[0]]
     shown += ["activity"] * _has(cells, *_ACTIVITY) + ["memory of the whole GPU"] * _has(cells, MEMORY)
     return (
         f"{join_words(shown)[:1].upper()}{join_words(shown)[1:]}, by number of equal jobs. "
+        f"{serial if any(cell.sharing == SERIAL for cell in cells) else ''}"
         f"{derived if metric.name == _DERIVED else ''}{activity if _has(cells, *_ACTIVITY) else ''}{BARS_CAPTION}"
     )
 

@@ -1,26 +1,55 @@
-"""A figure of the utilisation, memory and job spans of one group over time."""
+"""Figures over time: one case in all sharing modes, and the utilisation, memory and job spans of one group."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.figures.drawing import FAINT, SERIES_COLOURS, WIDEST, Sketch, clean_text, new_figure, say_missing
+from pipeline.report.figures.drawing import (
+    FAINT,
+    INK,
+    SERIES_COLOURS,
+    WIDEST,
+    Sketch,
+    add_legend,
+    clean_text,
+    collect_handles,
+    new_figure,
+    say_missing,
+)
 from pipeline.report.read.group_series import GroupSeries, Line
+from pipeline.report.read.labels import rank_profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _DASHES = ("-", "--", ":", "-.")  # distinguishable in grey print
+_SECTION = "One group over time"
+_LAST = 0.9
+"""Jobs that end after this share of the time of the group end together with the last one."""
+_COMBINED = "Where only GPU instances were read, activity is their mean, weighted by compute slices. "
 _LINES = [(light, dashes) for dashes in _DASHES for light, _ in SERIES_COLOURS]
 
 
 def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
-    """Yield a sketch of the chosen group, if it has samples."""
+    """Yield a sketch of the chosen group's case in several sharing modes, and one of the group, if it has samples."""
+    if group is not None and group.other_modes and (group.activity or group.memory_mib):
+        modes = sorted((group, *group.other_modes), key=lambda member: member.sharing.order)
+        measured = f"{group.activity[0].label} and memory" if group.activity else "memory"
+        yield Sketch(
+            name="over-time-modes",
+            title=f"{_name_sampled(group)} over time in {len(modes)} sharing modes",
+            caption=f"{measured[:1].upper()}{measured[1:]} of the whole GPU while the same jobs run in each sharing "
+            f"mode: {', '.join(clean_text(member.name) for member in modes)}. Markers: a job "
+            f"ended before the others. {_COMBINED if any(map(_is_combined, modes)) else ''}{_describe_blocks(modes)}",
+            section=_SECTION,
+            paint=partial(_paint_modes, modes),
+        )
     if group is not None:
         is_divided = any(line.instance for line in (*group.activity, *group.memory_mib))
         instances = "GPU instances: profile (id). " if is_divided else ""
@@ -30,7 +59,7 @@ def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
             caption=f"Group {clean_text(group.name)}, block {group.block}. The bars at the bottom show when each job "
             f"worked. {instances}The series are as sampled"
             + (f", thinned to {group.thinned_to} points." if group.thinned_to else "."),
-            section="One group over time",
+            section=_SECTION,
             paint=partial(_paint, group),
         )
 
@@ -59,6 +88,72 @@ def _paint(group: GroupSeries) -> Figure:
     if group.spans:
         spans.set_xlim(*view)
     return figure
+
+
+def _paint_modes(modes: Sequence[GroupSeries]) -> Figure:
+    activity = [(group, _combine(_select_quantity(group.activity, modes), is_share=True)) for group in modes]
+    memory = [(group, _combine(group.memory_mib, is_share=False)) for group in modes]
+    kinds = [
+        (label, [(group, line) for group, line in lines if line is not None])
+        for label, lines in (("activity", activity), ("memory (MiB)", memory))
+        if any(line is not None for _, line in lines)
+    ]
+    figure = new_figure(WIDEST, 2.0 * len(kinds) + 0.6)
+    panels = list(figure.subplots(len(kinds), 1, sharex=True, squeeze=False)[:, 0])
+    for axes, (label, lines) in zip(panels, kinds, strict=True):
+        for group, line in lines:
+            _draw_mode(axes, group, line, _DASHES[modes.index(group) % len(_DASHES)])
+        axes.set_ylabel(label if label != "activity" else lines[0][1].label)
+        axes.grid(axis="y")
+        axes.set_ylim(0, 1.05 if label == "activity" else None)
+    views = [_view(group) for group in modes if group.spans]
+    if views:
+        panels[-1].set_xlim(min(begin for begin, _ in views), max(end for _, end in views))
+    panels[-1].set_xlabel("time since the first job began (s)")
+    add_legend(figure, list(collect_handles(panels).values()))
+    return figure
+
+
+def _draw_mode(axes: Axes, group: GroupSeries, line: Line, dashes: str) -> None:
+    import numpy as np
+
+    style: dict[str, Any] = {"color": group.sharing.colour, "linestyle": dashes, "linewidth": 1.4}
+    last = max((span.end_s for span in group.spans), default=0.0)
+    ends = [span.end_s for span in group.spans if span.end_s < _LAST * last]
+    axes.plot(line.t_s, line.values, **style)
+    axes.plot(ends, np.interp(ends, line.t_s, line.values), linestyle="none", marker=group.sharing.marker,
+              color=group.sharing.colour, markeredgecolor=INK, markeredgewidth=0.6, markersize=6)  # fmt: skip
+    axes.plot([], [], marker=group.sharing.marker, label=clean_text(group.mode), **style)  # for the legend
+
+
+def _select_quantity(lines: Sequence[Line], modes: Sequence[GroupSeries]) -> list[Line]:
+    """Return the lines of the first quantity of activity that every sharing mode has, or else any has."""
+    counts = Counter(label for group in modes for label in _labels(group.activity))
+    shown = next(iter(counts.most_common(1)), ("", 0))[0]
+    return [line for line in lines if line.label == shown]
+
+
+def _combine(lines: Sequence[Line], *, is_share: bool) -> Line | None:
+    """Return the line of the whole GPU, or else of its instances: shares as a mean by compute slices, else the sum."""
+    import numpy as np
+
+    device_lines = [line for line in lines if not line.instance]
+    if device_lines or len(lines) < 2:
+        return (*device_lines, *lines, None)[0]
+    weights = [max(1, rank_profile(line.instance)[0]) for line in lines]
+    t_s = lines[0].t_s
+    at_times = [np.interp(t_s, line.t_s, line.values) for line in lines]
+    values = np.average(at_times, axis=0, weights=weights) if is_share else np.sum(at_times, axis=0)
+    return Line(label=lines[0].label, t_s=t_s, values=tuple(values.tolist()))
+
+
+def _is_combined(group: GroupSeries) -> bool:
+    return bool(group.activity) and all(line.instance for line in group.activity)
+
+
+def _describe_blocks(modes: Sequence[GroupSeries]) -> str:
+    blocks = list(dict.fromkeys(str(group.block) for group in modes))
+    return f"Block {blocks[0]}." if len(blocks) == 1 else f"Blocks {' and '.join(blocks)}, in the order of the names."
 
 
 def _name_sampled(group: GroupSeries) -> str:

@@ -39,6 +39,7 @@ from pipeline.report.page.frameworks import framework_table
 from pipeline.report.page.profile_tables import list_profile_tables
 from pipeline.report.page.service_tables import beside_table, objective_table
 from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
+from pipeline.report.page.workload_table import workload_table
 from pipeline.report.read.study_records import Row, Study
 
 SIMULATED_NOTE = "Simulated GPU: the jobs ran on the CPU, so the figures are no measurements of a real GPU."
@@ -91,6 +92,7 @@ def make_tables(
         ending_table(cells),
         *publication_tables(checks),
         drift_table(study),
+        workload_table(study),
         case_table(study),
         block_table(study),
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.samples import Field, Panel
 from pipeline.base.domain.sharing_modes import MIG, MPS, NAIVE, PROFILE, SharingMode
 from pipeline.base.system.errors import ConfigError, TrackingError
+from pipeline.base.system.grouping import group_by
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.record.sample_series import Series, SeriesKey, read_table
@@ -21,6 +24,8 @@ from pipeline.record.store.run_artifacts import fetch, list_names
 from pipeline.record.store.store_access import open_named
 from pipeline.report.read.labels import label_mix
 from pipeline.report.read.study_records import Row, Study
+
+logger = logging.getLogger(__name__)
 
 POINTS = 1500
 """Number of points that a figure shows of each series."""
@@ -63,15 +68,19 @@ class GroupSeries:
         activity: activity of the GPU or of each GPU instance, as shares between 0 and 1.
         memory_mib: memory of the GPU or of each GPU instance.
         thinned_to: number of points to which long series were thinned; 0 if none was.
+        mode: label of the sharing mode.
+        other_modes: the same jobs in other sharing modes, as far as they ran together.
     """
 
     name: str
     sharing: SharingMode
+    mode: str = ""
     block: int
     activity: tuple[Line, ...]
     memory_mib: tuple[Line, ...]
     spans: tuple[JobSpan, ...]
     thinned_to: int
+    other_modes: tuple[GroupSeries, ...] = ()
 
 
 def choose_group(study: Study, name_or_id: str | None = None) -> Row | None:
@@ -100,6 +109,43 @@ def _preference(row: Row) -> tuple[Any, ...]:
     return (row.is_sequential, -row.degree, place, row.block, row.name, row.run_id)
 
 
+def read_case(study: Study, row: Row) -> GroupSeries | None:
+    """Read the series of a group, and of the same jobs in other sharing modes; `None` if the group has no samples.
+
+    Raises:
+        TrackingError: the artifact of the group is not readable; unreadable groups of other modes are left out.
+    """
+    group = read_group(row)
+    if group is None or row.is_sequential:
+        return group
+    other_modes = []
+    for other in choose_other_modes(study, row):
+        try:
+            other_modes.append(read_group(other))
+        except TrackingError as error:
+            logger.warning("%s; the figure of all sharing modes over time has no %s", error, other.mode)
+    return dataclasses.replace(group, other_modes=tuple(filter(None, other_modes)))
+
+
+def choose_other_modes(study: Study, row: Row) -> list[Row]:
+    """Choose the groups with the same jobs in other sharing modes: one of each mode, of the same block if possible."""
+
+    def identify(row: Row) -> tuple[object, ...]:
+        return (Counter(row.called), row.window, row.setting, row.device)
+
+    alike = [
+        other
+        for other in study.rows
+        if other.result is Result.OK
+        and not other.is_sequential
+        and other.sharing != row.sharing
+        and identify(other) == identify(row)
+    ]
+    by_mode = group_by(alike, lambda other: other.sharing)
+    chosen = [min(rows, key=lambda other: (other.block != row.block, other.block)) for rows in by_mode.values()]
+    return sorted(chosen, key=lambda other: other.sharing.order)
+
+
 def read_group(row: Row) -> GroupSeries | None:
     """Read the series of a group; `None` if it has no samples.
 
@@ -123,6 +169,7 @@ def read_group(row: Row) -> GroupSeries | None:
     return GroupSeries(
         name=row.name,
         sharing=row.sharing,
+        mode=row.mode,
         block=row.block,
         activity=activity,
         memory_mib=memory,

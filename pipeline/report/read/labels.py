@@ -122,6 +122,12 @@ def sort_jobs(jobs: Iterable[JobLabel]) -> list[JobLabel]:
     return sorted(jobs, key=lambda job: (places.get(job.size or "", len(places)), job.size or "", job.workload))
 
 
+def rank_mix(jobs: Iterable[JobLabel]) -> tuple[int, ...]:
+    """Return a sort key of a mix, from little to much work: its numbers of large, medium and small jobs."""
+    counts = Counter(job.size for job in jobs)
+    return tuple(counts[size] for size in _SIZE_ORDER)
+
+
 def label_mix(jobs: Sequence[JobLabel]) -> str | None:
     """Label different jobs by size, in a fixed order: `M+2S`; `None` unless each workload has a different size."""
     return _sizes(sort_jobs(jobs))

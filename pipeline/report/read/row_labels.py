@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain import group_names
-from pipeline.base.domain.sharing_modes import modes_of
+from pipeline.base.domain.sharing_modes import PROFILE, modes_of
 from pipeline.base.system.grouping import group_by
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import JobRow, Row
@@ -30,6 +30,8 @@ def label_rows(rows: Sequence[Row]) -> list[Row]:
             for job in row.jobs
         ]
         places = [job.place for job in placed[row.key].jobs]
+        if not any(places):
+            places = _list_requested_places(row)
         row = dataclasses.replace(
             row,
             jobs=tuple(jobs),
@@ -39,6 +41,15 @@ def label_rows(rows: Sequence[Row]) -> list[Row]:
         )
         renamed.append(row)
     return _add_differences(_add_order(_add_settings(renamed)))
+
+
+def _list_requested_places(row: Row) -> list[Mapping[str, str]]:
+    """Return the MIG profiles that jobs without a place requested by their sizes; else empty places."""
+    options = row.options
+    profile_of = {} if options.get("profiles") else dict(options.get("size_profile") or ())  # type: ignore[call-overload]
+    if options.get("profile", "auto") != "auto" or not all(job.size in profile_of for job in row.jobs):
+        return [{} for _ in row.jobs]
+    return [{PROFILE: str(profile_of[job.size])} for job in row.jobs]
 
 
 def _rename_rows(rows: Sequence[Row]) -> list[Row]:

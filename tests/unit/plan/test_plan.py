@@ -352,7 +352,7 @@ def choice_of(path: Path) -> str:
     group = path.parent.name
     if group == "listeners":
         return f"listeners=[{path.stem}]"
-    return f"{'+' if group in ('experiment', 'rehearse') else ''}{group}={path.stem}"
+    return f"{'+' if group in ('experiment', 'rehearse', 'duration') else ''}{group}={path.stem}"
 
 
 def marks_of(path: Path) -> list[pytest.MarkDecorator]:

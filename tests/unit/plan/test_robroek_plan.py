@@ -17,6 +17,7 @@ from tests.conftest import DATA
 from tests.support.experiments import configs_of, planned
 
 EXPERIMENTS = {"resnet_bs128": 39, "resnet_bs32": 39, "cait": 39, "efficientnet": 39, "mixes": 42}
+FIRST_VERSION = 8  # mixes with L on 3g, beside L on 4g
 GPUS = ("a100_40gb", "h100_80gb")
 pytestmark = pytest.mark.slow
 GOLDEN = DATA / "robroek_plan_golden.txt"
@@ -68,6 +69,8 @@ def planned_text() -> str:
                 config.gpu.model = gpu
             with planned(configs) as plan:
                 assert {group.window.kind for group in plan.groups} == {WindowKind.WORK}
+                # Its figures of utilisation need a source of GRACT.
+                assert all("activity" in {spec.name for spec in group.listeners} for group in plan.groups)
                 found[gpu] += [f"{gpu:12s}{line}" for line in lines_of(plan)]
     return "".join(f"{line}\n" for lines in found.values() for line in lines)
 
@@ -77,8 +80,8 @@ def test_there_are_198_workloads_beside_their_baselines(text, gpu):
     names = [line.split()[1:3] for line in text.splitlines() if line.startswith(gpu)]
     collocated = [experiment for experiment, name in names if not name.startswith("serial-")]
     counts = {name: collocated.count(f"robroek_{name}") for name in EXPERIMENTS}
-    assert counts == EXPERIMENTS
-    assert sum(counts.values()) == 198
+    assert counts == EXPERIMENTS | {"mixes": EXPERIMENTS["mixes"] + FIRST_VERSION}
+    assert sum(counts.values()) == 198 + FIRST_VERSION
     # One baseline a model and data set; of a mix, the mix itself one job after another.
     assert len(names) - len(collocated) == 4 * 3 + 14
 
@@ -86,7 +89,12 @@ def test_there_are_198_workloads_beside_their_baselines(text, gpu):
 @pytest.mark.parametrize("gpu", GPUS)
 def test_mixes_that_need_more_slices_than_seven_are_skipped(text, gpu):
     skipped = [line.split()[2] for line in text.splitlines() if line.startswith(gpu) and "skipped:" in line]
-    assert skipped == ["mig-L+M+M", "mig-L+M+S+S", "mig-L+M+S+S+S"]
+    names = [
+        "L+M+M-size_profile=M,2g,L,4g",
+        "L+M+S+S-size_profile=S,1g,M,2g,L,4g",
+        *(f"L+M+S+S+S-size_profile=S,1g,M,2g,L,{large}" for large in ("3g", "4g")),
+    ]
+    assert sorted(skipped) == sorted(f"mig-{name}" for name in names)
 
 
 def test_the_plan_is_as_committed(text, request):

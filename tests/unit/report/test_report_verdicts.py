@@ -296,7 +296,7 @@ def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
     names = [t.name for t in report_tables.make_tables(found, *whole, paper.compare(*whole[:2]))]
     assert names == [
         *("winners", "verdicts", "speed", "fairness", "utilisation", "energy", "results", "endings", "paper"),
-        *("drift", "mixes", "blocks"),
+        *("drift", "workloads", "mixes", "blocks"),
     ]
     tex = to_latex(next(t for t in report_tables.make_tables(found, *whole, []) if t.name == "speed"))
     assert r"\resizebox{\linewidth}{!}{\begin{tabular}{" in tex and r"\end{tabular}}" in tex
