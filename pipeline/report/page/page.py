@@ -18,7 +18,14 @@ from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, clean_
 from pipeline.report.figures.parts import Part
 from pipeline.report.page import appendix, publications
 from pipeline.report.page.grid import grids
-from pipeline.report.page.key_findings import count_unranked, describe_missing, describe_setup, write_answer
+from pipeline.report.page.key_findings import (
+    count_unranked,
+    describe_missing,
+    describe_setup,
+    summarize,
+    write_answer,
+)
+from pipeline.report.page.leading_numbers import select_leading_numbers
 from pipeline.report.page.study_tables import COMPARISONS, comparison_table, make_tables
 from pipeline.report.page.table_format import MISSING, Table, Values, format_value
 from pipeline.report.read.group_series import GroupSeries
@@ -30,6 +37,8 @@ if TYPE_CHECKING:
 TEMPLATE = "page.html.jinja"
 _PX = 1.45
 """Pixels per point of a figure with the width of the column."""
+_SHORT = 8
+"""The highest number of rows of a table that the page does not fold."""
 _COLOR = re.compile("|".join(THEME))
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 """Characters that are not allowed in HTML or not encodable in UTF-8."""
@@ -63,7 +72,6 @@ def render(content: Content) -> str:
     sections: dict[str, list[tuple[Drawn, str]]] = {}
     for figure in content.figures[1:]:
         sections.setdefault(figure.sketch.section, []).append((figure, inline_figure(figure)))
-    lead, *more = write_answer(study, content.cells, content.winners)
     text = (
         environment()
         .get_template(TEMPLATE)
@@ -73,8 +81,9 @@ def render(content: Content) -> str:
             swatches={cell.mode: THEME[cell.sharing.colour] for cell in content.cells},
             stamp=STAMP if study.is_simulated else "",
             setup=describe_setup(study),
-            lead=lead,
-            more=more,
+            numbers=select_leading_numbers(study, content.cells, content.verdicts),
+            summary=summarize(study, content.cells, content.winners),
+            answer=write_answer(study, content.cells, content.winners),
             opening=[(figure, inline_figure(figure)) for figure in content.figures[:1]],
             missing=[*describe_missing(study), *list_doubts(study, content.cells)],
             not_ranked=count_unranked(content.cells),
@@ -89,12 +98,18 @@ def render(content: Content) -> str:
             methods=appendix.list_methods(),
             provenance=appendix.list_provenance(study),
             shown=format_value,
+            short=_SHORT,
             format_p=format_p,
+            files_of=_name_column_files,
             slug=slug,
             by_case=group_by_case,
         )
     )
     return strip_forbidden(text)
+
+
+def _name_column_files(figure: Drawn) -> str:
+    return ""
 
 
 def _count_comparisons(verdicts: Sequence[Verdict]) -> str:
