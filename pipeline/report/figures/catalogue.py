@@ -20,7 +20,7 @@ def draw_figures(study: Study, cells: Sequence[Cell], timeline: GroupSeries | No
     figures: list[Drawn] = []
     for sketch in (sketch for module in FIGURES for sketch in module.sketches(cells, timeline)):
         name = _file_name(sketch.name, {drawn.name for drawn in figures})
-        figures.append(draw(sketch, name, is_simulated=study.is_simulated))
+        figures.append(draw(sketch, name, is_simulated=study.is_simulated, has_columns=True))
     return figures
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import jinja2
 
 TEMPLATE = "page.html.jinja"
-_PX = 1.45
+_PX = 1.75
 """Pixels per point of a figure with the width of the column."""
 _SHORT = 8
 """The highest number of rows of a table that the page does not fold."""
@@ -100,7 +100,7 @@ def render(content: Content) -> str:
             shown=format_value,
             short=_SHORT,
             format_p=format_p,
-            files_of=_name_column_files,
+            column_files=_name_column_files,
             slug=slug,
             by_case=group_by_case,
         )
@@ -108,8 +108,10 @@ def render(content: Content) -> str:
     return strip_forbidden(text)
 
 
-def _name_column_files(figure: Drawn) -> str:
-    return ""
+def _name_column_files(figure: Drawn) -> list[str]:
+    """Return the files of a figure with the width of a column: the first and the last one of several."""
+    ends = list(figure.column_pdfs)
+    return [f"figures/{figure.name}-{end}.pdf" for end in dict.fromkeys([*ends[:1], *ends[-1:]])]
 
 
 def _count_comparisons(verdicts: Sequence[Verdict]) -> str:
