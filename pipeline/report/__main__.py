@@ -91,7 +91,7 @@ def report(
             logger.warning("group %s has no samples, so the report does not show it over time", group)
     except TrackingError as error:
         logger.warning("%s; the report shows no group over time, choose another group with --group", error)
-    content = make_content(study, timeline)
+    content = make_content(study, timeline, has_columns=True)
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
     groups, figures = format_count(len(study.rows), "group"), format_count(len(content.figures), "figure")
     summary = f"{experiment}: {groups}, {blocks}, {figures}"

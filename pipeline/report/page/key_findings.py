@@ -47,6 +47,7 @@ def summarize(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) ->
     clauses = [_count_winners(cells, together)] if together else describe_shares(cells)[:1]
     finding = next(filter(None, (*clauses, _describe_services(cells), _describe_mig(cells))), "")
     certainty = _describe_certainty(study, together)
+    certainty = f"{certainty[:1].lower()}{certainty[1:]}"
     return f"{_on(study)}{finding or 'no group of several jobs has a figure and a baseline'} ({certainty})."
 
 
@@ -56,7 +57,7 @@ def _describe_failure(study: Study, cells: Sequence[Cell]) -> str:
     parts = [f"{counts[result]} {words.plural or words.label}" for result, words in ENDINGS.items() if counts[result]]
     parts += [f"{counts[Result.OK]} {INVALID}"] if counts[Result.OK] else []
     reason = next((reason for cell in cells if (reason := cell.reason or "; ".join(cell.invalid[:1]))), "")
-    such = f"; for example: {clean_text(reason, _LONGEST_REASON)}" if reason else ""
+    such = f"; for example: {clean_text(reason, _LONGEST_REASON).rstrip('.')}" if reason else ""
     return f"{_on(study)}no group has a valid result: {join_words(parts)}{such}."
 
 

@@ -259,7 +259,9 @@ def _make_number(
         interval = f"no interval below {least}"
     else:
         interval = "" if low == high else f"{form(low)} to {form(high)}"
-    return LeadingNumber(number=form(estimate.median), unit=unit or TIMES, interval=interval, label=label, jobs=jobs)
+    return LeadingNumber(
+        number=form(estimate.median), unit=TIMES if unit is None else unit, interval=interval, label=label, jobs=jobs
+    )
 
 
 def _name_group(cell: Cell) -> str:

@@ -56,13 +56,16 @@ class Content:
     figures: Sequence[Drawn]
 
 
-def make_content(study: Study, timeline: GroupSeries | None = None) -> Content:
-    """Evaluate and draw a study, and the samples of one group over time."""
+def make_content(study: Study, timeline: GroupSeries | None = None, *, has_columns: bool = False) -> Content:
+    """Evaluate and draw a study, and the samples of one group over time.
+
+    `has_columns` draws the figures for a column of a paper too, which takes as long again.
+    """
     cells = make_cells(study)
     comparisons = verdicts.verdicts(cells)
     best = verdicts.winners(cells, comparisons)
     tables = make_tables(study, cells, comparisons, best, paper.compare(cells, comparisons))
-    figures = catalogue.draw_figures(study, cells, timeline)
+    figures = catalogue.draw_figures(study, cells, timeline, has_columns=has_columns)
     return Content(study=study, cells=cells, verdicts=comparisons, winners=best, tables=tables, figures=figures)
 
 
@@ -70,7 +73,9 @@ def render(content: Content) -> str:
     """Render the HTML of the page. Equal content gives equal text."""
     study = content.study
     sections: dict[str, list[tuple[Drawn, str]]] = {}
-    for figure in content.figures[1:]:
+    # A picture without a figure tells nothing on the first screen.
+    num_opening = 1 if any(cell.values for cell in content.cells) else 0
+    for figure in content.figures[num_opening:]:
         sections.setdefault(figure.sketch.section, []).append((figure, inline_figure(figure)))
     text = (
         environment()
@@ -84,7 +89,7 @@ def render(content: Content) -> str:
             numbers=select_leading_numbers(study, content.cells, content.verdicts),
             summary=summarize(study, content.cells, content.winners),
             answer=write_answer(study, content.cells, content.winners),
-            opening=[(figure, inline_figure(figure)) for figure in content.figures[:1]],
+            opening=[(figure, inline_figure(figure)) for figure in content.figures[:num_opening]],
             missing=[*describe_missing(study), *list_doubts(study, content.cells)],
             not_ranked=count_unranked(content.cells),
             grids=grids(study, content.cells, content.verdicts, content.winners),
