@@ -303,6 +303,7 @@ def draw_level(axes: Axes, label: str, estimate: Estimate) -> None:
         axes.axhspan(estimate.low, estimate.high, facecolor=INK, alpha=0.12, linewidth=0)
     else:
         place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        place |= {"bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.85}}
         axes.annotate(NO_INTERVAL, (0.995, estimate.median), fontsize=7, color=INK, **place)
 
 

@@ -255,7 +255,7 @@ def _describe_certainty(study: Study, together: Sequence[Winner]) -> str:
         if 1 < gpus < MIN_GPUS:
             return f"Each of the {gpus} GPUs counts once; a verdict needs {MIN_GPUS} GPUs"
         if number < MIN_FOR_INTERVAL:
-            return f"{blocks}; an interval needs {MIN_FOR_INTERVAL} blocks, a verdict {MIN_BLOCKS}"
+            return f"{blocks}; intervals need {MIN_FOR_INTERVAL}, verdicts {MIN_BLOCKS}"
         is_enough = not together and number >= MIN_BLOCKS
         return blocks if is_enough else f"{blocks}; a verdict needs {MIN_BLOCKS} blocks"
     sure = f"{blocks}; intervals are 95 %, verdicts are corrected for all comparisons"

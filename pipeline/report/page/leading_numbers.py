@@ -159,8 +159,8 @@ def _name_best_solo(cell: Cell) -> str:
 def _list_mixed_services(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
     """Yield throughput, latency and energy of the mix of services and other jobs that keeps the most throughput."""
     by_cell = group_by(compare_services(clean), lambda share: id(share.cell)).values()
-    kept = [([s.throughput_ratio for s in shares if s.throughput_ratio is not None], shares) for shares in by_cell]
-    worst = [(min(ratios, key=_median), shares) for ratios, shares in kept if ratios]
+    throughputs = [([s.throughput_ratio for s in shares if s.throughput_ratio], shares) for shares in by_cell]
+    worst = [(min(ratios, key=_median), shares) for ratios, shares in throughputs if ratios]
     if not worst:
         return
     throughput, shares = max(worst, key=lambda pair: _median(pair[0]))

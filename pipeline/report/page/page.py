@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 TEMPLATE = "page.html.jinja"
 _PX = 1.75
 """Pixels per point of a figure with the width of the column."""
-_SHORT = 8
+_OPEN_TABLES = ("frameworks", "objective", "beside", "scaling", "co-runners", "other-gpus", "endings")
+"""Tables that answer the question of a study; the page folds the others."""
+_MOST_ROWS = 12
 """The highest number of rows of a table that the page does not fold."""
 _COLOR = re.compile("|".join(THEME))
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -103,7 +105,8 @@ def render(content: Content) -> str:
             methods=appendix.list_methods(),
             provenance=appendix.list_provenance(study),
             shown=format_value,
-            short=_SHORT,
+            open_tables=_OPEN_TABLES,
+            most_rows=_MOST_ROWS,
             format_p=format_p,
             column_files=_name_column_files,
             slug=slug,

@@ -105,7 +105,7 @@ def test_a_gain_over_a_doubtful_baseline_does_not_lead() -> None:
 def test_missing_intervals_and_verdicts_are_said() -> None:
     numbers = lead(graphs_and_sharing(2))
     assert {number.interval for number in numbers} == {"no interval below 3 blocks"}
-    assert say(graphs_and_sharing(2)).endswith("(2 complete blocks; an interval needs 3 blocks, a verdict 5).")
+    assert say(graphs_and_sharing(2)).endswith("(2 complete blocks; intervals need 3, verdicts 5).")
     assert say(graphs_and_sharing(3)).endswith("(3 complete blocks; a verdict needs 5 blocks).")
     assert say(graphs_and_sharing(5)).startswith("On one NVIDIA H100 80GB HBM3, MPS is fastest in the one case")
     gpus = [
