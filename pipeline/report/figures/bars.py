@@ -138,7 +138,7 @@ def _one_bar(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
         if number:
             style |= {"facecolor": PAPER, "edgecolor": bar.sharing.colour, "hatch": "////", "linewidth": 0.9}
         if estimate.low is None:
-            style |= {"facecolor": PAPER, "edgecolor": bar.sharing.colour, "linewidth": 2.0, "label": NO_INTERVAL}
+            style |= {"facecolor": PAPER, "edgecolor": bar.sharing.colour, "linewidth": 1.4, "label": NO_INTERVAL}
         axes.bar(at, estimate.median, part, **style)
         below, above = error_bar(estimate)
         if below or above:
