@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain.sharing_modes import MODES, SPARE_COLOURS, SharingMode
@@ -105,7 +105,7 @@ class Drawn:
 
     Attributes:
         parts: title, panels and legend, if a row has several panels.
-        column_pdfs: PDFs with the width of a column, by the end of their file names.
+        column_pdf: PDF with the width of a column, in which each panel is a page; empty if it was not drawn.
     """
 
     name: str
@@ -113,11 +113,11 @@ class Drawn:
     svg: str
     pdf: bytes
     parts: tuple[Part, ...] = ()
-    column_pdfs: Mapping[str, bytes] = field(default_factory=dict)
+    column_pdf: bytes = b""
 
 
 def draw(sketch: Sketch, name: str, *, is_simulated: bool, has_columns: bool = False) -> Drawn:
-    """Paint a figure and write it as SVG and PDF, with `has_columns` also as PDFs with the width of a column.
+    """Paint a figure and write it as SVG and PDF, with `has_columns` also as PDF with the width of a column.
 
     Equal input gives equal bytes.
     """
@@ -130,12 +130,17 @@ def draw(sketch: Sketch, name: str, *, is_simulated: bool, has_columns: bool = F
         _lay_out(figure)
         parts = split_figure(figure, title)
         svg, pdf = _save(figure, "svg"), _save(figure, "pdf")
-        column_pdfs = _draw_columns(sketch, is_split=bool(parts), is_simulated=is_simulated) if has_columns else {}
-    return Drawn(name=name, sketch=sketch, svg=svg.decode("utf-8"), pdf=pdf, parts=parts, column_pdfs=column_pdfs)
+        column_pdf = _draw_column(sketch, is_split=bool(parts), is_simulated=is_simulated) if has_columns else b""
+    return Drawn(name=name, sketch=sketch, svg=svg.decode("utf-8"), pdf=pdf, parts=parts, column_pdf=column_pdf)
 
 
-def _draw_columns(sketch: Sketch, *, is_split: bool, is_simulated: bool) -> dict[str, bytes]:
-    """Paint a figure with the width of a column, or each of its panels; leave out those whose labels would overlap."""
+def _draw_column(sketch: Sketch, *, is_split: bool, is_simulated: bool) -> bytes:
+    """Paint a figure with the width of a column, or a page for each panel; leave out pages whose labels would overlap.
+
+    The panels share a file because embedding the fonts takes most of the time.
+    """
+    from matplotlib.backends.backend_pdf import PdfPages
+
     token = _limit.set(COLUMN)
     try:
         figure = sketch.paint()
@@ -143,20 +148,20 @@ def _draw_columns(sketch: Sketch, *, is_split: bool, is_simulated: bool) -> dict
         _limit.reset(token)
     if is_simulated:
         _put_stamp(figure)
+    target, num_pages = io.BytesIO(), 0
     every_axes = list(figure.axes)
-    if not is_split:
-        _lay_out(figure)
-        return {} if has_overlaps(figure) else {"column": _save(figure, "pdf")}
     height = (figure.get_figheight() - _LEGEND_HEIGHT) / len(every_axes) + _measure_legend(figure)
-    pdfs = {}
-    for number, axes in enumerate(every_axes, start=1):
-        _show_alone(axes, figure)
-        figure.set_size_inches(COLUMN, height)
-        figure.set_layout_engine("constrained")
-        _lay_out(figure)
-        if not has_overlaps(figure):
-            pdfs[f"column-{number}"] = _save(figure, "pdf")
-    return pdfs
+    with PdfPages(target, metadata=_NO_DATES["pdf"]) as pages:
+        for axes in every_axes if is_split else every_axes[:1]:
+            if is_split:
+                _show_alone(axes, figure)
+                figure.set_size_inches(COLUMN, height)
+                figure.set_layout_engine("constrained")
+            _lay_out(figure)
+            if not has_overlaps(figure):
+                num_pages += 1
+                pages.savefig(figure, facecolor="none")
+    return target.getvalue() if num_pages else b""
 
 
 def _show_alone(axes: Axes, figure: Figure) -> None:

@@ -108,18 +108,11 @@ def render(content: Content) -> str:
             open_tables=_OPEN_TABLES,
             most_rows=_MOST_ROWS,
             format_p=format_p,
-            column_files=_name_column_files,
             slug=slug,
             by_case=group_by_case,
         )
     )
     return strip_forbidden(text)
-
-
-def _name_column_files(figure: Drawn) -> list[str]:
-    """Return the files of a figure with the width of a column: the first and the last one of several."""
-    ends = list(figure.column_pdfs)
-    return [f"figures/{figure.name}-{end}.pdf" for end in dict.fromkeys([*ends[:1], *ends[-1:]])]
 
 
 def _count_comparisons(verdicts: Sequence[Verdict]) -> str:

@@ -47,15 +47,14 @@ def widths(pdf: bytes) -> set[float]:
 @pytest.mark.slow
 def test_figures_have_the_width_of_a_text_or_of_a_column_and_embed_their_fonts(figures: list[Drawn]) -> None:
     for figure in figures:
-        assert widths(figure.pdf) == {WIDEST}
-        assert all(widths(pdf) == {COLUMN} for pdf in figure.column_pdfs.values())
-        for pdf in (figure.pdf, *figure.column_pdfs.values()):
+        assert widths(figure.pdf) == {WIDEST} and widths(figure.column_pdf) == {COLUMN}
+        for pdf in (figure.pdf, figure.column_pdf):
             assert b"/Subtype /Type0" in pdf and b"/FontFile2" in pdf and b"/Type3" not in pdf
             assert len(pdf) < 60_000
         assert len(figure.svg) < 150_000
     (of_gain,) = [figure for figure in figures if figure.name == "gain"]
     num_panels = len([part for part in of_gain.parts if part.height > 72])
-    assert list(of_gain.column_pdfs) == [f"column-{number}" for number in range(1, num_panels + 1)]
+    assert of_gain.column_pdf.count(b"/MediaBox") == num_panels > 1
 
 
 @pytest.mark.slow
@@ -72,11 +71,12 @@ def draw_gain(**options: Any) -> Drawn:
 
 
 @pytest.mark.slow
-def test_a_single_panel_is_one_file_in_column_width_with_the_stamp() -> None:
-    assert list(draw_gain().column_pdfs) == ["column"]
-    assert not draw_gain(has_columns=False).column_pdfs
+def test_a_single_panel_is_one_page_in_column_width_with_the_stamp() -> None:
+    assert draw_gain().column_pdf.count(b"/MediaBox") == 1
+    assert draw_gain(has_columns=False).column_pdf == b""
     simulated = draw_gain(is_simulated=True)
-    assert STAMP in simulated.svg and len(simulated.column_pdfs["column"]) > len(draw_gain().column_pdfs["column"])
+    assert STAMP in simulated.svg and len(simulated.column_pdf) > len(draw_gain().column_pdf)
+    assert simulated.column_pdf == draw_gain(is_simulated=True).column_pdf
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_panels_whose_labels_would_overlap_in_a_column_are_left_out() -> None:
     rows = [copies("serial", 1, 10.0, metrics=energies)]
     rows += [copies("mig", degree, 10.0, metrics=energies) for degree in range(2, 42)]
     (sketch,) = energy.sketches(make_cells(study(*rows)), None)
-    assert drawing.draw(sketch, "energy", is_simulated=False, has_columns=True).column_pdfs == {}
+    assert drawing.draw(sketch, "energy", is_simulated=False, has_columns=True).column_pdf == b""
 
 
 def test_overlapping_labels_are_found() -> None:
@@ -94,6 +94,6 @@ def test_overlapping_labels_are_found() -> None:
     axes.set_xticks([0, 0.5, 1], ["one", "two", "three"])
     figure.draw_without_rendering()
     assert not has_overlaps(figure)
-    axes.set_xticks([0, 0.5, 1], [20 * "long", 20 * "long", ""])
+    axes.set_xticks([0, 0.5, 1], [8 * "long", 8 * "long", ""])
     figure.draw_without_rendering()
     assert has_overlaps(figure)
