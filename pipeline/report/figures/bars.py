@@ -115,7 +115,7 @@ def grouped_bars(axes: Axes, groups: Groups) -> None:
 
 
 def _label_axis(axes: Axes, labels: Sequence[str], details: Mapping[float, str]) -> None:
-    axes.set_xticks(list(details), list(details.values()), minor=True, rotation=90, fontsize=7)
+    axes.set_xticks(list(details), list(details.values()), minor=True, rotation=90, fontsize=8)
     longest = max(map(len, details.values()), default=0)
     room = count_characters(axes) // max(3, len(labels))
     words = [word for label in labels for word in clean_text(label, 200).split()]
