@@ -129,7 +129,8 @@ MODES: Mapping[str, SharingMode] = {
 SPARE_COLOURS = (("#997700", "#c9a227"), ("#228833", "#5dc26e"), ("#aa3377", "#d671ad"))
 """Light and dark colours for modes that are not in the table."""
 
-_SPARE_MARKERS, _SPARE_HATCHES = ("P", "X", "*"), ("++++", "oooo", "****")
+_SPARE_MARKERS = ("P", "X", "*")
+_SPARE_HATCHES = ("++++", "oooo", "****")
 
 
 def mode_of(name: str) -> SharingMode:

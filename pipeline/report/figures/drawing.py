@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.base.domain.sharing_modes import MODES, SPARE_COLOURS, SharingMode
+from pipeline.base.domain.sharing_modes import MODES, SPARE_COLOURS
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.figures.parts import Part, split_figure
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from pipeline.base.domain.sharing_modes import SharingMode
 
 logger = logging.getLogger(__name__)
 
