@@ -99,7 +99,7 @@ def report(
         run_id = row.run_id if row else ""
         sentence = f"Not drawn: a group over time, because the artifacts of run {run_id} cannot be read."
         study = dataclasses.replace(study, not_drawn=(sentence,))
-    content = make_content(study, timeline)
+    content = make_content(study, timeline, has_columns=True)
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
     groups, figures = format_count(len(study.rows), "group"), format_count(len(content.figures), "figure")
     summary = f"{experiment}: {groups}, {blocks}, {figures}"

@@ -123,6 +123,8 @@ def _files(content: Content) -> Iterator[tuple[str, bytes]]:
     for figure in content.figures:
         yield f"figures/{figure.name}.svg", figure.svg.encode("utf-8", "replace")
         yield f"figures/{figure.name}.pdf", figure.pdf
+        if figure.column_pdf:
+            yield f"figures/{figure.name}-column.pdf", figure.column_pdf
     for table in content.tables:
         yield f"tables/{table.name}.csv", to_csv(table).encode("utf-8", "replace")
         yield f"tables/{table.name}.tex", to_latex(table).encode("utf-8", "replace")

@@ -26,7 +26,8 @@ class SharingMode:
         label: name of the mode in figures and tables, regardless of a group's options.
         word: first word of a group's label, which is followed by the group's shares or options.
         colour, dark_colour: colours of the mode's bars and lines, on a light and on a dark background.
-        marker: marker of the mode's lines, as in matplotlib.
+        marker, hatch: marker of the mode's lines and hatch of its bars, as in matplotlib, which distinguish modes in
+            grey print.
         placement_fact: fact of a placement that the label shows (`PROFILE`, `PERCENTAGE`, `PARTITION`); empty for none.
         counts_instances: whether the label has the number of instances.
         default_text: text of the label if it shows neither a placement nor an option.
@@ -42,6 +43,7 @@ class SharingMode:
     dark_colour: str
     marker: str = "o"
     _: KW_ONLY
+    hatch: str = ""
     placement_fact: str = ""
     counts_instances: bool = False
     default_text: str = ""
@@ -66,9 +68,11 @@ def is_program(option: str) -> bool:
 
 
 # Paul Tol's "high-contrast" scheme; for rarer modes, lighter "medium-contrast" colours and the teal of "muted".
-SERIAL = SharingMode("serial", "serial", "serial", "#cfcfcb", "#6c6c70", planned_as="naive")
+SERIAL = SharingMode("serial", "serial", "serial", "#cfcfcb", "#6c6c70", ">", planned_as="naive")
 NAIVE = SharingMode("naive", "naive", "naive", "#ddaa33", "#e3b341", planned_as="naive")
-TIMESLICE = SharingMode("timeslice", "time slice", "time slice", "#eecc66", "#f0d688", "<", label_option="timeslice")
+TIMESLICE = SharingMode(
+    "timeslice", "time slice", "time slice", "#eecc66", "#f0d688", "<", hatch="||||", label_option="timeslice"
+)
 MPS = SharingMode("mps", "MPS", "MPS", "#004488", "#4f8fd6", "s", planned_as="mps")
 MPS_PERCENT = SharingMode(
     "mps_percent",
@@ -77,6 +81,7 @@ MPS_PERCENT = SharingMode(
     "#6699cc",
     "#9cc3ee",
     "D",
+    hatch="\\\\\\\\",
     placement_fact=PERCENTAGE,
     default_text="equal shares",
     planned_as="mps",
@@ -88,6 +93,7 @@ MPS_STATIC = SharingMode(
     "#44aa99",
     "#6fc7b9",
     "p",
+    hatch="----",
     placement_fact=PARTITION,
     default_text="equal parts",
 )
@@ -109,6 +115,7 @@ MIG_MPS = SharingMode(
     "#ee99aa",
     "#f0aab8",
     "v",
+    hatch="xxxx",
     placement_fact=PROFILE,
     counts_instances=True,
     unnamed_options=("num_instances",),
@@ -132,6 +139,7 @@ PROFILE_COLOURS: Mapping[int, tuple[str, str]] = {
 """Light and dark colours of lines on MIG instances, by compute slices: in grey, more slices have more contrast."""
 
 _SPARE_MARKERS = ("P", "X", "*")
+_SPARE_HATCHES = ("++++", "oooo", "****")
 
 
 def mode_of(name: str) -> SharingMode:
@@ -142,9 +150,9 @@ def mode_of(name: str) -> SharingMode:
 def modes_of(names: Iterable[str]) -> dict[str, SharingMode]:
     """Return all modes of the table and the modes with these names; modes outside the table get spare colours."""
     unknown = sorted(set(names) - MODES.keys())
-    spare = list(zip(SPARE_COLOURS, _SPARE_MARKERS, strict=True))
+    spare = list(zip(SPARE_COLOURS, _SPARE_MARKERS, _SPARE_HATCHES, strict=True))
     modes = dict(MODES)
     for number, name in enumerate(unknown):
-        colours, marker = spare[number % len(spare)]
-        modes[name] = SharingMode(name, name, name, *colours, marker)
+        colours, marker, hatch = spare[number % len(spare)]
+        modes[name] = SharingMode(name, name, name, *colours, marker, hatch=hatch)
     return modes

@@ -16,7 +16,6 @@ from pipeline.report.figures.drawing import (
     FAINT,
     INK,
     PAPER,
-    WIDEST,
     Sketch,
     add_legend,
     clean_text,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
 _ONE_COLUMN = 14
 """The largest number of rows in one column; more rows are drawn in two columns."""
+_WIDTH = 9.6  # inches
 _ROW_HEIGHT = 0.46  # inches
 _GAP = 0.16  # between rows, as a share of a row
 _LOAD_HEIGHT, _MEMORY_HEIGHT = 0.20, 0.10
@@ -78,7 +78,7 @@ def _rows(gpus: Sequence[Gpu]) -> list[_Row]:
 def _paint(plan: Plan, rows: Sequence[_Row]) -> Figure:
     columns = 1 if len(rows) <= _ONE_COLUMN else 2
     per_column = -(-len(rows) // columns) or 1
-    figure = new_figure(WIDEST, 0.9 + _ROW_HEIGHT * per_column)
+    figure = new_figure(_WIDTH, 0.9 + _ROW_HEIGHT * per_column)
     panels = figure.subplots(1, columns, squeeze=False)[0]
     totals = deployment.total_per_s(plan.deployment.gpus)
     loads = {s.name: s.rate_per_s / totals[s.name] for s in plan.services if totals.get(s.name)}
@@ -87,7 +87,7 @@ def _paint(plan: Plan, rows: Sequence[_Row]) -> Figure:
         column = rows[number * per_column : (number + 1) * per_column]
         labels = [_label(row, names_model=names_model) for row in column]
         axes.set_yticks(range(len(column)), labels, fontsize=6.5)
-        _panel(axes, column, per_column, loads, characters_a_width=WIDEST * 0.86 / columns / _WIDTH_OF_CHARACTER)
+        _panel(axes, column, per_column, loads, characters_a_width=_WIDTH * 0.86 / columns / _WIDTH_OF_CHARACTER)
     used = {_mode(gpu, instance) for gpu, _ in rows for instance in gpu.instances}
     if used:
         add_legend(figure, make_legend(sorted(used, key=lambda mode: mode.order)))

@@ -17,7 +17,6 @@ from pipeline.report.figures.drawing import (
     PAPER,
     SERIES_COLOURS,
     WARNING,
-    WIDEST,
     Sketch,
     add_legend,
     clean_text,
@@ -30,10 +29,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLOURS = dict(zip(KINDS, (light for light, _ in SERIES_COLOURS), strict=True))
+_WIDTH = 9.6  # inches
 _LANE, _TALLEST = 0.15, 18.0  # inches
 _LANE_WITH_WORDS = 0.1  # inches
 _WIDTH_OF_CHARACTER = 0.056  # inches
-_DRAWN_WIDTH = WIDEST * 0.86
+_DRAWN_WIDTH = _WIDTH * 0.86
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def _paint(transition: Transition, steps: Sequence[Step], unit: str) -> Figure:
     num_lanes = sum(lanes.values()) + 0.6 * len(gpus)
     lane = min(_LANE, _TALLEST / max(num_lanes, 1))
     height = 0.3 + lane * num_lanes
-    figure = new_figure(WIDEST, height + 1.9)
+    figure = new_figure(_WIDTH, height + 1.9)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[height, 1.2])
     if not bars:
         say_missing(above, "nothing changes")

@@ -23,6 +23,7 @@ from pipeline.report.figures.drawing import (
     clean_text,
     count_characters,
     error_bar,
+    make_bar_style,
     wrap_lines,
 )
 from pipeline.report.read.labels import rank_profile
@@ -168,7 +169,7 @@ def _one_bar(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
         if estimate is None:
             continue
         at = x_start + number * part + part / 2
-        style: dict[str, Any] = {"facecolor": bar.sharing.colour, "edgecolor": FAINT, "linewidth": 0.6}
+        style: dict[str, Any] = make_bar_style(bar.sharing)
         if number:
             style |= {"facecolor": PAPER, "edgecolor": bar.sharing.colour, "hatch": "////", "linewidth": 0.9}
         if estimate.low is None:
@@ -184,7 +185,7 @@ def _box(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
 
     edge, ink = (FAINT, FAINT) if bar.finding == NOT_MEASURED else (WARNING, INK)
     by_panel: dict[str, Any] = {"transform": axes.get_xaxis_transform()}  # y in panel units, x in data units
-    dashed: dict[str, Any] = {"facecolor": "none", "edgecolor": edge, "hatch": "....", "linewidth": 0.8}
+    dashed: dict[str, Any] = {"facecolor": "none", "edgecolor": edge, "hatch": "..", "linewidth": 0.8}
     axes.add_patch(Rectangle((x_start, 0), width * 0.94, _BOX_HEIGHT, linestyle="--", **dashed, **by_panel))
     axes.text(x_start + width * 0.47, 0.03, bar.finding, fontsize=7, color=ink, **_IN_BOX, **by_panel)
     strip: dict[str, Any] = {"facecolor": bar.sharing.colour, "clip_on": False}  # below the axis
@@ -195,7 +196,7 @@ def make_legend(modes: Sequence[SharingMode], *, second: tuple[str, str] | None 
     """Return the handles of a legend: one for each mode and, with `second`, two for solid and hatched bars."""
     from matplotlib.patches import Patch
 
-    handles = [Patch(facecolor=m.colour, edgecolor=FAINT, linewidth=0.6, label=clean_text(m.label)) for m in modes]
+    handles = [Patch(label=clean_text(mode.label), **make_bar_style(mode)) for mode in modes]
     if second is not None:
         handles.append(Patch(facecolor=INK, edgecolor=INK, label=second[0]))
         handles.append(Patch(facecolor=PAPER, edgecolor=INK, hatch="////", label=second[1]))

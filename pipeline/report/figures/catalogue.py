@@ -15,12 +15,14 @@ FIGURES = (gain, mixes, copies, profile_scaling, parameters, energy, over_time)
 """The modules of the figures; the first figure is at the top of the page."""
 
 
-def draw_figures(study: Study, cells: Sequence[Cell], timeline: GroupSeries | None) -> list[Drawn]:
-    """Draw all figures of the cells of a study and the samples of one group."""
+def draw_figures(
+    study: Study, cells: Sequence[Cell], timeline: GroupSeries | None, *, has_columns: bool = False
+) -> list[Drawn]:
+    """Draw all figures of the cells of a study and the samples of one group, with `has_columns` also for a column."""
     figures: list[Drawn] = []
     for sketch in (sketch for module in FIGURES for sketch in module.sketches(cells, timeline)):
         name = _file_name(sketch.name, {drawn.name for drawn in figures})
-        figures.append(draw(sketch, name, is_simulated=study.is_simulated))
+        figures.append(draw(sketch, name, is_simulated=study.is_simulated, has_columns=has_columns))
     return figures
 
 

@@ -89,7 +89,7 @@ def _paint(cells: Sequence[Cell]) -> Figure:
     ran = [cell for cell in cells if not cell.is_derived]
     has_activity, has_memory = _has(ran, *_ACTIVITY), _has(ran, MEMORY)
     most_bars = num_bars(group_by_degree(ran, make_bar))
-    figure, panels = make_panels(1 + has_activity + has_memory, 2.9, most_bars=most_bars)
+    figure, panels = make_panels(1 + has_activity + has_memory, 2.5, most_bars=most_bars)
     time, *remaining = panels
     _panel(time, ran, _speed_metric(cells))
     if has_activity:

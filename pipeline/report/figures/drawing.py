@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import logging
+import math
 import re
 import textwrap
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +26,11 @@ from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.figures.parts import Part, split_figure
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from pipeline.base.domain.sharing_modes import SharingMode
 
 logger = logging.getLogger(__name__)
 
@@ -51,25 +57,34 @@ _STYLE: dict[str, Any] = {
     **dict.fromkeys(("axes.edgecolor", "grid.color", "hatch.color", "xtick.color", "ytick.color"), FAINT),
     **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), "none"),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.grid", "legend.frameon"), False),
-    "font.size": 9,
+    "font.size": 8,
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize"), 7.5),
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
     "text.parse_math": False,  # the name of a run may contain "$"
-    "axes.titlesize": 9,
+    "axes.titlesize": 8,
     "axes.titlelocation": "left",
     "axes.axisbelow": True,
     "grid.linewidth": 0.4,
     "grid.alpha": 0.5,
     "hatch.linewidth": 0.5,
     "svg.fonttype": "none",  # keep text as text, for screen readers, searches and the page's colours
-    "pdf.fonttype": 42,
+    "pdf.fonttype": 42,  # embed fonts as TrueType, as publishers want them
 }
-WIDEST = 9.6
-"""Width at which the text of a figure is readable on a printed page. Unit: inches."""
+WIDEST, COLUMN = 7.0, 3.3
+"""The width of the text and of a column of a journal: a paper includes figures unscaled. Unit: inches."""
+LEAST_FONT = 7
+"""The smallest font size of a figure. Unit: points."""
+_limit: ContextVar[float] = ContextVar("limit", default=math.inf)
+"""The largest width of new figures. Unit: inches."""
 NO_INTERVAL = "no interval"
 """The label of hollow points and bars."""
 HOLLOW_CAPTION = "Hollow: no interval, which needs three blocks (with several GPUs, three GPUs)."
 _PER_ROW = 3
+_LEGEND_HEIGHT = 0.5
+_CHARACTER_WIDTH = 5.0
+"""Mean width of a character of axis labels. Unit: points."""
+_LEVELS = (":", "-.", (0, (5, 1)))
 _NO_GLYPH = r"Glyph \d+ .* missing from"
 _NO_DATES = {"svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}
 
@@ -93,40 +108,115 @@ class Sketch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A sketch as SVG and PDF; `parts` are its title, panels and legend, if a row has several panels."""
+    """A sketch as SVG and PDF.
+
+    Attributes:
+        parts: title, panels and legend, if a row has several panels.
+        column_pdf: PDF with the width of a column, in which each panel is a page; empty if it was not drawn.
+    """
 
     name: str
     sketch: Sketch
     svg: str
     pdf: bytes
     parts: tuple[Part, ...] = ()
+    column_pdf: bytes = b""
 
 
-def draw(sketch: Sketch, name: str, *, is_simulated: bool) -> Drawn:
-    """Paint a figure and write it as SVG and PDF; equal input gives equal bytes."""
+def draw(sketch: Sketch, name: str, *, is_simulated: bool, has_columns: bool = False) -> Drawn:
+    """Paint a figure and write it as SVG and PDF, with `has_columns` also as PDF with the width of a column.
+
+    Equal input gives equal bytes.
+    """
     import matplotlib as mpl
 
     style: Any = _STYLE | {"svg.hashsalt": name}
     with mpl.rc_context(style), _warn_once_of_boxes():
-        figure, title = sketch.paint(), []
-        if is_simulated:
-            title = [figure.suptitle(STAMP, color=WARNING, fontsize=10, fontweight="bold", x=0.01, ha="left")]
-        engine = figure.get_layout_engine()
-        if engine is not None:
-            engine.execute(figure)
-            figure.set_layout_engine(None)  # otherwise each format would repeat the layout
+        figure = sketch.paint()
+        title = _put_stamp(figure) if is_simulated else []
+        _lay_out(figure)
         parts = split_figure(figure, title)
-        written = {kind: io.BytesIO() for kind in _NO_DATES}
-        for kind, target in written.items():
-            ground = PAPER if kind == "svg" else "none"
-            figure.savefig(target, format=kind, metadata=_NO_DATES[kind], facecolor=ground)
-    return Drawn(
-        name=name,
-        sketch=sketch,
-        svg=written["svg"].getvalue().decode("utf-8"),
-        pdf=written["pdf"].getvalue(),
-        parts=parts,
-    )
+        svg, pdf = _save(figure, "svg"), _save(figure, "pdf")
+        column_pdf = _draw_column(sketch, is_split=bool(parts), is_simulated=is_simulated) if has_columns else b""
+    return Drawn(name=name, sketch=sketch, svg=svg.decode("utf-8"), pdf=pdf, parts=parts, column_pdf=column_pdf)
+
+
+def _draw_column(sketch: Sketch, *, is_split: bool, is_simulated: bool) -> bytes:
+    """Paint a figure with the width of a column, or a page for each panel; leave out pages whose labels would overlap.
+
+    The panels share a file because embedding the fonts takes most of the time.
+    """
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    token = _limit.set(COLUMN)
+    try:
+        figure = sketch.paint()
+    finally:
+        _limit.reset(token)
+    if is_simulated:
+        _put_stamp(figure)
+    target, num_pages = io.BytesIO(), 0
+    every_axes = list(figure.axes)
+    height = (figure.get_figheight() - _LEGEND_HEIGHT) / len(every_axes) + _measure_legend(figure)
+    with PdfPages(target, metadata=_NO_DATES["pdf"]) as pages:
+        for axes in every_axes if is_split else every_axes[:1]:
+            if is_split:
+                _show_alone(axes, figure)
+                figure.set_size_inches(COLUMN, height)
+                figure.set_layout_engine("constrained")
+            _lay_out(figure)
+            if not has_overlaps(figure):
+                num_pages += 1
+                pages.savefig(figure, facecolor="none")
+    return target.getvalue() if num_pages else b""
+
+
+def _show_alone(axes: Axes, figure: Figure) -> None:
+    from matplotlib.gridspec import GridSpec
+
+    for other in list(figure.axes):
+        figure.delaxes(other)
+    figure.add_axes(axes)
+    axes.set_subplotspec(GridSpec(1, 1, figure=figure)[0])
+
+
+def _measure_legend(figure: Figure) -> float:
+    """Return the height that the legend needs. Unit: inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    return 0.2 + sum(legend.get_window_extent(renderer).height / figure.dpi for legend in figure.legends)
+
+
+def _put_stamp(figure: Figure) -> list[Artist]:
+    size = 10 if figure.get_figwidth() > COLUMN else LEAST_FONT
+    return [figure.suptitle(STAMP, color=WARNING, fontsize=size, fontweight="bold", x=0.01, ha="left")]
+
+
+def _lay_out(figure: Figure) -> None:
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+        figure.set_layout_engine(None)  # otherwise each format would repeat the layout
+
+
+def _save(figure: Figure, kind: str) -> bytes:
+    target = io.BytesIO()
+    figure.savefig(target, format=kind, metadata=_NO_DATES[kind], facecolor=PAPER if kind == "svg" else "none")
+    return target.getvalue()
+
+
+def has_overlaps(figure: Figure) -> bool:
+    """Return whether labels of an axis of a figure overlap after its layout."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    for axis in itertools.chain(*((axes.xaxis, axes.yaxis) for axes in figure.axes)):
+        labels = [label for label in axis.get_ticklabels(which="both") if label.get_visible() and label.get_text()]
+        boxes = [label.get_window_extent(renderer).padded(-0.5) for label in labels]
+        if any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2)):
+            return True
+    return False
 
 
 @contextmanager
@@ -151,7 +241,7 @@ def new_figure(width: float, height: float) -> Figure:
     """Make an empty figure with a layout without overlapping texts. Unit: inches."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(min(width, _limit.get()), height), layout="constrained")
 
 
 def make_panels(number: int, height: float, *, most_bars: int = 0, columns: int = 0) -> tuple[Figure, list[Axes]]:
@@ -164,9 +254,9 @@ def make_panels(number: int, height: float, *, most_bars: int = 0, columns: int 
         columns: panels in a row, 2 or 3; other values are ignored.
     """
     most = columns if columns in range(2, _PER_ROW + 1) else min(_PER_ROW, int(WIDEST / (0.6 + 0.13 * most_bars)))
-    columns = max(1, min(number, most))
+    columns = max(1, min(number, most)) if _limit.get() > COLUMN else 1
     rows = -(-number // columns) or 1
-    figure = new_figure(WIDEST, height * rows + 0.5)
+    figure = new_figure(WIDEST, height * rows + _LEGEND_HEIGHT)
     panels = [axes for row in figure.subplots(rows, columns, squeeze=False) for axes in row]
     for axes in panels[number:]:
         axes.remove()
@@ -177,7 +267,7 @@ def count_characters(axes: Axes) -> int:
     """Count the characters of axis labels that fit into the width of a panel."""
     figure, place = axes.get_figure(root=True), axes.get_subplotspec()
     assert figure is not None and place is not None  # axes of `make_panels` have both
-    return int(72 * 0.85 * figure.get_figwidth() / place.get_gridspec().ncols / 5.5)
+    return int(72 * 0.85 * figure.get_figwidth() / place.get_gridspec().ncols / _CHARACTER_WIDTH)
 
 
 def set_title(axes: Axes, text: str) -> None:
@@ -193,9 +283,9 @@ def add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str] | N
     if any(NO_INTERVAL in axes.get_legend_handles_labels()[1] for axes in figure.axes):
         hollow: dict[str, Any] = {"marker": "s", "linestyle": "none", "markerfacecolor": PAPER, "color": INK}
         handles, names = [*handles, Line2D([], [], **hollow)], [*names, NO_INTERVAL]
-    columns = int(figure.get_figwidth() * 72 / (40 + 5 * max(map(len, names), default=0)))
+    columns = int(figure.get_figwidth() * 72 / (36 + 4.8 * max(map(len, names), default=0)))
     columns = max(1, min(columns, len(names)))
-    figure.legend(handles=handles, labels=names, loc="outside lower left", ncols=columns, fontsize=8)
+    figure.legend(handles=handles, labels=names, loc="outside lower left", ncols=columns, fontsize=7.5)
 
 
 def collect_handles(panels: Sequence[Axes]) -> dict[str, Any]:
@@ -218,12 +308,14 @@ def hollow_points(axes: Axes, estimates: Mapping[float, Estimate], style: Mappin
 
 
 def draw_level(axes: Axes, label: str, estimate: Estimate) -> None:
-    """Draw a figure that does not depend on the horizontal axis: a dotted line, and its interval as a band."""
-    axes.axhline(estimate.median, color=INK, linewidth=1.1, linestyle=":", label=label)
+    """Draw a figure that does not depend on the horizontal axis: a broken line, and its interval as a band."""
+    dashes = _LEVELS[sum(line.get_color() == INK for line in axes.lines) % len(_LEVELS)]
+    axes.axhline(estimate.median, color=INK, linewidth=1.1, linestyle=dashes, label=label)
     if estimate.low is not None and estimate.high is not None:
         axes.axhspan(estimate.low, estimate.high, facecolor=INK, alpha=0.12, linewidth=0)
     else:
         place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        place |= {"bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.85}}
         axes.annotate(NO_INTERVAL, (0.995, estimate.median), fontsize=7, color=INK, **place)
 
 
@@ -231,6 +323,16 @@ def error_bar(estimate: Estimate) -> tuple[float, float]:
     """Return the length of the error bar below and above an estimate; zero without an interval."""
     low, high = (estimate.median if end is None else end for end in (estimate.low, estimate.high))
     return max(0.0, estimate.median - low), max(0.0, high - estimate.median)
+
+
+def make_bar_style(mode: SharingMode) -> dict[str, Any]:
+    """Return the colour, edge and hatch of the bars of a sharing mode; a hatch has the colour of the edge."""
+    return {
+        "facecolor": mode.colour,
+        "edgecolor": INK if mode.hatch else FAINT,
+        "hatch": mode.hatch or None,
+        "linewidth": 0.6,
+    }
 
 
 def clean_text(text: str, longest: int = 80) -> str:

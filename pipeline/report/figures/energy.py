@@ -71,7 +71,7 @@ def _paint(cells: Sequence[Cell], unit: str, solo_modes: Mapping[Case, Sequence[
     else:
         copies = {case: [cell for cell in cells if cell.case == case] for case in list_cases(cells)}
         contents = [(case.label, group_by_degree(members, bar)) for case, members in copies.items()]
-    figure, panels = make_panels(len(contents), 2.9, most_bars=max(num_bars(groups) for _, groups in contents))
+    figure, panels = make_panels(len(contents), 2.5, most_bars=max(num_bars(groups) for _, groups in contents))
     for axes, (title, groups) in zip(panels, contents, strict=True):
         grouped_bars(axes, groups)
         set_title(axes, title)

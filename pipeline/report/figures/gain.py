@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_SHIFT = 0.1
+"""Distance between the points of two modes with the same number of jobs. Unit: jobs."""
+
+
 class _Panel(NamedTuple):
     """The gain of a case over serial (`SPEEDUP`) or over its best step mode alone (`BEST_SOLO`)."""
 
@@ -120,7 +124,7 @@ def _paint(panels: Sequence[_Panel]) -> Figure:
     is_double = all(panel.metric != other.metric for panel, other in zip(panels[::2], panels[1::2], strict=False))
     columns = max(variants) if len(variants) == 1 else 0
     # Variants of one workload share a row if all workloads have the same number of variants.
-    figure, every_axes = make_panels(len(panels), 2.7, columns=2 if columns > 3 and is_double else columns)
+    figure, every_axes = make_panels(len(panels), 2.1, columns=2 if columns > 3 and is_double else columns)
     tops: dict[tuple[str, str], float] = defaultdict(float)
     for axes, panel in zip(every_axes, panels, strict=True):
         place = panel.workload, panel.metric
@@ -139,14 +143,14 @@ def _draw(axes: Axes, panel: _Panel) -> float:
     axes.axhline(1, color=FAINT, linewidth=0.8)
     if panel.metric == SPEEDUP:
         axes.plot(degrees, degrees, color=FAINT, linewidth=1, linestyle="--", label="ideal")
-    for mode in list_modes(panel.cells):
-        if mode != SERIAL:
-            reached += _line(axes, mode, panel)
+    modes = [mode for mode in list_modes(panel.cells) if mode != SERIAL]
+    for number, mode in enumerate(modes):
+        reached += _line(axes, mode, panel, shift=_SHIFT * (number - (len(modes) - 1) / 2))
     for label, gain in panel.alone:
         draw_level(axes, f"alone, {label}", gain)
         reached.append(gain.median)
     set_title(axes, panel.case.label)
-    axes.set_ylabel(f"speed-up over {panel.baseline}")
+    axes.set_ylabel(f"speed-up over\n{panel.baseline}")
     axes.set_xticks(degrees)
     axes.set_xlim(degrees[0] - 0.3, degrees[-1] + 0.3)
     excess = _describe_excess(panel.cells) if panel.metric == SPEEDUP else []
@@ -157,25 +161,25 @@ def _draw(axes: Axes, panel: _Panel) -> float:
     return min(1.08 * max(degrees[-1], highest), 1.35 * highest + 0.3) if panel.metric == SPEEDUP else 1.15 * highest
 
 
-def _line(axes: Axes, mode: SharingMode, panel: _Panel) -> list[float]:
-    """Draw one mode; return the upper ends of its intervals."""
+def _line(axes: Axes, mode: SharingMode, panel: _Panel, shift: float) -> list[float]:
+    """Draw one mode, shifted sideways so that intervals stay visible; return the upper ends of its intervals."""
     by_degree: dict[float, Estimate] = {}
-    marked: set[int] = set()
+    marked: set[float] = set()
     for cell in (cell for cell in panel.cells if cell.sharing == mode):
         if cell.is_ranked and panel.metric in cell.estimates:
-            gain = cell.estimates[panel.metric]
-            by_degree[cell.degree] = max(by_degree.get(cell.degree, gain), gain, key=lambda estimate: estimate.median)
-            is_doubtful = cell.marks if panel.metric == SPEEDUP else (cell.invalid or cell.row_notes)
-            marked |= {cell.degree} if is_doubtful else set()
+            gain, place = cell.estimates[panel.metric], cell.degree + shift
+            by_degree[place] = max(by_degree.get(place, gain), gain, key=lambda estimate: estimate.median)
+            is_doubtful = cell.marks if panel.metric == SPEEDUP else cell.marks_of_rows
+            marked |= {place} if is_doubtful else set()
     medians = [estimate.median for estimate in by_degree.values()]
     if by_degree:
         errors = list(zip(*map(error_bar, by_degree.values()), strict=True))
         style: dict[str, Any] = {"color": mode.colour, "marker": mode.marker, "markersize": 4.5, "linewidth": 1.5}
         axes.errorbar(list(by_degree), medians, errors, label=mode.label, elinewidth=0.9, capsize=2, **style)
         hollow_points(axes, by_degree, style)
-    for degree in marked:
+    for place in marked:
         beside: dict[str, Any] = {"textcoords": "offset points", "xytext": (5, 0), "color": mode.colour}
-        axes.annotate("*", (degree, by_degree[degree].median), va="center", **beside)
+        axes.annotate("*", (place, by_degree[place].median), va="center", **beside)
     return [estimate.median + error_bar(estimate)[1] for estimate in by_degree.values()]
 
 

@@ -8,14 +8,16 @@ from collections.abc import Collection, Sequence
 from pipeline.base.domain.group_names import list_program_params
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, SERIAL
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import other_gpus, scaling
 from pipeline.report.evaluate.cells import Case, Cell, label_cases
 from pipeline.report.evaluate.mixed_services import describe_shares
-from pipeline.report.evaluate.statistics import MARGIN, MIN_GPUS, times_in_words
+from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, MIN_GPUS, times_in_words
 from pipeline.report.evaluate.verdicts import Winner
-from pipeline.report.evaluate.wording import ENDINGS, jobs_in_words, join_words
+from pipeline.report.evaluate.wording import ENDINGS, INVALID, jobs_in_words, join_words
+from pipeline.report.figures.drawing import clean_text
 from pipeline.report.page.service_tables import describe_limits
 from pipeline.report.read import hosts, labels
 from pipeline.report.read.choice import STUDY
@@ -23,6 +25,7 @@ from pipeline.report.read.study_records import Study
 
 _MOST_STUDIES = 5
 _MOST_NAMED = 2
+_LONGEST_REASON = 160
 
 
 def write_answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> list[str]:
@@ -32,25 +35,51 @@ def write_answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner])
     return [*other_gpus.summarize_shares(other_gpus.compare_company(study)), *_describe_sharing(study, cells, winners)]
 
 
+def summarize(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> str:
+    """Return one sentence: the device, the fastest modes or another finding, and the certainty."""
+    if not study.rows:
+        return "There is no result yet."
+    if not any(cell.values for cell in cells):
+        return _describe_failure(study, cells)
+    if shares := other_gpus.summarize_shares(other_gpus.compare_company(study)):
+        return shares[0]
+    together = [winner for winner in winners if winner.degree > 1]
+    clauses = [_count_winners(cells, together)] if together else describe_shares(cells)[:1]
+    finding = next(filter(None, (*clauses, _describe_services(cells), _describe_mig(cells))), "")
+    certainty = _describe_certainty(study, together)
+    certainty = f"{certainty[:1].lower()}{certainty[1:]}"
+    return f"{_on(study)}{finding or 'no group of several jobs has a figure and a baseline'} ({certainty})."
+
+
+def _describe_failure(study: Study, cells: Sequence[Cell]) -> str:
+    """Return a sentence on a study without a valid figure, with the outcomes of its groups and a reason."""
+    counts = Counter(cell.finding for cell in cells if not cell.is_derived)
+    parts = [f"{counts[result]} {words.plural or words.label}" for result, words in ENDINGS.items() if counts[result]]
+    parts += [f"{counts[Result.OK]} {INVALID}"] if counts[Result.OK] else []
+    reason = next((reason for cell in cells if (reason := cell.reason or "; ".join(cell.invalid[:1]))), "")
+    such = f"; for example: {clean_text(reason, _LONGEST_REASON).rstrip('.')}" if reason else ""
+    return f"{_on(study)}no group has a valid result: {join_words(parts)}{such}."
+
+
 def _describe_sharing(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> list[str]:
     together = sorted((w for w in winners if w.degree > 1), key=lambda winner: -winner.speedup.median)
     mixed = describe_shares(cells)
     if mixed:
         mixed[0] += sizes_in_words(study, {cell.case for cell in cells if cell.case.is_mix})
-    on = f"On {_devices(study)}"
+    on = _on(study)
     if together:
         lines = [
-            f"{on}, {_describe_highest_gain(study, together)}.",
+            f"{on}{_describe_highest_gain(study, together)}.",
             *_describe_energy(together[0]),
             *_describe_lowest_gain(study, together),
-            *_count_winners(cells, together),
+            f"{_capitalise(_count_winners(cells, together))}.",
         ]
         return [*lines, f"{_describe_certainty(study, together)}.", *(f"{_capitalise(clause)}." for clause in mixed)]
     if mixed:
-        return [f"{on}, {mixed[0]}.", *(f"{_capitalise(clause)}." for clause in mixed[1:])]
+        return [f"{on}{mixed[0]}.", *(f"{_capitalise(clause)}." for clause in mixed[1:])]
     if clause := _describe_services(cells) or _describe_mig(cells):
-        return [f"{on}, {clause}."]
-    return [f"{on} no group of several jobs has a figure and a baseline."]
+        return [f"{on}{clause}."]
+    return [f"{on}no group of several jobs has a figure and a baseline."]
 
 
 def _describe_services(cells: Sequence[Cell]) -> str:
@@ -149,6 +178,11 @@ def describe_left_out(study: Study) -> list[str]:
     return sentences
 
 
+def _on(study: Study) -> str:
+    """Return the beginning of a sentence: `On one NVIDIA H100 80GB HBM3, `."""
+    return f"On {_devices(study)}, "
+
+
 def _devices(study: Study) -> str:
     """Return `one NVIDIA H100 80GB HBM3`, `3 NVIDIA ...`, `one simulated NVIDIA ...`."""
     gpus = Counter(device for device, _ in {(row.device, row.gpu_uuid) for row in study.rows})
@@ -191,19 +225,19 @@ def _gains(winner: Winner) -> bool:
     return winner.tied[0] != SERIAL.label and winner.speedup.median >= 1 + MARGIN
 
 
-def _count_winners(cells: Sequence[Cell], together: Sequence[Winner]) -> list[str]:
+def _count_winners(cells: Sequence[Cell], together: Sequence[Winner]) -> str:
+    """Return a clause: `MPS is fastest in 8 of the 10 cases with several jobs and naive in 1; ...`."""
     kinds = {cell.mode: cell.sharing.label for cell in cells}
     wins = Counter(kinds.get(winner.mode, winner.mode) for winner in together if winner.mode is not None)
     first, *runners_up = sorted(wins, key=lambda mode: (-wins[mode], mode)) or [""]
     undecided = len(together) - wins.total()
     if not wins:
-        return [f"There is no verdict on the fastest mode in {_cases(len(together))}."]
+        return f"there is no verdict on the fastest mode in {_cases(len(together))}"
     if len(wins) == 1 and not undecided:
-        return [f"{_capitalise(first)} is fastest in {_cases(len(together), 'all')}."]
+        return f"{first} is fastest in {_cases(len(together), 'all')}"
     parts = [f"{first} is fastest in {wins[first]} of {_cases(len(together))}"]
     parts += [f"{mode} in {wins[mode]}" for mode in runners_up]
-    no_verdict = f"; there is no verdict in {undecided}" if undecided else ""
-    return [f"{_capitalise(join_words(parts))}{no_verdict}."]
+    return join_words(parts) + (f"; there is no verdict in {undecided}" if undecided else "")
 
 
 def _cases(number: int, quantifier: str = "the") -> str:
@@ -217,11 +251,14 @@ def _describe_certainty(study: Study, together: Sequence[Winner]) -> str:
     if len(study.devices) > 1:
         blocks += f" of each GPU model{' at least' if len(set(complete.values())) > 1 else ''}"
     num_open = sum(not winner.is_enough for winner in together)
-    gpus = max(winner.num_gpus for winner in together)
+    gpus = max((winner.num_gpus for winner in together), default=1)
     if num_open == len(together):
         if 1 < gpus < MIN_GPUS:
             return f"Each of the {gpus} GPUs counts once; a verdict needs {MIN_GPUS} GPUs"
-        return f"{blocks}; a verdict needs {MIN_BLOCKS} blocks"
+        if number < MIN_FOR_INTERVAL:
+            return f"{blocks}; intervals need {MIN_FOR_INTERVAL}, verdicts {MIN_BLOCKS}"
+        is_enough = not together and number >= MIN_BLOCKS
+        return blocks if is_enough else f"{blocks}; a verdict needs {MIN_BLOCKS} blocks"
     sure = f"{blocks}; intervals are 95 %, verdicts are corrected for all comparisons"
     sure += ", and each GPU counts once" if gpus > 1 else ""
     return f"{sure}; {format_count(num_open, 'case')} with too few blocks or GPUs for a verdict" if num_open else sure

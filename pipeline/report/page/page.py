@@ -18,7 +18,14 @@ from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, clean_
 from pipeline.report.figures.parts import Part
 from pipeline.report.page import appendix, publications
 from pipeline.report.page.grid import grids
-from pipeline.report.page.key_findings import count_unranked, describe_missing, describe_setup, write_answer
+from pipeline.report.page.key_findings import (
+    count_unranked,
+    describe_missing,
+    describe_setup,
+    summarize,
+    write_answer,
+)
+from pipeline.report.page.leading_numbers import select_leading_numbers
 from pipeline.report.page.study_tables import COMPARISONS, comparison_table, make_tables
 from pipeline.report.page.table_format import MISSING, Table, Values, format_value
 from pipeline.report.read.group_series import GroupSeries
@@ -28,8 +35,12 @@ if TYPE_CHECKING:
     import jinja2
 
 TEMPLATE = "page.html.jinja"
-_PX = 1.45
+_PX = 1.75
 """Pixels per point of a figure with the width of the column."""
+_OPEN_TABLES = ("frameworks", "objective", "beside", "scaling", "co-runners", "other-gpus", "endings")
+"""Tables that answer the question of a study; the page folds the others."""
+_MOST_ROWS = 12
+"""The highest number of rows of a table that the page does not fold."""
 _COLOR = re.compile("|".join(THEME))
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 """Characters that are not allowed in HTML or not encodable in UTF-8."""
@@ -47,13 +58,16 @@ class Content:
     figures: Sequence[Drawn]
 
 
-def make_content(study: Study, timeline: GroupSeries | None = None) -> Content:
-    """Evaluate and draw a study, and the samples of one group over time."""
+def make_content(study: Study, timeline: GroupSeries | None = None, *, has_columns: bool = False) -> Content:
+    """Evaluate and draw a study, and the samples of one group over time.
+
+    `has_columns` draws the figures for a column of a paper too, which takes as long again.
+    """
     cells = make_cells(study)
     comparisons = verdicts.verdicts(cells)
     best = verdicts.winners(cells, comparisons)
     tables = make_tables(study, cells, comparisons, best, paper.compare(cells, comparisons))
-    figures = catalogue.draw_figures(study, cells, timeline)
+    figures = catalogue.draw_figures(study, cells, timeline, has_columns=has_columns)
     return Content(study=study, cells=cells, verdicts=comparisons, winners=best, tables=tables, figures=figures)
 
 
@@ -61,9 +75,10 @@ def render(content: Content) -> str:
     """Render the HTML of the page. Equal content gives equal text."""
     study = content.study
     sections: dict[str, list[tuple[Drawn, str]]] = {}
-    for figure in content.figures[1:]:
+    # A picture without a figure tells nothing on the first screen.
+    num_opening = 1 if any(cell.values for cell in content.cells) else 0
+    for figure in content.figures[num_opening:]:
         sections.setdefault(figure.sketch.section, []).append((figure, inline_figure(figure)))
-    lead, *more = write_answer(study, content.cells, content.winners)
     text = (
         environment()
         .get_template(TEMPLATE)
@@ -73,9 +88,10 @@ def render(content: Content) -> str:
             swatches={cell.mode: THEME[cell.sharing.colour] for cell in content.cells},
             stamp=STAMP if study.is_simulated else "",
             setup=describe_setup(study),
-            lead=lead,
-            more=more,
-            opening=[(figure, inline_figure(figure)) for figure in content.figures[:1]],
+            numbers=select_leading_numbers(study, content.cells, content.verdicts),
+            summary=summarize(study, content.cells, content.winners),
+            answer=write_answer(study, content.cells, content.winners),
+            opening=[(figure, inline_figure(figure)) for figure in content.figures[:num_opening]],
             missing=[*describe_missing(study), *list_doubts(study, content.cells)],
             not_ranked=count_unranked(content.cells),
             grids=grids(study, content.cells, content.verdicts, content.winners),
@@ -89,6 +105,8 @@ def render(content: Content) -> str:
             methods=appendix.list_methods(),
             provenance=appendix.list_provenance(study),
             shown=format_value,
+            open_tables=_OPEN_TABLES,
+            most_rows=_MOST_ROWS,
             format_p=format_p,
             slug=slug,
             by_case=group_by_case,

@@ -32,6 +32,7 @@ class RateLimit:
         missed: the lowest rate that misses the objective.
         is_known: whether a rate meets the objective, or the lowest rate misses it; false if all windows have too few
             requests for the percentile.
+        marks: marks of the group at the highest rate.
     """
 
     what: str
@@ -44,6 +45,7 @@ class RateLimit:
     latency: Estimate | None
     missed: float | None
     is_known: bool
+    marks: str = ""
 
     @property
     def total(self) -> float | None:
@@ -82,6 +84,7 @@ def _find_limit(what: str, by_rate: Mapping[float, Cell]) -> RateLimit:
         latency=None if highest is None else by_rate[highest].estimates.get(latency),
         missed=missed,
         is_known=highest is not None or missed == min(by_rate),
+        marks="" if highest is None else by_rate[highest].marks,
     )
 
 

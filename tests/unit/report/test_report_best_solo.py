@@ -116,7 +116,7 @@ def legend_of(figure) -> list[str]:
 def test_the_figure_of_gains_has_a_panel_against_the_best_step_mode() -> None:
     (sketch,) = gain.sketches(make_cells(study(*several_blocks(5))), None)
     figure = sketch.paint()
-    assert [axes.get_ylabel() for axes in figure.axes] == ["speed-up over serial", "speed-up over CUDA graph alone"]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["speed-up over\nserial", "speed-up over\nCUDA graph alone"]
     assert sorted(legend_of(figure)) == ["MPS", "alone, CUDA graph", "alone, eager", "ideal", "naive"]
     over_best = {line.get_label(): line.lines[0].get_ydata().tolist() for line in figure.axes[1].containers}
     assert over_best == {"naive": [pytest.approx(0.35)], "MPS": [pytest.approx(0.75)]}

@@ -135,7 +135,7 @@ def test_the_page_says_what_all_jobs_share_and_which_gpus_the_blocks_are_of() ->
         "The blocks ran on 2 GPUs: 1 to 3 on NVIDIA H100 80GB HBM3 GPU-11111111 "
         "and 4 on NVIDIA H100 80GB HBM3 GPU-22222222."
     )
-    assert write_answer(pooled(first, second), [], [])[0].startswith("On 2 NVIDIA H100 80GB HBM3 no group")
+    assert write_answer(pooled(first, second), [], [])[0].startswith("On 2 NVIDIA H100 80GB HBM3, no group")
 
 
 @pytest.mark.slow
@@ -329,9 +329,9 @@ def test_a_half_run_study_says_what_is_missing() -> None:
     assert "Block 2 on NVIDIA H100 80GB HBM3 lacks 1 of 3 groups." in said
     assert "5 of 6 planned groups" in said and "One run was left out (no result" in said
     text = render(make_content(found))
-    assert '<div class="missing" id="missing">' in text and "lacks 1 of 3 groups" in text
-    none = "There is no verdict on the fastest mode in the one case with several jobs."
-    assert f"{none} One complete block; a verdict needs 5 blocks." in text
+    assert '<details class="missing" id="missing" open>' in text and "lacks 1 of 3 groups" in text
+    none = "there is no verdict on the fastest mode in the one case with several jobs"
+    assert f"{none} (one complete block; intervals need 3, verdicts 5)." in text
     assert "findings of the paper were not measured here" in text
 
 

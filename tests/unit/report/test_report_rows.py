@@ -236,7 +236,7 @@ def test_gpu_models_of_one_study_stand_beside_each_other_and_never_mix(pools_hos
     }
     assert "The blocks ran on 2 GPUs of 2 models, which are not pooled: " in str(describe_setup(found))
     said = write_answer(found, make_cells(found), winners(make_cells(found), judged))
-    assert said[-1] == "2 complete blocks of each GPU model; a verdict needs 5 blocks."
+    assert said[-1] == "2 complete blocks of each GPU model; intervals need 3, verdicts 5."
     assert [row[:4] for row in block_table(found).rows[:2]] == [
         (1, f"host of {model}", model, "580.1") for model in (A100, GPU.name)
     ]

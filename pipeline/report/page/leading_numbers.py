@@ -1,0 +1,276 @@
+"""The leading numbers of a report: at most four, each with a label, for the first screen of the page.
+
+Only results without a mark lead: a result that figures and tables show with `*` or as invalid is never among them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SPEEDUP
+from pipeline.base.domain.sharing_modes import MIG, NAIVE, SERIAL
+from pipeline.base.system.grouping import group_by
+from pipeline.base.system.words import format_count
+from pipeline.report.evaluate import other_gpus, scaling
+from pipeline.report.evaluate.cells import Cell, list_metrics
+from pipeline.report.evaluate.joules import choose_prefix, scale_estimate
+from pipeline.report.evaluate.metrics import (
+    BEST_SOLO,
+    ENERGY_VS_ALONE,
+    ENERGY_VS_BEST_SOLO,
+    HOST_BOUND,
+    MEAN_LATENCY,
+    MEMORY,
+    P99_LATENCY,
+    TOTAL_TIME,
+)
+from pipeline.report.evaluate.mixed_services import compare_services
+from pipeline.report.evaluate.pairs import Quantity, is_best_solo_serial
+from pipeline.report.evaluate.publication import WHOLE_GPU
+from pipeline.report.evaluate.solo_modes import find_serial
+from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, MIN_GPUS, Estimate
+from pipeline.report.evaluate.verdicts import Verdict
+from pipeline.report.evaluate.wording import jobs_in_words
+from pipeline.report.page.service_tables import find_rate_limits
+from pipeline.report.page.table_format import round_value
+from pipeline.report.read import labels
+from pipeline.report.read.study_records import Study
+
+MOST = 4
+"""The highest number of leading numbers."""
+TIMES = "\u00d7"
+"""The unit of a ratio."""
+_GRACT = "gract_mean_ratio"
+_EAGER, _CUDA_GRAPH = (labels.value_in_words(labels.STEP_MODE, mode) for mode in ("eager", "cuda_graph"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeadingNumber:
+    """A number in large type.
+
+    Attributes:
+        number, unit: `1.36` and `TIMES`, or `12300` and `samples/s`.
+        interval: the 95 % interval, or why there is none; empty if the number is exact.
+        label: the quantity: `the speed of one CUDA graph at a time`.
+        jobs: the jobs and their sharing mode.
+    """
+
+    number: str
+    unit: str
+    interval: str
+    label: str
+    jobs: str
+
+
+def select_leading_numbers(
+    study: Study, cells: Sequence[Cell], verdicts: Sequence[Verdict]
+) -> tuple[LeadingNumber, ...]:
+    """Return the leading numbers of a study.
+
+    Gains of sharing come first, then services, MIG profiles and the effect of other GPUs. A study without any of them
+    is led by the throughput, energy, memory and activity of one group.
+    """
+    clean = [cell for cell in cells if not cell.is_derived and cell.is_compared and not cell.marks_of_rows]
+    kinds: tuple[Iterator[LeadingNumber], ...] = (
+        _list_gains(clean, cells, verdicts),
+        _list_mixed_services(clean),
+        _list_services(clean, cells),
+        _list_profiles(clean),
+        _list_company(study, clean),
+    )
+    numbers = tuple(itertools.islice(itertools.chain(*kinds), MOST))
+    return numbers or tuple(itertools.islice(_list_figures(clean), MOST))
+
+
+def _list_gains(clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Iterator[LeadingNumber]:
+    """Yield gains over the best step mode alone, over serial and over naive sharing, and the energy of one of them."""
+    together = [cell for cell in clean if cell.degree > 1 and cell.sharing != SERIAL and not cell.num_given]
+    together = [cell for cell in together if not _has_noted_baseline(cell, cells)]
+    over_best = [cell for cell in together if BEST_SOLO in cell.estimates and cell.best_solo != _EAGER]
+    best = _find_highest(over_best, BEST_SOLO)
+    chosen = [best] if best is not None else []
+    if best is not None:
+        yield _make_ratio(best, best.estimates[BEST_SOLO], f"the speed of {_name_best_solo(best)}")
+    over_serial = [cell for cell in together if SPEEDUP in cell.estimates and not cell.notes_on_gain]
+    if best is not None:  # a gain of CUDA graphs over serial is their gain over one CUDA graph
+        over_serial = [cell for cell in over_serial if not is_best_solo_serial(cell)]
+    if (fastest := _prefer(chosen, over_serial) or _find_highest(over_serial, SPEEDUP)) is not None:
+        host = ", which also depends on this host" if _depends_on_host(fastest, cells) else ""
+        yield _make_ratio(fastest, fastest.estimates[SPEEDUP], f"the serial speed{host}")
+        chosen.append(fastest)
+    for name in (ENERGY_VS_BEST_SOLO, ENERGY_VS_ALONE):
+        known = [cell for cell in together if name in cell.estimates]
+        if (cell := _prefer(chosen, known) or min(known, key=lambda c: c.estimates[name].median, default=None)) is None:
+            continue
+        against = _name_best_solo(cell) if name == ENERGY_VS_BEST_SOLO else "one job at a time"
+        yield _make_ratio(cell, cell.estimates[name], f"the energy of {against}, for the same work")
+        break
+    yield from _list_over_naive(chosen, together, verdicts)
+
+
+def _list_over_naive(
+    chosen: Sequence[Cell], together: Sequence[Cell], verdicts: Sequence[Verdict]
+) -> Iterator[LeadingNumber]:
+    naive = [(cell.case, cell.degree) for cell in together if cell.sharing == NAIVE]
+    for cell, verdict in itertools.product(chosen, verdicts):
+        is_same = (cell.case, cell.degree, cell.mode) == (verdict.case, verdict.degree, verdict.mode)
+        is_speed = (verdict.against, verdict.quantity) == (NAIVE.label, Quantity.SPEED)
+        if is_same and is_speed and verdict.ratio is not None and (cell.case, cell.degree) in naive:
+            yield _make_ratio(cell, verdict.ratio, "the speed of naive sharing")
+            return
+
+
+def _find_highest(cells: Sequence[Cell], name: str) -> Cell | None:
+    return max(cells, key=lambda cell: cell.estimates[name].median, default=None)
+
+
+def _prefer(chosen: Sequence[Cell], known: Sequence[Cell]) -> Cell | None:
+    """Return the first chosen cell that is among the known ones, so that the numbers are those of one group."""
+    return next((cell for cell in chosen if any(cell is other for other in known)), None)
+
+
+def _has_noted_baseline(cell: Cell, cells: Sequence[Cell]) -> bool:
+    """Return whether a run alone of a program of the cell, in any step mode, has a note."""
+    programs = [labels.identify_program(params) for params in cell.case.params]
+    alone = [other for other in cells if other.sharing == SERIAL and other.row_notes]
+    return any(labels.identify_program(params) in programs for other in alone for params in other.case.params)
+
+
+def _depends_on_host(cell: Cell, cells: Sequence[Cell]) -> bool:
+    """Return whether the serial baseline waits for the host: by its listener, or as eager steps that are not fastest.
+
+    Eager steps without a run of another step mode count too, because nothing shows that the GPU limits them.
+    """
+    serial = find_serial(cell.case, cells)
+    if serial is not None and HOST_BOUND in serial.estimates and serial.estimates[HOST_BOUND].median >= 0.5:
+        return True
+    is_eager = any(params.get(labels.STEP_MODE) == "eager" for params in cell.case.params)
+    return is_eager and not (cell.best_solo == _EAGER and is_best_solo_serial(cell))
+
+
+def _name_best_solo(cell: Cell) -> str:
+    return (
+        f"one {cell.best_solo} at a time" if cell.best_solo == _CUDA_GRAPH else f"one job at a time ({cell.best_solo})"
+    )
+
+
+def _list_mixed_services(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
+    """Yield throughput, latency and energy of the mix of services and other jobs that keeps the most throughput."""
+    by_cell = group_by(compare_services(clean), lambda share: id(share.cell)).values()
+    throughputs = [([s.throughput_ratio for s in shares if s.throughput_ratio], shares) for shares in by_cell]
+    worst = [(min(ratios, key=_median), shares) for ratios, shares in throughputs if ratios]
+    if not worst:
+        return
+    throughput, shares = max(worst, key=lambda pair: _median(pair[0]))
+    cell = shares[0].cell
+    yield _make_ratio(cell, throughput, "the throughput that the job next to the service has alone")
+    p99, mean = ([x for s in shares if (x := getattr(s, name)) is not None] for name in ("p99", "mean"))
+    if latencies := p99 or mean:
+        title = "p99" if p99 else "mean"
+        yield _make_ratio(cell, max(latencies, key=_median), f"the {title} latency that the service has alone")
+    if ENERGY_VS_ALONE in cell.estimates:
+        yield _make_ratio(cell, cell.estimates[ENERGY_VS_ALONE], "the energy of the same work with each job alone")
+
+
+def _list_services(clean: Sequence[Cell], cells: Sequence[Cell]) -> Iterator[LeadingNumber]:
+    """Yield the highest rates within an objective; without one, the latency of services together against alone."""
+    limits = [limit for limit in find_rate_limits(cells) if limit.total and limit.num_rates > 1 and not limit.marks]
+    if limits:
+        best = max(limits, key=lambda limit: (limit.total or 0, -limit.degree))
+        alone = [limit for limit in limits if limit.sharing == SERIAL and limit.what == best.what]
+        for limit in [best, *(limit for limit in alone if limit is not best)]:
+            jobs = f"{limit.what} alone" if limit.sharing == SERIAL else f"{limit.degree} {limit.what}, {limit.mode}"
+            label = f"with a {limit.objective}, the highest of {limit.num_rates} measured rates"
+            yield LeadingNumber(number=f"{limit.total:g}", unit="requests/s", interval="", label=label, jobs=jobs)
+        return
+    together = [cell for cell in clean if cell.degree > 1 and not cell.case.is_mix]
+    for name, title in ((P99_SLOWDOWN, "p99"), (MEAN_SLOWDOWN, "mean")):
+        if known := [cell for cell in together if name in cell.figures]:
+            cell = min(known, key=lambda cell: (-cell.degree, _median(cell.figures[name])))
+            yield _make_ratio(cell, cell.figures[name], f"the {title} latency of one service alone")
+            break
+
+
+def _list_profiles(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
+    """Yield the cost of MIG, the effect of co-runners on other instances, and the lowest gain of a larger profile."""
+    places = {(cell.case, scaling.find_place(cell)) for cell in clean if cell.degree == 1}
+    steps = [s for s in scaling.steps(clean) if {(s.case, s.larger), (s.case, s.smaller)} <= places]
+    if costs := [step for step in steps if step.loss_pct is not None]:
+        yield _make_step(max(costs, key=lambda step: _median(step.ratio)))
+    besides = [effect for effect in scaling.compare_co_runners(clean) if effect.cell.sharing == MIG]
+    if besides:
+        effect = min(besides, key=lambda effect: _median(effect.throughput_ratio))
+        yield _make_ratio(effect.cell, effect.throughput_ratio, "the throughput without co-runners on other instances")
+    if scaled := [step for step in steps if step.loss_pct is None and step.ideal]:
+        yield _make_step(min(scaled, key=lambda step: _median(step.ratio) / (step.ideal or 1)))
+
+
+def _make_step(step: scaling.Step) -> LeadingNumber:
+    larger = "the whole GPU" if step.larger == WHOLE_GPU else step.larger
+    ideal = f" (ratio of the multiprocessors: {step.ideal:.2f})" if step.ideal else ""
+    return _make_number(step.ratio, f"the speed on {step.smaller}{ideal}", f"{step.case.label} on {larger}")
+
+
+def _list_company(study: Study, clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
+    """Yield the lowest speed while other GPUs of the host work."""
+    ran = {(cell.case, cell.degree, cell.mode) for cell in clean}
+    shares = [s for s in other_gpus.compare_company(study) if (s.case, s.degree, s.mode) in ran]
+    if shares:
+        lowest = min(shares, key=lambda share: _median(share.share))
+        label = f"the speed while no other GPU works, the lowest of {format_count(len(shares), 'group')}"
+        yield _make_number(lowest.share, label, f"{jobs_in_words(lowest.case, lowest.degree)}, {lowest.mode}")
+
+
+def _list_figures(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
+    """Yield throughput, latency, energy, memory and activity of the group with the highest throughput, or memory."""
+
+    def names(cell: Cell) -> list[str]:
+        speed = [P99_LATENCY, MEAN_LATENCY] if cell.num_given else [cell.throughput, TOTAL_TIME]
+        first = [name for name in speed if name in cell.figures][:1]
+        return [*first, *(name for name in (cell.energy, MEMORY, _GRACT) if name in cell.figures)]
+
+    def rank(cell: Cell) -> tuple[int, float]:
+        order = [name for name in (cell.throughput, MEMORY) if name in cell.figures]
+        return (-len(order), -_median(cell.figures[order[0]])) if order else (0, 0.0)
+
+    known = list_metrics(clean)
+    for cell in sorted((cell for cell in clean if names(cell)), key=rank)[:1]:
+        for name in names(cell):
+            metric, estimate = known[name], cell.figures[name]
+            scale, prefix = choose_prefix([estimate.median], metric.unit)
+            unit, scaled = f"{prefix}{metric.unit}", scale_estimate(estimate, scale)
+            yield _make_number(scaled, metric.title, _name_group(cell), unit, num_gpus=_count_gpus(cell))
+
+
+def _make_ratio(cell: Cell, ratio: Estimate, label: str) -> LeadingNumber:
+    return _make_number(ratio, label, _name_group(cell), num_gpus=_count_gpus(cell))
+
+
+def _make_number(
+    estimate: Estimate, label: str, jobs: str, unit: str | None = None, *, num_gpus: int = 1
+) -> LeadingNumber:
+    """Make a number from an estimate; without a unit it is a ratio."""
+    form: Callable[[float], str] = "{:.2f}".format if unit is None else round_value
+    low, high = estimate.low, estimate.high
+    if low is None or high is None:
+        least = f"{MIN_GPUS} GPUs" if num_gpus > 1 else f"{MIN_FOR_INTERVAL} blocks"
+        interval = f"no interval below {least}"
+    else:
+        interval = "" if low == high else f"{form(low)} to {form(high)}"
+    return LeadingNumber(
+        number=form(estimate.median), unit=TIMES if unit is None else unit, interval=interval, label=label, jobs=jobs
+    )
+
+
+def _name_group(cell: Cell) -> str:
+    return f"{jobs_in_words(cell.case, cell.degree)}, {cell.mode}"
+
+
+def _count_gpus(cell: Cell) -> int:
+    return len(set(cell.gpus.values()))
+
+
+def _median(estimate: Estimate) -> float:
+    return estimate.median
