@@ -1,0 +1,105 @@
+"""Simulated pairs of studies: how often `report compare` makes a wrong claim, and how often it finds a slowdown.
+
+    python -m benchmarks.study_pairs                          # the table of docs/statistics.md
+    python -m benchmarks.study_pairs --pairs 100 --jobs FULL
+
+Two studies of five blocks with equal speeds are made up as in `benchmarks.window_designs`, then compared: the first and
+the last five blocks of one study, or two studies at different times. The slowdown is in one case that fills the GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.window_designs import DESIGNS, GROUPS, Floats, Jobs, Noise, SimulatedGroup, make_study, measure_rates
+from pipeline.base.domain.sharing_modes import NAIVE
+from pipeline.base.domain.window import Window
+from pipeline.report.evaluate.comparison import Change, compare
+from pipeline.report.evaluate.statistics import MARGIN
+
+DEVICE_NOISE = 0.003
+"""Standard deviation, of the logarithm, of the speed of every group between blocks, besides the noise of the host."""
+SLOWDOWN = 1.05
+NUM_BLOCKS = 5
+NOISES = (Noise.INDEPENDENT, Noise.DRIFTING, Noise.STATES)
+CLAIMS = (Change.FASTER, Change.SLOWER)
+SLOWED = SimulatedGroup(NAIVE.name, 7)
+_CHUNK = 25
+
+
+@dataclass(slots=True)
+class Findings:
+    """The findings in many pairs of studies: pairs with a wrong claim, and pairs in which the slowdown is found."""
+
+    num_pairs: int = 0
+    num_wrong: int = 0
+    num_found: int = 0
+
+
+def simulate_pairs(
+    window: Window, noise: Noise, jobs: Jobs, num_pairs: int, *, is_split: bool
+) -> Iterator[tuple[Floats, Floats]]:
+    """Yield the rates of two studies with equal speeds; with `is_split`, they are halves of one study."""
+    for begin in range(0, num_pairs, _CHUNK):
+        num = min(_CHUNK, num_pairs - begin)
+        if is_split:
+            both, _ = measure_rates(window, noise, jobs, 1, 2 * NUM_BLOCKS, num, seed=begin)
+        else:
+            sessions = [measure_rates(window, noise, jobs, 1, NUM_BLOCKS, num, seed=begin + at) for at in (1, 2)]
+            both = np.concatenate([rates for rates, _ in sessions], axis=1)
+        both = both * np.exp(np.random.default_rng(begin).normal(0, DEVICE_NOISE, both.shape))
+        for rates in both:
+            yield rates[:NUM_BLOCKS], rates[NUM_BLOCKS:]
+
+
+def judge_pairs(window: Window, noise: Noise, jobs: Jobs, num_pairs: int, *, is_split: bool) -> Findings:
+    """Compare pairs of studies, first as they are, then with the slowdown in one case of the second study."""
+    findings = Findings()
+    for before, after in simulate_pairs(window, noise, jobs, num_pairs, is_split=is_split):
+        findings.num_pairs += 1
+        findings.num_wrong += any(change in CLAIMS for change in _compare(before, after).values())
+        slower = after.copy()
+        slower[..., GROUPS.index(SLOWED)] /= SLOWDOWN
+        findings.num_found += _compare(before, slower)[SLOWED.scenario, SLOWED.degree] is Change.SLOWER
+    return findings
+
+
+def _compare(before: Floats, after: Floats) -> dict[tuple[str, int], Change]:
+    (comparison,) = compare([make_study(before, 1.0)], make_study(after, 1.0), lambda _: MARGIN)
+    # The eager job and the CUDA graph alone differ in their labels only.
+    changes: dict[tuple[str, int], Change] = {}
+    for change in comparison.changes:
+        place = (change.mode.lower(), change.degree)
+        changes[place if place not in changes else (f"{place[0]}, graph", place[1])] = change.change
+    return changes
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=1000, help="pairs for each kind of noise, jobs and studies")
+    parser.add_argument("--design", default="interleaved, 3 s", choices=DESIGNS)
+    for option, kinds in (("--jobs", Jobs), ("--noise", NOISES)):
+        names = [kind.name for kind in kinds]
+        parser.add_argument(option, nargs="+", choices=names, default=names)
+    arguments = parser.parse_args()
+    print(
+        "| jobs | noise of the host | halves of a study: wrong, found | two studies: wrong, found |\n|---|---|---|---|"
+    )
+    for jobs, noise in itertools.product(arguments.jobs, arguments.noise):
+        cells = []
+        for is_split in (True, False):
+            window = DESIGNS[arguments.design]
+            findings = judge_pairs(window, Noise[noise], Jobs[jobs], arguments.pairs, is_split=is_split)
+            wrong, found = (number / findings.num_pairs for number in (findings.num_wrong, findings.num_found))
+            cells.append(f"{100 * wrong:.1f} %, {100 * found:.1f} %")
+        print(f"| {Jobs[jobs].words} | {Noise[noise].value} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
