@@ -1,10 +1,10 @@
 """Simulated pairs of studies: how often `report compare` makes a wrong claim, and how often it finds a slowdown.
 
     python -m benchmarks.study_pairs                          # the table of docs/statistics.md
-    python -m benchmarks.study_pairs --pairs 100 --jobs FULL
+    python -m benchmarks.study_pairs --pairs 100 --jobs HOST_BOUND --slowdown 20
 
 Two studies of five blocks with equal speeds are made up as in `benchmarks.window_designs`, then compared: the first and
-the last five blocks of one study, or two studies at different times. The slowdown is in one case that fills the GPU.
+the last five blocks of one study, or two studies at different times. The slowdown is that of seven naive jobs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pipeline.report.evaluate.statistics import MARGIN
 
 DEVICE_NOISE = 0.003
 """Standard deviation, of the logarithm, of the speed of every group between blocks, besides the noise of the host."""
-SLOWDOWN = 1.05
 NUM_BLOCKS = 5
 NOISES = (Noise.INDEPENDENT, Noise.DRIFTING, Noise.STATES)
 CLAIMS = (Change.FASTER, Change.SLOWER)
@@ -57,15 +56,18 @@ def simulate_pairs(
             yield rates[:NUM_BLOCKS], rates[NUM_BLOCKS:]
 
 
-def judge_pairs(window: Window, noise: Noise, jobs: Jobs, num_pairs: int, *, is_split: bool) -> Findings:
-    """Compare pairs of studies, first as they are, then with the slowdown in one case of the second study."""
+def judge_pairs(
+    window: Window, noise: Noise, jobs: Jobs, num_pairs: int, *, is_split: bool, slowdown: float = 0.0
+) -> Findings:
+    """Compare pairs of studies as they are, then with a slowdown of seven naive jobs of the second study, if any."""
     findings = Findings()
     for before, after in simulate_pairs(window, noise, jobs, num_pairs, is_split=is_split):
         findings.num_pairs += 1
         findings.num_wrong += any(change in CLAIMS for change in _compare(before, after).values())
-        slower = after.copy()
-        slower[..., GROUPS.index(SLOWED)] /= SLOWDOWN
-        findings.num_found += _compare(before, slower)[SLOWED.scenario, SLOWED.degree] is Change.SLOWER
+        if slowdown:
+            slower = after.copy()
+            slower[..., GROUPS.index(SLOWED)] /= 1 + slowdown
+            findings.num_found += _compare(before, slower)[SLOWED.scenario, SLOWED.degree] is Change.SLOWER
     return findings
 
 
@@ -84,21 +86,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=1000, help="pairs for each kind of noise, jobs and studies")
     parser.add_argument("--design", default="interleaved, 3 s", choices=DESIGNS)
+    parser.add_argument("--slowdown", type=float, default=5.0, metavar="PCT", help="0: compare equal studies only")
     for option, kinds in (("--jobs", Jobs), ("--noise", NOISES)):
         names = [kind.name for kind in kinds]
         parser.add_argument(option, nargs="+", choices=names, default=names)
     arguments = parser.parse_args()
-    print(
-        "| jobs | noise of the host | halves of a study: wrong, found | two studies: wrong, found |\n|---|---|---|---|"
-    )
-    for jobs, noise in itertools.product(arguments.jobs, arguments.noise):
-        cells = []
-        for is_split in (True, False):
-            window = DESIGNS[arguments.design]
-            findings = judge_pairs(window, Noise[noise], Jobs[jobs], arguments.pairs, is_split=is_split)
-            wrong, found = (number / findings.num_pairs for number in (findings.num_wrong, findings.num_found))
-            cells.append(f"{100 * wrong:.1f} %, {100 * found:.1f} %")
-        print(f"| {Jobs[jobs].words} | {Noise[noise].value} | {' | '.join(cells)} |", flush=True)
+    columns = ("jobs", "noise of the host", "studies", "wrong", "slowdown found")
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    window, slowdown = DESIGNS[arguments.design], arguments.slowdown / 100
+    for jobs, noise, studies in itertools.product(arguments.jobs, arguments.noise, ("halves of one", "two")):
+        is_split = studies != "two"
+        findings = judge_pairs(window, Noise[noise], Jobs[jobs], arguments.pairs, is_split=is_split, slowdown=slowdown)
+        numbers = (findings.num_wrong, findings.num_found)
+        wrong, found = (f"{100 * number / findings.num_pairs:.1f} %" for number in numbers)
+        cells = (Jobs[jobs].words, Noise[noise].value, studies, wrong, found if slowdown else "-")
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -142,6 +142,11 @@ class _CellsOfCase(MeasuredCase):
     cells: Mapping[str, Cell]
 
 
+class _Side(NamedTuple):
+    cases: Sequence[_CellsOfCase]
+    titles: Mapping[str, Metric]
+
+
 class _Pair(NamedTuple):
     """The tests of two cells.
 
@@ -175,7 +180,8 @@ def compare(references: Sequence[Study], newest: Study, tolerance: Callable[[str
         newest: the study to judge.
         tolerance: returns the relative difference that is tolerated for a case, by its name.
     """
-    drafts = [_compare_cases(reference, newest, tolerance) for reference in references]
+    after = _make_side(newest)
+    drafts = [_compare_cases(_make_side(reference), after, tolerance) for reference in references]
     pairs = [pair for comparison, _ in drafts for pair in comparison]
     judged = _judge(pairs)
     return [
@@ -188,16 +194,16 @@ def _order(change: CaseChange) -> bool:
     return change.quantity is Quantity.ENERGY
 
 
+def _make_side(study: Study) -> _Side:
+    cells = make_cells(study)
+    return _Side(_list_cases(study, cells), METRICS | list_metrics(cells))
+
+
 def _compare_cases(
-    reference: Study, newest: Study, tolerance: Callable[[str], float]
+    before: _Side, after: _Side, tolerance: Callable[[str], float]
 ) -> tuple[list[_Pair], StudyComparison]:
-    cells = [make_cells(study) for study in (reference, newest)]
-    places = [
-        (number, case)
-        for number, (study, of_study) in enumerate(zip((reference, newest), cells, strict=True))
-        for case in _list_cases(study, of_study)
-    ]
-    titles = METRICS | list_metrics([*cells[0], *cells[1]])
+    places = [(number, case) for number, side in enumerate((before, after)) for case in side.cases]
+    titles = {**before.titles, **after.titles}
     pairs, missing, added = [], [], []
     for case in match_cases(places):
         modes = [case.members[number].cells if number in case.members else {} for number in (0, 1)]
