@@ -138,12 +138,16 @@ class StudyComparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _CellsOfCase(MeasuredCase):
+class MeasuredCells(MeasuredCase):
+    """A case with its cells, by sharing mode."""
+
     cells: Mapping[str, Cell]
 
 
-class _Side(NamedTuple):
-    cases: Sequence[_CellsOfCase]
+class Side(NamedTuple):
+    """The measured cases of a study, and the titles of its quantities."""
+
+    cases: Sequence[MeasuredCells]
     titles: Mapping[str, Metric]
 
 
@@ -180,8 +184,12 @@ def compare(references: Sequence[Study], newest: Study, tolerance: Callable[[str
         newest: the study to judge.
         tolerance: returns the relative difference that is tolerated for a case, by its name.
     """
-    after = _make_side(newest)
-    drafts = [_compare_cases(_make_side(reference), after, tolerance) for reference in references]
+    return compare_sides([make_side(reference) for reference in references], make_side(newest), tolerance)
+
+
+def compare_sides(references: Sequence[Side], newest: Side, tolerance: Callable[[str], float]) -> list[StudyComparison]:
+    """Compare the sides of studies, as `compare` does."""
+    drafts = [_compare_cases(reference, newest, tolerance) for reference in references]
     pairs = [pair for comparison, _ in drafts for pair in comparison]
     judged = _judge(pairs)
     return [
@@ -194,14 +202,13 @@ def _order(change: CaseChange) -> bool:
     return change.quantity is Quantity.ENERGY
 
 
-def _make_side(study: Study) -> _Side:
+def make_side(study: Study) -> Side:
+    """Return the side of a study."""
     cells = make_cells(study)
-    return _Side(_list_cases(study, cells), METRICS | list_metrics(cells))
+    return Side(_list_cases(study, cells), METRICS | list_metrics(cells))
 
 
-def _compare_cases(
-    before: _Side, after: _Side, tolerance: Callable[[str], float]
-) -> tuple[list[_Pair], StudyComparison]:
+def _compare_cases(before: Side, after: Side, tolerance: Callable[[str], float]) -> tuple[list[_Pair], StudyComparison]:
     places = [(number, case) for number, side in enumerate((before, after)) for case in side.cases]
     titles = {**before.titles, **after.titles}
     pairs, missing, added = [], [], []
@@ -219,11 +226,11 @@ def _compare_cases(
     return pairs, StudyComparison(changes=(), missing=tuple(missing), added=tuple(added))
 
 
-def _list_cases(study: Study, cells: Sequence[Cell]) -> list[_CellsOfCase]:
+def _list_cases(study: Study, cells: Sequence[Cell]) -> list[MeasuredCells]:
     cases = label_cases(study)
     first = {(cases[row.run_id], row.degree): row for row in reversed(study.rows)}
     return [
-        _CellsOfCase(
+        MeasuredCells(
             label=case.label,
             degree=degree,
             programs=list_programs(first[case, degree].jobs),
@@ -267,8 +274,8 @@ def _pair_cells(
     for cell, place in ((before, "before"), (after, "after")):
         if not cell.is_compared:
             fails = place == "after" and (cell.num_saturated or cell.finding in _BROKEN)
-            change = Change.FAILS if fails else Change.NOT_COMPARED
-            return [_Pair(dataclasses.replace(empty, change=change, note=f"{place}: {finding_in_words(cell)}"))]
+            verdict = Change.FAILS if fails else Change.NOT_COMPARED
+            return [_Pair(dataclasses.replace(empty, change=verdict, note=f"{place}: {finding_in_words(cell)}"))]
     pairs = []
     for quantity, names, gains in (
         (Quantity.SPEED, _list_speeds(before), _list_gains(before)),
@@ -383,20 +390,17 @@ def _judge(pairs: Sequence[_Pair]) -> dict[int, CaseChange]:
     if not tested:
         return changes  # without importing numpy
     tests = [pair.deciding for pair in tested if pair.deciding is not None]
-    different, equal = statistics.correct_p_values(
-        [test.p_different for test in tests], [test.p_equal for test in tests]
-    )
+    p_different = [test.p_different for test in tests if test.p_different is not None]
+    p_equal = [test.p_equal for test in tests if test.p_equal is not None]
+    different, equal = statistics.correct_p_values(p_different, p_equal)
     margins = [pair.change.tolerance for pair in tested]
     decisions = decide([_gain(pair, pair.deciding) for pair in tested], different, equal, margins)
     # A speed-up that decides must be confirmed by the figure, whatever the scatter of the figure.
     certain = [0.0] * len(tested)
     medians = decide([_gain(pair, pair.test) for pair in tested], certain, [0.0] * len(tested), margins)
-    for pair, decision, median, p_different, p_equal in zip(
-        tested, decisions, medians, different.tolist(), equal.tolist(), strict=True
-    ):
+    for pair, decision, median, *p in zip(tested, decisions, medians, different.tolist(), equal.tolist(), strict=True):
         agreed = decision if decision is median or not pair.gain else Decision.NO_VERDICT
-        p = p_equal if agreed is Decision.EQUAL else p_different
-        changes[id(pair)] = _decide(pair, agreed, p, len(tests))
+        changes[id(pair)] = _decide(pair, agreed, p[agreed is Decision.EQUAL], len(tests))
     return changes
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from benchmarks.study_pairs import CLAIMS, judge_pairs, simulate_pairs
+from benchmarks.study_pairs import judge_pairs, make_quick_side, simulate_pairs
 from benchmarks.window_designs import DESIGNS, Jobs, Noise, make_study
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.window import WindowKind
@@ -24,7 +24,7 @@ from pipeline.record.store import bundle
 from pipeline.record.store.local_store import open_store
 from pipeline.report import compare_command
 from pipeline.report.__main__ import main
-from pipeline.report.evaluate.comparison import CaseChange, Change, compare
+from pipeline.report.evaluate.comparison import CaseChange, Change, compare, compare_sides
 from pipeline.report.evaluate.pairs import Quantity
 from pipeline.report.evaluate.statistics import DRIFT_BLOCKS, MARGIN, compare_studies, follows_host
 from pipeline.report.evaluate.study_differences import list_differences
@@ -373,9 +373,21 @@ def test_a_slowdown_of_5_percent_is_found_and_equal_studies_are_not_told_apart()
     assert (num_pairs, num_found) == (18, 18) and num_wrong <= 2
 
 
-def test_half_a_study_that_waits_for_the_host_is_not_decided_by_its_throughput() -> None:
-    (before, after), *_ = simulate_pairs(DESIGNS["interleaved, 3 s"], Noise.DRIFTING, Jobs.HOST_BOUND, 1, is_split=True)
+def test_simulated_studies_are_compared_as_measured_ones() -> None:
+    design = DESIGNS["interleaved, 3 s"]
+    (before, after), *_ = simulate_pairs(design, Noise.DRIFTING, Jobs.HOST_BOUND, 1, is_split=True)
     (comparison,) = compare([make_study(before, 1.0)], make_study(after, 1.0), lambda _: MARGIN)
     shared = [change for change in comparison.changes if change.mode != "serial"]
     assert len(shared) == 7 and all(change.is_drifting for change in shared)
-    assert not any(change.change in CLAIMS for change in shared)
+    assert {change.change for change in shared} <= {Change.UNDECIDED, Change.EQUAL}
+    assert any(change.decided_by for change in shared)
+    (quick,) = compare_sides([make_quick_side(before)], make_quick_side(after), lambda _: MARGIN)
+    figures = [
+        [(change.name, change.change, change.ratio, change.decided_by_ratio, change.p_adjusted) for change in changes]
+        for changes in (comparison.changes, quick.changes)
+    ]
+    for measured, simulated in zip(*figures, strict=True):
+        assert measured[:2] == simulated[:2] and measured[4] == pytest.approx(simulated[4])
+        for one, other in zip(measured[2:4], simulated[2:4], strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or dataclasses.astuple(one) == pytest.approx(dataclasses.astuple(other))
