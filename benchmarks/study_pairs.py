@@ -15,6 +15,7 @@ import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from unittest import mock
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from benchmarks.window_designs import (
 from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.sharing_modes import NAIVE
 from pipeline.base.domain.window import Window
+from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.comparison import CaseChange, Change, Side, compare_sides, make_side
 from pipeline.report.evaluate.metrics import BEST_SOLO
 from pipeline.report.evaluate.statistics import MARGIN
@@ -127,10 +129,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=1000, help="pairs for each kind of noise, jobs and studies")
     parser.add_argument("--design", default="interleaved, 3 s", choices=DESIGNS)
     parser.add_argument("--slowdown", type=float, default=5.0, metavar="PCT", help="0: compare equal studies only")
-    for option, kinds in (("--jobs", Jobs), ("--noise", NOISES)):
-        names = [kind.name for kind in kinds]
-        parser.add_argument(option, nargs="+", choices=names, default=names)
+    for option, kinds, default in (("--jobs", Jobs, Jobs), ("--noise", Noise, NOISES)):
+        names = [kind.name for kind in default]
+        parser.add_argument(option, nargs="+", choices=[kind.name for kind in kinds], default=names)
+    parser.add_argument("--no-drift", action="store_true", help="judge as if no case followed its host")
     arguments = parser.parse_args()
+    if arguments.no_drift:
+        mock.patch.object(statistics, "follows_host", return_value=False).start()
     columns = ("jobs", "noise of the host", "studies", "wrong", "slowdown found")
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     window, slowdown = DESIGNS[arguments.design], arguments.slowdown / 100

@@ -189,8 +189,12 @@ def _choose_references(
 
 
 def _check_cases(source: str, newest_source: str, comparison: StudyComparison, *, allows_missing: bool) -> None:
+    sides = (("before", comparison.missing), ("after", comparison.added))
     if not comparison.changes:
-        raise ConfigError(f"{source} and {newest_source} have no case in common; name studies of the same programs")
+        cases = ", ".join(f"{side} {names[0]!r}" for side, names in sides if names)
+        raise ConfigError(
+            f"{source} and {newest_source} have no case in common ({cases}); name studies of the same programs"
+        )
     if comparison.missing and not allows_missing:
         names = list_first(comparison.missing, _MOST_NAMED)
         number = format_count(len(comparison.missing), "case")

@@ -22,6 +22,7 @@ from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.domain.window import WindowKind
+from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.case_matching import MeasuredCase, list_programs, match_cases, select_settings
 from pipeline.report.evaluate.cells import TIMES, Cell, group_places, label_cases, list_metrics, make_cells
@@ -345,10 +346,9 @@ def _test(change: CaseChange, name: str, gain: str, before: Cell, after: Cell) -
     ]
     test = _compare(sides, change.tolerance, (drifting[0], drifting[1]))
     least = [MIN_BLOCKS if single else MIN_GPUS for single in is_single]
-    words = ["blocks" if single else "GPUs" for single in is_single]
     lacks = "; ".join(
-        f"{place}: {len(values)} {word}, {number} are needed"
-        for place, values, word, number in zip(("before", "after"), sides, words, least, strict=True)
+        f"{place}: {format_count(len(values), 'block' if single else 'GPU')} ({number} needed)"
+        for place, values, single, number in zip(("before", "after"), sides, is_single, least, strict=True)
         if len(values) < number
     )
     pair = _Pair(change, test, lacks=lacks)

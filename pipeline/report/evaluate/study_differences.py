@@ -49,7 +49,7 @@ def compare_environments(reference: Study, newest: Study) -> str:
     before, after = read_packages(reference.rows), read_packages(newest.rows)
     if before and after:
         return compare_packages(before, after).removeprefix(f"{PACKAGES}: ")
-    return f"{_NOT_RECORDED} in {'the reference' if after else 'the newest study'}" if before or after else ""
+    return "not available before" if after else "not available after" if before else ""
 
 
 def list_setting_differences(comparison: StudyComparison) -> list[str]:

@@ -149,7 +149,7 @@ def test_a_speed_up_that_fell_because_the_baseline_is_faster_is_no_slowdown() ->
 def test_nothing_is_told_of_fewer_than_five_blocks(before: int, after: int) -> None:
     for change in compared(rows(1, blocks=before), rows(2, 700.0, blocks=after)).values():
         assert change.change is Change.TOO_FEW and change.p_adjusted is None
-        assert f"{min(before, after)} blocks, 5 are needed" in change.note
+        assert f"{min(before, after)} block{'s' * (min(before, after) > 1)} (5 needed)" in change.note
 
 
 def test_several_gpus_count_once_each_and_three_are_needed() -> None:
@@ -158,7 +158,7 @@ def test_several_gpus_count_once_each_and_three_are_needed() -> None:
         return [dataclasses.replace(r, gpu_uuid=f"GPU-{r.block % number}") for r in members]
 
     two, three = on_gpus(1, 2), on_gpus(1, 3)
-    assert compared(two, on_gpus(2, 3))["naive", "speed"].note == "before: 2 GPUs, 3 are needed"
+    assert compared(two, on_gpus(2, 3))["naive", "speed"].note == "before: 2 GPUs (3 needed)"
     naive = compared(three, on_gpus(2, 3, 1000.0))["naive", "speed"]
     assert naive.change is Change.SLOWER and naive.ratio.n == 3 and not naive.is_drifting
 
@@ -268,7 +268,8 @@ def test_bad_input_is_one_line(run: Run) -> None:
     assert "needs two studies" in refused(run({"before": before}))
     error = refused(run({"before": before, "after": only_serial}))
     assert "after lacks 1 case of before: 2 x resnet26_cifar10 bs128, naive; add --allow-missing" in error
-    assert "no case in common" in refused(run({"before": before, "after": other}, "--allow-missing"))
+    error = refused(run({"before": before, "after": other}, "--allow-missing"))
+    assert "no case in common (before '1 x resnet26_cifar10 bs128, serial', after '2 x other bs128, naive')" in error
     assert "after is simulated and before is not" in refused(run({"before": before, "after": simulated}))
     for tolerance in ("five", "-1", "100", "nan", "x=", "x=5"):
         assert "--tolerance" in refused(run({"before": before, "after": after}, "--tolerance", tolerance))
