@@ -1,7 +1,7 @@
 """The command `python -m pipeline.report`: a page, figures and tables of the runs of an experiment.
 
 `board`, `export` and `compare` after it are commands of their own (`board_command.py`, `bundle_command.py`,
-`compare_command.py`).
+`comparison_command.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeline.base.system import entry_points, startup
 from pipeline.base.system.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.system.words import format_count
 from pipeline.record.store.store_access import is_writable
-from pipeline.report import board_command, bundle_command, compare_command
+from pipeline.report import board_command, bundle_command, comparison_command
 from pipeline.report.page.key_findings import describe_left_out
 from pipeline.report.page.page import make_content
 from pipeline.report.publish import WrittenReport, check_folder, default_folder, log, write
@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return board_command.main(arguments[1:])
     if arguments[:1] == [bundle_command.COMMAND]:
         return bundle_command.main(arguments[1:])
-    if arguments[:1] == [compare_command.COMMAND]:
-        return compare_command.main(arguments[1:])
+    if arguments[:1] == [comparison_command.COMMAND]:
+        return comparison_command.main(arguments[1:])
     options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
@@ -111,7 +111,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
         "them to MLflow. Several studies in one table: "
         f"{entry_points.spell('report', board_command.COMMAND, '--help')}. All data in one file: "
         f"{entry_points.spell('report', bundle_command.COMMAND, '--help')}. Before and after an upgrade: "
-        f"{entry_points.spell('report', compare_command.COMMAND, '--help')}",
+        f"{entry_points.spell('report', comparison_command.COMMAND, '--help')}",
     )
     add_store_arguments(parser)
     study_help = "only this study, by the tag collocation.study of its runs; repeat the option to add a study"

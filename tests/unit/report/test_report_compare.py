@@ -22,7 +22,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.window import WindowKind
 from pipeline.record.store import bundle
 from pipeline.record.store.local_store import open_store
-from pipeline.report import compare_command
+from pipeline.report import comparison_command
 from pipeline.report.__main__ import main
 from pipeline.report.evaluate.comparison import CaseChange, Change, compare, compare_sides
 from pipeline.report.evaluate.pairs import Quantity
@@ -232,7 +232,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     """Run the command on studies by the names of their sources; return status, stdout and stderr."""
 
     def start(studies: Studies, *options: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(compare_command, "_read_study", lambda source, *_: studies[source])
+        monkeypatch.setattr(comparison_command, "_read_study", lambda source, *_: studies[source])
         status = main(["compare", *studies, *options])
         out, err = capsys.readouterr()
         return status, out, err
