@@ -9,15 +9,17 @@ import json
 import math
 import random
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy import stats
 
 from benchmarks.study_pairs import judge_pairs, make_quick_side, simulate_pairs
 from benchmarks.window_designs import DESIGNS, Jobs, Noise, make_study
+from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.window import WindowKind
 from pipeline.record.store import bundle
@@ -64,6 +66,8 @@ def compared(before: list[Row], after: list[Row], tolerance: float = MARGIN) -> 
 
 
 def test_the_test_is_that_of_welch_on_logarithms() -> None:
+    from scipy import stats  # takes a second
+
     before, after = [100.0, 103.0, 99.0, 104.0, 98.0], [90.0, 91.0, 90.5, 92.0, 89.0, 90.0]
     test = compare_studies(before, after, is_drifting=(False, False))
     logs = [[math.log(value) for value in side] for side in (after, before)]
@@ -337,6 +341,7 @@ def test_the_comparison_is_written_in_every_format(run: Run, tmp_path: Path) -> 
     assert {line.count("|") for line in lines[head : head + 4]} == {lines[head].count("|")}
 
 
+@pytest.mark.slow
 def test_a_bundle_is_compared_with_a_store(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other"
     shutil.copytree(root, other)
@@ -348,6 +353,10 @@ def test_a_bundle_is_compared_with_a_store(root: Path, tmp_path: Path, capsys: p
             folder,
             [group(s, d, b, k * r) for b, k in scattered for s, d, r in (("serial", 1, 100.0), ("naive", 2, naive))],
         )
+    with closing(sqlite3.connect(root / DATABASE)) as connection, connection:  # what a bundle reads
+        columns = "key, value, timestamp, step, is_nan, run_uuid"
+        connection.execute(f"INSERT INTO metrics ({columns}) SELECT {columns} FROM latest_metrics")
+        connection.execute("UPDATE runs SET artifact_uri = ? || run_uuid", (f"{root.as_uri()}/artifacts/",))
     file = tmp_path / "before.tar.xz"
     bundle.export(open_store(root), EXPERIMENT, file)
     assert main(["compare", str(file), str(other)]) == 1
