@@ -193,7 +193,8 @@ def _check_cases(source: str, newest_source: str, comparison: StudyComparison, *
     if not comparison.changes:
         cases = ", ".join(f"{side} {names[0]!r}" for side, names in sides if names)
         raise ConfigError(
-            f"{source} and {newest_source} have no case in common ({cases}); name studies of the same programs and settings"
+            f"{source} and {newest_source} have no case in common ({cases}); "
+            "name studies of the same programs and settings"
         )
     if comparison.missing and not allows_missing:
         names = list_first(comparison.missing, _MOST_NAMED)
