@@ -1,7 +1,7 @@
 """The command `python -m pipeline.report`: a page, figures and tables of the runs of an experiment.
 
-`board`, `export` and `claims` after it are commands of their own (`board_command.py`, `bundle_command.py`,
-`claims_command.py`).
+`board`, `export`, `compare` and `claims` after it are commands of their own (`board_command.py`, `bundle_command.py`,
+`comparison_command.py`, `claims_command.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.base.system import entry_points, startup
 from pipeline.base.system.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.system.words import format_count
 from pipeline.record.store.store_access import explain_read_only
-from pipeline.report import board_command, bundle_command, claims_command
+from pipeline.report import board_command, bundle_command, claims_command, comparison_command
 from pipeline.report.page.key_findings import describe_left_out
 from pipeline.report.page.page import make_content
 from pipeline.report.publish import WrittenReport, check_folder, default_folder, log, write
@@ -38,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return bundle_command.main(arguments[1:])
     if arguments[:1] == [claims_command.COMMAND]:
         return claims_command.main(arguments[1:])
+    if arguments[:1] == [comparison_command.COMMAND]:
+        return comparison_command.main(arguments[1:])
     options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
@@ -115,7 +117,8 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
         description="Write the report of a study: an HTML page, figures as SVG and PDF, tables as CSV and LaTeX; log "
         "them to MLflow. Several studies in one table: "
         f"{entry_points.spell('report', board_command.COMMAND, '--help')}. All data in one file: "
-        f"{entry_points.spell('report', bundle_command.COMMAND, '--help')}. Numbers of pages against their bundles: "
+        f"{entry_points.spell('report', bundle_command.COMMAND, '--help')}. Before and after an upgrade: "
+        f"{entry_points.spell('report', comparison_command.COMMAND, '--help')}. Numbers of pages against their bundles: "
         f"{entry_points.spell('report', claims_command.COMMAND, '--help')}",
     )
     add_store_arguments(parser)

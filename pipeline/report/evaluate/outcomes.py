@@ -14,20 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain import work_units
-from pipeline.base.domain.group_names import ENVIRONMENT, list_program_params, spell_flags
 from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.json_decoder import decode
+from pipeline.report.evaluate.case_matching import MeasuredCase, list_programs, select_settings
 from pipeline.report.evaluate.cells import TIMES, Cell, group_places, label_cases, list_metrics
 from pipeline.report.evaluate.metrics import METRICS, Metric
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner, find_slower_pairs, has_verdicts, rank_modes
 from pipeline.report.evaluate.wording import ENDINGS, finding_in_words
 from pipeline.report.read import hosts
-from pipeline.report.read.study_records import JobRow, Row, Study
+from pipeline.report.read.study_records import Row, Study
 
 FORMAT = 1
 SIMULATED = "simulated"
@@ -40,22 +40,6 @@ _FACTS = {
     "cpus": "CPUs",
 }
 """The label, by tag or param, of each fact that distinguishes machines."""
-_COLUMN_SETTINGS = ("device", hosts.SETTING)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """Equal jobs of a case.
-
-    Attributes:
-        size: name of the jobs' size in a mix (`S`, `M`, ...); empty for other jobs.
-        number: number of these jobs.
-    """
-
-    workload: str
-    size: str
-    number: int
-    params: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +59,10 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(MeasuredCase):
     """The outcome of a case at a degree on one kind of device.
 
     Attributes:
-        label: label of the case in its own study.
-        settings: window, seed, ...
         kinds: maps the label of each mode that has a figure (`MIG 1g.10gb`) to the label of its sharing mode (`MIG`).
         tied: labels of the best mode and of the modes that are not significantly slower, best first; empty if no mode
             has a figure.
@@ -91,10 +73,6 @@ class Outcome:
         comparisons: comparisons of the first mode in `tied`; empty in files of earlier versions.
     """
 
-    label: str
-    degree: int
-    programs: tuple[Program, ...]
-    settings: Mapping[str, str]
     kinds: Mapping[str, str]
     tied: tuple[str, ...]
     measure: str
@@ -189,8 +167,8 @@ def _outcome(
     return Outcome(
         label=cells[0].case.label,
         degree=row.degree,
-        programs=_programs(row.jobs),
-        settings={key: value for key, value in row.settings if value and key not in _COLUMN_SETTINGS},
+        programs=list_programs(row.jobs),
+        settings=select_settings(row),
         # A mix in a steady window has no serial cell, although its speed-ups are relative to serial.
         kinds=kinds | {mode: mode for mode in ([SERIAL.label] if winner is not None and serial is None else [])},
         tied=tied,
@@ -235,19 +213,6 @@ def _ending(cell: Cell) -> str:
     worst = max(not_ok, key=lambda result: not_ok[result])
     share = "" if not_ok[worst] == total else f" in {not_ok[worst]} of {total} blocks"
     return f"{cell.mode}: {ENDINGS[worst].label}{share}"
-
-
-def _programs(jobs: Sequence[JobRow]) -> tuple[Program, ...]:
-    number, first = Counter(job.label for job in jobs), {job.label: job for job in reversed(jobs)}
-    return tuple(
-        Program(
-            workload=job.params.get("workload", ""),
-            size=job.size or "",
-            number=number[label],
-            params={k: v for k, v in spell_flags(list_program_params(job.params)).items() if k != ENVIRONMENT},
-        )
-        for label, job in sorted(first.items())
-    )
 
 
 def _facts(rows: Sequence[Row]) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Estimates and tests. A repeat is a complete block with its own baseline, so comparisons are paired within blocks.
 
+Two studies have no common blocks, so their figures are not paired (`compare_studies`).
+
 Intervals are t intervals: with the three to ten blocks of a study, a bootstrap of the mean covers far less than 95 %.
 Blocks of one GPU resemble each other, so each GPU counts as one value if there are several
 (`normalisation.select_independent`).
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -61,13 +63,14 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Test:
-    """A paired comparison of two modes.
+    """A comparison of two modes, paired in blocks, or of two studies.
 
     Attributes:
-        ratio: the median of the ratios, and their interval.
+        ratio: the median of the ratios, and their interval; of two studies, the ratio of their medians.
         p_different: p value of the hypothesis "the ratio is 1", two-sided.
         p_equal: p value of the hypothesis "the ratio is outside the margin around 1" (two one-sided tests).
-        mean, deviation: mean and standard deviation of the log ratios; the deviation of a single block is `None`.
+        mean, deviation: mean and standard deviation of the log ratios; the deviation of a single block is `None`. Of
+            two studies, the difference of means, and the root of the summed variances.
         is_drifting: whether `DRIFT_BLOCKS` blocks count as one.
     """
 
@@ -170,7 +173,50 @@ def compare_pairs(ratios: Sequence[float], *, is_drifting: bool = False) -> Test
     )
 
 
-def p_values(mean: ArrayLike, error: ArrayLike, degrees: int) -> tuple[Floats, Floats]:
+def follows_host(studies: Iterable[Sequence[float]]) -> bool:
+    """Return whether the positive figures of a case scatter so much within studies that it waits for the host.
+
+    If a case fills the GPU, its blocks differ by a few tenths of a per cent.
+    """
+    studies = [[math.log(value) for value in values] for values in studies if len(values) > 1]
+    degrees = sum(len(logs) - 1 for logs in studies)
+    squares = math.fsum(_deviation(logs) ** 2 * (len(logs) - 1) for logs in studies)
+    return degrees > 0 and math.sqrt(squares / degrees) > _LEAST_SCATTER
+
+
+def compare_studies(
+    before: Sequence[float], after: Sequence[float], margin: float = MARGIN, *, is_drifting: tuple[bool, bool]
+) -> Test:
+    """Test positive figures of two studies, which are not paired, by Welch's t test on logarithms.
+
+    The figures of each study are independent, or `DRIFT_BLOCKS` of them count as one.
+    """
+    sides = [[math.log(value) for value in values] for values in (before, after)]
+    mean = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
+    median = statistics.median(after) / statistics.median(before)
+    n = min(len(before), len(after))
+    if n < MIN_FOR_INTERVAL:
+        ratio = Estimate(median=median, low=None, high=None, n=n)
+        return Test(ratio=ratio, p_different=None, p_equal=None, mean=mean, deviation=None)
+    variances = [_standard_error(logs, drifts) ** 2 for logs, drifts in zip(sides, is_drifting, strict=True)]
+    error = math.sqrt(sum(variances))
+    # Welch and Satterthwaite; the pooled degrees of freedom if no figure scatters.
+    parts = sum(variance**2 / (len(logs) - 1) for variance, logs in zip(variances, sides, strict=True))
+    degrees = error**4 / parts if parts else float(len(before) + len(after) - 2)
+    half = _t(1 - (1 - CONFIDENCE) / 2, degrees) * error
+    low, high = math.exp(mean - half), math.exp(mean + half)
+    different, equal = map(float, p_values(mean, error, degrees, margin))
+    return Test(
+        ratio=Estimate(median=median, low=min(low, median), high=max(high, median), n=n),
+        p_different=different,
+        p_equal=equal,
+        mean=mean,
+        deviation=math.hypot(*map(_deviation, sides)),
+        is_drifting=any(is_drifting),
+    )
+
+
+def p_values(mean: ArrayLike, error: ArrayLike, degrees: float, margin: float = MARGIN) -> tuple[Floats, Floats]:
     """Return the p values of the hypotheses "the ratio is 1" and "the ratio is outside the margin".
 
     The first test is two-sided, the second consists of two one-sided tests. The mean log ratios, their standard errors
@@ -179,7 +225,7 @@ def p_values(mean: ArrayLike, error: ArrayLike, degrees: int) -> tuple[Floats, F
     import numpy as np
 
     distance = np.abs(mean)
-    equal = _p_above(math.log1p(MARGIN) - distance, error, degrees)  # the larger of the two one-sided p values
+    equal = _p_above(math.log1p(margin) - distance, error, degrees)  # the larger of the two one-sided p values
     return np.minimum(1.0, 2 * _p_above(distance, error, degrees)), equal
 
 
@@ -207,20 +253,20 @@ def correct_p_values(different: ArrayLike, equal: ArrayLike) -> tuple[Floats, Fl
     return adjusted[..., :m], adjusted[..., m:]
 
 
-def blocks_needed(test: Test, num_tests: int) -> int | None:
+def blocks_needed(test: Test, num_tests: int, margin: float = MARGIN) -> int | None:
     """Estimate the number of blocks for a verdict, if their scatter stays the same; `None` if unknown or too large.
 
-    With this number of blocks, the claim that is now more likely (different or equal) passes the strictest step of the
-    correction for `num_tests` claims with a probability of 80 %.
+    Of two studies, it is the number of blocks of each. With this number of blocks, the claim that is now more likely
+    (different or equal) passes the strictest step of the correction for `num_tests` claims with a probability of 80 %.
     """
     if test.deviation is None:
         return None
-    margin, distance = math.log1p(MARGIN), abs(test.mean)
+    log_margin, distance = math.log1p(margin), abs(test.mean)
     level = (1 - CONFIDENCE) / num_tests
-    if distance > margin:
+    if distance > log_margin:
         level /= 2  # the test for a difference is two-sided
     else:
-        distance = margin - distance
+        distance = log_margin - distance
     for n in range(MIN_BLOCKS, MOST_BLOCKS + 1):
         error = test.deviation / math.sqrt(_count_independent(n, test.is_drifting))
         threshold = (_t(1 - level, n - 1) + _t(_POWER, n - 1)) * error
@@ -248,7 +294,7 @@ def _deviation(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
-def _p_above(distance: ArrayLike, error: ArrayLike, degrees: int) -> Floats:
+def _p_above(distance: ArrayLike, error: ArrayLike, degrees: float) -> Floats:
     import numpy as np
     from scipy.special import stdtr  # importing scipy.stats instead takes a second
 
@@ -258,7 +304,7 @@ def _p_above(distance: ArrayLike, error: ArrayLike, degrees: int) -> Floats:
 
 
 @lru_cache(maxsize=4096)
-def _t(probability: float, degrees: int) -> float:
+def _t(probability: float, degrees: float) -> float:
     from scipy.special import stdtrit
 
     return float(stdtrit(degrees, probability))

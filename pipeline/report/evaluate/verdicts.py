@@ -151,13 +151,13 @@ def _judge(pairs: Sequence[Pair]) -> dict[int, _Judgement]:
     return dict(zip(map(id, pairs), outcomes, strict=True))
 
 
-def decide(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike) -> list[Decision]:
+def decide(ratio: ArrayLike, different: ArrayLike, equal: ArrayLike, margin: ArrayLike = MARGIN) -> list[Decision]:
     """Decide comparisons with enough blocks by their medians and adjusted p values (`correct_p_values`)."""
     import numpy as np
 
-    ratio, is_different = np.asarray(ratio), np.less(different, LEVEL)
+    ratio, highest, is_different = np.asarray(ratio), 1 + np.asarray(margin), np.less(different, LEVEL)
     index = np.select(
-        [is_different & (ratio > 1 + MARGIN), is_different & (ratio < 1 / (1 + MARGIN)), np.less(equal, LEVEL)],
+        [is_different & (ratio > highest), is_different & (ratio < 1 / highest), np.less(equal, LEVEL)],
         [0, 1, 2],
         default=3,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -37,6 +38,20 @@ def name_environments(rows: Sequence[Row]) -> tuple[list[Row], tuple[str, ...]]:
     locks = {digest: _read_lock(row.store, job.run_id).splitlines() for digest, (row, job) in jobs.items()}
     names = _names(locks)
     return [_with_names(row, names) for row in rows], tuple(_differences(locks, names))
+
+
+def read_packages(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the packages of the jobs of rows by name, as in their locks; several versions are joined by `or`."""
+    jobs: dict[str, tuple[Row, JobRow]] = {}
+    for row in rows:
+        for job in row.jobs:
+            if digest := job.params.get(ENVIRONMENT):
+                jobs.setdefault(digest, (row, job))
+    packages: dict[str, set[str]] = defaultdict(set)
+    for row, job in jobs.values():
+        for name, line in parse_lock(_read_lock(row.store, job.run_id).splitlines()).items():
+            packages[name].add(line)
+    return {name: " or ".join(sorted(lines)) for name, lines in packages.items()}
 
 
 def _with_names(row: Row, names: Mapping[str, str]) -> Row:

@@ -1,0 +1,403 @@
+"""Two studies compared by case: what is slower, what cannot be told, what differs, and the exit status."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.study_pairs import judge_pairs, make_quick_side, simulate_pairs
+from benchmarks.window_designs import DESIGNS, Jobs, Noise, make_study
+from pipeline.base.domain.layout import DATABASE
+from pipeline.base.domain.records import Result
+from pipeline.base.domain.window import WindowKind
+from pipeline.record.store import bundle
+from pipeline.record.store.local_store import open_store
+from pipeline.report import comparison_command
+from pipeline.report.__main__ import main
+from pipeline.report.evaluate.comparison import CaseChange, Change, compare, compare_sides
+from pipeline.report.evaluate.pairs import Quantity
+from pipeline.report.evaluate.statistics import DRIFT_BLOCKS, MARGIN, compare_studies, follows_host
+from pipeline.report.evaluate.study_differences import list_differences
+from pipeline.report.read.study_records import Row, Study
+from tests.support.report_rows import collocation_study, copies, job, params, row, study
+from tests.unit.report.test_report_store import EXPERIMENT, group, insert
+
+pytest_plugins = ["tests.support.tracking_fixtures"]
+H200 = "NVIDIA H200"
+
+
+def rows(
+    seed: int = 1,
+    naive: float = 1500.0,
+    blocks: int = 5,
+    scatter: float = 0.002,
+    host: float = 0.0,
+    energy_j: float = 0.01,
+    **changes: Any,
+) -> list[Row]:
+    """One job alone, and two naive ones that fill the GPU or share the scatter of the host."""
+    rng, made = random.Random(seed), []
+    for block in range(1, blocks + 1):
+        of_host = math.exp(rng.gauss(0, host))
+        for mode, degree, rate in (("serial", 1, 1000.0), ("naive", 2, naive)):
+            speed = rate / degree * of_host * math.exp(rng.gauss(0, scatter))
+            metrics = {"energy_per_sample_j": energy_j * math.exp(rng.gauss(0, scatter))}
+            made.append(copies(mode, degree, speed, block, metrics=metrics, **changes))
+    return made
+
+
+def compared(before: list[Row], after: list[Row], tolerance: float = MARGIN) -> dict[tuple[str, str], CaseChange]:
+    """Changes by mode and quantity, of studies with one case for each mode."""
+    (comparison,) = compare([study(*before)], study(*after), lambda _: tolerance)
+    assert not comparison.missing and not comparison.added
+    return {(change.mode, change.quantity.value): change for change in comparison.changes}
+
+
+def test_the_test_is_that_of_welch_on_logarithms() -> None:
+    from scipy import stats  # takes a second
+
+    before, after = [100.0, 103.0, 99.0, 104.0, 98.0], [90.0, 91.0, 90.5, 92.0, 89.0, 90.0]
+    test = compare_studies(before, after, is_drifting=(False, False))
+    logs = [[math.log(value) for value in side] for side in (after, before)]
+    expected = stats.ttest_ind(*logs, equal_var=False)
+    interval = expected.confidence_interval(0.95)
+    assert test.p_different == pytest.approx(expected.pvalue)
+    assert (test.ratio.low, test.ratio.high) == pytest.approx((math.exp(interval.low), math.exp(interval.high)))
+    assert test.ratio.median == pytest.approx(90.25 / 100)
+    drifting = compare_studies(before, after, is_drifting=(True, True))
+    widths = [math.log(found.ratio.high / found.ratio.low) for found in (test, drifting)]
+    assert widths[1] == pytest.approx(widths[0] * math.sqrt(DRIFT_BLOCKS))
+
+
+def test_figures_without_scatter_or_without_blocks_have_no_infinite_test() -> None:
+    same = compare_studies([2.0] * 5, [2.0] * 5, is_drifting=(False, False))
+    assert (same.ratio.median, same.p_different, same.p_equal) == (1.0, 1.0, 0.0)
+    assert compare_studies([2.0] * 5, [1.0] * 5, is_drifting=(False, False)).p_different == 0.0
+    few = compare_studies([2.0] * 2, [1.0] * 5, is_drifting=(False, False))
+    assert (few.ratio.median, few.ratio.low, few.p_different) == (0.5, None, None)
+
+
+def test_a_case_follows_the_host_if_it_scatters_within_studies_not_if_studies_differ() -> None:
+    assert not follows_host([[100.0, 100.1, 99.9], [80.0, 80.1, 79.9]])
+    assert follows_host([[100.0, 102.0, 98.0], [100.0, 100.1, 99.9]])
+    assert not follows_host([[100.0], [50.0]])
+
+
+@pytest.mark.parametrize("members", [rows(), rows(host=0.1), collocation_study()], ids=["full", "waits", "study"])
+def test_a_study_is_neither_faster_nor_slower_than_itself(members: list[Row]) -> None:
+    (comparison,) = compare([study(*members)], study(*members), lambda _: MARGIN)
+    assert {change.change for change in comparison.changes} <= {Change.EQUAL, Change.UNDECIDED, Change.NOT_COMPARED}
+    assert all(change.ratio.median == 1 for change in comparison.changes if change.ratio is not None)
+
+
+@pytest.mark.parametrize(
+    ("naive", "tolerance", "change"),
+    [
+        (1500.0 / 1.05, 0.02, Change.SLOWER),
+        (1500.0 * 1.05, 0.02, Change.FASTER),
+        (1500.0 * 1.005, 0.02, Change.EQUAL),
+        (1500.0 / 1.05, 0.08, Change.EQUAL),
+    ],
+)
+def test_a_group_that_fills_the_gpu_is_decided_by_its_throughput(
+    naive: float, tolerance: float, change: Change
+) -> None:
+    changes = compared(rows(1), rows(2, naive), tolerance)
+    assert changes["naive", "speed"].change is change and changes["serial", "speed"].change is Change.EQUAL
+    assert changes["naive", "speed"].ratio.median == pytest.approx(naive / 1500, rel=0.004)
+    assert changes["naive", "speed"].p_adjusted < 0.05 and not changes["naive", "speed"].decided_by
+
+
+def test_energy_is_compared_where_both_have_it_and_never_makes_a_regression() -> None:
+    changes = compared(rows(1), rows(2, energy_j=0.011))
+    assert changes["naive", "energy"].change is Change.MORE_ENERGY
+    assert compared(rows(1), rows(2, energy_j=0.009))["serial", "energy"].change is Change.LESS_ENERGY
+    assert not any(change.change.is_regression for change in changes.values())
+    without = [
+        dataclasses.replace(r, metrics={k: v for k, v in r.metrics.items() if "energy" not in k}) for r in rows()
+    ]
+    assert {quantity for _, quantity in compared(rows(1), without)} == {"speed"}
+
+
+def test_a_group_that_waits_for_the_host_is_decided_by_its_speed_up() -> None:
+    changes = compared(rows(1, host=0.1), rows(2, 1500.0 / 1.5, host=0.1))
+    assert changes["naive", "speed"].change is Change.SLOWER and changes["naive", "speed"].is_drifting
+    assert changes["naive", "speed"].decided_by == "speed-up against serial"
+    assert changes["naive", "speed"].decided_by_ratio.median == pytest.approx(1 / 1.5, rel=0.01)
+    alone = changes["serial", "speed"]
+    assert (alone.change, alone.decided_by, alone.is_drifting) == (Change.UNDECIDED, "", True)
+
+
+def test_a_speed_up_that_fell_because_the_baseline_is_faster_is_no_slowdown() -> None:
+    after = [
+        r if r.degree > 1 else copies("serial", 1, 1.4 * r.jobs[0].metrics["throughput_samples_per_s"], r.block)
+        for r in rows(1, host=0.03)
+    ]
+    naive = compared(rows(1, host=0.03), after)["naive", "speed"]
+    assert naive.decided_by_ratio.median == pytest.approx(1 / 1.4) and naive.change is Change.UNDECIDED
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 5), (5, 4), (1, 1)])
+def test_nothing_is_told_of_fewer_than_five_blocks(before: int, after: int) -> None:
+    for change in compared(rows(1, blocks=before), rows(2, 700.0, blocks=after)).values():
+        assert change.change is Change.TOO_FEW and change.p_adjusted is None
+        assert f"{min(before, after)} block{'s' * (min(before, after) > 1)} (5 needed)" in change.note
+
+
+def test_several_gpus_count_once_each_and_three_are_needed() -> None:
+    def on_gpus(seed: int, number: int, naive: float = 1500.0) -> list[Row]:
+        members = rows(seed, naive, blocks=6)
+        return [dataclasses.replace(r, gpu_uuid=f"GPU-{r.block % number}") for r in members]
+
+    two, three = on_gpus(1, 2), on_gpus(1, 3)
+    assert compared(two, on_gpus(2, 3))["naive", "speed"].note == "before: 2 GPUs (3 needed)"
+    naive = compared(three, on_gpus(2, 3, 1000.0))["naive", "speed"]
+    assert naive.change is Change.SLOWER and naive.ratio.n == 3 and not naive.is_drifting
+
+
+def services(ms: float, seed: int, sustained: float = 1.0) -> list[Row]:
+    own, rng = params("infer", given_rate="10", precision="fp32"), random.Random(seed)
+    return [
+        row(
+            mode,
+            tuple(job(index, own, 10.0) for index in range(2)),
+            block,
+            metrics={"latency_p99_worst_ms": ms * math.exp(rng.gauss(0, 0.001)), "sustained_worst_ratio": sustained},
+        )
+        for block in range(1, 6)
+        for mode in ("naive",)
+    ]
+
+
+def test_services_are_compared_by_latency_and_fail_if_they_do_not_sustain_their_rate() -> None:
+    slower = compared(services(20.0, 1), services(22.0, 2))["naive", "speed"]
+    assert (slower.change, slower.measure, slower.unit) == (Change.SLOWER, "p99 latency of the slowest job", "ms")
+    assert slower.ratio.median == pytest.approx(20 / 22, rel=0.01) and slower.after.figure.median > 21
+
+
+def test_fixed_work_is_compared_by_its_time() -> None:
+    def timed(seconds: float, seed: int) -> list[Row]:
+        rng = random.Random(seed)
+        made = []
+        for block in range(1, 6):
+            jobs = tuple(job(index, params(), None, metrics={"makespan_s": seconds}) for index in range(2))
+            metrics = {"makespan_s": seconds * math.exp(rng.gauss(0, 0.001))}
+            made.append(row("naive", jobs, block, window=WindowKind.WORK, metrics=metrics))
+        return made
+
+    change = compared(timed(10.0, 1), timed(11.0, 2))["naive", "speed"]
+    assert (change.change, change.measure) == (Change.SLOWER, "total time")
+    assert change.ratio.median == pytest.approx(10 / 11, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("result", "change"),
+    [(Result.OOM, Change.FAILS), (Result.WRONG_RESULTS, Change.FAILS), (Result.SKIPPED, Change.NOT_COMPARED)],
+)
+def test_a_case_that_fails_now_is_a_regression(result: Result, change: Change) -> None:
+    after = [dataclasses.replace(r, result=result, reason="why") if r.degree == 2 else r for r in rows(2)]
+    naive = compared(rows(1), after)["naive", "speed"]
+    assert naive.change is change and naive.note.startswith("after: ") and naive.note.endswith("why")
+    assert change.is_regression == (change is Change.FAILS)
+    assert compared(after, rows(1))["naive", "speed"].change is Change.NOT_COMPARED
+
+
+def test_what_differs_is_listed_with_two_commits_of_one_study() -> None:
+    def changed(r: Row, **facts: str) -> Row:
+        return dataclasses.replace(r, facts={**r.facts, **facts})
+
+    before = study(*(changed(r, git_commit="aaaa" if r.block < 3 else "bbbb") for r in rows(1)))
+    after = study(*(changed(r, driver_version="590.48", git_commit="bbbb") for r in rows(2, device=H200)))
+    assert [dataclasses.astuple(found) for found in list_differences(before, after)] == [
+        ("GPU model", "NVIDIA H100 80GB HBM3", H200),
+        ("git commit", "aaaa, bbbb", "bbbb"),
+        ("driver", "580.159.04", "590.48"),
+    ]
+    assert list_differences(after, after) == []
+
+
+Studies = dict[str, Study]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run the command on studies by the names of their sources; return status, stdout and stderr."""
+
+    def start(studies: Studies, *options: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(comparison_command, "_read_study", lambda source, *_: studies[source])
+        status = main(["compare", *studies, *options])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return start
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_the_exit_status_says_whether_anything_is_slower(run: Run) -> None:
+    studies = {"before": study(*rows(1)), "after": study(*rows(2, 1400.0))}
+    status, out, _ = run(studies)
+    assert status == 1 and "slower or failing: 2 x resnet26_cifar10 bs128, naive" in out
+    assert run(studies, "--tolerance", "10")[0] == 0
+    assert run(studies, "--tolerance", "2 x *naive=10")[0] == 0
+    assert run(studies, "--tolerance", "10", "--tolerance", "2 x *naive=3")[0] == 1
+    assert run({"before": studies["after"], "after": studies["before"]})[0] == 0
+    assert run({"before": studies["before"], "after": study(*rows(3))})[0] == 0
+
+
+def refused(result: tuple[int, str, str]) -> str:
+    status, out, err = result
+    assert (status, out, err.count("\n")) == (2, "", 1) and err.startswith("error: ")
+    return err
+
+
+def test_bad_input_is_one_line(run: Run) -> None:
+    before, after = study(*rows(1)), study(*rows(2))
+    only_serial = study(*(r for r in rows(2) if r.degree == 1))
+    simulated = study(*rows(2, is_simulated=True))
+    other = study(*(copies("naive", 2, 10.0, block, params("other")) for block in range(1, 6)))
+    assert "needs two studies" in refused(run({"before": before}))
+    error = refused(run({"before": before, "after": only_serial}))
+    assert "after lacks 1 case of before: 2 x resnet26_cifar10 bs128, naive; add --allow-missing" in error
+    error = refused(run({"before": before, "after": other}, "--allow-missing"))
+    assert "no case in common (before '1 x resnet26_cifar10 bs128, serial', after '2 x other bs128, naive')" in error
+    assert "after is simulated and before is not" in refused(run({"before": before, "after": simulated}))
+    for tolerance in ("five", "-1", "100", "nan", "x=", "x=5"):
+        assert "--tolerance" in refused(run({"before": before, "after": after}, "--tolerance", tolerance))
+    assert ".csv, .md, .json" in refused(run({"before": before, "after": after}, "--out", "x.html"))
+    assert "could not write" in refused(run({"before": before, "after": after}, "--out", "/nowhere/x.md"))
+    assert "--study: 3 values for 2" in refused(run({"before": before, "after": after}, *["--study", "a"] * 3))
+
+
+def test_cases_of_one_study_are_listed(run: Run) -> None:
+    only_serial = study(*(r for r in rows(2) if r.degree == 1))
+    status, out, _ = run({"before": study(*rows(1)), "after": only_serial}, "--allow-missing")
+    assert status == 0 and "only before: 2 x resnet26_cifar10 bs128, naive" in out
+    assert "only after: 2 x resnet26_cifar10 bs128, naive" in run({"a": only_serial, "b": study(*rows(1))})[1]
+
+
+def test_what_is_simulated_says_so(run: Run) -> None:
+    studies = {name: study(*rows(seed, is_simulated=True)) for seed, name in enumerate(("before", "after"))}
+    status, out, _ = run(studies)
+    assert status == 0 and "Both studies are simulated: no measurement of a real GPU." in out
+    assert json.loads(run(studies, "--json")[1])["newest"]["is_simulated"] is True
+
+
+def test_of_several_references_those_on_the_gpu_model_of_the_newest_study_count(run: Run, tmp_path: Path) -> None:
+    studies = {
+        "old": study(*rows(1)),
+        "h200": study(*rows(2, 3000.0, device=H200)),
+        "new": study(*rows(3, 1600.0)),
+        "after": study(*rows(4)),
+    }
+    file = tmp_path / "found.json"
+    status, out, _ = run(studies, "--out", str(file))
+    told = json.loads(file.read_text())
+    assert status == told["status"] == 1 and "of h200" not in out
+    verdicts = {
+        reference["study"]["source"]: {
+            change["mode"]: change["change"]
+            for change in reference["comparison"]["changes"]
+            if change["quantity"] == Quantity.SPEED
+        }
+        for reference in told["references"]
+    }
+    equal = {"serial": "equal", "naive": "equal"}
+    assert verdicts == {"old": equal, "new": equal | {"naive": "slower"}}
+    del studies["old"], studies["new"]
+    assert "GPU model: NVIDIA H200 before, NVIDIA H100 80GB HBM3 after" in run(studies)[1]
+    two = {"a": studies["h200"], "b": study(*rows(5, device=H200)), "after": studies["after"]}
+    assert "no reference was measured on NVIDIA H100" in refused(run(two))
+
+
+def test_the_comparison_is_written_in_every_format(run: Run, tmp_path: Path) -> None:
+    studies = {"before": study(*rows(1)), "after": study(*rows(2, 1400.0))}
+    table, page = tmp_path / "found.csv", tmp_path / "found.md"
+    run(studies, "--out", str(table))
+    run(studies, "--out", str(page))
+    note, _, text = table.read_text().partition("\n")
+    found = list(csv.DictReader(io.StringIO(text)))
+    assert note.startswith("# Medians over blocks") and len(found) == 4
+    assert [(line["mode"], line["verdict"]) for line in found if line["quantity"] == "speed"] == [
+        ("serial", "equal"),
+        ("naive", "slower"),
+    ]
+    assert float(found[1]["ratio"]) == pytest.approx(1400 / 1500, rel=0.01)
+    lines = page.read_text().splitlines()
+    head = next(number for number, line in enumerate(lines) if line.startswith("| speed |"))
+    assert {line.count("|") for line in lines[head : head + 4]} == {lines[head].count("|")}
+
+
+@pytest.mark.slow
+def test_a_bundle_is_compared_with_a_store(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(root, other)
+    speeds = {root: 70.0, other: 60.0}
+    for folder, naive in speeds.items():
+        blocks = range(1, 6)
+        scattered = [(b, 1 + 0.001 * (b % 3)) for b in blocks]
+        insert(
+            folder,
+            [group(s, d, b, k * r) for b, k in scattered for s, d, r in (("serial", 1, 100.0), ("naive", 2, naive))],
+        )
+    with closing(sqlite3.connect(root / DATABASE)) as connection, connection:  # what a bundle reads
+        columns = "key, value, timestamp, step, is_nan, run_uuid"
+        connection.execute(f"INSERT INTO metrics ({columns}) SELECT {columns} FROM latest_metrics")
+        connection.execute("UPDATE runs SET artifact_uri = ? || run_uuid", (f"{root.as_uri()}/artifacts/",))
+    file = tmp_path / "before.tar.xz"
+    bundle.export(open_store(root), EXPERIMENT, file)
+    assert main(["compare", str(file), str(other)]) == 1
+    assert "0.857 (0.856 to 0.858)" in capsys.readouterr().out
+    assert main(["compare", str(file), str(root)]) == 0
+    open_store(other).open_experiment("second")
+    assert main(["compare", str(file), str(other)]) == 2
+    assert "has the experiments second, study; choose one with --experiment" in capsys.readouterr().err
+    assert main(["compare", str(file), str(other), "--experiment", "study", "--experiment", "second"]) == 2
+    assert "has no group with a result" in capsys.readouterr().err
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "report.json").touch()
+    assert main(["compare", str(tmp_path / "report"), str(other)]) == 2
+    assert "is the folder of a report, which has no blocks" in capsys.readouterr().err
+
+
+def test_a_slowdown_of_5_percent_is_found_and_equal_studies_are_not_told_apart() -> None:
+    """A smaller form of `python -m benchmarks.study_pairs`."""
+    num_wrong = num_found = num_pairs = 0
+    for noise in (Noise.INDEPENDENT, Noise.DRIFTING, Noise.STATES):
+        findings = judge_pairs(DESIGNS["interleaved, 3 s"], noise, Jobs.FULL, 6, is_split=True, slowdown=0.05)
+        num_wrong, num_found = num_wrong + findings.num_wrong, num_found + findings.num_found
+        num_pairs += findings.num_pairs
+    assert (num_pairs, num_found) == (18, 18) and num_wrong <= 2
+
+
+def test_simulated_studies_are_compared_as_measured_ones() -> None:
+    design = DESIGNS["interleaved, 3 s"]
+    (before, after), *_ = simulate_pairs(design, Noise.DRIFTING, Jobs.HOST_BOUND, 1, is_split=True)
+    (comparison,) = compare([make_study(before, 1.0)], make_study(after, 1.0), lambda _: MARGIN)
+    shared = [change for change in comparison.changes if change.mode != "serial"]
+    assert len(shared) == 7 and all(change.is_drifting for change in shared)
+    assert {change.change for change in shared} <= {Change.UNDECIDED, Change.EQUAL}
+    assert any(change.decided_by for change in shared)
+    (quick,) = compare_sides([make_quick_side(before)], make_quick_side(after), lambda _: MARGIN)
+    figures = [
+        [(change.name, change.change, change.ratio, change.decided_by_ratio, change.p_adjusted) for change in changes]
+        for changes in (comparison.changes, quick.changes)
+    ]
+    for measured, simulated in zip(*figures, strict=True):
+        assert measured[:2] == simulated[:2] and measured[4] == pytest.approx(simulated[4])
+        for one, other in zip(measured[2:4], simulated[2:4], strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or dataclasses.astuple(one) == pytest.approx(dataclasses.astuple(other))
