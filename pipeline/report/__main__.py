@@ -118,7 +118,7 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
         "them to MLflow. Several studies in one table: "
         f"{entry_points.spell('report', board_command.COMMAND, '--help')}. All data in one file: "
         f"{entry_points.spell('report', bundle_command.COMMAND, '--help')}. Before and after an upgrade: "
-        f"{entry_points.spell('report', comparison_command.COMMAND, '--help')}. Numbers of pages against their bundles: "
+        f"{entry_points.spell('report', comparison_command.COMMAND, '--help')}. Numbers of pages and their bundles: "
         f"{entry_points.spell('report', claims_command.COMMAND, '--help')}",
     )
     add_store_arguments(parser)
