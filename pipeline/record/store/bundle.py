@@ -123,7 +123,7 @@ def _read_runs(store: Store, experiment_id: str) -> list[dict[str, Any]]:
     from mlflow.exceptions import MlflowException
 
     try:
-        runs, token = [], None
+        runs, token = list[Any](), None
         while token != "":
             page = store.client.search_runs([experiment_id], max_results=_PAGE, page_token=token)
             runs, token = [*runs, *page], page.token or ""

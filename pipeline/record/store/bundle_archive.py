@@ -174,7 +174,7 @@ def _check_entry(
     file: Path, entry: tarfile.TarInfo, missing: dict[str, Any], files: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Any]:
     """Take an entry from the missing files, and return its size and digest in the manifest."""
-    expected = missing.pop(entry.name, None)
+    expected: Mapping[str, Any] | None = missing.pop(entry.name, None)
     is_link = (
         entry.type == tarfile.LNKTYPE
         and entry.linkname not in missing

@@ -160,7 +160,7 @@ def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference
 def test_a_difference_of_locks_is_short():
     assert compare_locks(["a==1", "b==2"], ["b==2", "a==1"]) == ""
     assert compare_locks(["a==1", "b==2"], ["a==2", "c @ file:///c"]) == (
-        "packages: a==1 now a==2; without b==2; with c @ file:///c"
+        "packages: a==1 now a==2; without b==2; with c @ folder"
     )
     many = [f"p{n}==1" for n in range(20)]
     assert compare_locks(many, []).endswith("without p15==1; and 12 more")
