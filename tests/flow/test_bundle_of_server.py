@@ -46,7 +46,8 @@ def send(uri: str) -> list[dict]:
     experiment_id = client.create_experiment(EXPERIMENT)
     runs = make_runs()[:3]
     runs[-1]["metrics"]["loss"] = [[2.0, 5, 0], [None, 7, 1], [1.5, 9, 2]]
-    for run in runs:
+    for number, run in enumerate(runs):
+        run["start_ms"] += number  # the order of runs that start together depends on their ids
         sent = client.create_run(experiment_id, start_time=run["start_ms"], tags=run["tags"], run_name=run["name"])
         run_id = sent.info.run_id
         for key, value in run["params"].items():

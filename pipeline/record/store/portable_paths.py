@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 from pipeline.base.domain.layout import SCRIPT_PREFIX, UNCOMMITTED
-from pipeline.base.domain.tags import GROUP, JOB, Tag, read_facts
+from pipeline.base.domain.tags import GROUP, JOB, Tag, fact_tag, read_facts
 from pipeline.base.system.paths import PROJECT_DIR
 
 PROJECT, ENVIRONMENT, WORKING_FOLDER = "$PROJECT", "$ENVIRONMENT", "$WORKING_FOLDER"
@@ -127,8 +127,8 @@ class PortablePaths:
         masked = {key: self.mask(text) for key, text in tags.items()}
         for key, kind, names in (
             (Tag.USER, "user", self._users),
-            ("collocation.user", "user", self._users),
-            ("collocation.host", "host", self._hosts),
+            (fact_tag("user"), "user", self._users),
+            (fact_tag("host"), "host", self._hosts),
         ):
             if tags.get(key) in names:
                 masked[key] = f"{kind}-{_digest(tags[key])}"

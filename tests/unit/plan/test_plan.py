@@ -236,6 +236,7 @@ def test_options_become_flags(make_plan):
             "unit=two words cannot be part of metric names; use a plural noun of letters",
         ),
         (["tracking.root="], "tracking.root is empty"),
+        ([f"tracking.root={__file__}"], "is a file; add a bundle to a store with"),
         (["tracking.root='a?b'"], "a path with ?, which"),
         (["tracking.root='p%41'"], "a path with %, which"),
         (["window.settle_s=-1"], "settle_s"),

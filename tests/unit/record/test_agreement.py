@@ -57,7 +57,7 @@ def test_what_differs_is_said(worker, tmp_path, change, words):
     plan, inventory = worker(*(["degree=3"] if change == "option" else []), device=device.get(change, GPU))
     if change == "packages":
         ((spec, interpreter),) = inventory.interpreters.items()
-        other = dataclasses.replace(interpreter, lock=(*interpreter.lock[1:], "tqdm==0.1"))
+        other = dataclasses.replace(interpreter, lock=("tqdm==0.1", *interpreter.lock[1:]))
         inventory = dataclasses.replace(inventory, interpreters={spec: other})
     with pytest.raises(ConfigError, match=rf"have another plan \(.*{words}"):
         agree(path, plan, inventory)

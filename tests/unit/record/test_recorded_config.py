@@ -13,6 +13,7 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.package_locks import compare_locks
 from pipeline.base.system import interrupts
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import config_reader
 from pipeline.plan import plan_builder as planning
 from pipeline.record.stored_group import Original
@@ -50,6 +51,14 @@ def test_a_recorded_configuration_leads_to_the_same_plan(compose, scenario, choi
     groups_again = planning.build_plan(config_reader.read([again]), inventory, is_sweep=True).groups
     assert groups_again == groups
     assert groups_again[0].config_text() == text
+
+
+def test_a_configuration_of_a_bundle_has_the_folders_of_this_machine(compose):
+    (config,) = config_reader.read(compose(["workload=script", "workload.script=run.py"]))
+    values = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    values["workload"]["script"] = "$PROJECT/run.py"
+    again, _ = read_config(recorded(OmegaConf.to_yaml(values)))
+    assert again.workload.script == str(PROJECT_DIR / "run.py")
 
 
 def test_settings_that_came_later_have_their_defaults_and_unknown_ones_are_refused(compose):
@@ -160,7 +169,7 @@ def test_the_digest_of_an_environment_that_is_still_to_be_built_is_no_difference
 def test_a_difference_of_locks_is_short():
     assert compare_locks(["a==1", "b==2"], ["b==2", "a==1"]) == ""
     assert compare_locks(["a==1", "b==2"], ["a==2", "c @ file:///c"]) == (
-        "packages: a==1 now a==2; without b==2; with c @ file:///c"
+        "packages: a==1 now a==2; without b==2; with c @ folder"
     )
     many = [f"p{n}==1" for n in range(20)]
     assert compare_locks(many, []).endswith("without p15==1; and 12 more")

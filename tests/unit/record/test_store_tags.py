@@ -35,6 +35,7 @@ def test_what_people_read_keeps_its_name(tag: str) -> None:
 @pytest.mark.parametrize("name_of", [stored_name, str], ids=["stored now", "stored by an earlier version"])
 def test_groups_are_read_whatever_version_stored_them(root: Path, name_of) -> None:
     store = open_store(root)
+    (root / "artifacts" / "e").mkdir(parents=True)
     facts = {Tag.DIGEST: DIGEST, fact_tag("plan"): "p", Tag.PLANNED: json.dumps({"settings": {}, "options": {}})}
     tags = {name_of(tag): value for tag, value in facts.items()} | {Tag.ROLE: GROUP, Tag.RESULT: "ok"}
     run = store.client.create_run(store.open_experiment("e"), tags=tags)
