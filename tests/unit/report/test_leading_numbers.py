@@ -183,3 +183,4 @@ def test_the_first_screen_has_few_numbers_one_sentence_and_the_picture_and_says_
     assert header.index('class="stamp"') < header.index('class="numbers"') < header.index('class="answer"')
     assert header.index('class="answer"') < header.index('id="figure-gain"')
     assert header.count("; simulated</small>") >= 1
+    assert len(page) < 500_000
