@@ -185,7 +185,7 @@ def _box(axes: Axes, bar: Bar, x_start: float, width: float) -> None:
 
     edge, ink = (FAINT, FAINT) if bar.finding == NOT_MEASURED else (WARNING, INK)
     by_panel: dict[str, Any] = {"transform": axes.get_xaxis_transform()}  # y in panel units, x in data units
-    dashed: dict[str, Any] = {"facecolor": "none", "edgecolor": edge, "hatch": "..", "linewidth": 0.8}
+    dashed: dict[str, Any] = {"facecolor": "none", "edgecolor": edge, "linewidth": 0.8}
     axes.add_patch(Rectangle((x_start, 0), width * 0.94, _BOX_HEIGHT, linestyle="--", **dashed, **by_panel))
     axes.text(x_start + width * 0.47, 0.03, bar.finding, fontsize=7, color=ink, **_IN_BOX, **by_panel)
     strip: dict[str, Any] = {"facecolor": bar.sharing.colour, "clip_on": False}  # below the axis

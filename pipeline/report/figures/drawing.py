@@ -164,11 +164,21 @@ def _draw_column(sketch: Sketch, *, is_split: bool, is_simulated: bool) -> bytes
                 _show_alone(axes, figure)
                 figure.set_size_inches(COLUMN, height)
                 figure.set_layout_engine("constrained")
-            _lay_out(figure)
-            if not has_overlaps(figure):
+            if _fits(figure):
                 num_pages += 1
                 pages.savefig(figure, facecolor="none")
     return target.getvalue() if num_pages else b""
+
+
+def _fits(figure: Figure) -> bool:
+    """Lay out a figure; return whether its panels have space and its labels do not overlap."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "constrained_layout not applied", UserWarning)
+        try:
+            _lay_out(figure)
+        except UserWarning:
+            return False
+    return not has_overlaps(figure)
 
 
 def _show_alone(axes: Axes, figure: Figure) -> None:
@@ -316,6 +326,7 @@ def draw_level(axes: Axes, label: str, estimate: Estimate) -> None:
     else:
         place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
         place |= {"bbox": {"facecolor": PAPER, "edgecolor": "none", "pad": 0.4, "alpha": 0.85}}
+        place |= {"zorder": 1.5}  # above bars, below lines
         axes.annotate(NO_INTERVAL, (0.995, estimate.median), fontsize=7, color=INK, **place)
 
 

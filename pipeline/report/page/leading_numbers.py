@@ -227,12 +227,14 @@ def _list_figures(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
     """Yield throughput, latency, energy, memory and activity of the group with the highest throughput, or memory."""
 
     def names(cell: Cell) -> list[str]:
-        speed = [P99_LATENCY, MEAN_LATENCY] if cell.num_given else [cell.throughput, TOTAL_TIME]
+        work = [] if cell.case.is_mix else [cell.throughput]  # work of different jobs cannot be added
+        speed = [P99_LATENCY, MEAN_LATENCY] if cell.num_given else [*work, TOTAL_TIME]
         first = [name for name in speed if name in cell.figures][:1]
-        return [*first, *(name for name in (cell.energy, MEMORY, _GRACT) if name in cell.figures)]
+        energy = [] if cell.case.is_mix else [cell.energy]
+        return [*first, *(name for name in (*energy, MEMORY, _GRACT) if name in cell.figures)]
 
     def rank(cell: Cell) -> tuple[int, float]:
-        order = [name for name in (cell.throughput, MEMORY) if name in cell.figures]
+        order = [name for name in names(cell) if name in (cell.throughput, MEMORY)]
         return (-len(order), -_median(cell.figures[order[0]])) if order else (0, 0.0)
 
     known = list_metrics(clean)

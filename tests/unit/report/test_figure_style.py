@@ -97,3 +97,9 @@ def test_overlapping_labels_are_found() -> None:
     axes.set_xticks([0, 0.5, 1], [8 * "long", 8 * "long", ""])
     figure.draw_without_rendering()
     assert has_overlaps(figure)
+
+
+def test_a_panel_without_space_for_its_axes_is_left_out() -> None:
+    figure = drawing.new_figure(COLUMN, 2)
+    figure.subplots().set_ylabel("two inches of height are too few\n" * 40)
+    assert not drawing._fits(figure)

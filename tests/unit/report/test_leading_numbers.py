@@ -155,6 +155,8 @@ def test_one_group_alone_leads_with_its_own_figures() -> None:
         ("1500", "MiB"),
         ("0.800", ""),
     ]
+    mix = tuple(job(index, params(name), 10.0) for index, name in enumerate("ab"))
+    assert [number.unit for number in lead([row("mps", mix, metrics=figures)])] == ["MiB", ""], "no sum of samples"
     own = params()
     only_memory = [row("serial", (job(0, own, None),), block, metrics={"memory_peak_mib": 900.0}) for block in (1, 2)]
     assert [number.label for number in lead(only_memory)] == ["peak memory of the GPU"]
@@ -181,3 +183,4 @@ def test_the_first_screen_has_few_numbers_one_sentence_and_the_picture_and_says_
     assert header.index('class="stamp"') < header.index('class="numbers"') < header.index('class="answer"')
     assert header.index('class="answer"') < header.index('id="figure-gain"')
     assert header.count("; simulated</small>") >= 1
+    assert len(page) < 500_000
