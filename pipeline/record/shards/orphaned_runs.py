@@ -49,8 +49,8 @@ def _close(store: Store, experiment: str, running: Sequence[Any]) -> list[str]:
     jobs = results.read_runs(store, experiment, JOB) if lost else []
     of_jobs = [run for run in jobs if run.data.tags.get(Tag.PARENT_RUN) in lost and run.info.status == "RUNNING"]
     for run in (*of_jobs, *running):
-        store.client.set_tag(run.info.run_id, Tag.RESULT, result.value)
+        store.set_tag(run.info.run_id, Tag.RESULT, result.value)
         # The reason tag is not set: if the group is still running, its end overwrites the description but not a reason.
-        store.client.set_tag(run.info.run_id, Tag.DESCRIPTION, f"{result.value}: {_LOST}")
+        store.set_tag(run.info.run_id, Tag.DESCRIPTION, f"{result.value}: {_LOST}")
         store.client.set_terminated(run.info.run_id, result.mlflow_status)
     return [str(run.info.run_name) for run in running]

@@ -26,7 +26,7 @@ def take_over(store: Store, shards: Mapping[str, int], facts: Mapping[str, str])
             restore_names(tags)
             earlier = list_later_plans(read_facts(tags))
             encoded = _encode([*earlier, {**facts, "plan_shard": str(shard)}])
-            store.client.set_tag(run_id, stored_name(Tag.TAKEN_OVER), encoded)
+            store.set_tag(run_id, stored_name(Tag.TAKEN_OVER), encoded)
 
 
 def _encode(plans: Sequence[Mapping[str, str]]) -> str:

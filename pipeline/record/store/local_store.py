@@ -52,6 +52,8 @@ _MLFLOW_DEFAULTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
+_CONFLICT = "IntegrityError"  # in the text of MLflow's error, also of that from a server
+
 log = logging.getLogger(__name__)
 
 
@@ -82,6 +84,20 @@ class Store:
                     "check tracking.uri, or use tracking=local"
                 ) from error
         return self._experiments[name][0]
+
+    def set_tag(self, run_id: str, key: str, value: str) -> None:
+        """Set a tag of a run, also if another process sets the same tag at the same moment.
+
+        MLflow's SQL store looks for the tag before it inserts it: of two processes that find none, one fails.
+        """
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self.client.set_tag(run_id, key, value)
+        except MlflowException as error:
+            if _CONFLICT not in str(error):
+                raise
+            self.client.set_tag(run_id, key, value)  # the tag exists now
 
     def sync(self) -> None:
         """Wait until every row of the local store is on disk; afterwards the spool folder can be removed.

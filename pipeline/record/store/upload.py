@@ -164,10 +164,10 @@ def amend(store: Store, file: Path) -> None:
     is_simulated = Tag.SIMULATED in known.tags
     metrics, marks = known.metrics | amendment.metrics, read_marks(known.tags)
     description = format_line(result, amendment.reason, metrics, marks=marks, is_simulated=is_simulated)
-    store.client.set_tag(run_id, Tag.DESCRIPTION, description)
+    store.set_tag(run_id, Tag.DESCRIPTION, description)
     if runs[0].data.tags.get(Tag.RESULT) != result:
-        store.client.set_tag(run_id, Tag.RESULT, result.value)
-        store.client.set_tag(run_id, Tag.REASON, amendment.reason)
+        store.set_tag(run_id, Tag.RESULT, result.value)
+        store.set_tag(run_id, Tag.REASON, amendment.reason)
         # Pass the stored end time; by default MLflow sets the current time.
         store.client.set_terminated(run_id, result.mlflow_status, runs[0].info.end_time)
     store.sync()

@@ -108,3 +108,23 @@ def test_a_group_of_another_host_is_not_closed_by_its_lock(tmp_path, monkeypatch
     monkeypatch.setattr(group_folder.platform, "node", lambda: "another")
     assert group_folder.survey(folder.parents[1]).ready == (folder,)
     assert group_folder.read(folder).state == "closed"
+
+
+@pytest.mark.parametrize("reply", ["BAD_REQUEST: (sqlite3.IntegrityError) UNIQUE constraint failed: tags.key", "no"])
+def test_a_tag_that_another_attempt_sets_at_the_same_moment_is_set_again(store, monkeypatch, reply):
+    from mlflow.exceptions import MlflowException
+
+    set_tag, replies = store.client.set_tag, [reply]
+
+    def refuse_once(run_id, key, value):
+        if replies:
+            raise MlflowException(replies.pop())
+        set_tag(run_id, key, value)
+
+    monkeypatch.setattr(store.client, "set_tag", refuse_once)
+    if reply == "no":
+        with pytest.raises(MlflowException, match="no"):
+            orphaned_runs.close_shard(store, "e", "p", 1, [])
+    else:
+        assert orphaned_runs.close_shard(store, "e", "p", 1, []) == ["first"]
+        assert endings(store)["first"] == ("KILLED", "interrupted")
