@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.clean import processes
 from pipeline.simulation.mps.control_program import MPS_CONTROL, write_executable
 
 _MODULES = {
@@ -82,8 +83,12 @@ def _server() -> tuple[subprocess.Popen[bytes], str]:
         listening.bind(path)
         listening.listen(16)
         argv = [sys.executable, "-m", "tests.support.fast_programs", str(listening.fileno())]
+        # A test may end all processes with the mark that it has set itself.
+        environ = {name: text for name, text in os.environ.items() if name != processes.MARK_VARIABLE}
         # The server's input is a pipe to which nobody writes; it is at its end when this process has ended.
-        server = subprocess.Popen(argv, cwd=PROJECT_DIR, pass_fds=[listening.fileno()], stdin=subprocess.PIPE)
+        server = subprocess.Popen(
+            argv, cwd=PROJECT_DIR, env=environ, pass_fds=[listening.fileno()], stdin=subprocess.PIPE
+        )
     return server, path
 
 

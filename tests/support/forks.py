@@ -33,6 +33,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NoReturn
 
+from pipeline.clean import processes
+
 _PROJECT_DIR = Path(__file__).resolve().parents[2]
 # Modules that run.py, the sender and the commands of the project import.
 _MODULES = (
@@ -230,6 +232,7 @@ def _start_server(project: Path, path: Path) -> subprocess.Popen[bytes]:
         listening.listen(64)
         argv = [sys.executable, "-m", "tests.support.forks", str(listening.fileno())]
         environ = os.environ | _WITHOUT_THREADS
+        environ.pop(processes.MARK_VARIABLE, None)  # a test may end all processes with the mark that it has set itself
         return subprocess.Popen(argv, cwd=project, env=environ, pass_fds=[listening.fileno()], stdin=subprocess.DEVNULL)
 
 
