@@ -23,7 +23,7 @@ from pipeline.base.system.json_decoder import decode
 from pipeline.report.evaluate.case_matching import MeasuredCase, list_programs, select_settings
 from pipeline.report.evaluate.cells import TIMES, Cell, group_places, label_cases, list_metrics
 from pipeline.report.evaluate.metrics import METRICS, Metric
-from pipeline.report.evaluate.statistics import Estimate
+from pipeline.report.evaluate.statistics import Estimate, keep_stable_digits
 from pipeline.report.evaluate.verdicts import Verdict, Winner, find_slower_pairs, has_verdicts, rank_modes
 from pipeline.report.evaluate.wording import ENDINGS, finding_in_words
 from pipeline.report.read import hosts
@@ -225,8 +225,10 @@ def _facts(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def to_json(studies: Sequence[DeviceSummary]) -> str:
-    """Return the records as JSON; equal records give equal text."""
-    return json.dumps({"format": FORMAT, "measured": [dataclasses.asdict(study) for study in studies]}, indent=1) + "\n"
+    """Return the records as JSON with the stable digits of numbers; equal records give equal text."""
+    measured = json.dumps([dataclasses.asdict(study) for study in studies])
+    rounded = json.loads(measured, parse_float=lambda text: keep_stable_digits(float(text)))
+    return json.dumps({"format": FORMAT, "measured": rounded}, indent=1) + "\n"
 
 
 def from_json(text: str) -> list[DeviceSummary]:

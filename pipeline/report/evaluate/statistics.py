@@ -82,6 +82,11 @@ class Test:
     is_drifting: bool = False
 
 
+def keep_stable_digits(value: float) -> float:
+    """Round to twelve significant digits: the last of the sixteen depend on the processor and the version of numpy."""
+    return float(f"{value:.12g}")
+
+
 def times_in_words(ratio: Estimate) -> str:
     """Return `1.84 times (1.79 to 1.90)`, or `1.84 times` without an interval."""
     return f"{ratio.median:.2f} times{interval_in_words(ratio, '.2f')}"

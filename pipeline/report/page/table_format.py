@@ -8,7 +8,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from pipeline.report.evaluate.statistics import Estimate
+from pipeline.report.evaluate.statistics import Estimate, keep_stable_digits
 
 Value = str | float | int | None
 Values = tuple[Value, ...]
@@ -81,7 +81,7 @@ def round_value(value: float) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Return comma-separated text with numbers in full; a missing value is an empty field.
+    """Return comma-separated text with the stable digits of numbers; a missing value is an empty field.
 
     The note is the first line, after `#`: `pandas.read_csv(..., comment="#")` skips it.
     """
@@ -91,12 +91,14 @@ def to_csv(table: Table) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.columns)
     for row in table.rows:
-        writer.writerow("" if value is None else _escape_formula(value) for value in row)
+        writer.writerow("" if value is None else _format_field(value) for value in row)
     return text.getvalue()
 
 
-def _escape_formula(value: object) -> object:
-    """Put an apostrophe before text that a spreadsheet would take for a formula."""
+def _format_field(value: object) -> object:
+    """Round a number; put an apostrophe before text that a spreadsheet would take for a formula."""
+    if isinstance(value, float):
+        return keep_stable_digits(value)
     may_be_one = isinstance(value, str) and value.startswith(_FORMULA) and not _NO_FORMULA.fullmatch(value)
     return f"'{value}" if may_be_one else value
 

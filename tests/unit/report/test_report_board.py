@@ -81,8 +81,9 @@ def enumerate_entries(of: Board, place: int) -> list[tuple[tuple[str, int], Any]
 
 def test_cases_are_written_and_read_again() -> None:
     found = measured_in(study(*collocation_study()))
-    assert from_json(to_json(found)) == found
-    assert to_json(from_json(to_json(found))) == to_json(found)
+    again = from_json(to_json(found))
+    assert to_json(again) == to_json(found) and from_json(to_json(again)) == again
+    assert [outcome.label for outcome in again[0].outcomes] == [outcome.label for outcome in found[0].outcomes]
 
 
 def damaged(change: Callable[[dict[str, Any]], object]) -> str:
