@@ -126,15 +126,15 @@ class NvmlListener(PollingListener):
         if not jobs:
             return
         t_ns = time.monotonic_ns()
-        memory = reader.process_memory_bytes()
+        memory_bytes = reader.process_memory_bytes()
         utilization = reader.process_utilization()
         if utilization:
             # The driver leaves out a process that did not use the GPU, but also each client of an MPS server.
-            idle = memory.keys() - utilization.keys()
+            idle = memory_bytes.keys() - utilization.keys()
             idle -= reader.mps_clients() if idle else set()
             utilization |= dict.fromkeys(idle, ProcessUtilization(0, 0))
         readings = {
-            "usedGpuMemory": memory,
+            "usedGpuMemory": memory_bytes,
             "smUtil": {pid: used.sm for pid, used in utilization.items()},
             "memUtil": {pid: used.memory for pid, used in utilization.items()},
         }
