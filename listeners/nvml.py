@@ -133,7 +133,7 @@ class NvmlListener(PollingListener):
             idle = memory_bytes.keys() - utilization.keys()
             idle -= reader.mps_clients() if idle else set()
             utilization |= dict.fromkeys(idle, ProcessUtilization(0, 0))
-        readings = {
+        readings: dict[str, Mapping[int, float]] = {
             "usedGpuMemory": memory_bytes,
             "smUtil": {pid: used.sm for pid, used in utilization.items()},
             "memUtil": {pid: used.memory for pid, used in utilization.items()},
