@@ -1,4 +1,4 @@
-"""The GPU, read through NVML: quantities of the device, and GPU memory of each job and GPU instance.
+"""The GPU, read through NVML: quantities of the device, of each job and of each GPU instance.
 
 `pipeline.prepare.device.nvml` calls NVML.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -14,21 +15,22 @@ from listeners.host import find_job
 from pipeline.base.domain.protocols import Watch
 from pipeline.base.domain.samples import THROTTLED, Chart, Field, Sample, Summary
 from pipeline.prepare.device import nvml
-from pipeline.prepare.device.gpu_reader import GpuReader
+from pipeline.prepare.device.gpu_reader import GpuReader, ProcessUtilization
 
 # Source: nvml.h, nvmlClocksEventReason*: software power cap, hardware slowdown (any), thermal slowdown by software and
 # by hardware, external power brake.
 _POWER_OR_HEAT = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 _THROTTLE_REASONS = "nvmlDeviceGetCurrentClocksThrottleReasons"
-MEAN, MAX, PEAK, GROWTH = Summary.MEAN, Summary.MAX, Summary.PEAK, Summary.GROWTH
+MEAN, MAX, PEAK, GROWTH, RATE = Summary.MEAN, Summary.MAX, Summary.PEAK, Summary.GROWTH, Summary.RATE
 
 
 class NvmlListener(PollingListener):
-    """Samples of one whole GPU (`job` is `None`), and of the GPU memory of each job and each used GPU instance.
+    """Samples of one whole GPU (`job` is `None`), of each job, and of the memory of each used GPU instance.
 
     Memory excludes the memory that the driver reserves for itself. Energy is counted since the driver was loaded, so
     only differences are meaningful. Power, clocks and temperature are of the whole GPU, also under MIG.
     `throttle_reasons_bits` is the bit mask of nvml.h (nvmlClocksEventReason*): 1 is idle, 4 is the power cap.
+    Utilisation of a job is missing where the driver does not report it: under MIG, and of clients of an MPS server.
     `throttled_ratio` of a sample is 1 if power or heat limited the clocks, else 0; in the row, it is the mean.
     """
 
@@ -74,6 +76,21 @@ class NvmlListener(PollingListener):
             figure="memory_peak_mib",
             is_live=True,
         ),
+        # Each sample is a mean since the previous one.
+        Field(
+            "smUtil",
+            "process_sm_utilization_pct",
+            "%",
+            summary=RATE,
+            figure="process_sm_utilization_mean_pct",
+        ),
+        Field(
+            "memUtil",
+            "process_memory_utilization_pct",
+            "%",
+            summary=RATE,
+            figure="process_memory_utilization_mean_pct",
+        ),
         Field(
             "used of a MIG device",
             "instance_memory_used_mib",
@@ -109,17 +126,29 @@ class NvmlListener(PollingListener):
         if not jobs:
             return
         t_ns = time.monotonic_ns()
-        for job, used in _sum_by_job(reader.process_memory_bytes(), jobs).items():
-            yield Sample(
-                source=self.name, t_ns=t_ns, values=scale_readings({"usedGpuMemory": used}, self.fields), job=job
-            )
+        memory_bytes = reader.process_memory_bytes()
+        utilization = reader.process_utilization()
+        if utilization:
+            # The driver leaves out a process that did not use the GPU, but also each client of an MPS server.
+            idle = memory_bytes.keys() - utilization.keys()
+            idle -= reader.mps_clients() if idle else set()
+            utilization |= dict.fromkeys(idle, ProcessUtilization(0, 0))
+        readings: dict[str, Mapping[int, float]] = {
+            "usedGpuMemory": memory_bytes,
+            "smUtil": {pid: used.sm for pid, used in utilization.items()},
+            "memUtil": {pid: used.memory for pid, used in utilization.items()},
+        }
+        for job, sums in _sum_by_job(readings, jobs).items():
+            yield Sample(source=self.name, t_ns=t_ns, values=scale_readings(sums, self.fields), job=job)
 
 
-def _sum_by_job(memory_bytes: Mapping[int, int], jobs: Mapping[int, int]) -> dict[int, int]:
-    """Return the GPU memory of each job, summed over its processes; jobs without a process on the GPU are missing."""
-    used: dict[int, int] = {}
-    for pid, amount in memory_bytes.items():
-        job = find_job(pid, jobs)
-        if job is not None:
-            used[job] = used.get(job, 0) + amount
-    return used
+def _sum_by_job(readings: Mapping[str, Mapping[int, float]], jobs: Mapping[int, int]) -> dict[int, dict[str, float]]:
+    """Return the readings of each job, summed over its processes; jobs without a process on the GPU are missing."""
+    pids = set().union(*readings.values())
+    owners = {pid: job for pid in pids if (job := find_job(pid, jobs)) is not None}
+    sums: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for name, by_pid in readings.items():
+        for pid, reading in by_pid.items():
+            if pid in owners:
+                sums[owners[pid]][name] += reading
+    return sums

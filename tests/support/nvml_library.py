@@ -6,7 +6,7 @@ Tests can replace single functions, or make functions fail.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,6 +82,38 @@ class NvmlLibrary(simulated.NvmlLibrary):
         """Remove all GPUs."""
         with self.file.change() as cell:
             cell.state = dataclasses.replace(cell.state, gpus=())
+
+
+Utilization = tuple[int, int, int, int]
+"""PID, time in microseconds, and utilisation of multiprocessors and memory in per cent."""
+
+
+def report_utilization(library: NvmlLibrary, sample: Callable[[int], list[Utilization]]) -> None:
+    """Make both calls return what `sample` returns for the time in microseconds since which they are asked."""
+
+    def write(entries: list[Utilization], array: Any, room: int) -> int:
+        if room < len(entries):
+            return pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+        for position, (pid, t_us, sm, memory) in enumerate(entries):
+            entry = array[position]
+            entry.pid, entry.timeStamp, entry.smUtil, entry.memUtil = pid, t_us, sm, memory
+        return pynvml.NVML_SUCCESS
+
+    def read_new(_handle: Any, info: Any) -> int:
+        target = pointee(info)
+        entries, room = sample(target.lastSeenTimeStamp), target.processSamplesCount
+        target.processSamplesCount = len(entries)
+        return write(entries, target.procUtilArray, room)
+
+    def read_old(_handle: Any, array: Any, count: Any, since_us: Any) -> int:
+        entries, room = sample(since_us.value), pointee(count).value
+        pointee(count).value = len(entries)
+        return write(entries, array, room)
+
+    library.functions |= {
+        "nvmlDeviceGetProcessesUtilizationInfo": read_new,
+        "nvmlDeviceGetProcessUtilization": read_old,
+    }
 
 
 def _number(value: int) -> Any:

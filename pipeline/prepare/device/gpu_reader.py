@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import pynvml
 
 _MIB = 2**20
 _STARTS_WITHIN_S, _LOOK_S = 2.0, 0.1
+# From newest to oldest; drivers before 535 lack the first.
+_UTILIZATION_CALLS = ("nvmlDeviceGetProcessesUtilizationInfo", "nvmlDeviceGetProcessUtilization")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,18 @@ def list_staying_processes(uuid: str, is_meant: Callable[[GpuProcess], bool]) ->
     return list(staying.values())
 
 
+class ProcessUtilization(NamedTuple):
+    """Means since the previous reading, in per cent of the time.
+
+    Attributes:
+        sm: time in which kernels of the process ran on multiprocessors.
+        memory: time in which the process read or wrote device memory.
+    """
+
+    sm: float
+    memory: float
+
+
 class GpuReader:
     """Reader of one GPU for repeated readings within `session()`, with the MIG devices that existed at its creation.
 
@@ -75,6 +90,9 @@ class GpuReader:
     def __init__(self, uuid: str) -> None:
         handle = nvml.ask(f"GPU {uuid}", pynvml.nvmlDeviceGetHandleByUUID, uuid)
         parts = None if uuid.startswith(nvml.MIG_PREFIX) else _list_mig_handles(handle)
+        self._handle = handle
+        self._utilization_calls = [name for name in _UTILIZATION_CALLS if hasattr(pynvml, name)]
+        self._last_seen_us: int | None = None
         # In MIG mode, reading the process lists of the MIG devices needs no privilege, unlike those of the GPU.
         self._process_handles = [handle] if parts is None else parts
         with nvml.translate_errors("the MIG devices"):  # the MIG devices of one GPU instance share its memory
@@ -139,6 +157,47 @@ class GpuReader:
                 {process.pid: process.usedGpuMemory for process in running if process.usedGpuMemory is not None}
             )
         return dict(used_bytes)
+
+    def process_utilization(self) -> dict[int, ProcessUtilization]:
+        """Read the utilisation of each process since the previous reading, by PID on the host.
+
+        The driver averages over 1/6 to 1 s, and reports only processes that used the GPU. The result is empty at the
+        first reading, if the driver has not sampled since the previous one, and if the driver, the permissions or MIG
+        mode do not allow the call. Under MPS, driver 580 reports the server, not its clients.
+        """
+        since_us, first = self._last_seen_us or 0, self._last_seen_us is None
+        self._last_seen_us = since_us
+        entries = self._list_utilization(since_us)
+        self._last_seen_us = max((entry.timeStamp for entry in entries), default=since_us)
+        by_pid: dict[int, list[ProcessUtilization]] = defaultdict(list)
+        for entry in () if first else entries:  # the first reading covers the time before this reader
+            is_percent = entry.smUtil <= 100 and entry.memUtil <= 100  # else a structure that the driver did not fill
+            if entry.timeStamp > since_us and is_percent:
+                by_pid[entry.pid].append(ProcessUtilization(entry.smUtil, entry.memUtil))
+        return {pid: ProcessUtilization(*map(fmean, zip(*read, strict=True))) for pid, read in by_pid.items()}
+
+    def _list_utilization(self, since_us: int) -> list[Any]:
+        """List the driver's samples since an instant, from the first call that the driver has."""
+        while self._utilization_calls:
+            name = self._utilization_calls[0]
+            try:
+                entries = nvml.ask_if_offered(name, getattr(pynvml, name), self._handle, since_us)
+            except nvml.NvmlError as error:
+                # pynvml raises "success" if the driver has no sample; "size" if a process began between its two calls.
+                nothing_yet = (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+                if getattr(error.__cause__, "value", None) in nothing_yet:
+                    return []
+                raise
+            if entries is not None:
+                return list(entries)
+            self._utilization_calls.pop(0)
+        return []
+
+    def mps_clients(self) -> set[int]:
+        """Read the PIDs of the clients of an MPS server."""
+        function = pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3
+        listed = [nvml.ask_if_offered("the MPS clients", function, handle) or () for handle in self._process_handles]
+        return {process.pid for process in itertools.chain(*listed)}
 
     def listed_processes(self) -> dict[int, tuple[str, int | None]]:
         """Read kind and memory in bytes of each process, by PID.

@@ -29,6 +29,7 @@ from pipeline.base.domain.normalisation import (
 from pipeline.base.domain.records import CO_RUNNERS
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.grouping import group_by
+from pipeline.report.evaluate import job_shares
 from pipeline.report.evaluate.metrics import (
     ACTIVITY,
     BEST_SOLO,
@@ -195,7 +196,7 @@ def _compare_with_best(row: Row, best: Mapping[str, BestSolo]) -> dict[str, floa
         return {}
     figures = {BEST_SOLO: speed[SPEEDUP]}
     is_in_turn = row.is_sequential and row.degree > 1
-    if not is_in_turn and not row.co_runners and (energy := _compare_energy(row, runs, ENERGY)) is not None:
+    if not is_in_turn and not row.co_runners and (energy := _compare_energy(row, runs)) is not None:
         figures[ENERGY_VS_BEST_SOLO] = energy
     return figures
 
@@ -204,47 +205,26 @@ def _average_runs(runs: Sequence[Row]) -> JobRow:
     return dataclasses.replace(runs[0].jobs[0], metrics=average_figures([run.jobs[0].metrics for run in runs]))
 
 
-def modelled_energy(label: str) -> str:
-    """Return the name of the modelled energy above idle for one work unit of a job in a mix."""
-    return f"energy_above_idle_per_unit_of_{label}_model_j"
-
-
-def energy_alone(label: str) -> str:
-    """Return the name of the measured energy above idle for one work unit of a job alone."""
-    return f"energy_above_idle_per_unit_of_{label}_alone_j"
-
-
 def _energies(row: Row, baselines: BlockBaselines) -> dict[str, float]:
-    """Return the energy over that of the same work alone; for a mix, also the modelled energy of each workload.
-
-    The model assumes that sharing changes the energy above idle of every job by the same factor `E / sum(w_i e_i)`:
-    `E` is the energy of the mix, `w_i` the work of a job relative to alone, `e_i` its energy alone. The modelled energy
-    for a work unit is the energy alone, times this factor.
-    """
-    if row.is_sequential or row.co_runners:
-        return {}
+    """Return the energy over that of the same work alone, and the share and energy of each workload."""
     solos = [baselines.by_job.get(job.digest, []) for job in row.jobs]
-    energies = {}
-    if (against := _compare_energy(row, solos, ENERGY)) is not None:
-        energies[ENERGY_VS_ALONE] = against
-    grown = _compare_energy(row, solos, ENERGY_ABOVE_IDLE) if row.is_mix else None
-    for job, runs in zip(row.jobs, solos, strict=True):
-        energy_j = _average_solos(runs).get(work_units.energy_above_idle_of(job.unit))
-        if grown is not None and energy_j is not None:
-            energies |= {energy_alone(job.label): energy_j, modelled_energy(job.label): grown * energy_j}
-    return energies
+    figures = job_shares.compute_shares(row, list(map(_average_solos, solos)))
+    if row.is_sequential or row.co_runners:
+        return figures
+    against = _compare_energy(row, solos)
+    return figures if against is None else figures | {ENERGY_VS_ALONE: against}
 
 
-def _compare_energy(row: Row, solos: Sequence[Sequence[Row]], name: str) -> float | None:
+def _compare_energy(row: Row, solos: Sequence[Sequence[Row]]) -> float | None:
     """Divide the energy of a row by that of the same work with each job alone; in a steady window, both per second."""
     figures, alone = _collect_figures(row), list(map(_average_solos, solos))
     parts = []
     for job, solo in zip(row.jobs, alone, strict=True):
         work = 1.0 if row.window is WindowKind.WORK else _ratio(job.metrics, solo, rate_name(row.window, job.unit))
-        if work is None or name not in solo:
+        if work is None or ENERGY not in solo:
             return None
-        parts.append(work * solo[name])
-    return figures[name] / sum(parts) if name in figures and sum(parts) > 0 else None
+        parts.append(work * solo[ENERGY])
+    return figures[ENERGY] / sum(parts) if ENERGY in figures and sum(parts) > 0 else None
 
 
 def _average_solos(runs: Sequence[Row]) -> dict[str, float]:
@@ -253,10 +233,9 @@ def _average_solos(runs: Sequence[Row]) -> dict[str, float]:
 
 def _collect_figures(row: Row) -> dict[str, float]:
     figures, length = dict(row.metrics), 1.0 if row.window is WindowKind.WORK else row.window_s
-    for name in (ENERGY, ENERGY_ABOVE_IDLE):
-        energy_j = figures.pop(name, None)
-        if energy_j is not None and length:
-            figures[name] = energy_j / length
+    energy_j = figures.pop(ENERGY, None)
+    if energy_j is not None and length:
+        figures[ENERGY] = energy_j / length
     return figures
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pipeline.base.domain import mig_names, work_units
 from pipeline.base.domain.normalisation import SPEEDUP, select_independent
@@ -15,11 +15,10 @@ from pipeline.base.domain.sharing_modes import PROFILE
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate import doubts, other_gpus
 from pipeline.report.evaluate.cells import Case, Cell, label_cases, list_metrics
-from pipeline.report.evaluate.joules import JOULE, choose_prefix, scale_estimate
+from pipeline.report.evaluate.joules import choose_prefix, scale_estimate
 from pipeline.report.evaluate.metrics import (
     ACTIVITY,
     BEST_SOLO,
-    ENERGY_VS_ALONE,
     ENERGY_VS_BEST_SOLO,
     GROUPS,
     HOST,
@@ -31,13 +30,13 @@ from pipeline.report.evaluate.metrics import (
 )
 from pipeline.report.evaluate.pairs import BASELINES_NOTE
 from pipeline.report.evaluate.paper import FindingCheck
-from pipeline.report.evaluate.quantities import energy_alone, modelled_energy
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, estimate
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.frameworks import framework_table
 from pipeline.report.page.profile_tables import list_profile_tables
 from pipeline.report.page.service_tables import beside_table, objective_table
+from pipeline.report.page.share_table import share_table
 from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
 from pipeline.report.page.workload_table import workload_table
 from pipeline.report.read.study_records import Row, Study
@@ -59,12 +58,6 @@ _VERDICT_NOTE = (
     "verdict is equal, else of a difference. If there are several GPUs, each counts once, and a verdict needs three."
 )
 _CELL_NOTE = f"{_INTERVALS} Figures of serial copies are computed from the solo run. Wrong results have no figures."
-
-_MIX_NOTE = (
-    "A GPU measures only the energy of all its jobs together. Measured: energy of the mix, including idle power, "
-    "divided by the energy of the same work with each job alone on the GPU. Model: energy of each workload in the mix, "
-    "assuming that the energy above idle of all workloads changes by the same factor."
-)
 _Place = tuple[Case, int, str, str]  # case, degree, mode and profile
 
 
@@ -85,7 +78,7 @@ def make_tables(
         instance_table(study),
         objective_table(cells),
         beside_table(cells),
-        mix_energy_table(cells),
+        share_table(cells),
         other_gpus_table(study),
         host_table(cells),
         result_table(cells),
@@ -136,32 +129,6 @@ def _format_instances(name: str, by_block: dict[int, float], gpus: dict[int, str
     if name == INSTANCE_MEMORY:
         return format_estimate(estimate(list(by_block.values()), Scale.PEAK))
     return format_estimate(estimate(select_independent(by_block, gpus), Scale.SHARE))
-
-
-def mix_energy_table(cells: Sequence[Cell]) -> Table:
-    """Return a table of the energy of each workload of a mix that was also measured alone."""
-    rows: list[Values] = []
-    for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked):
-        if ENERGY_VS_ALONE not in cell.estimates:
-            continue
-        ratio = format_estimate(cell.estimates[ENERGY_VS_ALONE])
-        for label, params in dict(zip(cell.case.workloads, cell.case.params, strict=True)).items():
-            by_block = [cell.values.get(name(label)) for name in (energy_alone, modelled_energy)]
-            one = work_units.format_singular(params.get(work_units.PARAM, work_units.SAMPLES))
-            rows.append((cell.case.label, cell.mode, ratio, label, one, *_energies(cell, by_block)))
-    energy_heads = ("above idle for one, alone", "above idle for one, in the mix (a model)")
-    columns = ("mix", "mode", "energy, over that of the same work alone", "workload", "one", *energy_heads)
-    return Table("mix-energy", "Energy of mixes", columns, tuple(rows), _MIX_NOTE)
-
-
-def _energies(cell: Cell, by_block: Sequence[Mapping[int, float] | None]) -> list[str | None]:
-    """Return energies in J by block as estimates with a common unit."""
-    estimates = [cell.estimate(values) if values else None for values in by_block]
-    scale, prefix = choose_prefix(estimate.median for estimate in estimates if estimate is not None)
-    return [
-        None if estimate is None else f"{format_estimate(scale_estimate(estimate, scale))} {prefix}{JOULE}"
-        for estimate in estimates
-    ]
 
 
 def other_gpus_table(study: Study) -> Table:

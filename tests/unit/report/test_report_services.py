@@ -19,7 +19,7 @@ from pipeline.report.page.grid import grids
 from pipeline.report.page.key_findings import write_answer
 from pipeline.report.page.page import make_content, render
 from pipeline.report.page.service_tables import beside_table, objective_table
-from pipeline.report.page.study_tables import make_tables, mix_energy_table
+from pipeline.report.page.study_tables import make_tables
 from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import job, params, row, study
 
@@ -232,30 +232,3 @@ def test_what_is_as_many_as_the_requests_is_said_once() -> None:
         "throughput_total_images_per_s",
     ]
     assert "energy_per_image_j" in eight
-
-
-def test_the_energy_of_a_mix_is_measured_and_the_part_of_each_workload_is_a_model() -> None:
-    train, ask = job(0, params("train"), 100.0), service(0, 50, 5.0)
-    alone = {"energy_j": 3000.0, "energy_above_idle_j": 2000.0, "energy_above_idle_per_sample_j": 2.0}
-    asked = {"energy_j": 1500.0, "energy_above_idle_j": 500.0, "energy_above_idle_per_request_j": 1.0}
-    both = (job(0, params("train"), 50.0, size="T"), service(1, 50, 9.0, size="I"))
-    # Half of the training and all of the requests: 1500 + 1500 J by each alone, of them 1000 + 500 above idle.
-    together = {"energy_j": 2400.0, "energy_above_idle_j": 1200.0}
-    rows = [
-        row("serial", (train,), metrics=alone),
-        row("serial", (ask,), metrics=asked),
-        row("mps", both, metrics=together),
-        row("naive", both, metrics={"energy_j": 2700.0}),
-    ]
-    assert [line[1:] for line in mix_energy_table(make_cells(study(*rows))).rows] == [
-        ("naive", "0.9", "infer bs128", "request", None, None),
-        ("naive", "0.9", "train bs128", "sample", None, None),
-        ("MPS", "0.8", "infer bs128", "request", "1 J", "0.8 J"),
-        ("MPS", "0.8", "train bs128", "sample", "2 J", "1.6 J"),
-    ]
-    longer = dataclasses.replace(rows[2], facts=rows[2].facts | {"window_end_ns": "13000000000"})  # 12 s for 10 s
-    made = mix_energy_table(make_cells(study(*rows[:2], longer))).rows
-    assert {line[2] for line in made} == {"0.6667"}
-    assert mix_energy_table(make_cells(study(*rows[1:]))).rows == ()  # one job alone was not measured
-    co_runners = row("mps", both, metrics=together, settings=(*rows[2].settings, ("co-runners", "2 others")))
-    assert mix_energy_table(make_cells(study(*rows[:2], co_runners))).rows == ()

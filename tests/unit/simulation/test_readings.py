@@ -16,7 +16,7 @@ from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.simulation import dcgmi
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.machine.state_file import Gpu, GpuInstance, StateFile
+from pipeline.simulation.machine.state_file import Gpu, GpuInstance, Process, StateFile
 from pipeline.simulation.smi import nvidia_smi as nvidia_smi
 from tests.support.recordings import recording
 
@@ -103,6 +103,24 @@ def test_the_first_source_that_knows_a_reading_gives_it(state_file: StateFile) -
     with install_driver(state_file.path), nvml.session():
         read = gpu_reader.GpuReader(state_file.read().gpus[0].uuid).quantities()
     assert (read["nvmlDeviceGetTemperature"], read["nvmlDeviceGetClockInfo(SM)"]) == (55.0, 345.0)
+
+
+@pytest.mark.parametrize("kind", ["C", "M+C"])
+def test_processes_have_equal_utilisation_and_of_mps_only_the_server(state_file: StateFile, kind: str) -> None:
+    used = (("utilization_gpu_pct", 90.0), ("utilization_memory_pct", 30.0))
+    _answer(state_file, Spec(target=f"{__name__}.Told", options=(("whole", used),)))
+    processes = tuple(Process(pid=pid, name="", memory_mib=9, kind=kind) for pid in (1, 2))
+    with state_file.change() as cell:
+        processes += (Process(pid=3, name="nvidia-cuda-mps-server", memory_mib=9),)
+        cell.state = cell.state.replace_gpu(0, replace(cell.state.gpus[0], processes=processes))
+    with install_driver(state_file.path), nvml.session():
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        for call in (pynvml.nvmlDeviceGetProcessesUtilizationInfo, pynvml.nvmlDeviceGetProcessUtilization):
+            entries = call(handle, 0)
+            read = {entry.pid: (entry.smUtil, entry.memUtil) for entry in entries}
+            assert read == ({1: (30, 10), 2: (30, 10), 3: (30, 10)} if kind == "C" else {3: (90, 30)})
+            with pytest.raises(pynvml.NVMLError_NotFound):
+                call(handle, entries[0].timeStamp + 10_000_000)
 
 
 def test_a_replay_that_an_earlier_version_left_gives_no_reading(state_file: StateFile) -> None:

@@ -16,7 +16,7 @@ from pipeline.prepare.device.device_choice import choose
 from pipeline.prepare.device.gpu_reader import GpuProcess
 from pipeline.simulation.machine.state_file import ComputeInstance, GpuInstance, Process
 from pipeline.simulation.nvml.calls import fill
-from tests.support.nvml_library import MIB, OTHER_UUID, PROCESSES, UUID, NvmlLibrary, installed
+from tests.support.nvml_library import MIB, OTHER_UUID, PROCESSES, UUID, NvmlLibrary, installed, report_utilization
 
 
 @pytest.fixture
@@ -283,3 +283,33 @@ def test_a_process_on_several_mig_devices_has_the_memory_of_all(
         reader._process_handles = list(used)
         assert reader.process_memory_bytes() == {42: 4}
         assert reader.listed_processes() == {42: ("mps", 4)}
+
+
+@pytest.mark.parametrize("lacks", [(), ("nvmlDeviceGetProcessesUtilizationInfo",)])
+def test_utilisation_is_that_since_the_last_reading(library: NvmlLibrary, lacks: tuple[str, ...]) -> None:
+    """The first reading and old samples are left out, and so is a structure that the driver did not fill."""
+    samples = {0: [(538, 100, 90, 9)], 100: [(538, 100, 90, 9), (538, 200, 60, 8), (538, 300, 50, 2), (539, 300, 0, 0)]}
+    report_utilization(library, lambda since_us: samples.get(since_us, [(538, 300, 50, 2), (577, 400, 4294967295, 0)]))
+    for name in lacks:
+        library.functions[name] = lambda *_: pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    with nvml.session():
+        reader = gpu_reader.GpuReader(UUID)
+        readings = [reader.process_utilization() for _ in range(3)]
+    assert readings == [{}, {538: (55, 5), 539: (0, 0)}, {}]
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND])
+def test_utilisation_that_was_not_sampled_yet_is_missing_for_this_reading_only(library: NvmlLibrary, code: int) -> None:
+    """A driver without a sample returns "not found", or success with no sample."""
+    library.fail(nvmlDeviceGetProcessesUtilizationInfo=code)
+    with nvml.session():
+        reader = gpu_reader.GpuReader(UUID)
+        assert reader.process_utilization() == {}
+        report_utilization(library, lambda since_us: [(577, since_us + 1, 62, 9)])
+        assert reader.process_utilization() == {577: (62, 9)}
+
+
+def test_a_lost_gpu_is_an_error_of_utilisation(library: NvmlLibrary) -> None:
+    library.fail(nvmlDeviceGetProcessesUtilizationInfo=pynvml.NVML_ERROR_GPU_IS_LOST)
+    with nvml.session(), pytest.raises(nvml.NvmlError, match="lost"):
+        gpu_reader.GpuReader(UUID).process_utilization()
