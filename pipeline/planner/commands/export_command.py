@@ -1,4 +1,4 @@
-"""`python -m pipeline.planner export`: a plan as an experiment, for mig-parted or for Kubernetes (device plugin, DRA, KAI)."""
+"""`python -m pipeline.planner export`: a plan as an experiment, for mig-parted or for Kubernetes."""
 
 from __future__ import annotations
 

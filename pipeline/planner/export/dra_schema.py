@@ -92,7 +92,7 @@ class MpsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """How several containers use one device."""
+    """The way in which containers share a device."""
 
     strategy: Literal["MPS", "TimeSlicing"]
     timeSlicingConfig: TimeSlicingConfig | None = None

@@ -22,7 +22,7 @@ from pipeline.planner.export.kubernetes import name_resource
 from pipeline.planner.export.pods import PodSet
 
 MEMORY, FRACTION = SHARES = ("memory", "fraction")
-"""How a pod requests a part of a GPU: `gpu-memory` in MiB, or `gpu-fraction` of the GPU's memory."""
+"""Requests of a part of a GPU: `gpu-memory` in MiB, or `gpu-fraction` of the GPU's memory."""
 QUEUE = "default-queue"
 _QUEUE_LABEL, _SCHEDULER = "kai.scheduler/queue", "kai-scheduler"
 _PIPES = "/tmp/nvidia-mps"  # noqa: S108  # where KAI's guide lets the MPS daemon of the node listen
@@ -47,11 +47,11 @@ def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str], queue
 
 
 def check_pod(template: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError if KAI would refuse or misread the queue, the scheduler or the annotations of a pod template."""
+    """Raise ConfigError if KAI would refuse the queue, the scheduler or the annotations of a pod template."""
     metadata, spec = template["metadata"], template["spec"]
     queue, notes = metadata.get("labels", {}).get(_QUEUE_LABEL), metadata.get("annotations", {})
     if not isinstance(queue, str) or not _LABEL.fullmatch(queue):
-        raise ConfigError(f"{where}: {queue!r} is not the name of a queue of KAI; use letters, digits, '-', '_' and '.'")
+        raise ConfigError(f"{where}: {queue!r} is not the name of a queue; use letters, digits, '-', '_' and '.'")
     if spec.get("schedulerName") != _SCHEDULER:
         raise ConfigError(f"{where}: schedulerName is {spec.get('schedulerName')!r}; write {_SCHEDULER}")
     if wrong := [key for key, text in notes.items() if not isinstance(text, str)]:

@@ -65,9 +65,7 @@ def read_listing(text: str, where: str) -> tuple[GrantedDevice, ...]:
     for gpu, instances in gpus:
         for match in instances or [gpu]:
             profile = match["profile"] if instances else None
-            devices.append(
-                GrantedDevice(model=gpu["model"], uuid=match["uuid"], gpu_uuid=gpu["uuid"], profile=profile)
-            )
+            devices.append(GrantedDevice(model=gpu["model"], uuid=match["uuid"], gpu_uuid=gpu["uuid"], profile=profile))
     return tuple(devices)
 
 

@@ -11,6 +11,8 @@ import pytest
 from pipeline.planner import __main__, deployment
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
 from pipeline.planner.export import pods
+from pipeline.simulation.install import install_driver
+from tests.support import simulated
 
 PCIE = "NVIDIA H100 PCIe"
 POD = "h100-80gb-pcie-mig-4g-40gb-2g-20gb-1g-10gb"
@@ -42,7 +44,7 @@ SHARED = Gpu(model="h100_80gb_pcie", mode="naive", instances=(instance(None, Non
 
 def granted(tmp_path: Path, *words: str, gpus: tuple[Gpu, ...] = (DIVIDED,), kind: str = "dra") -> int:
     deployment.write(Plan(deployment=Deployment(gpus=gpus)), tmp_path / "plan.json")
-    return __main__.main(["granted", str(tmp_path / "plan.json"), "--as", kind, *words])
+    return __main__.main(["granted", str(tmp_path / "plan.json"), *words, "--as", kind])
 
 
 def write(tmp_path: Path, **texts: str) -> list[str]:
@@ -157,7 +159,7 @@ def test_only_planned_parts_of_a_gpu_are_shared_by_pods(tmp_path: Path, capsys) 
         ([f"{POD}=ERROR"], "row 1: not a line of `nvidia-smi -L`: 'Failed to initialize NVML: Unknown Error'"),
         ([f"{POD}=NOWHERE"], "cannot be read"),
         (["-"], "no pod or no file is named"),
-        (["--pod", "x", f"{POD}=FILE"], "--pod has no effect with listings"),
+        ([f"{POD}=FILE", "--pod", "x"], "--pod has no effect with listings"),
     ],
 )
 def test_bad_input_is_refused(tmp_path: Path, capsys, words: list[str], problem: str) -> None:
@@ -185,3 +187,13 @@ def test_every_export_with_pods_can_be_compared(tmp_path: Path) -> None:
                 (tmp_path / name).write_text(listing((1, f"{name}={slices}")))
                 words.append(f"a-{name.replace('.', '-')}-1x={tmp_path / name}")
         assert granted(tmp_path, *words, kind=kind) == 0
+
+
+def test_nvml_is_asked_without_files(tmp_path: Path, capsys) -> None:
+    machine = simulated.Machine.make(tmp_path / "machine", "a100_40gb", is_on=True)
+    gi_id = machine.driver.create_gpu_instance(0, 14, 0).id
+    machine.driver.create_compute_instance(0, gi_id, 0)
+    plan = Gpu(model="a100_40gb", instances=(instance("2g.10gb", 0),))
+    with install_driver(machine.file.path):
+        assert granted(tmp_path, "--pod", "a100-40gb-mig-2g-10gb-x", gpus=(plan, plan)) == 1
+    assert "did not get 2g.10gb" in capsys.readouterr().out
