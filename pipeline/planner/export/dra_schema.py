@@ -185,7 +185,7 @@ def check_template(raw: object, where: str) -> ResourceClaimTemplate:
             )
     for number, config in enumerate(devices.config):
         _check_references(config.requests, classes, f"{path}.config[{number}].requests")
-        used = {classes[name] for name in config.requests or classes}
+        used: set[str] = {classes[name] for name in config.requests or classes}
         _check_parameters(config.opaque.parameters, used, f"{path}.config[{number}].opaque.parameters")
     _check_profiles(devices, path)
     return template

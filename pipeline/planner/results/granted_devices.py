@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import format_count
-from pipeline.planner.export.pods import PodSet
+from pipeline.planner.export.pods import Container, PodSet
 
 _GPU = re.compile(r"GPU +[0-9]+: (?P<model>.+) \(UUID: (?P<uuid>GPU-[^)\s]+)\)")
 _MIG = re.compile(r"MIG (?P<profile>\S+) +Device +[0-9]+: \(UUID: (?P<uuid>MIG-[^)\s]+)\)")
@@ -117,7 +117,7 @@ def _find_set(pod_sets: Sequence[PodSet], pod: str) -> PodSet:
     return max(fitting, key=lambda pod_set: len(pod_set.label))
 
 
-def _list_planned(pod_set: PodSet) -> Sequence[object]:
+def _list_planned(pod_set: PodSet) -> Sequence[Container]:
     """Return the containers that have a device to themselves; those of an undivided GPU share it."""
     return pod_set.containers if pod_set.mode == "mig" else pod_set.containers[:1]
 
