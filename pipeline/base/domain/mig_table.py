@@ -142,6 +142,13 @@ def find_model_name(text: str) -> str:
     return next((model.name for model, names in _rows() if called in names), text)
 
 
+def list_products(text: str) -> tuple[str, ...]:
+    """Return the driver's names of the GPUs of a model, or the text itself for an unknown model."""
+    name = find_model_name(text)
+    table = json.loads(_TABLE.read_text(encoding="utf-8"))["gpus"]
+    return next((tuple(row["product"]) for key, row in table.items() if find_model_name(key) == name), (text,))
+
+
 @cache
 def _rows() -> tuple[tuple[Model, tuple[str, ...]], ...]:
     table = json.loads(_TABLE.read_text(encoding="utf-8"))["gpus"]

@@ -14,17 +14,17 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.importer import experiment_file
 from pipeline.planner import input_files
 from pipeline.planner.deployment import Plan
-from pipeline.planner.export import experiment, kubernetes, mig_parted
+from pipeline.planner.export import dra, dra_schema, experiment, kai, kubernetes, mig_parted, pods
 from pipeline.planner.profile_table import SIMULATED
 from pipeline.planner.training import training_plan
 
-_EXPERIMENT, _MIG_PARTED, _KUBERNETES = "experiment", "mig-parted", "kubernetes"
+_EXPERIMENT, _MIG_PARTED = "experiment", "mig-parted"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the plan, the format, and the path of the export."""
     parser.add_argument("plan", type=Path, help="plan of `serve` or `train`, in JSON")
-    parser.add_argument("--as", dest="kind", required=True, choices=[_EXPERIMENT, _MIG_PARTED, _KUBERNETES])
+    parser.add_argument("--as", dest="kind", required=True, choices=[_EXPERIMENT, _MIG_PARTED, *pods.FORMATS])
     parser.add_argument("--name", help="name of the export (default: the name of the plan's file)")
     parser.add_argument(
         "--out",
@@ -49,7 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[SERVICE=]IMAGE",
-        help="kubernetes: container image of all services, or of SERVICE; may be repeated",
+        help="kubernetes, dra, kai: container image of all services, or of SERVICE; may be repeated",
+    )
+    parser.add_argument(
+        "--time-slice",
+        choices=dra_schema.INTERVALS,
+        help="dra: time slice of GPUs that several processes share without MPS (default Default)",
+    )
+    parser.add_argument("--queue", help=f"kai: queue of the pods (default {kai.QUEUE})")
+    parser.add_argument(
+        "--share-by",
+        choices=kai.SHARES,
+        help="kai: request a part of a shared GPU by its memory in MiB, or as a fraction (default memory)",
     )
 
 
@@ -97,6 +108,11 @@ def _select_model(plan: Plan, model: str, where: str) -> Plan:
 
 def _export(plan: Plan, name: str, arguments: argparse.Namespace) -> str:
     source = arguments.plan.name
+    for option, option_kind in (("time_slice", pods.DRA), ("queue", pods.KAI), ("share_by", pods.KAI)):
+        if getattr(arguments, option) is not None and arguments.kind != option_kind:
+            raise ConfigError(
+                f"--{option.replace('_', '-')} has no effect with --as {arguments.kind}; use --as {option_kind}"
+            )
     if arguments.kind == _EXPERIMENT:
         workloads = _split_by_service("--workload", arguments.workload, needs_service=True)
         if unknown := workloads.keys() - {
@@ -107,9 +123,14 @@ def _export(plan: Plan, name: str, arguments: argparse.Namespace) -> str:
     if arguments.kind == _MIG_PARTED:
         text = mig_parted.text_of(plan, name, source, arguments.gpus_per_node)
     else:
-        text = kubernetes.text_of(
-            plan, name, source, _split_by_service("--image", arguments.image, needs_service=False)
-        )
+        images = _split_by_service("--image", arguments.image, needs_service=False)
+        if arguments.kind == pods.DRA:
+            text = dra.text_of(plan, name, source, images, arguments.time_slice)
+        elif arguments.kind == pods.KAI:
+            queue, share_by = arguments.queue or kai.QUEUE, arguments.share_by or kai.MEMORY
+            text = kai.text_of(plan, name, source, images, queue, share_by)
+        else:
+            text = kubernetes.text_of(plan, name, source, images)
     return f"# {SIMULATED}\n{text}" if plan.is_simulated else text
 
 
