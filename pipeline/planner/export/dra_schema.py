@@ -1,9 +1,9 @@
 """Checks of resource claim templates: the types of `resource.k8s.io/v1` and of the parameters of NVIDIA's DRA driver.
 
 Only the fields that the planner writes, and those of the driver's parameters, are known. The API server does not check
-opaque parameters, so that without these checks an error appears only when a pod of the claim starts. Sources:
-kubernetes, api/openapi-spec/v3/apis__resource.k8s.io__v1_openapi.json, and github.com/NVIDIA/k8s-dra-driver-gpu,
-api/nvidia.com/resource/v1beta1 (`sharing.go`, `validate.go`) and cmd/gpu-kubelet-plugin/deviceinfo.go.
+opaque parameters, so that without these checks an error appears only when a pod of the claim starts. Sources: the
+documentation of `resource.k8s.io/v1`, and github.com/NVIDIA/k8s-dra-driver-gpu, api/nvidia.com/resource/v1beta1
+(`sharing.go`, `validate.go`) and cmd/gpu-kubelet-plugin/deviceinfo.go.
 """
 
 from __future__ import annotations
