@@ -32,7 +32,7 @@ def anchors_of(text):
 
 
 def is_report(target):
-    """Whether `make docs` makes this page of a report, from a bundle beside its folder."""
+    """True if `make docs` makes this page of a report, from a bundle beside its folder."""
     return target.name == "index.html" and target.parent.with_suffix(".tar.xz").is_file()
 
 

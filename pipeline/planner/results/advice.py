@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from pipeline.base.domain import service_figures, work_units
-from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP, select_independent
+from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP, select_independent
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios, speed_ratios
-from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, P99_LATENCY
+from pipeline.report.evaluate.metrics import MEAN_LATENCY, P99_LATENCY
 from pipeline.report.evaluate.pairs import Quantity
 from pipeline.report.evaluate.statistics import (
     MARGIN_IN_WORDS,
@@ -343,7 +343,11 @@ def _list_changes(
         yield f"{second.mode} instead, if {chosen.mode} loses {lost.median:.0f} %{interval} of its speed"
     energy = work_units.energy_of(chosen.unit) if chosen.unit else ""
     energy_words = f"energy per {work_units.format_singular(chosen.unit)}, in J" if chosen.unit else ""
-    for name, words in ((energy, energy_words), (SLOWDOWN, "slowdown of the slowest job"), (MEMORY, "memory, in MiB")):
+    for name, words in (
+        (energy, energy_words),
+        (SLOWDOWN, "slowdown of the slowest job"),
+        (MEMORY_PEAK, "memory, in MiB"),
+    ):
         # Serial is excluded for slowdown and memory, because its figures are those of one job.
         able = [cell for cell in rivals if name in cell.estimates and (name == energy or cell.mode != SERIAL.label)]
         estimate = chosen.estimates.get(name)

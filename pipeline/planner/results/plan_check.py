@@ -15,7 +15,7 @@ from itertools import chain
 
 from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.mig_table import find_model_name
-from pipeline.base.domain.normalisation import select_independent
+from pipeline.base.domain.normalisation import MEMORY_PEAK, select_independent
 from pipeline.base.domain.records import Result
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError
@@ -24,7 +24,7 @@ from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
 from pipeline.planner.export.experiment import Group, deal_rates, group_gpus
 from pipeline.planner.profile_table import Profile
 from pipeline.planner.results.profile_measurement import batch_key
-from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY, Scale
+from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, Scale
 from pipeline.report.evaluate.statistics import Estimate, estimate
 from pipeline.report.page.table_format import Table, format_estimate
 from pipeline.report.read.study_records import JobRow, Row, Study
@@ -290,7 +290,7 @@ def _read_figure(quantity: str, name: str, group: Group, row: Row) -> float | No
         return _combine(quantity, list(by_instance.values()))
     if len(jobs) < len(row.jobs):  # only the total of the GPU is known
         return None
-    return row.metrics.get(work_units.energy_of(row.jobs[0].unit) if quantity == ENERGY else MEMORY)
+    return row.metrics.get(work_units.energy_of(row.jobs[0].unit) if quantity == ENERGY else MEMORY_PEAK)
 
 
 def _find_promises(plan: Plan, measured: Sequence[_Measured], *, is_kept: bool | None) -> Iterable[str]:

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from pipeline.base.domain import mig_names, service_figures, work_units
 from pipeline.base.domain.group_names import list_program_params
 from pipeline.base.domain.mig_table import find_model_name
-from pipeline.base.domain.normalisation import select_independent
+from pipeline.base.domain.normalisation import MEMORY_PEAK, select_independent
 from pipeline.base.domain.sharing_modes import PARTITION, PERCENTAGE, PROFILE
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.host_info import CPU_PREFIX
 from pipeline.planner import profile_table
 from pipeline.planner.profile_table import Profile
 from pipeline.report.evaluate.cells import Cell, label_cases, make_cells
-from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, MEMORY
+from pipeline.report.evaluate.metrics import INSTANCE_MEMORY
 from pipeline.report.evaluate.statistics import estimate
 from pipeline.report.read import labels
 from pipeline.report.read.study_records import JobRow, Row, Study
@@ -188,7 +188,7 @@ def _figures(row: Row, jobs: Sequence[JobRow]) -> dict[str, float]:
         figures["latency_mean_ms"] = statistics.fmean(means)
     if tails:
         figures["latency_p99_ms"] = max(tails)
-    memory = jobs[0].metrics.get(INSTANCE_MEMORY) if "gi_id" in jobs[0].place else row.metrics.get(MEMORY)
+    memory = jobs[0].metrics.get(INSTANCE_MEMORY) if "gi_id" in jobs[0].place else row.metrics.get(MEMORY_PEAK)
     if memory is not None:
         figures["memory_mib"] = memory
     if (energy := row.metrics.get(work_units.energy_of(jobs[0].unit))) is not None:

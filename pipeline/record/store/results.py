@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain import group_names, layout, stored_names
 from pipeline.base.domain.machine_state import MachineState
+from pipeline.base.domain.normalisation import MEMORY_PEAK
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import GROUP, JOB, Tag, has_old_names, list_facts_by_plan, read_facts, restore_names
 from pipeline.base.domain.window import WindowKind
@@ -104,7 +105,7 @@ def _make_past_group(run: Any) -> PastGroup:
         on_top_s=sum(spent.values()),
         program=run.data.tags.get(Tag.PROGRAM_DIGEST, ""),
         called=_describe_programs(params),
-        memory_mib=metrics.get("memory_peak_mib"),
+        memory_mib=metrics.get(MEMORY_PEAK),
     )
 
 

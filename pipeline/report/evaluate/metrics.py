@@ -47,7 +47,7 @@ LATENCY_DEVIATION = service_figures.name_worst(service_figures.DEVIATION)
 STEP_TIME = service_figures.name_worst(service_figures.STEP_TIME)
 HOST_BOUND = "host_bound_ratio"
 ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO = "energy_vs_alone_ratio", "energy_vs_best_solo_ratio"
-MEMORY, INSTANCE_MEMORY = MEMORY_PEAK, "instance_memory_peak_mib"
+INSTANCE_MEMORY = "instance_memory_peak_mib"
 
 
 _PERCENTILE = re.compile(r"_p\d+_")
@@ -126,7 +126,7 @@ _ALL = (
     Metric(FAIRNESS, "fairness (Jain)", scale=Scale.SHARE),
     Metric(BIT_IDENTICAL, "same bits of losses as alone", scale=Scale.SHARE),
     *(Metric(name, title, scale=Scale.SHARE) for name, title in _ACTIVITY.items()),
-    Metric(MEMORY, "peak memory of the GPU", "MiB", Scale.PEAK),
+    Metric(MEMORY_PEAK, "peak memory of the GPU", "MiB", Scale.PEAK),
     Metric(MEMORY_FORECAST, "peak memory of the jobs alone, added", "MiB", Scale.PEAK),
     *(
         Metric(name_instance_metric(name), f"{title} of an instance", scale=Scale.SHARE)
@@ -168,7 +168,7 @@ GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("speed", "Speed", _SPEED),
     ("latency", "Latency", (*_LATENCIES, LATENCY_DEVIATION, *_SERVED)),
     ("fairness", "Slowdown and fairness", _FAIRNESS),
-    ("utilisation", "Utilisation and memory", (*ACTIVITY, MEMORY, MEMORY_FORECAST)),
+    ("utilisation", "Utilisation and memory", (*ACTIVITY, MEMORY_PEAK, MEMORY_FORECAST)),
     ("energy", "Energy, power and clocks", (*_ENERGY, *_POWER, THROTTLED)),
 )
 """Name, title and metrics of each table."""

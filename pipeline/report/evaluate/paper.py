@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
+from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, PROFILE, SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate import scaling, sweeps
 from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios
-from pipeline.report.evaluate.metrics import MEMORY, Scale
+from pipeline.report.evaluate.metrics import Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
 from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.statistics import Estimate, interval_in_words
@@ -194,7 +194,7 @@ def _memory_growth(question: _Question, cells: Sequence[Cell]) -> Iterator[Findi
     """Compare the memory per job at the highest degree of each case and mode with the memory of one job alone."""
     highest = {(cell.case, cell.sharing): cell for cell in cells if cell.values}  # cells are ordered by degree
     for cell in highest.values():
-        growth = [ratios(cell, alone, MEMORY) for alone in _find_others(question, cell, 1, SERIAL.name)]
+        growth = [ratios(cell, alone, MEMORY_PEAK) for alone in _find_others(question, cell, 1, SERIAL.name)]
         by_job = {block: ratio / cell.degree for by_block in growth for block, ratio in by_block.items()}
         yield _check_range(question, cell, by_job, Scale.PEAK)
 

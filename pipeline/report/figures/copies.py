@@ -7,10 +7,11 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from pipeline.base.domain.normalisation import MEMORY_PEAK
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.report.evaluate import sweeps
 from pipeline.report.evaluate.cells import Cell, list_cases, list_metrics, list_modes
-from pipeline.report.evaluate.metrics import MEAN_LATENCY, MEMORY, METRICS, TOTAL_TIME, Metric
+from pipeline.report.evaluate.metrics import MEAN_LATENCY, METRICS, TOTAL_TIME, Metric
 from pipeline.report.evaluate.scaling import find_place
 from pipeline.report.evaluate.sweeps import FEWEST
 from pipeline.report.evaluate.wording import join_words
@@ -73,7 +74,7 @@ def _caption(cells: Sequence[Cell]) -> str:
     serial = "Serial: the job alone, with which the other groups of its block are compared. "
     activity = "GRACT: share of time with a kernel resident. SMACT: share of multiprocessors with work. "
     shown = [metric.title.partition(",")[0]]
-    shown += ["activity"] * _has(cells, *_ACTIVITY) + ["memory of the whole GPU"] * _has(cells, MEMORY)
+    shown += ["activity"] * _has(cells, *_ACTIVITY) + ["memory of the whole GPU"] * _has(cells, MEMORY_PEAK)
     return (
         f"{join_words(shown)[:1].upper()}{join_words(shown)[1:]}, by number of equal jobs. "
         f"{serial if any(cell.sharing == SERIAL for cell in cells) else ''}"
@@ -87,7 +88,7 @@ def _has(cells: Sequence[Cell], *names: str) -> bool:
 
 def _paint(cells: Sequence[Cell]) -> Figure:
     ran = [cell for cell in cells if not cell.is_derived]
-    has_activity, has_memory = _has(ran, *_ACTIVITY), _has(ran, MEMORY)
+    has_activity, has_memory = _has(ran, *_ACTIVITY), _has(ran, MEMORY_PEAK)
     most_bars = num_bars(group_by_degree(ran, make_bar))
     figure, panels = make_panels(1 + has_activity + has_memory, 2.5, most_bars=most_bars)
     time, *remaining = panels
@@ -99,7 +100,7 @@ def _paint(cells: Sequence[Cell]) -> Figure:
         activity.set_ylabel("share of the time / of the SMs")
         activity.set_title("GRACT and SMACT")
     for memory in remaining:
-        _panel(memory, ran, METRICS[MEMORY])
+        _panel(memory, ran, METRICS[MEMORY_PEAK])
     add_legend(figure, make_legend(list_modes(ran), second=("GRACT", "SMACT") if has_activity else None))
     return figure
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.base.domain import service_figures, work_units
-from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP
+from pipeline.base.domain.normalisation import MEMORY_PEAK, SLOWDOWN, SPEEDUP
 from pipeline.base.domain.sharing_modes import MIG, PROFILE_COLOURS, SERIAL, SharingMode
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import sweeps
@@ -24,7 +24,6 @@ from pipeline.report.evaluate.metrics import (
     INSTANCE_MEMORY,
     LATENCY_DEVIATION,
     MEAN_LATENCY,
-    MEMORY,
     P99_LATENCY,
     STEP_TIME,
     Metric,
@@ -107,7 +106,7 @@ def _caption(panels: Sequence[Metric]) -> str:
             " Latencies are those of the slowest job; the standard deviation is that of its requests in a window. "
             "Dotted: the objective."
         )
-    if names & {*_ACTIVITY, MEMORY} or any("energy" in name for name in names):
+    if names & {*_ACTIVITY, MEMORY_PEAK} or any("energy" in name for name in names):
         caption += " Activity, memory and energy are those of the whole GPU, unless the title mentions an instance."
     return caption
 
@@ -124,7 +123,7 @@ def _panels(swept: Sweep) -> list[Metric]:
     energy = map(work_units.energy_of, counts)
     return [
         known[name]
-        for name in (*speed, *_time_metrics(cells), *activity, MEMORY, INSTANCE_MEMORY, *energy)
+        for name in (*speed, *_time_metrics(cells), *activity, MEMORY_PEAK, INSTANCE_MEMORY, *energy)
         if sum(any(name in cell.figures for cell in members) for members in swept.cells.values()) > 1
     ]
 

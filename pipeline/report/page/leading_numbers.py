@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SPEEDUP
+from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, MEMORY_PEAK, P99_SLOWDOWN, SPEEDUP
 from pipeline.base.domain.sharing_modes import MIG, NAIVE, SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
@@ -22,7 +22,6 @@ from pipeline.report.evaluate.metrics import (
     ENERGY_VS_BEST_SOLO,
     HOST_BOUND,
     MEAN_LATENCY,
-    MEMORY,
     P99_LATENCY,
     TOTAL_TIME,
 )
@@ -231,10 +230,10 @@ def _list_figures(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
         speed = [P99_LATENCY, MEAN_LATENCY] if cell.num_given else [*work, TOTAL_TIME]
         first = [name for name in speed if name in cell.figures][:1]
         energy = [] if cell.case.is_mix else [cell.energy]
-        return [*first, *(name for name in (*energy, MEMORY, _GRACT) if name in cell.figures)]
+        return [*first, *(name for name in (*energy, MEMORY_PEAK, _GRACT) if name in cell.figures)]
 
     def rank(cell: Cell) -> tuple[int, float]:
-        order = [name for name in names(cell) if name in (cell.throughput, MEMORY)]
+        order = [name for name in names(cell) if name in (cell.throughput, MEMORY_PEAK)]
         return (-len(order), -_median(cell.figures[order[0]])) if order else (0, 0.0)
 
     known = list_metrics(clean)

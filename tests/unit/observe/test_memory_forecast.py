@@ -19,8 +19,8 @@ CAPACITY_MIB = 81559
 
 
 def on_gpu(*names, capacity_mib: int | None = CAPACITY_MIB, **changes):
-    ours = group(*names, **changes)
-    return dataclasses.replace(ours, device=dataclasses.replace(ours.device, memory_mib=capacity_mib))
+    planned = group(*names, **changes)
+    return dataclasses.replace(planned, device=dataclasses.replace(planned.device, memory_mib=capacity_mib))
 
 
 def row(the_group, memory_mib, result=Result.OK, **tags) -> GroupResult:
@@ -29,8 +29,8 @@ def row(the_group, memory_mib, result=Result.OK, **tags) -> GroupResult:
 
 def measured(*rows: GroupResult) -> MemoryForecast:
     forecast = MemoryForecast([])
-    for each in rows:
-        forecast.add(each)
+    for measured_row in rows:
+        forecast.add(measured_row)
     return forecast
 
 

@@ -1,4 +1,4 @@
-"""What pods got is compared with the plan: ten wrong allocations are told apart."""
+"""The comparison of what pods got with the plan: ten wrong allocations are told apart."""
 
 from __future__ import annotations
 
