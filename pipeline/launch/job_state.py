@@ -89,12 +89,14 @@ class JobState:
     Attributes:
         folder: absolute path of the job's folder.
         profiler: profiler that is the job's leading process, if any; such a job is never started warm.
+        host_folder: folder with the output of the process that hosts the job with other jobs, if any.
         released_ns: instant at which the job is to begin, if it was released from the barrier.
     """
 
     job: Job
     folder: Path
     profiler: str | None = None
+    host_folder: Path | None = None
     released_ns: int | None = None
     started: ProcessStart | None = None
     said: ProtocolReport = field(default_factory=ProtocolReport)
@@ -130,9 +132,19 @@ class JobState:
         return self.ended.status is not None
 
     @property
+    def is_tenant(self) -> bool:
+        """True if the process also runs other jobs."""
+        return self.host_folder is not None
+
+    @property
+    def outlives_work(self) -> bool:
+        """True if the process may go on after the job's work: for its profiler's report, or for other jobs."""
+        return self.profiler is not None or self.is_tenant
+
+    @property
     def has_left(self) -> bool:
-        """True once the work is over: the process has ended, or its profiler is writing the report."""
-        return self.has_ended or (self.profiler is not None and self.said.bye is not None)
+        """True once the work is over: the process has ended, or goes on without the job."""
+        return self.has_ended or (self.outlives_work and self.said.bye is not None)
 
     @property
     def ended_well(self) -> bool:
@@ -141,7 +153,8 @@ class JobState:
 
     @property
     def went_wrong(self) -> bool:
-        return self.ended.noticed is not None or (self.has_ended and not self.ended_well)
+        has_failed = self.is_tenant and self.said.bye == "error"
+        return self.ended.noticed is not None or has_failed or (self.has_ended and not self.ended_well)
 
     @property
     def bytes_to_read(self) -> int:

@@ -209,6 +209,7 @@ def _make_workload(
         is_rate_given=workload.has_given_rate(),
         objective=workload.latency_objective(),
         lacks=lacks,
+        own_process=workload.explain_own_process(),
         module_path=tuple(map(str, find_root(type(workload)))),
     )
 

@@ -140,6 +140,10 @@ class WorkloadConfig:
         """Return whether a job can be paused between steps without a data queue that fills meanwhile."""
         return False
 
+    def explain_own_process(self) -> str:
+        """Return why a job needs a process of its own; empty if it can run in a thread beside other jobs."""
+        return "its program offers no step that a thread beside other jobs could run"
+
     def input_files(self) -> Mapping[str, str]:
         """Return the files that are part of the program, each with the configuration key that names it."""
         return {}

@@ -32,6 +32,9 @@ class Repeating:
     warmup_steps: int = option(3, least=0, help="steps before the barrier")
     threads: int | None = option(None, least=1, help="CPU threads of each job; `null`: the framework chooses")
 
+    def explain_own_process(self) -> str:
+        return ""
+
 
 @dataclass(kw_only=True)
 class Micro(Repeating):

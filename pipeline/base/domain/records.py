@@ -115,7 +115,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One process of a group.
+    """One job of a group: a process, or a tenant of a process that hosts several jobs (`Slot.host`).
 
     Attributes:
         size: name of the job's size in a mix, if any.
@@ -207,6 +207,19 @@ class GpuSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostProgram:
+    """A program that runs several jobs in one process (`workloads/tenants.py`).
+
+    Attributes:
+        script: absolute path of the program.
+        options: settings of the sharing mode for the program, as JSON values.
+    """
+
+    script: str
+    options: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     """The slot of one job: the devices that the job can use, and the instance that listeners sample for it.
 
@@ -215,6 +228,7 @@ class Slot:
         environ: further variables for the job.
         gi_id, ci_id: GPU instance and compute instance of a MIG device; `None` without MIG or with several devices.
         facts: further facts of this placement, for the record.
+        host: program that runs the jobs of all slots with this program in one process; `None`: the job is a process.
     """
 
     visible_devices: str
@@ -223,6 +237,7 @@ class Slot:
     gi_id: int | None = None
     ci_id: int | None = None
     facts: tuple[tuple[str, str], ...] = ()
+    host: HostProgram | None = None
 
     @classmethod
     def from_device(cls, device: Device) -> Slot:

@@ -121,8 +121,9 @@ MIG_MPS = SharingMode(
     unnamed_options=("num_instances",),
     planned_as="mig",
 )
+STREAMS = SharingMode("streams", "streams", "streams", "#332288", "#9d8ff0", "h", hatch="....")
 MODES: Mapping[str, SharingMode] = {
-    mode.name: mode for mode in (SERIAL, NAIVE, TIMESLICE, MPS, MPS_PERCENT, MPS_STATIC, MIG, MIG_MPS)
+    mode.name: mode for mode in (SERIAL, NAIVE, TIMESLICE, STREAMS, MPS, MPS_PERCENT, MPS_STATIC, MIG, MIG_MPS)
 }
 """The modes by name in the configuration, in the order of legends and tables."""
 
