@@ -61,6 +61,8 @@ class Streams(tenants.Place):
         import torch
 
         try:
+            for stream in self._streams:
+                stream.synchronize()
             torch.cuda.synchronize()
         except RuntimeError:
             return False

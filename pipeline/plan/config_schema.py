@@ -79,6 +79,15 @@ class MpsStaticConfig(MpsConfig):
 
 
 @dataclass
+class GreenConfig(ScenarioConfig):
+    """One process with a green context for each job; `multiprocessors` is the number in each of them."""
+
+    NODE: ClassVar[str] = "green"
+
+    multiprocessors: int | None = None
+
+
+@dataclass
 class TimesliceConfig(ScenarioConfig):
     """Jobs side by side, with a chosen time slice."""
 

@@ -122,8 +122,9 @@ MIG_MPS = SharingMode(
     planned_as="mig",
 )
 STREAMS = SharingMode("streams", "streams", "streams", "#332288", "#9d8ff0", "h", hatch="....")
+GREEN = SharingMode("green", "green contexts", "green", "#117733", "#58c77e", "8", hatch="**")
 MODES: Mapping[str, SharingMode] = {
-    mode.name: mode for mode in (SERIAL, NAIVE, TIMESLICE, STREAMS, MPS, MPS_PERCENT, MPS_STATIC, MIG, MIG_MPS)
+    mode.name: mode for mode in (SERIAL, NAIVE, TIMESLICE, STREAMS, GREEN, MPS, MPS_PERCENT, MPS_STATIC, MIG, MIG_MPS)
 }
 """The modes by name in the configuration, in the order of legends and tables."""
 
