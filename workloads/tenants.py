@@ -149,7 +149,8 @@ class Host:
             self._end([tenant], error, "the other jobs of its process could go on")
             return
         running = [other for other in self._tenants if other is tenant or not other.has_ended]
-        self._end(running, error, f"this error of job {tenant.index} ended the process of all jobs")
+        # The tenant that caused an error of CUDA need not be the first that sees it.
+        self._end(running, error, f"it ended the process of all jobs; job {tenant.index} was the first to see it")
 
     def _end(self, tenants: Sequence[Tenant], error: BaseException, consequence: str = "") -> None:
         for tenant in tenants:

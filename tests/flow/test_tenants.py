@@ -116,7 +116,8 @@ def test_an_error_that_takes_the_process_is_in_all_rows(run: Run) -> None:
     row = run("well", "raises", "well", host=FRAGILE)
     assert [job.result for job in row.jobs] == [Result.FAILED] * 3
     for job in row.jobs:
-        assert job.reason == "RuntimeError: something went wrong; this error of job 1 ended the process of all jobs"
+        expected = "RuntimeError: something went wrong; it ended the process of all jobs; job 1 was the first to see it"
+        assert job.reason == expected
 
 
 def test_a_crash_is_in_all_rows(run: Run) -> None:
