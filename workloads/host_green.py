@@ -60,12 +60,12 @@ class _Driver:
             self._library.cuGetErrorName(status, ctypes.byref(text))
             raise UnsupportedError(f"{name} failed: {text.value.decode() if text.value else status}")
 
-    def split(self, device: int, num_parts: int, asked: int | None) -> list[_Resource]:
-        """Split the multiprocessors of a device once; `asked` is the number of each part, by default an equal share."""
+    def split(self, device: int, num_parts: int, requested: int | None) -> list[_Resource]:
+        """Split the multiprocessors of a device once, into parts with the requested number, or into equal parts."""
         total, rest = _Resource(), _Resource()
         self.call("cuDeviceGetDevResource", device, ctypes.byref(total), _SM_RESOURCE)
         step = total.step or _LEAST_STEP
-        count = asked or max(step, total.num_multiprocessors // num_parts // step * step)
+        count = requested or max(step, total.num_multiprocessors // num_parts // step * step)
         parts, num_got = (_Resource * num_parts)(), ctypes.c_uint(num_parts)
         self.call(
             "cuDevSmResourceSplitByCount",
@@ -96,13 +96,13 @@ class _Driver:
 class GreenContexts(host_streams.Streams):
     """A stream in a green context for each tenant."""
 
-    def __init__(self, streams: Sequence[torch.cuda.Stream], asked: int | None, got: Sequence[int]) -> None:
+    def __init__(self, streams: Sequence[torch.cuda.Stream], requested: int | None, got: Sequence[int]) -> None:
         super().__init__(streams)
-        self._asked, self._got = asked, got
+        self._requested, self._got = requested, got
 
     def describe(self, position: int) -> dict[str, object]:
         # Also in place of the number that torch reports, which is that of the device.
-        return {"multiprocessors": self._got[position], "multiprocessors_asked": self._asked or "equal parts"}
+        return {"multiprocessors": self._got[position], "multiprocessors_requested": self._requested or "equal parts"}
 
 
 def try_operations(stream: torch.cuda.Stream) -> None:
@@ -169,11 +169,11 @@ def make_place(options: dict[str, Any], num_tenants: int) -> tenants.Place:
 
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.zeros(1, device="cuda")  # makes the process's context current
-    driver, device, asked = _Driver(), torch.cuda.current_device(), options.get("multiprocessors")
-    made = [driver.make_stream(device, part) for part in driver.split(device, num_tenants, asked)]
-    streams = [torch.cuda.ExternalStream(stream) for stream, _ in made]  # type: ignore[no-untyped-call]
+    driver, device, requested = _Driver(), torch.cuda.current_device(), options.get("multiprocessors")
+    contexts = [driver.make_stream(device, part) for part in driver.split(device, num_tenants, requested)]
+    streams = [torch.cuda.ExternalStream(stream) for stream, _ in contexts]  # type: ignore[no-untyped-call]
     try_operations(streams[0])
-    return GreenContexts(streams, asked, [number for _, number in made])
+    return GreenContexts(streams, requested, [number for _, number in contexts])
 
 
 if __name__ == "__main__":

@@ -678,3 +678,19 @@ def test_a_framework_answers_on_several_instances_and_a_missing_one_is_a_row(run
     assert job["group.tags.collocation.simulated"] == "true"
     (found,) = Path(tmp_path).rglob("probe.json")
     assert json.loads(found.read_text())["framework"] == "torch"
+
+
+def test_the_jobs_of_one_process_are_charged_together(temporary, tmp_path):
+    jobs = group("a", "b", "c").jobs
+    (config,) = configs("a100_40gb")
+    with rehearsal.prepare_machine([config]) as simulated:
+        uuid = simulated.find_device(config.gpu).uuid
+        states = [
+            JobState(
+                job=job, folder=tmp_path, host_folder=tmp_path, started=ProcessStart(process=Gone(os.getpid()), at_ns=0)
+            )
+            for job in jobs
+        ]
+        simulated.charge(states, [Slot(visible_devices=uuid)] * 3, ["python"] * 3, 15_000)
+        assert [state.went_wrong for state in states] == [False, False, True]
+        assert "no room for 15000 MiB" in states[2].ended.noticed.reason

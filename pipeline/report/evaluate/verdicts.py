@@ -339,6 +339,8 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Seq
         sentence += "."
     first = next((cell for cell in cells if cell.mode == best), None)
     sentence = f"{sentence} {describe_details(comparisons, best)}".strip()
+    if mode is not None and first is not None and first.sharing.gives_up:
+        sentence += f" It gives up {first.sharing.gives_up}."
     # The marks of a mode without a valid block are shown too, because this mode may be the fastest.
     marks = marks_in_words([cell for cell in cells if cell.mode in (best, SERIAL.label) or cell.is_wholly_invalid])
     sentence += marks + (" (simulated)" if any(cell.is_simulated for cell in cells) else "")
