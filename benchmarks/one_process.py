@@ -13,14 +13,22 @@ import statistics
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import timm
 import torch
 
-CASES = {"small": ({"layers": [2, 2, 2, 2]}, 32, 10), "medium": ({}, 64, 1000)}
+Step = Callable[[], None]
+
+CASES: dict[str, tuple[dict[str, Any], int, int]] = {
+    "small": ({"layers": [2, 2, 2, 2]}, 32, 10),
+    "medium": ({}, 64, 1000),
+}
+"""Further arguments of the model, pixels, and classes."""
 
 
-def make_step(case: str, seed: int, batch: int = 128):
+def make_step(case: str, seed: int, batch: int = 128) -> Step:
     """Return a function that replays the training step of a new model on the current stream."""
     args, px, classes = CASES[case]
     torch.manual_seed(seed)
@@ -31,10 +39,10 @@ def make_step(case: str, seed: int, batch: int = 128):
     labels, total = torch.randint(classes, (batch,), device="cuda"), torch.zeros((), device="cuda")
     x, y = images.clone(), labels.clone()
 
-    def step():
+    def step() -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
         loss = torch.nn.functional.cross_entropy(model(x), y)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()
 
@@ -45,7 +53,7 @@ def make_step(case: str, seed: int, batch: int = 128):
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         loss = step()
 
-    def replay():
+    def replay() -> None:
         x.copy_(images, non_blocking=True)
         y.copy_(labels, non_blocking=True)
         graph.replay()
@@ -54,13 +62,13 @@ def make_step(case: str, seed: int, batch: int = 128):
     return replay
 
 
-def work(stream: torch.cuda.Stream, step, counts: list[int], index: int, stop: threading.Event) -> None:
+def work(stream: torch.cuda.Stream, step: Step, counts: list[int], index: int, stop: threading.Event) -> None:
     """Make steps until stopped, and count those that are complete."""
     pending: deque[torch.cuda.Event] = deque()
     with torch.cuda.stream(stream):
         while not stop.is_set():
             step()
-            pending.append(torch.cuda.Event(blocking=True))
+            pending.append(torch.cuda.Event(blocking=True))  # type: ignore[no-untyped-call]
             pending[-1].record()
             if len(pending) > 2:
                 pending.popleft().synchronize()
@@ -68,7 +76,7 @@ def work(stream: torch.cuda.Stream, step, counts: list[int], index: int, stop: t
         stream.synchronize()
 
 
-def measure(streams, steps, jobs: int, seconds: float) -> float:
+def measure(streams: Sequence[torch.cuda.Stream], steps: Sequence[Step], jobs: int, seconds: float) -> float:
     """Return the samples per second of the first so many jobs together."""
     counts, stop = [0] * jobs, threading.Event()
     threads = [
@@ -91,11 +99,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", choices=list(CASES), default="small")
     parser.add_argument("--jobs", type=int, nargs="+", default=[1, 2, 3, 7])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.5)
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    streams = [torch.cuda.Stream() for _ in range(max(options.jobs))]
+    streams = [torch.cuda.Stream() for _ in range(max(options.jobs))]  # type: ignore[no-untyped-call]
     steps = []
     for seed, stream in enumerate(streams):
         with torch.cuda.stream(stream):

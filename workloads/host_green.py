@@ -31,7 +31,7 @@ _LEAST_STEP = 8  # step of the number of multiprocessors on compute capability 9
 _TOLERANCE = 0.01
 
 
-class _Resource(ctypes.Structure):
+class Resource(ctypes.Structure):
     """A CUdevResource that holds multiprocessors."""
 
     _fields_ = (
@@ -44,7 +44,7 @@ class _Resource(ctypes.Structure):
     )
 
 
-class _Driver:
+class Driver:
     """Functions of the CUDA driver."""
 
     def __init__(self) -> None:
@@ -60,13 +60,19 @@ class _Driver:
             self._library.cuGetErrorName(status, ctypes.byref(text))
             raise UnsupportedError(f"{name} failed: {text.value.decode() if text.value else status}")
 
-    def split(self, device: int, num_parts: int, requested: int | None) -> list[_Resource]:
+    def read_version(self) -> int:
+        """Return the version of CUDA that the driver supports, such as 13000."""
+        version = ctypes.c_int()
+        self.call("cuDriverGetVersion", ctypes.byref(version))
+        return version.value
+
+    def split(self, device: int, num_parts: int, requested: int | None) -> list[Resource]:
         """Split the multiprocessors of a device once, into parts with the requested number, or into equal parts."""
-        total, rest = _Resource(), _Resource()
+        total, rest = Resource(), Resource()
         self.call("cuDeviceGetDevResource", device, ctypes.byref(total), _SM_RESOURCE)
         step = total.step or _LEAST_STEP
         count = requested or max(step, total.num_multiprocessors // num_parts // step * step)
-        parts, num_got = (_Resource * num_parts)(), ctypes.c_uint(num_parts)
+        parts, num_got = (Resource * num_parts)(), ctypes.c_uint(num_parts)
         self.call(
             "cuDevSmResourceSplitByCount",
             parts,
@@ -83,9 +89,9 @@ class _Driver:
             )
         return list(parts)
 
-    def make_stream(self, device: int, part: _Resource) -> tuple[int, int]:
+    def make_stream(self, device: int, part: Resource) -> tuple[int, int]:
         """Make a green context with a stream; return the stream, and the number of its multiprocessors as read back."""
-        description, context, stream, got = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), _Resource()
+        description, context, stream, got = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), Resource()
         self.call("cuDevResourceGenerateDesc", ctypes.byref(description), ctypes.byref(part), 1)
         self.call("cuGreenCtxCreate", ctypes.byref(context), description, device, _DEFAULT_STREAM)
         self.call("cuGreenCtxGetDevResource", context, ctypes.byref(got), _SM_RESOURCE)
@@ -113,11 +119,7 @@ def try_operations(stream: torch.cuda.Stream) -> None:
     """
     import torch
 
-    versions = (
-        f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "  # type: ignore[no-untyped-call]
-        f"driver API {torch._C._cuda_getDriverVersion()}"
-    )
-    for name, compute in _list_operations():
+    for name, compute in list_operations("cuda"):
         expected = compute()
         torch.cuda.synchronize()
         try:
@@ -126,27 +128,34 @@ def try_operations(stream: torch.cuda.Stream) -> None:
                 is_right = torch.allclose(computed, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
         except RuntimeError as error:
             first = str(error).partition("\n")[0]
-            raise UnsupportedError(f"{name} fails in a green context: {first} ({versions})") from error
+            raise UnsupportedError(f"{name} fails in a green context: {first} ({_describe_versions()})") from error
         if not is_right:
-            raise UnsupportedError(f"{name} computes wrong values in a green context ({versions})")
+            raise UnsupportedError(f"{name} computes wrong values in a green context ({_describe_versions()})")
 
 
-def _list_operations() -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+def _describe_versions() -> str:
+    import torch
+
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}, driver API {Driver().read_version()}"
+
+
+def list_operations(device: str) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
     """Yield an operation of each library, with its backward pass: cuBLAS, cuDNN, and torch's own kernels."""
     import torch
     from torch.nn import functional
 
-    random = torch.Generator("cuda").manual_seed(0)
+    random = torch.Generator(device).manual_seed(0)
 
     def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device="cuda", generator=random)
+        return torch.randn(shape, device=device, generator=random)
 
     def differentiate(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Callable[[], torch.Tensor]:
         def compute() -> torch.Tensor:
             leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
             output = function(*leaves).float()
-            output.square().mean().backward()  # type: ignore[no-untyped-call]
-            return torch.cat([part.flatten().float() for part in (output.detach(), *(leaf.grad for leaf in leaves))])
+            gradients = torch.autograd.grad(output.square().mean(), leaves)
+            return torch.cat([part.flatten().float() for part in (output.detach(), *gradients)])
 
         return compute
 
@@ -169,7 +178,7 @@ def make_place(options: dict[str, Any], num_tenants: int) -> tenants.Place:
 
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.zeros(1, device="cuda")  # makes the process's context current
-    driver, device, requested = _Driver(), torch.cuda.current_device(), options.get("multiprocessors")
+    driver, device, requested = Driver(), torch.cuda.current_device(), options.get("multiprocessors")
     contexts = [driver.make_stream(device, part) for part in driver.split(device, num_tenants, requested)]
     streams = [torch.cuda.ExternalStream(stream) for stream, _ in contexts]  # type: ignore[no-untyped-call]
     try_operations(streams[0])

@@ -50,7 +50,13 @@ class Streams(tenants.Place):
             yield
 
     def note_built(self, position: int) -> None:
-        """Record the streams on which the tenant allocated memory, such as a stream of its warm-up."""
+        """Record the streams on which the tenant allocated memory, such as a stream of its warm-up.
+
+        Memory that only its warm-up and its canary needed is freed, so that it is not counted as the tenant's.
+        """
+        import torch
+
+        torch.cuda.empty_cache()
         self._owned[position] = {self._streams[position].cuda_stream, *(_sum_memory().keys() - self._known)}
 
     def measure(self, position: int) -> dict[str, float]:
