@@ -10,7 +10,7 @@ import pytest
 from hydra_plugins.study import _as_override
 from pipeline.base.system import override_values
 from tests.support import forks
-from tests.support.experiments import composed, composed_by_hydra
+from tests.support.experiments import composed, composed_by_hydra, configs_of
 
 
 def dry_run(tmp_path: Path, *overrides: str, is_real: bool = False) -> list[str]:
@@ -73,6 +73,23 @@ def test_the_command_line_wins_over_the_blocks(tmp_path, override, expected):
 def test_a_number_of_jobs_leaves_out_the_blocks_that_cannot_have_it(tmp_path, override, expected):
     names = dry_run(tmp_path, "+experiment=robroek_quick", "+rehearse=tiny", override)
     assert set(names) == expected
+
+
+@pytest.mark.parametrize(
+    ("typed", "step_modes"),
+    [
+        (["workload=resnet152_imagenet"], {"eager", "cuda_graph"}),
+        (["workload=resnet152_imagenet", "workload.step_mode=eager"], {"eager"}),
+    ],
+)
+def test_another_workload_keeps_the_options_of_blocks_that_it_has(typed, step_modes):
+    configs = configs_of(["+experiment=robroek_curves", *typed])
+    assert {config.workload.step_mode.name for config in configs} == step_modes
+
+
+def test_another_scenario_drops_the_options_of_blocks_that_it_lacks():
+    configs = configs_of(["+experiment=robroek_resnet_bs32", "scenario=mps"])
+    assert {type(config.scenario).__name__ for config in configs} == {"MpsConfig"}
 
 
 def test_each_combination_refers_to_its_own_choices(tmp_path):
