@@ -80,6 +80,15 @@ def free_ci_starts(profile: GiProfile, present: Sequence[ComputeInstance], ci_pr
     return tuple(sorted(free, key=lambda start: (start % width != 0, start)))
 
 
+def remaining_ci_capacity(profile: GiProfile, present: Sequence[ComputeInstance], ci_profile: CiProfile) -> int:
+    """Return the number of further compute instances of a profile that fit in a GPU instance."""
+    grown = list(present)
+    while free := free_ci_starts(profile, grown, ci_profile):
+        new = ComputeInstance(id=-1, profile_id=ci_profile.id, start=free[0], size=ci_profile.compute_slices)
+        grown.append(new)
+    return len(grown) - len(present)
+
+
 def _lacks_engines(model: Model, profiles: Sequence[GiProfile]) -> bool:
     """Return whether instances need more engines of a kind than the largest instance has."""
     available = max(model.profiles, key=lambda profile: (profile.compute_slices, profile.memory_slices)).engines

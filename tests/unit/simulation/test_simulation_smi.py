@@ -413,7 +413,7 @@ def test_the_compute_mode_is_set_and_told(smi: Smi, state_file: StateFile) -> No
         *(["-lms", period] for period in ("soon", "inf", "0", "-5", "1.5", "9" * 400)),
         ["--query-gpu=name"],
         ["-q"],
-        ["mig", "-lcip"],
+        ["mig", "-lcipp"],
         ["dmon", "-c", "1"],
     ],
 )

@@ -1,0 +1,76 @@
+"""The lists of `nvidia-smi mig` that a simulated GPU prints, against those of real GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.simulation.machine.state_file import StateFile
+from pipeline.simulation.smi import nvidia_smi
+from tests.support.mig_listings import LISTINGS
+
+Smi = Callable[..., str]
+
+
+@pytest.fixture
+def state_file(tmp_path: Path) -> StateFile:
+    return StateFile(tmp_path / "machine.json")
+
+
+@pytest.fixture
+def smi(state_file: StateFile, capsys: pytest.CaptureFixture[str]) -> Smi:
+    def call(*arguments: str) -> str:
+        assert nvidia_smi.main(["--state-file", str(state_file.path), *arguments]) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_the_compute_instance_profiles_are_listed_as_on_a_real_a100(state_file: StateFile, smi: Smi) -> None:
+    """Rows of a public transcript, A100 80GB with a 3g.40gb and a 4g.40gb; the last has one 1c."""
+    state_file.create(["a100_80gb"])
+    smi("-mig", "1")
+    smi("mig", "-cgi", "9,5")
+    text = smi("mig", "-lcip")
+    for rows in (
+        (
+            "|   0      1       MIG 1c.3g.40gb       0      3/3           14        2     0     0   |",
+            "|                                                                      3     0         |",
+        ),
+        (
+            "|   0      1       MIG 2c.3g.40gb       1      1/1           28        2     0     0   |",
+            "|                                                                      3     0         |",
+        ),
+        (
+            "|   0      1       MIG 3g.40gb          2*     1/1           42        2     0     0   |",
+            "|                                                                      3     0         |",
+        ),
+        (
+            "|   0      2       MIG 2c.4g.40gb       1      2/2           28        2     0     0   |",
+            "|                                                                      4     0         |",
+        ),
+        (
+            "|   0      2       MIG 4g.40gb          3*     1/1           56        2     0     0   |",
+            "|                                                                      4     0         |",
+        ),
+    ):
+        assert "\n".join(rows) in text
+    assert len({len(line) for line in text.splitlines()}) == 1
+    smi("mig", "-gi", "2", "-cci", "0")
+    text = smi("mig", "-gi", "2", "-lcip")
+    assert "MIG 3g.40gb" not in text
+    assert [line.split()[5:7] for line in text.splitlines() if "MIG" in line] == [
+        ["0", "3/4"],
+        ["1", "1/2"],
+        ["3*", "0/1"],
+    ]
+
+
+def test_placements_are_listed_as_on_a_real_rtx_pro_6000(state_file: StateFile, smi: Smi) -> None:
+    state_file.create(["rtxpro6000_96gb"])
+    session = (LISTINGS / "session_rtxpro6000.txt").read_text()
+    listed = [line for line in session.splitlines() if "Profile ID" in line and line.startswith("GPU")]
+    assert len(listed) == 11
+    assert smi("mig", "-lgipp").splitlines() == listed
