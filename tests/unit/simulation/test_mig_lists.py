@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.base.domain import mig_table
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.simulation.machine.state_file import StateFile
 from pipeline.simulation.smi import nvidia_smi
 from tests.support.mig_listings import LISTINGS
@@ -74,3 +76,16 @@ def test_placements_are_listed_as_on_a_real_rtx_pro_6000(state_file: StateFile, 
     listed = [line for line in session.splitlines() if "Profile ID" in line and line.startswith("GPU")]
     assert len(listed) == 11
     assert smi("mig", "-lgipp").splitlines() == listed
+
+
+def test_each_simulated_gpu_of_the_configuration_is_a_model_with_the_product_of_its_comment() -> None:
+    files = sorted((PROJECT_DIR / "conf/gpu").glob("simulated_*.yaml"))
+    texts = {}
+    for path in files:
+        first, *rest = path.read_text().splitlines()
+        model = mig_table.find(path.stem)
+        assert model.name == path.stem.removeprefix("simulated_")
+        assert first == f"# A simulated {model.product}: the same commands without hardware; jobs train on the CPU."
+        texts[path.stem] = "\n".join(rest).replace(f"model: {model.name}", "model: NAME")
+    assert len(texts) == 13
+    assert len(set(texts.values())) == 1

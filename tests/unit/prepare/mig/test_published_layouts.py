@@ -216,6 +216,16 @@ def test_old_drivers_lack_the_profiles_that_the_guide_dates() -> None:
     assert lacking("a100_80gb", 510) == {"1g.20gb"}
     assert lacking("a30_24gb", 470) == {"2g.12gb+me"}
     assert lacking("a100_40gb", 525) == lacking("h100_80gb", 525) == set()
+    old = profiles.load_model("a100_40gb", 470)
+    arranged = {
+        frozenset((p.name, start) for p, start in placed) for placed in layouts._iterate_arrangements(old, old.profiles)
+    }
+    assert len(arranged) == 1088
+    assert arranged == {
+        places
+        for places in list_legal("a100_40gb")
+        if "1g.10gb" not in count_names(places) and not {"3g.20gb", "4g.20gb"} <= set(count_names(places))
+    }
 
 
 def test_the_engines_decide_which_instances_coexist_also_where_no_name_tells() -> None:
