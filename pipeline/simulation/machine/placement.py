@@ -53,13 +53,15 @@ def remaining_capacity(model: Model, instances: Sequence[GpuInstance], profile: 
 def gpu_instance_id(model: Model, index: int, start: int, size: int) -> int:
     """Return the id of an instance: the number of its placement's node in a binary tree over the memory slices.
 
-    Real drivers begin with the left half (0:1 is 7, 6:1 is 13) or with the right half (4:4 is 1, 0:4 is 2, 0:1 is 11),
-    also on two GPUs of one machine (NVIDIA/DCGM#138), so that an id of one GPU has no meaning on another. Here the
-    first GPU begins as in most transcripts of its architecture, the right half on Ampere; the next one differently.
+    On GPUs with eight memory slices, drivers begin with the left half (0:1 is 7, 6:1 is 13) or with the right half (4:4
+    is 1, 0:4 is 2, 0:1 is 11), also on two GPUs of one machine (NVIDIA/DCGM#138), so that an id of one GPU has no
+    meaning on another. Here the first GPU begins as in most transcripts of its architecture, with the right half on
+    Ampere, and the next one differently. A30 and RTX PRO 6000 begin with the left half in every transcript.
     """
     num_nodes = model.memory_slices // size
     node = start // size
-    if num_nodes > 1 and (model.architecture == "Ampere") == (index % 2 == 0):
+    is_turned = model.memory_slices == _PREFERENCE_AXIS and (model.architecture == "Ampere") == (index % 2 == 0)
+    if num_nodes > 1 and is_turned:
         node = (node + num_nodes // 2) % num_nodes
     return num_nodes - 1 + node
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,12 +71,31 @@ def test_the_compute_instance_profiles_are_listed_as_on_a_real_a100(state_file: 
     ]
 
 
-def test_placements_are_listed_as_on_a_real_rtx_pro_6000(state_file: StateFile, smi: Smi) -> None:
-    state_file.create(["rtxpro6000_96gb"])
-    session = (LISTINGS / "session_rtxpro6000.txt").read_text()
-    listed = [line for line in session.splitlines() if "Profile ID" in line and line.startswith("GPU")]
-    assert len(listed) == 11
-    assert smi("mig", "-lgipp").splitlines() == listed
+def play(session: str, smi: Smi) -> tuple[list[str], list[str]]:
+    """Run the commands of a session on a simulated GPU in MIG mode; the lines printed, and those of the session."""
+    smi("-mig", "1")
+    printed, expected = [], []
+    for block in re.split(r"^[$#] ", (LISTINGS / session).read_text(), flags=re.MULTILINE)[1:]:
+        command, *lines = block.splitlines()
+        words = command.removeprefix("sudo ").split()[1:]
+        if words[:1] == ["mig"] and "-dgi" not in words:
+            printed += [re.sub(r"[ =-]+", " ", line) for line in smi(*words).splitlines()]
+            expected += [re.sub(r"[ =-]+", " ", line) for line in lines]
+    return printed, expected
+
+
+@pytest.mark.parametrize(
+    ("session", "model", "num_lines"),
+    [("session_a30.txt", "a30_24gb", 43), ("session_rtxpro6000.txt", "rtxpro6000_96gb", 28)],
+)
+def test_a_session_on_a_simulated_gpu_prints_what_the_real_one_printed(
+    state_file: StateFile, smi: Smi, session: str, model: str, num_lines: int
+) -> None:
+    """Placements, starts and ids without a chosen start, and compute profiles; the widths of tables differ."""
+    state_file.create([model])
+    printed, expected = play(session, smi)
+    assert printed == expected
+    assert len(expected) == num_lines
 
 
 def test_each_simulated_gpu_of_the_configuration_is_a_model_with_the_product_of_its_comment() -> None:

@@ -18,6 +18,7 @@ from tests.support.mig_listings import LISTINGS, parse_placements, parse_profile
 
 # Model by listing. Of a model's listings, the memory of the first is the table's.
 MODELS = {
+    "lgip_a30": "a30_24gb",
     "lgip_h100_pcie": "h100_80gb_pcie",
     "lgip_h200_gpu6": "h200_141gb",
     "lgip_h100_nvl": "h100_94gb",
@@ -29,7 +30,7 @@ MODELS = {
     "lgip_gb200_hgx_early": "gb200",
     "lgip_rtxpro6000": "rtxpro6000_96gb",
 }
-NUM_ROWS = {"lgip_gh200_144gb": 4, "lgip_rtxpro6000": 11}
+NUM_ROWS = {"lgip_a30": 5, "lgip_gh200_144gb": 4, "lgip_rtxpro6000": 11}
 NUM_ROWS |= dict.fromkeys((name for name in MODELS if "b200" in name), 4)
 FIRST = {model: name for name, model in reversed(MODELS.items())}
 # The devices of each GPU in a listing of `nvidia-smi -L`.
@@ -44,6 +45,7 @@ DEVICES = {
     ],
     "L_dra_wrong_allocation": [["4g.40gb"], ["4g.40gb"], [None], ["4g.40gb"]],
     "lgi_and_L_h100_nvl": [["2g.24gb", "2g.24gb", "2g.24gb", "1g.12gb"]],
+    "session_a30": [["2g.12gb", "1g.6gb", "1g.6gb"]],
 }
 # The GPU instances of each GPU in a listing of `-lgi`: id by placement.
 INSTANCES = {
@@ -52,6 +54,7 @@ INSTANCES = {
         "0": {"2:1": 9, "3:1": 10, "0:2": 3, "4:4": 2},
         "1": {"2:1": 13, "3:1": 14, "0:2": 5, "4:4": 1},
     },
+    "session_a30": {"0": {"0:1": 3, "1:1": 4, "2:2": 2}},
     "session_rtxpro6000": {"0": {"6:3": 5, "9:3": 6, "0:6": 1}},
 }
 
@@ -109,11 +112,13 @@ def test_what_a_simulated_gpu_lists_is_read_by_the_same_reader() -> None:
     assert simulated == list(parse_profiles(read("lgip_h200_gpu6")))
 
 
-def test_the_placements_of_an_rtx_pro_6000_are_those_of_its_listing() -> None:
-    listed = parse_placements(read("session_rtxpro6000"))
-    assert len(listed) == 11
-    profiles = mig_table.find("rtxpro6000_96gb").profiles
-    assert {profile.id: (profile.starts, profile.memory_slices) for profile in profiles} == listed
+@pytest.mark.parametrize(
+    ("listing", "name", "num_profiles"), [("session_a30", "a30_24gb", 5), ("session_rtxpro6000", "rtxpro6000_96gb", 11)]
+)
+def test_the_placements_are_those_of_a_listing(listing: str, name: str, num_profiles: int) -> None:
+    listed = parse_placements(read(listing))
+    assert len(listed) == num_profiles
+    assert {profile.id: (profile.starts, profile.memory_slices) for profile in mig_table.find(name).profiles} == listed
 
 
 def _group_by_gpu(rows: Iterable[tuple[str, ...]]) -> dict[str, dict[str, int]]:
@@ -128,6 +133,7 @@ def _group_by_gpu(rows: Iterable[tuple[str, ...]]) -> dict[str, dict[str, int]]:
     [
         ("lgi_and_L_h100_nvl", "h100_94gb"),
         ("lgi_a100_80gb_several_gpus", "a100_80gb"),
+        ("session_a30", "a30_24gb"),
         ("session_rtxpro6000", "rtxpro6000_96gb"),
     ],
 )

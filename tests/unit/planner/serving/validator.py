@@ -64,10 +64,12 @@ def read_profile(path):
 
 
 def memory_of(profile, branch):
-    """The memory of an instance: with a driver older than the dated listings, the smallest that any listing has."""
-    listed = [round(each["gib"] * 16) * 64 for each in profile["memory_gib"]]
-    assert all(each.get("branch", 570) >= 570 for each in profile["memory_gib"])
-    return profile["memory_mib"] if branch is None else min(listed)
+    """The memory of an instance: of the newest listing up to a driver, else the smallest that any listing has."""
+    listed = [(each.get("branch"), round(each["gib"] * 16) * 64) for each in profile["memory_gib"]]
+    if branch is None:
+        return profile["memory_mib"]
+    dated = [(dated_branch, mib) for dated_branch, mib in listed if dated_branch and dated_branch <= branch]
+    return max(dated)[1] if dated else min(mib for _, mib in listed)
 
 
 def admitted(service, row, margin=0.0, branch=None):
