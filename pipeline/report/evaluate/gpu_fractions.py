@@ -53,10 +53,10 @@ class Fraction:
 
     def compare_throughput(self, users: int) -> Estimate | None:
         """Return the throughput of one service over that of the same service on the whole GPU."""
-        cell, whole = self.cells[users], self.wholes.get(users)
-        if whole is None or not (cell.is_ranked and whole.is_ranked):
+        cell, reference = self.cells[users], self.wholes.get(users)
+        if reference is None or not (cell.is_ranked and reference.is_ranked):
             return None
-        by_block = ratios(cell, whole, cell.throughput)
+        by_block = ratios(cell, reference, cell.throughput)
         return cell.estimate({block: ratio / cell.degree for block, ratio in by_block.items()}) if by_block else None
 
     def estimate_users(self) -> Estimate | str | None:
@@ -138,17 +138,17 @@ def list_fractions(cells: Sequence[Cell]) -> Iterator[Fraction]:
 def describe_fractions(cells: Sequence[Cell]) -> list[str]:
     """Return a sentence on the largest fraction of each sharing mode, for each service."""
     by_mode = group_by(list_fractions(cells), lambda part: (part.service, part.sharing))
-    whole: Fraction | None = None
+    reference: Fraction | None = None
     sentences = []
     for members in by_mode.values():
         if members[0].num_parts == 1:
-            (whole,) = members
+            (reference,) = members
             continue
         parts = [part for part in members if part.num_parts == members[0].num_parts]
         most = max(parts[0].cells)
         rates = [(part.compare_throughput(most), part.rest) for part in parts if most in part.cells]
         throughputs = [f"{times_in_words(ratio)} with the rest {rest}" for ratio, rest in rates if ratio is not None]
-        users = [part.estimate_users() for part in (*parts, whole) if part is not None]
+        users = [part.estimate_users() for part in (*parts, reference) if part is not None]
         numbers = [number.median for number in users if isinstance(number, Estimate)]
         if throughputs:
             cell = parts[0].cells[most]

@@ -63,10 +63,10 @@ def _paint(parts: Sequence[Fraction]) -> Figure:
     figure, every_axes = make_panels(len(panels), 2.4, columns=2)
     handles: dict[str, Any] = {}
     for axes, panel in zip(every_axes, panels, strict=True):
-        whole, *figures = zip(parts, panel.figures, strict=True)
+        reference, *figures = zip(parts, panel.figures, strict=True)
         lines = group_by(figures, lambda pair: (pair[0].sharing, pair[0].rest))
         for (sharing, rest), members in sorted(lines.items(), key=lambda line: (line[0][0].order, line[0][1])):
-            pairs = [(numbers.index(part.num_parts), estimate) for part, estimate in (whole, *members)]
+            pairs = [(numbers.index(part.num_parts), estimate) for part, estimate in (reference, *members)]
             estimates = {float(place): estimate for place, estimate in pairs if estimate is not None}
             style: dict[str, Any] = {"color": sharing.colour, "marker": sharing.marker, "linestyle": _STYLES[rest]}
             style |= {"markersize": 3.5, "linewidth": 1.4}
@@ -75,8 +75,8 @@ def _paint(parts: Sequence[Fraction]) -> Figure:
             handle = axes.errorbar(list(estimates), medians, errors, elinewidth=0.9, capsize=2, **style)
             handles.setdefault(f"{sharing.label}, rest {rest}", handle)
             hollow_points(axes, estimates, style)
-        if panel.is_proportional and whole[1] is not None:
-            ideals = [whole[1].median / number for number in numbers]
+        if panel.is_proportional and reference[1] is not None:
+            ideals = [reference[1].median / number for number in numbers]
             (handles["in proportion"],) = axes.plot(range(len(numbers)), ideals, ":", color=FAINT, linewidth=1.1)
         set_title(axes, panel.title)
         axes.set_ylabel(panel.unit)
