@@ -329,8 +329,12 @@ class GroupExecution:
         # A profiler or a container must start the program itself.
         prefix = profiler.prefix(folder)
         if container is not None:
-            program_folders = map(Path, (PROJECT_DIR, *job.workload.module_path, Path(job.workload.script).parent))
-            folders = [self.record.scratch, folder, Path.cwd(), *(place.absolute() for place in program_folders)]
+            program_folders: list[Path | str] = [
+                PROJECT_DIR,
+                *job.workload.module_path,
+                Path(job.workload.script).parent,
+            ]
+            folders = [self.record.scratch, folder, Path.cwd(), *(Path(place).absolute() for place in program_folders)]
             prefix += container.spell(folders, folder / layout.OUTPUT if job.workload.is_in_own_folder else Path.cwd())
         wrapper = profiler.name if container is None else container.program
         return JobStart(job=job, slot=slot, starter=Spawner(interpreter, prefix), wrapper=wrapper)
