@@ -88,13 +88,14 @@ class JobState:
 
     Attributes:
         folder: absolute path of the job's folder.
-        profiler: profiler that is the job's leading process, if any; such a job is never started warm.
+        wrapper: program that is the job's leading process, if any: a profiler, or the program that starts a container.
+            Such a job is never started warm.
         released_ns: instant at which the job is to begin, if it was released from the barrier.
     """
 
     job: Job
     folder: Path
-    profiler: str | None = None
+    wrapper: str | None = None
     released_ns: int | None = None
     started: ProcessStart | None = None
     said: ProtocolReport = field(default_factory=ProtocolReport)
@@ -116,7 +117,7 @@ class JobState:
 
     @property
     def working_pid(self) -> int | None:
-        """PID of the process that does the work: under a profiler, the process that uses the job protocol."""
+        """PID of the process that does the work: with a wrapper, the process that uses the job protocol."""
         return self.pid if self.said.pid is None else self.said.pid
 
     @property
@@ -131,8 +132,8 @@ class JobState:
 
     @property
     def has_left(self) -> bool:
-        """True once the work is over: the process has ended, or its profiler is writing the report."""
-        return self.has_ended or (self.profiler is not None and self.said.bye is not None)
+        """True once the work is over: the process has ended, or its wrapper is at its end."""
+        return self.has_ended or (self.wrapper is not None and self.said.bye is not None)
 
     @property
     def ended_well(self) -> bool:

@@ -99,9 +99,9 @@ def _judge_end(state: JobState, log: Events, interrupted: bool) -> Ending:
         return Ending(Result.FAILED, "ended with status 0 without reporting the end of its work")
     how = f"status {ended.status}" if ended.status > 0 else f"signal {-ended.status}"
     cause = causes.judge_output(state.folder / layout.STDERR, state.folder / layout.STDOUT)
-    if state.profiler is not None and state.said.bye in (None, "ok"):
+    if state.wrapper is not None and state.said.bye in (None, "ok"):
         when = "before the job sent a message" if state.said.pid is None else "before the job's end"
-        ending = f"{state.profiler} ended with {how} {'after the job' if state.said.bye else when}"
+        ending = f"{state.wrapper} ended with {how} {'after the job' if state.said.bye else when}"
         return Ending(Result.FAILED, _join_cause(ending, cause))
     return _describe_failure(f"ended with {how}", cause, state, was_killed=ended.status in _KILLED)
 

@@ -191,8 +191,8 @@ def _find_end_ns(state: JobState, log: Events) -> int | None:
         return max(marks)
     if log.ended_ns is not None:
         return log.ended_ns  # not the exit of the script's runner, which still does other work
-    # A profiler may still run after the job's end, which is not the job's work.
-    return state.ended.at_ns if state.profiler is None else state.said.bye_ns
+    # A wrapper may still run after the job's end, which is not the job's work.
+    return state.ended.at_ns if state.wrapper is None else state.said.bye_ns
 
 
 def _judge_job(
