@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
+from tests.support.container_programs import write_apptainer, write_image
 from tests.support.studies import Study
 
 pytest_plugins = ["tests.support.run_fixtures"]
@@ -26,31 +27,6 @@ if "--fail" in sys.argv:
     raise RuntimeError("no such layer")
 json.dump({"cwd": os.getcwd(), "home": os.environ.get("PYTHONNOUSERSITE"), "path": os.environ["PATH"]}, sys.stdout)
 """
-# Apptainer starts the command as a child process, with the PATH of the image, and refuses a folder that does not exist.
-# Unlike Apptainer, it fails for a folder that no --bind names; sites may switch off Apptainer's own binds.
-APPTAINER = """#!{python}
-import argparse, json, os, subprocess, sys
-from pathlib import Path
-parser = argparse.ArgumentParser(allow_abbrev=False)
-parser.add_argument("action", choices=["exec"])
-parser.add_argument("--nv", action="store_true", required=True)
-parser.add_argument("--bind", action="append", default=[])
-parser.add_argument("--pwd", required=True)
-parser.add_argument("image")
-parser.add_argument("command", nargs=argparse.REMAINDER)
-args = parser.parse_args()
-binds = [Path(folder) for folder in args.bind]
-lines = Path(args.image).read_text().splitlines()
-needed = [Path(args.pwd), *(Path(word) for word in args.command if word.startswith("/"))]
-if "COLLOCATION_JOB" in os.environ:
-    job = Path(os.environ["COLLOCATION_JOB"])
-    needed += [job, Path(json.loads((job / "job.json").read_text())["socket"])]
-for path in [*binds, *needed]:
-    if not path.exists() or not any(path.is_relative_to(folder) for folder in binds):
-        sys.exit(f"FATAL:   {{path}} is not in the container")
-os.environ["PATH"] = lines[0]
-sys.exit(subprocess.call(args.command, cwd=args.pwd))
-"""
 
 
 @pytest.fixture
@@ -58,9 +34,8 @@ def begin(study_of, tmp_path, monkeypatch) -> Callable[..., Study]:
     """Run a study with an image whose text is the PATH in it."""
     programs, image = tmp_path / "programs", tmp_path / "train.sif"
     programs.mkdir()
-    (programs / "apptainer").write_text(APPTAINER.format(python=sys.executable))
-    (programs / "apptainer").chmod(0o755)
-    image.write_text(f"{Path(sys.executable).parent}:/usr/bin:/bin\n")
+    write_apptainer(programs)
+    write_image(image)
     (tmp_path / "train.py").write_text(SCRIPT)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
 
