@@ -22,6 +22,7 @@ RELEASES = {
     "570": Release(driver_version="570.133.20", cuda_version=12080),
     "580": Release(driver_version="580.159.04", cuda_version=13000),
     "590": Release(driver_version="590.48.01", cuda_version=13010),
+    "595": Release(driver_version="595.99.02", cuda_version=13020),
     "615": Release(driver_version="615.71.09", cuda_version=13040),
 }
 """Releases by branch. Most behaviour was recorded with driver 580; other branches have other versions and MPS
