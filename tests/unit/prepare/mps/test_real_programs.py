@@ -1,6 +1,6 @@
 """Real control programs of five branches of the driver, without a GPU: the product's daemon, and the simulated program.
 
-The programs are those of `mps_programs`; where they cannot be had, these tests are skipped.
+The programs are those of `nvidia_packages`; where they cannot be had, these tests are skipped.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from pipeline.prepare.mps.control_program import CONTROL, ControlProgram
 from pipeline.prepare.mps.mps_daemon import MpsDaemon, run_daemon
 from pipeline.simulation.mps.control_program import write_program
 from tests.conftest import DATA
-from tests.support import mps_programs
+from tests.support import nvidia_packages
 from tests.unit.simulation.test_command_answers import make_answers
 
-pytestmark = pytest.mark.covers("pipeline/simulation/mps", "tests/support/mps_programs.py")
+pytestmark = pytest.mark.covers("pipeline/simulation/mps", "tests/support/nvidia_packages.py")
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 
 
@@ -62,19 +62,9 @@ def folder() -> Iterator[Path]:
         shutil.rmtree(path)
 
 
-@pytest.fixture(params=mps_programs.PACKAGES)
+@pytest.fixture(params=nvidia_packages.PACKAGES)
 def real(request: pytest.FixtureRequest, folder: Path, made_once: Callable[..., Path]) -> Real:
-    def note(path: Path) -> None:
-        """Let one worker of this run try; the network may be slow to refuse."""
-        try:
-            path.write_text(str(mps_programs.find_programs(request.param)))
-        except mps_programs.MissingProgramError as error:
-            path.write_text(f"missing {error}")
-
-    answer = made_once(f"mps-{request.param}", note).read_text()
-    if answer.startswith("missing"):
-        pytest.skip(answer.removeprefix("missing "))
-    return Real(request.param, Path(answer), folder)
+    return Real(request.param, nvidia_packages.find_or_skip(request.param, made_once), folder)
 
 
 def list_processes(folder: Path) -> list[int]:
@@ -126,7 +116,7 @@ def list_commands(name: str) -> list[str]:
 def test_the_simulated_program_answers_each_command_as_the_real_one(real: Real, is_static: bool) -> None:
     if is_static and int(real.branch) < 590:
         pytest.skip(f"R{real.branch} has no static partitions")
-    session = Session(real.program, real.folder / "p", **mps_programs.environ_of(real.branch, real.programs))
+    session = Session(real.program, real.folder / "p", **nvidia_packages.environ_of(real.branch, real.programs))
     assert session.run(*["-d", "-S"] if is_static else ["-d"]) == ([], 0)
     answers = make_answers(real.branch, [], devices=[], is_static=is_static)
     try:
@@ -167,8 +157,8 @@ def list_kinds(session: Session) -> set[str]:
 def use_stand_in(real: Real) -> dict[str, str]:
     """Write a server that is ready without a GPU; return the variables with which the control program starts it."""
     (real.folder / "bin").mkdir()
-    mps_programs.write_server(real.folder / "bin")
-    return mps_programs.environ_of(real.branch, real.programs, server_in=real.folder / "bin")
+    nvidia_packages.write_server(real.folder / "bin")
+    return nvidia_packages.environ_of(real.branch, real.programs, server_in=real.folder / "bin")
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
@@ -212,7 +202,7 @@ def test_a_server_that_was_killed_is_an_error(real: Real, monkeypatch: pytest.Mo
 
 def test_a_server_without_a_gpu_is_an_error(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
     says = r"its server exited immediately .*; control\.log: Server \d+ exited with status \d$"
-    environ = mps_programs.environ_of(real.branch, real.programs)
+    environ = nvidia_packages.environ_of(real.branch, real.programs)
     with pytest.raises(SharingError, match=says), start_daemon(real, monkeypatch, environ):
         pytest.fail("it is not ready")
 

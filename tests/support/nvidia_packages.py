@@ -1,7 +1,7 @@
-"""Real MPS control programs of NVIDIA, unpacked from packages of Debian and Ubuntu; nothing is installed.
+"""Real programs of NVIDIA's driver, unpacked from packages of Debian and Ubuntu; nothing is installed.
 
 apt-get runs with sources, lists and packages in a temporary folder, so that the machine's own stay as they are. The
-programs are kept in the user's cache folder (`$XDG_CACHE_HOME/gpu-collocation/mps`); delete it to get newer ones.
+programs are kept in the user's cache folder (`$XDG_CACHE_HOME/gpu-collocation/nvidia`); delete it to get newer ones.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import DATA
 
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
-_LIMIT_S = 60
+_LIMIT_S = 30
 _DEBIAN_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _UBUNTU_KEY = DATA / "mps_control/ubuntu_archive_key_2018.asc"
 _STAND_IN = Path(__file__).with_name("idle_libcuda.c")
@@ -32,7 +35,7 @@ Dir::Etc::Main "/dev/null"; Dir::Etc::Parts "/dev/null"; Dir::Etc::SourceParts "
 Dir::Etc::Preferences "/dev/null"; Dir::Etc::PreferencesParts "/dev/null";
 Dir::Etc::SourceList "{folder}/sources.list"; Dir::State "{folder}"; Dir::State::Status "{folder}/status";
 Dir::Cache "{folder}"; Dir::Log "{folder}"; APT::Sandbox::User ""; APT::Update::Error-Mode "any";
-Acquire::Languages "none"; Acquire::Retries "0"; Acquire::http::Timeout "5"; Acquire::https::Timeout "5";
+Acquire::Languages "none"; Acquire::Retries "0"; Acquire::http::Timeout "3"; Acquire::https::Timeout "3";
 """
 
 
@@ -67,23 +70,24 @@ _UBUNTU = Repository(
     components="restricted multiverse",
     key=_UBUNTU_KEY,
 )
+_OF_DEBIAN = ("nvidia-cuda-mps", "nvidia-smi", "libnvidia-ml1")
 PACKAGES = {
-    "535": ("nvidia-cuda-mps", (_debian("debian", "bookworm"), _debian("debian-security", "bookworm-security"))),
-    "550": ("nvidia-cuda-mps", (_debian("debian", "trixie"),)),
-    "580": ("nvidia-compute-utils-580", (_UBUNTU,)),
-    "595": ("nvidia-compute-utils-595", (_UBUNTU,)),
-    "615": ("nvidia-compute-utils-615", (_UBUNTU,)),
+    "535": (_OF_DEBIAN, (_debian("debian", "bookworm"), _debian("debian-security", "bookworm-security"))),
+    "550": (_OF_DEBIAN, (_debian("debian", "trixie"),)),
+    "580": (("nvidia-compute-utils-580",), (_UBUNTU,)),
+    "595": (("nvidia-compute-utils-595",), (_UBUNTU,)),
+    "615": (("nvidia-compute-utils-615",), (_UBUNTU,)),
 }
-"""Package and repositories of the control program, by branch of the driver."""
+"""Packages and repositories by branch of the driver; those of Debian also have nvidia-smi and NVML."""
 
 
 def find_programs(branch: str) -> Path:
-    """Return the folder with control program and server of this branch; the first call on a machine downloads them.
+    """Return the folder with the programs of this branch; the first call on a machine downloads them.
 
     Raises:
         MissingProgramError: apt-get, a key, the network or a compiler is missing.
     """
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-collocation/mps" / branch
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpu-collocation/nvidia" / branch
     if not folder.exists():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
@@ -94,8 +98,23 @@ def find_programs(branch: str) -> Path:
         except (OSError, subprocess.SubprocessError) as error:
             lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
             reason = next((line for line in lines if line.startswith("E:")), lines[-1])
-            raise MissingProgramError(f"the MPS programs of R{branch} cannot be had here: {reason}") from error
+            raise MissingProgramError(f"the programs of R{branch} cannot be had here: {reason}") from error
     return folder
+
+
+def find_or_skip(branch: str, made_once: Callable[..., Path]) -> Path:
+    """Find the programs of a branch, or skip the test. One worker of a run tries: a network may be slow to refuse."""
+
+    def note(path: Path) -> None:
+        try:
+            path.write_text(str(find_programs(branch)))
+        except MissingProgramError as error:
+            path.write_text(f"missing {error}")
+
+    answer = made_once(f"nvidia-{branch}", note).read_text()
+    if answer.startswith("missing "):
+        pytest.skip(answer.removeprefix("missing "))
+    return Path(answer)
 
 
 def write_server(folder: Path) -> None:
@@ -116,25 +135,25 @@ def environ_of(branch: str, programs: Path, *, server_in: Path | None = None) ->
 
 
 def _unpack(branch: str, work: Path) -> Path:
-    """Download the package into this folder; return the subfolder with the programs alone."""
-    name, repositories = PACKAGES[branch]
+    """Download the packages into this folder; return the subfolder with the programs alone."""
+    names, repositories = PACKAGES[branch]
     (work / "sources.list").write_text("".join(repository.sources() for repository in repositories))
     (work / "status").touch()
     (work / "apt.conf").write_text(f"{_list_proxies()}{_CONFIGURATION.format(folder=work)}")
     environ = os.environ | {"APT_CONFIG": str(work / "apt.conf"), "LC_ALL": "C"}
-    for command in ("update", "download"):
-        words = ["apt-get", "-qq", command, *([name] if command == "download" else [])]
-        _run(words, env=environ, cwd=work)
-    (package,) = work.glob("*.deb")
-    _run(["dpkg-deb", "--extract", str(package), str(work / "files")])
+    _run(["apt-get", "-qq", "update"], env=environ, cwd=work)
+    _run(["apt-get", "-qq", "download", *names], env=environ, cwd=work)
+    for package in work.glob("*.deb"):
+        _run(["dpkg-deb", "--extract", str(package), str(work / "files")])
     complete = work / "complete"
     complete.mkdir()
-    for program in (CONTROL, SERVER):
-        (found,) = (path for path in work.glob(f"files/usr/*bin/{program}") if path.is_file())
-        shutil.copy(found, complete / program)
+    for path in (path for path in work.glob("files/**/*") if path.is_file() and not path.is_symlink()):
+        if path.name in (CONTROL, SERVER, "nvidia-smi") and os.access(path, os.X_OK):
+            shutil.copy(path, complete)
+        elif path.name.startswith("libnvidia-ml.so."):
+            shutil.copy(path, complete / "libnvidia-ml.so.1")
     if int(branch) >= _NEEDS_LIBCUDA:
         _run(["cc", "-shared", "-fPIC", "-o", str(complete / "libcuda.so.1"), str(_STAND_IN)])
-    (complete / "package").write_text(package.name)
     return complete
 
 
