@@ -27,9 +27,11 @@ from pipeline.clean.journal import Journal
 from pipeline.prepare.mps import sm_partitions
 from pipeline.prepare.mps.control_program import CONTROL, ControlProgram
 from pipeline.prepare.mps.mps_daemon import MpsDaemon, run_daemon
+from pipeline.prepare.sharing.mps import Mps, MpsPercent
 from pipeline.simulation.mps.control_program import write_program
 from tests.conftest import DATA
 from tests.support import nvidia_packages
+from tests.support.rows import gpu_settings, group
 from tests.unit.simulation.test_command_answers import make_answers
 
 pytestmark = pytest.mark.covers("pipeline/simulation/mps", "tests/support/nvidia_packages.py")
@@ -190,6 +192,20 @@ def test_mps_starts_answers_and_ends(real: Real, monkeypatch: pytest.MonkeyPatch
         assert daemon.list_clients() == set()
         daemon.check_health()
         assert "server.log" not in daemon.logs.explain() or real.branch == "535"
+
+
+@pytest.mark.parametrize("mode", [Mps, MpsPercent])
+def test_a_mode_prepares_its_jobs(real: Real, monkeypatch: pytest.MonkeyPatch, mode: type[Mps]) -> None:
+    for name, text in use_stand_in(real).items():
+        monkeypatch.setenv(name, text)
+    jobs = group("a", "b", gpu=gpu_settings(lock_dir=real.folder))
+    with mode(program=str(real.program)).prepare(jobs.device, jobs, real.folder) as slots:
+        environ = dict(slots.slots[1].environ)
+        assert environ["CUDA_MPS_PIPE_DIRECTORY"].startswith(f"{real.folder}/")
+        assert environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") == (None if mode is Mps else "50")
+        control = ControlProgram(program=str(real.program), pipes=Path(environ["CUDA_MPS_PIPE_DIRECTORY"]))
+        (server,) = control.list_pids("get_server_list")
+        assert control.ask(f"get_client_list {server}") == []
 
 
 def test_a_server_that_was_killed_is_an_error(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
