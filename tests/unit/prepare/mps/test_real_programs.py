@@ -120,12 +120,15 @@ def test_the_simulated_program_answers_each_command_as_the_real_one(real: Real, 
         pytest.skip(f"R{real.branch} has no static partitions")
     session = Session(real.program, real.folder / "p", **nvidia_packages.environ_of(real.branch, real.programs))
     assert session.run(*["-d", "-S"] if is_static else ["-d"]) == ([], 0)
-    answers = make_answers(real.branch, [], devices=[], is_static=is_static)
+    log: list[str] = []
+    answers = make_answers(real.branch, log, devices=[], is_static=is_static)
     try:
         commands = list_commands("session_615.71.09_static.txt" if is_static else "session_550.163.01.txt")
         for command in [*commands, "nonsense a b", ""]:
             expected = [line.strip() for line in answers.answer(command.split())]
             assert session.run(stdin=f"{command}\n") == (expected, 0), command
+        assert log or is_static
+        assert {f"Control: {hide_numbers(line)}" for line in log} <= list_kinds(session)
     finally:
         assert session.run(stdin="quit\n") == ([], 0)
 
@@ -153,7 +156,11 @@ def list_kinds(session: Session) -> set[str]:
     """Return what `control.log` has, without instants, PIDs, the folder and levels."""
     log = (session.pipes / "control.log").read_text().replace(str(session.pipes), "<pipes>")
     lines = (re.sub(r"^\[.*? (Control)[ A-Z]* *\d+\]", r"\1:", line) for line in log.splitlines())
-    return {re.sub(r"\b\d+\b", "N", line) for line in lines}
+    return {hide_numbers(line) for line in lines}
+
+
+def hide_numbers(text: str) -> str:
+    return re.sub(r"\b\d+\b", "N", text)
 
 
 def use_stand_in(real: Real) -> dict[str, str]:
