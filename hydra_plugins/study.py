@@ -90,9 +90,10 @@ class StudySweeper(Sweeper):
         jobs: list[list[str]] = []
         for block in _select_blocks(keys, self.blocks) or [{}]:
             preset = _drop_overridden([*keys, *instead, *block], self.preset)
+            options = {key: grid for key, grid in block.items() if key not in instead and self._is_option(key, typed)}
             if "mix" in block:  # the result is the total time of its work, which a steady window does not have
                 preset.pop("window", None)
-            grid = {**preset, **_drop_overridden([*keys, *instead], block), **instead}
+            grid = {**preset, **_drop_overridden([*keys, *instead], block), **options, **instead}
             jobs += overrides.list_combinations(
                 [*parser.parse_overrides([_as_override(*item) for item in grid.items()]), *typed]
             )
@@ -100,6 +101,23 @@ class StudySweeper(Sweeper):
             none = next((word for word in arguments if "glob(" in word or "range(" in word), " ".join(arguments))
             raise ConfigError(f"{none} matches no value; use existing values")
         return jobs
+
+    def _is_option(self, key: str, typed: Sequence[Override]) -> bool:
+        """Return whether the choices on the command line all have this option of a block.
+
+        For example, `workload=resnet152_imagenet` keeps a block's `workload.step_mode`.
+        """
+        parent, _, name = key.rpartition(".")
+        choices = [choice for choice in typed if key.startswith(f"{user_command.place_of(choice.get_key_element())}.")]
+        if not choices or key in {override.get_key_element() for override in typed}:
+            return False
+        composed = (self._compose_choices(*words) for words in overrides.list_combinations(choices))
+        return all(name in (OmegaConf.select(config, parent) or {}) for config in composed)
+
+    @functools.lru_cache  # noqa: B019  one sweeper a program
+    def _compose_choices(self, *words: str) -> DictConfig:
+        assert self.hydra_context is not None and self.config is not None
+        return self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
 
 
 def _read_blocks(config: DictConfig) -> list[dict[str, Any]]:

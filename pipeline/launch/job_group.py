@@ -40,12 +40,12 @@ _UNKNOWN_STATUS = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStart:
-    """One job to start; `profiler` is the name of the profiler that the starter puts before its command, if any."""
+    """One job to start; `wrapper` is the name of the program that the starter puts before its command, if any."""
 
     job: Job
     slot: Slot
     starter: Starter
-    profiler: str | None = None
+    wrapper: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class JobGroup:
         self._starts, self._files, self._limits, self._pin_cpus = starts, files, limits, pin_cpus
         self._block, self._goes_on = block, go_on
         self.states = [
-            JobState(job=start.job, folder=files.folder / layout.job_path(start.job.index), profiler=start.profiler)
+            JobState(job=start.job, folder=files.folder / layout.job_path(start.job.index), wrapper=start.wrapper)
             for start in starts
         ]
         self._by_index = {state.job.index: state for state in self.states}
@@ -124,7 +124,7 @@ class JobGroup:
                 file.unlink(missing_ok=True)
 
     def pids(self) -> Mapping[int, int]:
-        """Return the PID of each running job by its index; under a profiler, the PID of the profiled process.
+        """Return the PID of each running job by its index; with a wrapper, the PID of the job itself.
 
         Jobs that share a process have the same PID.
         """
@@ -371,7 +371,7 @@ class JobGroup:
         elif kind == "hello":
             pid = message.get("pid")
             # A job may send any PID, but only a process of the group may be observed and looked for on the GPU.
-            if state.profiler is not None and type(pid) is int and pid in processes.list_marked(self._files.mark):
+            if state.wrapper is not None and type(pid) is int and pid in processes.list_marked(self._files.mark):
                 state.said.pid = pid
         elif kind == "ready":
             state.said.is_ready = True

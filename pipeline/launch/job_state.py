@@ -88,14 +88,15 @@ class JobState:
 
     Attributes:
         folder: absolute path of the job's folder.
-        profiler: profiler that is the job's leading process, if any; such a job is never started warm.
+        wrapper: program that is the job's leading process, if any: a profiler, or the program that starts a container.
+            Such a job is never started warm.
         host_folder: folder with the output of the process that hosts the job with other jobs, if any.
         released_ns: instant at which the job is to begin, if it was released from the barrier.
     """
 
     job: Job
     folder: Path
-    profiler: str | None = None
+    wrapper: str | None = None
     host_folder: Path | None = None
     released_ns: int | None = None
     started: ProcessStart | None = None
@@ -118,7 +119,7 @@ class JobState:
 
     @property
     def working_pid(self) -> int | None:
-        """PID of the process that does the work: under a profiler, the process that uses the job protocol."""
+        """PID of the process that does the work: with a wrapper, the process that uses the job protocol."""
         return self.pid if self.said.pid is None else self.said.pid
 
     @property
@@ -138,12 +139,12 @@ class JobState:
 
     @property
     def outlives_work(self) -> bool:
-        """True if the process may go on after the job's work: for its profiler's report, or for other jobs."""
-        return self.profiler is not None or self.is_tenant
+        """True if the process may go on after the job's work: its wrapper, or with other jobs."""
+        return self.wrapper is not None or self.is_tenant
 
     @property
     def has_left(self) -> bool:
-        """True once the work is over: the process has ended, or goes on without the job."""
+        """True once the work is over: the process has ended, its wrapper is at its end, or it goes on with other jobs."""
         return self.has_ended or (self.outlives_work and self.said.bye is not None)
 
     @property

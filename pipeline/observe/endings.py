@@ -102,9 +102,9 @@ def _judge_end(state: JobState, log: Events, interrupted: bool) -> Ending:
     how = f"status {ended.status}" if ended.status > 0 else f"signal {-ended.status}"
     printed = state.folder if state.host_folder is None else state.host_folder
     cause = causes.judge_output(printed / layout.STDERR, printed / layout.STDOUT)
-    if state.profiler is not None and state.said.bye in (None, "ok"):
+    if state.wrapper is not None and state.said.bye in (None, "ok"):
         when = "before the job sent a message" if state.said.pid is None else "before the job's end"
-        ending = f"{state.profiler} ended with {how} {'after the job' if state.said.bye else when}"
+        ending = f"{state.wrapper} ended with {how} {'after the job' if state.said.bye else when}"
         return Ending(Result.FAILED, _join_cause(ending, cause))
     which = "the process of all jobs ended" if state.is_tenant else "ended"
     return _describe_failure(f"{which} with {how}", cause, state, was_killed=ended.status in _KILLED)

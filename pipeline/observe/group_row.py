@@ -196,7 +196,7 @@ def _find_end_ns(state: JobState, log: Events) -> int | None:
         return max(marks)
     if log.ended_ns is not None:
         return log.ended_ns  # not the exit of the script's runner, which still does other work
-    # The process may go on after the job's work.
+    # The process, or its wrapper, may go on after the job's work.
     return state.said.bye_ns if state.outlives_work else state.ended.at_ns
 
 

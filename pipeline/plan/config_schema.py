@@ -225,6 +225,18 @@ class ExistingConfig(EnvConfig):
 
 
 @dataclass
+class ContainerConfig(EnvConfig):
+    """An image file, and the program that starts jobs in it."""
+
+    NODE: ClassVar[str] = "container"
+
+    image: str | None = None
+    command: list[str] = MISSING
+    bind: list[str] = MISSING
+    python: str = "python3"
+
+
+@dataclass
 class TrackingConfig:
     """The store of the results."""
 

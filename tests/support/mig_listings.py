@@ -39,7 +39,7 @@ def parse_profiles(text: str) -> Iterator[ListedProfile]:
         yield ListedProfile(
             name=first["name"],
             id=int(first["id"]),
-            memory_mib=round(float(first["gib"]) * 8) * 128,
+            memory_mib=round(float(first["gib"]) * 16) * 64,
             values=values | {f"num_{unit}": int(count) for unit, count in counts.items()},
         )
 

@@ -2,6 +2,8 @@
 
 Values missing in the public sources are `None`, except `capacity_mib`, the memory of a simulated GPU or instance. It is
 estimated from the nominal size, in proportion to the memory slices of an instance.
+
+The memory of an instance depends on the driver, so that a model alone does not determine it: `read_memory_mib`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,10 @@ from typing import Any
 from pipeline.base.system.errors import ConfigError
 
 _TABLE = Path(__file__).with_name("mig_profiles.json")
+# Kinds of engines that instances share out among themselves, as NVML names them.
+ENGINES = ("copy", "decoder", "encoder", "jpeg", "ofa")
+# Listings round memory to hundredths of a GiB; every exact figure is a multiple of this.
+_MEMORY_UNIT_MIB = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +41,14 @@ class CiProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListedMemory:
+    """Memory of an instance in one listing; `branch` is the driver's, or `None` if the listing does not have it."""
+
+    mib: int
+    branch: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GiProfile:
     """A GPU instance profile.
 
@@ -42,6 +56,9 @@ class GiProfile:
         id: the id used by nvidia-smi, called profile id by NVML.
         enum: the argument of NVML's profile queries.
         memory_slices: number of memory slices that an instance occupies.
+        memory_mib: memory of an instance in one listing.
+        listed_memory: memory of an instance in each listing.
+        min_branch: the first driver branch with this profile; `None` for every driver that knows the GPU.
         max_instances: maximum number of instances on an empty GPU.
         starts: the possible placement ids of an instance, ascending.
         attributes: `me`, `me.all`, `no-me`, `gfx`.
@@ -54,9 +71,11 @@ class GiProfile:
     compute_slices: int
     memory_slices: int
     memory_mib: int | None
+    listed_memory: tuple[ListedMemory, ...]
     capacity_mib: int
     num_multiprocessors: int | None
     max_instances: int
+    min_branch: int | None
     starts: tuple[int, ...]
     attributes: tuple[str, ...]
     num_copy: int | None
@@ -65,6 +84,28 @@ class GiProfile:
     num_jpeg: int | None
     num_ofa: int | None
     ci_profiles: tuple[CiProfile, ...]
+
+    @property
+    def engines(self) -> tuple[int | None, ...]:
+        """Number of engines of each kind, in the order of `ENGINES`; `None` if unknown."""
+        return tuple(getattr(self, f"num_{kind}") for kind in ENGINES)
+
+    def is_offered(self, branch: int | None) -> bool:
+        """Return whether drivers of a branch have this profile; `None` is a current driver."""
+        return branch is None or self.min_branch is None or self.min_branch <= branch
+
+    def read_memory_mib(self, branch: int | None) -> int | None:
+        """Return the memory of an instance with a driver branch; `None` for the branch returns `memory_mib`.
+
+        The figure is that of the newest listing up to this branch. If no listing has its branch, it is the smallest
+        figure: with any of these drivers, an instance has at least this memory.
+        """
+        if branch is None:
+            return self.memory_mib
+        dated = [(listing.branch, listing.mib) for listing in self.listed_memory if listing.branch is not None]
+        if older := [row for row in dated if row[0] <= branch]:
+            return max(older)[1]
+        return min((listing.mib for listing in self.listed_memory), default=self.memory_mib)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +117,7 @@ class Model:
         product: name used by the driver.
         memory_slices: number of memory slices of the GPU.
         mode_needs_reset: whether changing MIG mode resets the GPU, which then must have no clients.
-        profiles: GPU instance profiles in nvidia-smi's order; empty if their placements are unknown.
+        profiles: GPU instance profiles in nvidia-smi's order.
     """
 
     name: str
@@ -102,8 +143,8 @@ class Model:
 
 @cache
 def models() -> dict[str, Model]:
-    """Return every model with known placements, by name."""
-    return {model.name: model for model, _ in _rows() if model.profiles}
+    """Return every model, by name."""
+    return {model.name: model for model, _ in _rows()}
 
 
 @cache
@@ -113,16 +154,13 @@ def find(name: str) -> Model:
     The name may be the name for users (`h100_80gb`), the key of the table (`H100-80GB-SXM`), or the driver's name.
 
     Raises:
-        ConfigError: no model has this name, or its placements are unknown.
+        ConfigError: no model has this name.
     """
     plain_name = _plain(name.removeprefix("simulated_"))
-    choice = f"choose one of {', '.join(models())}"
     for model, names in _rows():
         if plain_name in names:
-            if not model.profiles:
-                raise ConfigError(f"MIG placements of {model.product} are unknown; {choice}")
             return model
-    raise ConfigError(f"GPU model '{name}' is unknown; {choice}")
+    raise ConfigError(f"GPU model '{name}' is unknown; choose one of {', '.join(models())}")
 
 
 @cache
@@ -178,13 +216,20 @@ def _model(key: str, row: dict[str, Any]) -> Model:
 
 
 def _profile(gpu: dict[str, Any], gpu_capacity_mib: int, row: dict[str, Any]) -> GiProfile:
-    engines = {"copy": "copy", "decoder": "dec", "encoder": "enc", "jpeg": "jpeg", "ofa": "ofa"}
+    engines = dict(zip(ENGINES, ("copy", "dec", "enc", "jpeg", "ofa"), strict=True))
     share_mib = gpu_capacity_mib * row["memory_slices"] // gpu["memory_slices"]
     divisions = gpu["ci_profiles"]["by_gi_compute_slices"][str(row["compute_slices"])]
     return GiProfile(
         id=row["smi_profile_id"],
         enum=row["nvml_enum"],
         **{key: row[key] for key in ("name", "compute_slices", "memory_slices", "memory_mib", "max_instances")},
+        listed_memory=tuple(
+            ListedMemory(
+                mib=round(listing["gib"] * 1024 / _MEMORY_UNIT_MIB) * _MEMORY_UNIT_MIB, branch=listing.get("branch")
+            )
+            for listing in row["memory_gib"]
+        ),
+        min_branch=row.get("min_branch"),
         capacity_mib=row["memory_mib"] or share_mib,
         num_multiprocessors=row["sm"],
         starts=tuple(sorted(placement["start"] for placement in row["placements"])),

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.base.domain.container import Container
 from pipeline.base.domain.precision_goal import PrecisionGoal
 from pipeline.base.domain.sharing_modes import is_program
 from pipeline.base.domain.window import Window
@@ -261,6 +262,8 @@ class Interpreter:
     """The Python interpreter of a job and its exact packages.
 
     Attributes:
+        python: path of the interpreter; in a container, its name or path there.
+        container: the container in which it runs, if any.
         environ: further variables for the job.
         lock: lines of a text from which the same environment can be rebuilt (docs/environments.md).
         lock_digest: digest of the packages, regardless of their source; provisional while `to_build` is set.
@@ -270,6 +273,7 @@ class Interpreter:
     """
 
     python: Path
+    container: Container | None = None
     environ: tuple[tuple[str, str], ...] = ()
     lock: tuple[str, ...] = ()
     lock_digest: str = ""

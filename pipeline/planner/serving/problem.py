@@ -236,7 +236,7 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
                 f"{profile.place_of(row)}, gpu_model: {row.gpu_model} is not among --gpu {', '.join(names)}; "
                 f"add --gpu {row.gpu_model}, or remove its rows"
             )
-        if row.sharing_mode in PLANNED_AS:
+        if row.sharing_mode in PLANNED_AS and not _needs_newer_driver(row, models[names.index(row.gpu_model)]):
             by_workload[row.workload].append(row)
     for model in models:
         model_rows = [row for row in profile.rows if row.gpu_model == model.name]
@@ -249,6 +249,15 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
                 "MIG; profile the undivided GPU (naive or MPS)"
             )
     return by_workload
+
+
+def _needs_newer_driver(row: Row, model: Model) -> bool:
+    """Return whether a row is of a MIG profile that the model's driver does not have, but newer ones have."""
+    known = mig_table.models().get(model.name)
+    if row.instance_profile is None or known is None or model.mig is None:
+        return False
+    mig_profile = known.find_profile(row.instance_profile)
+    return mig_profile is not None and not mig_profile.is_offered(model.mig.driver_branch)
 
 
 def _kinds(rows: Sequence[Row], profile: Profile, models: Sequence[Model]) -> tuple[Kind, ...]:

@@ -228,8 +228,12 @@ def _make_device(index: int, handle: object) -> Device:
 
 def count_multiprocessors(attributes: Any) -> int | None:
     """Read the number of multiprocessors from a structure of NVML; `None` if the driver does not report it."""
-    count = int(attributes.multiprocessorCount)
-    return None if count == pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value else count
+    return decode_count(attributes.multiprocessorCount)
+
+
+def decode_count(count: int) -> int | None:
+    """Return a count in a structure of NVML; `None` if the driver does not report it."""
+    return None if count == pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value else int(count)
 
 
 def _make_mig_device(gpu: Device, handle: object) -> Device:

@@ -1,7 +1,7 @@
 """Legal combinations of GPU instances on one GPU, and their placements. Touches no hardware.
 
-A layout is legal if the placements of its instances do not overlap, the GPU has enough compute slices, no profile is
-used more often than the driver allows, and engines that exist once are used by one instance only.
+A layout is legal if the placements of its instances do not overlap, the GPU has enough compute slices and engines, and
+no profile is used more often than the driver allows. A GPU has as many engines as its largest instance.
 Source of the limits: NVIDIA MIG User Guide (concepts, supported profiles) and nvml.h, API 13 (profiles with engines).
 """
 
@@ -27,7 +27,8 @@ Placed = tuple[tuple[Profile, int], ...]
 # Before this branch, a 4-slice and a 3-slice instance of four memory slices each could not coexist.
 # Source: NVIDIA MIG User Guide, concepts; tested with driver 550.54.14 on an A100-80GB.
 _HALVES_COEXIST_BRANCH = 510
-_WITH_ENGINES = ("+me", "+me.all")
+# For `mig_table.ENGINES`.
+_ENGINE_NAMES = ("copy engine", "video decoder", "video encoder", "JPEG decoder", "optical flow accelerator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,12 +327,12 @@ def _find_broken_limit(gpu: MigGpu, profiles: Sequence[Profile]) -> str | None:
         return f"{compute} compute slices, but there are {gpu.compute_slices}"
     if memory > gpu.memory_slices:
         return f"{memory} memory slices, but there are {gpu.memory_slices}"
-    with_engines = [profile.name for profile in profiles if profile.suffix in _WITH_ENGINES]
-    if len(with_engines) > 1:
-        return f"only one instance can have the media engines, but {' and '.join(with_engines)} need them"
-    without = [profile.name for profile in profiles if profile.suffix not in ("-me", "+me.all")]
-    if without and any(profile.suffix == "+me.all" for profile in profiles):
-        return f"{with_engines[0]} uses all media engines, so {without[0]} needs the suffix -me"
+    available = max(gpu.profiles, key=lambda profile: profile.size).engines
+    for kind, (name, most) in enumerate(zip(_ENGINE_NAMES, available, strict=False)):
+        needed = sum(profile.engines[kind] or 0 for profile in profiles)
+        if most is not None and needed > most:
+            users = " and ".join(dict.fromkeys(profile.name for profile in profiles if profile.engines[kind]))
+            return f"{format_count(needed, name)} of {users}, but the GPU has {most}"
     halves = {profile.size for profile in profiles} >= {(3, 4), (4, 4)}
     if halves and gpu.driver_branch is not None and gpu.driver_branch < _HALVES_COEXIST_BRANCH:
         return f"4g and 3g together need a driver of branch {_HALVES_COEXIST_BRANCH} or later, not {gpu.driver_branch}"

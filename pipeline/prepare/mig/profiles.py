@@ -21,6 +21,8 @@ from pipeline.prepare.device.nvml import pynvml
 SIMULATED = "simulated_"
 
 _NAME = re.compile(r"\d+g\.\d+gb(?P<suffix>.*)")
+# The fields of NVML's structure for `mig_table.ENGINES`.
+_ENGINE_FIELDS = ("copyEngineCount", "decoderCount", "encoderCount", "jpegCount", "ofaCount")
 # Larger than the number of memory slices of any GPU (12 on the RTX PRO 6000): one call returns all placements.
 _PLACEMENTS_ROOM = 64
 
@@ -38,6 +40,7 @@ class Profile:
         max_instances: largest number of such instances on an empty GPU.
         multiprocessors: number of SMs of an instance.
         memory_mib: memory of an instance in MiB.
+        engines: number of engines of an instance, in the order of `mig_table.ENGINES`; `None` if unknown.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Profile:
     max_instances: int
     multiprocessors: int | None
     memory_mib: int | None
+    engines: tuple[int | None, ...]
 
     @property
     def suffix(self) -> str:
@@ -93,14 +97,17 @@ class MigGpu:
 
 
 def load_model(name: str, driver_branch: int | None = None) -> MigGpu:
-    """Load a model of the table, with a name that `mig_table.find` accepts; the default driver is a current one."""
+    """Load a model of the table, with a name that `mig_table.find` accepts; the default driver is a current one.
+
+    The profiles are those of the driver branch, each with its memory under this driver.
+    """
     model = mig_table.find(name)
     return MigGpu(
         name=model.product,
         compute_slices=model.compute_slices,
         memory_slices=model.memory_slices,
         multiprocessors=model.num_multiprocessors,
-        profiles=_sort([_convert_row(profile) for profile in model.profiles]),
+        profiles=_sort([_convert_row(row, driver_branch) for row in model.profiles if row.is_offered(driver_branch)]),
         driver_branch=driver_branch,
     )
 
@@ -156,7 +163,7 @@ def _sort(profiles: list[Profile]) -> tuple[Profile, ...]:
     return tuple(sorted(profiles, key=lambda profile: (profile.size, profile.name)))
 
 
-def _convert_row(profile: mig_table.GiProfile) -> Profile:
+def _convert_row(profile: mig_table.GiProfile, driver_branch: int | None) -> Profile:
     return Profile(
         name=profile.name,
         profile_id=profile.id,
@@ -165,7 +172,8 @@ def _convert_row(profile: mig_table.GiProfile) -> Profile:
         starts=profile.starts,
         max_instances=profile.max_instances,
         multiprocessors=profile.num_multiprocessors,
-        memory_mib=profile.memory_mib,
+        memory_mib=profile.read_memory_mib(driver_branch),
+        engines=profile.engines,
     )
 
 
@@ -198,6 +206,7 @@ def _convert_info(info: Any, placements: list[tuple[int, int]]) -> Profile:
         max_instances=info.instanceCount,
         multiprocessors=nvml.count_multiprocessors(info),
         memory_mib=info.memorySizeMB,
+        engines=tuple(nvml.decode_count(getattr(info, field)) for field in _ENGINE_FIELDS),
     )
 
 

@@ -43,6 +43,7 @@ MEAN_LATENCY, P99_LATENCY = (
     service_figures.name_worst(service_figures.MEAN),
     service_figures.name_worst(service_figures.P99),
 )
+P95_LATENCY = service_figures.name_worst("latency_p95_ms")
 LATENCY_DEVIATION = service_figures.name_worst(service_figures.DEVIATION)
 STEP_TIME = service_figures.name_worst(service_figures.STEP_TIME)
 HOST_BOUND = "host_bound_ratio"
@@ -103,7 +104,7 @@ _ACTIVITY = {
 _LATENCIES = {
     service_figures.name_worst(service_figures.MEAN): "mean latency",
     service_figures.name_worst("latency_p50_ms"): "median latency",
-    service_figures.name_worst("latency_p95_ms"): "p95 latency",
+    P95_LATENCY: "p95 latency",
     service_figures.name_worst(service_figures.P99): "p99 latency",
     service_figures.name_worst("latency_p999_ms"): "p99.9 latency",
 }

@@ -6,12 +6,12 @@ import re
 from collections.abc import Collection, Sequence
 
 from pipeline.report.evaluate.cells import Cell
-from pipeline.report.figures import copies, energy, gain, mixes, over_time, parameters, profile_scaling
+from pipeline.report.figures import copies, energy, fractions, gain, mixes, over_time, parameters, profile_scaling
 from pipeline.report.figures.drawing import Drawn, draw
 from pipeline.report.read.group_series import GroupSeries
 from pipeline.report.read.study_records import Study
 
-FIGURES = (gain, mixes, copies, profile_scaling, parameters, energy, over_time)
+FIGURES = (fractions, gain, mixes, copies, profile_scaling, parameters, energy, over_time)
 """The modules of the figures; the first figure is at the top of the page."""
 
 

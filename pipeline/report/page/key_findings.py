@@ -13,6 +13,7 @@ from pipeline.base.domain.sharing_modes import MIG, SERIAL
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import other_gpus, scaling
 from pipeline.report.evaluate.cells import Case, Cell, label_cases
+from pipeline.report.evaluate.gpu_fractions import describe_fractions
 from pipeline.report.evaluate.mixed_services import describe_shares
 from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, MIN_GPUS, times_in_words
 from pipeline.report.evaluate.verdicts import Winner
@@ -32,7 +33,8 @@ def write_answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner])
     """Return the answer of the report: the effect of other GPUs, the gain of sharing, and its certainty."""
     if not study.rows:
         return ["There is no result yet."]
-    return [*other_gpus.summarize_shares(other_gpus.compare_company(study)), *_describe_sharing(study, cells, winners)]
+    company = other_gpus.summarize_shares(other_gpus.compare_company(study))
+    return [*company, *describe_fractions(cells), *_describe_sharing(study, cells, winners)]
 
 
 def summarize(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> str:
@@ -41,7 +43,7 @@ def summarize(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) ->
         return "There is no result yet."
     if not any(cell.values for cell in cells):
         return _describe_failure(study, cells)
-    if shares := other_gpus.summarize_shares(other_gpus.compare_company(study)):
+    if shares := [*other_gpus.summarize_shares(other_gpus.compare_company(study)), *describe_fractions(cells)]:
         return shares[0]
     together = [winner for winner in winners if winner.degree > 1]
     clauses = [_count_winners(cells, together)] if together else describe_shares(cells)[:1]

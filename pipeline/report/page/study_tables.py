@@ -38,7 +38,7 @@ from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.frameworks import framework_table
 from pipeline.report.page.profile_tables import list_profile_tables
-from pipeline.report.page.service_tables import beside_table, objective_table
+from pipeline.report.page.service_tables import beside_table, fraction_table, objective_table
 from pipeline.report.page.share_table import share_table
 from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
 from pipeline.report.page.workload_table import workload_table
@@ -81,6 +81,7 @@ def make_tables(
         framework_table(study),
         instance_table(study),
         objective_table(cells),
+        fraction_table(cells),
         beside_table(cells),
         share_table(cells),
         other_gpus_table(study),

@@ -100,7 +100,7 @@ class Driver:
                 raise DriverError(codes.INSUFFICIENT_RESOURCES)
             chosen = free[0] if start is None else start
             instance = GpuInstance(
-                id=placement.gpu_instance_id(model, chosen, profile.memory_slices),
+                id=placement.gpu_instance_id(model, index, chosen, profile.memory_slices),
                 profile_id=profile_id,
                 start=chosen,
                 size=profile.memory_slices,

@@ -25,7 +25,7 @@ def free_starts(model: Model, instances: Sequence[GpuInstance], profile: GiProfi
     if (
         sum(other.compute_slices for other in present) + profile.compute_slices > model.compute_slices
         or sum(other.id == profile.id for other in present) >= profile.max_instances
-        or any(_rules_out(profile, other) or _rules_out(other, profile) for other in present)
+        or _lacks_engines(model, [*present, profile])
     ):
         return ()
     taken = {unit for instance in instances for unit in range(instance.start, instance.start + instance.size)}
@@ -50,15 +50,18 @@ def remaining_capacity(model: Model, instances: Sequence[GpuInstance], profile: 
     return min(num_places, num_slices // profile.compute_slices, num_left)
 
 
-def gpu_instance_id(model: Model, start: int, size: int) -> int:
+def gpu_instance_id(model: Model, index: int, start: int, size: int) -> int:
     """Return the id of an instance: the number of its placement's node in a binary tree over the memory slices.
 
-    Source: transcripts. From Hopper on, the driver numbers the halves of the GPU from the left (0:1 is 7, 6:1 is 13);
-    for Ampere, from the right (4:4 is 1, 0:4 is 2, 0:1 is 11).
+    On GPUs with eight memory slices, drivers begin with the left half (0:1 is 7, 6:1 is 13) or with the right half (4:4
+    is 1, 0:4 is 2, 0:1 is 11), also on two GPUs of one machine (NVIDIA/DCGM#138), so that an id of one GPU has no
+    meaning on another. Here the first GPU begins as in most transcripts of its architecture, with the right half on
+    Ampere, and the next one differently. A30 and RTX PRO 6000 begin with the left half in every transcript.
     """
     num_nodes = model.memory_slices // size
     node = start // size
-    if model.architecture == "Ampere" and num_nodes > 1:
+    is_turned = model.memory_slices == _PREFERENCE_AXIS and (model.architecture == "Ampere") == (index % 2 == 0)
+    if num_nodes > 1 and is_turned:
         node = (node + num_nodes // 2) % num_nodes
     return num_nodes - 1 + node
 
@@ -79,10 +82,20 @@ def free_ci_starts(profile: GiProfile, present: Sequence[ComputeInstance], ci_pr
     return tuple(sorted(free, key=lambda start: (start % width != 0, start)))
 
 
-def _rules_out(one: GiProfile, other: GiProfile) -> bool:
-    if "me.all" in one.attributes:
-        return "no-me" not in other.attributes
-    return "me" in one.attributes and "me" in other.attributes
+def remaining_ci_capacity(profile: GiProfile, present: Sequence[ComputeInstance], ci_profile: CiProfile) -> int:
+    """Return the number of further compute instances of a profile that fit in a GPU instance."""
+    grown = list(present)
+    while free := free_ci_starts(profile, grown, ci_profile):
+        new = ComputeInstance(id=-1, profile_id=ci_profile.id, start=free[0], size=ci_profile.compute_slices)
+        grown.append(new)
+    return len(grown) - len(present)
+
+
+def _lacks_engines(model: Model, profiles: Sequence[GiProfile]) -> bool:
+    """Return whether instances need more engines of a kind than the largest instance has."""
+    available = max(model.profiles, key=lambda profile: (profile.compute_slices, profile.memory_slices)).engines
+    needed = (sum(count or 0 for count in counts) for counts in zip(*(p.engines for p in profiles), strict=True))
+    return any(most is not None and count > most for most, count in zip(available, needed, strict=True))
 
 
 def _order_starts(model: Model, profile: GiProfile) -> tuple[int, ...]:

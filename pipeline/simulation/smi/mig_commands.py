@@ -19,7 +19,7 @@ from pipeline.simulation.simulated_program import RefusedError, say
 from pipeline.simulation.smi import smi_tables
 from pipeline.simulation.smi.smi_tables import Numbered
 
-COMMANDS = ("-lgip", "-lgi", "-lci", "-cgi", "-cci", "-dgi", "-dci")
+COMMANDS = ("-lgip", "-lgipp", "-lgi", "-lcip", "-lci", "-cgi", "-cci", "-dgi", "-dci")
 
 # A profile id and a start that do not exist, so that the driver refuses the call with the appropriate code.
 _NO_SUCH = -1
@@ -32,8 +32,10 @@ def run(driver: Driver, options: Mapping[str, str | None], gpus: Sequence[Number
     if len(chosen) != 1:
         raise RefusedError("Use one command of `mig`, such as -lgip.", codes.INVALID_ARGUMENT)
     (command,) = chosen
-    if command == "-lgip":  # this command also works without MIG mode
+    if command == "-lgip":  # this command also works without MIG mode, and so does the next
         return say(*smi_tables.profile_table(gpus))
+    if command == "-lgipp":
+        return say(*smi_tables.list_placements(gpus))
     if not any(gpu.mig_current for _, gpu in gpus):
         return say("No MIG-enabled devices found.")
     if command == "-cgi":
@@ -57,6 +59,8 @@ def _run_on_gpu_instances(
         raise RefusedError(f"No GPU instances found: {text_of(codes.NOT_FOUND)}", codes.NOT_FOUND)
     if command == "-lgi":
         return say(*smi_tables.instance_table(rows))
+    if command == "-lcip":
+        return say(*smi_tables.compute_profile_table(rows))
     for index, gpu, instance in rows:
         if command == "-dgi":
             what = f"GPU instance ID {instance.id:>2} from GPU {index:>2}"

@@ -62,6 +62,12 @@ _INSTANCE_HEADER = (
     "| GPU   Name               Profile  Instance   Placement  |",
     "|                            ID       ID       Start:Size |",
 )
+_COMPUTE_PROFILE_HEADER = (
+    "| Compute instance profiles:                                                           |",
+    "| GPU     GPU       Name             Profile  Instances   Exclusive       Shared       |",
+    "|       Instance                       ID     Free/Total     SM       DEC   ENC   OFA  |",
+    "|         ID                                                          CE    JPEG       |",
+)
 _COMPUTE_HEADER = (
     "| Compute instances:                                                 |",
     "| GPU     GPU       Name             Profile   Instance   Placement  |",
@@ -116,6 +122,17 @@ def profile_table(gpus: Iterable[Numbered]) -> list[str]:
     return _table(_PROFILE_HEADER, rows)
 
 
+def list_placements(gpus: Iterable[Numbered]) -> list[str]:
+    """Return the lines of `nvidia-smi mig -lgipp`."""
+    lines = []
+    for index, gpu in gpus:
+        for profile in queries.model_of(gpu).profiles:
+            word = "Placements:" if len(profile.starts) > 1 else "Placement :"
+            starts = ",".join(map(str, profile.starts))
+            lines.append(f"GPU {index:>2} Profile ID {profile.id:>2} {word} {{{starts}}}:{profile.memory_slices}")
+    return lines
+
+
 def instance_table(rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> list[str]:
     """Return the lines of `nvidia-smi mig -lgi`."""
     lines = []
@@ -124,6 +141,23 @@ def instance_table(rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> list[str]:
         name, place = f"MIG {profile.name}", f"{instance.start}:{instance.size}"
         lines.append((f"|{index:>4}  {name:<21}{profile.id:>3}{instance.id:>9}{'':<10}{place:<8}|",))
     return _table(_INSTANCE_HEADER, lines)
+
+
+def compute_profile_table(rows: Iterable[tuple[int, Gpu, GpuInstance]]) -> list[str]:
+    """Return the lines of `nvidia-smi mig -lcip`; an asterisk marks the profile with all compute slices."""
+    lines = []
+    for index, gpu, instance in rows:
+        profile = queries.profile_of(gpu, instance)
+        for part in profile.ci_profiles:
+            name, number = f"MIG {part.name_prefix}{profile.name}", f"{part.id}{'' if part.name_prefix else '*'}"
+            free = placement.remaining_ci_capacity(profile, instance.compute_instances, part)
+            first = (
+                f"|{index:>4}{instance.id:>7}       {name:<21}{number:<7}{f'{free}/{part.max_instances}':<13}"
+                f" {_count(part.num_multiprocessors):<10}{_count(profile.num_decoder):<6}"
+                f"{_count(profile.num_encoder):<6}{_count(profile.num_ofa):<4}|"
+            )
+            lines.append((first, f"|{'':<70}{_count(profile.num_copy):<6}{_count(profile.num_jpeg):<10}|"))
+    return _table(_COMPUTE_PROFILE_HEADER, lines)
 
 
 def compute_instance_table(rows: Iterable[tuple[int, Gpu, GpuInstance, ComputeInstance]]) -> list[str]:

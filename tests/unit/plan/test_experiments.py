@@ -10,7 +10,7 @@ import pytest
 from hydra_plugins.study import _as_override
 from pipeline.base.system import override_values
 from tests.support import forks
-from tests.support.experiments import composed, composed_by_hydra
+from tests.support.experiments import composed, composed_by_hydra, configs_of
 
 
 def dry_run(tmp_path: Path, *overrides: str, is_real: bool = False) -> list[str]:
@@ -75,6 +75,23 @@ def test_a_number_of_jobs_leaves_out_the_blocks_that_cannot_have_it(tmp_path, ov
     assert set(names) == expected
 
 
+@pytest.mark.parametrize(
+    ("typed", "step_modes"),
+    [
+        (["workload=resnet152_imagenet"], {"eager", "cuda_graph"}),
+        (["workload=resnet152_imagenet", "workload.step_mode=eager"], {"eager"}),
+    ],
+)
+def test_another_workload_keeps_the_options_of_blocks_that_it_has(typed, step_modes):
+    configs = configs_of(["+experiment=robroek_curves", *typed])
+    assert {config.workload.step_mode.name for config in configs} == step_modes
+
+
+def test_another_scenario_drops_the_options_of_blocks_that_it_lacks():
+    configs = configs_of(["+experiment=robroek_resnet_bs32", "scenario=mps"])
+    assert {type(config.scenario).__name__ for config in configs} == {"MpsConfig"}
+
+
 def test_each_combination_refers_to_its_own_choices(tmp_path):
     asked = ["-m", "gpu=cpu", "listeners=[]", "baseline=never", "degree=1", "scenario=naive,serial"]
     names = dry_run(tmp_path, *asked, "workload.name=a_${hydra:runtime.choices.scenario}")
@@ -110,3 +127,13 @@ def test_a_value_of_a_block_is_set_as_it_stands_in_the_file(value):
     key, _, text = _as_override("workload.args", value).partition("=")
     assert (key, override_values.parse(text)) == ("workload.args", value)
     assert _as_override("scenario", "naive,mps") == "scenario=naive,mps"
+
+
+@pytest.mark.slow
+def test_fractions_are_run_with_the_rest_of_the_gpu_idle_and_loaded(tmp_path):
+    names = Counter(dry_run(tmp_path, "+experiment=fractions", "gpu=simulated_h100_80gb", "workload.outstanding=8"))
+    shares = [(f"mps_percent-{{}}x-{{}}-active_thread_pct={pct}", n) for pct, n in ((50, 2), (33, 3), (25, 4))]
+    shares += [(f"mps_static-{{}}x-{{}}-chunks={chunks}", n) for chunks, n in ((7, 2), (5, 3), (3, 4))]
+    shares += [(f"mig-{{}}x-{{}}-profile={profile}", n) for profile, n in (("3g", 2), ("2g", 3), ("1g.20gb", 4))]
+    expected = [share.format(degree, "infer_bert_base") for share, n in shares for degree in (1, n)]
+    assert names == dict.fromkeys([*expected, "serial-1x-infer_bert_base"], 3)

@@ -193,10 +193,10 @@ def test_entities_are_counted_by_dcgm_and_asked_for_by_its_number(state_file: St
     hierarchy = run_dcgmi("discovery", "-c")[1]
     # Counted as NVML lists them, the smallest profile first; shown by NVML's ids. A GPU without instances is not there.
     assert re.findall(r"-> (C?I \S+) .*EntityID: (\d)", hierarchy) == [
-        ("I 1/2", "8"),
-        ("CI 1/2/0", "8"),
-        ("I 1/7", "7"),
-        ("CI 1/7/0", "7"),
+        ("I 1/1", "8"),
+        ("CI 1/1/0", "8"),
+        ("I 1/11", "7"),
+        ("CI 1/11/0", "7"),
     ]
     assert "GPU 0 " not in hierarchy
     for targets, labels in {

@@ -413,7 +413,7 @@ def test_the_compute_mode_is_set_and_told(smi: Smi, state_file: StateFile) -> No
         *(["-lms", period] for period in ("soon", "inf", "0", "-5", "1.5", "9" * 400)),
         ["--query-gpu=name"],
         ["-q"],
-        ["mig", "-lcip"],
+        ["mig", "-lcipp"],
         ["dmon", "-c", "1"],
     ],
 )
@@ -427,7 +427,7 @@ def test_what_the_program_does_not_know_is_refused_with_2(
 
 def test_unknown_figures_are_not_made_up(smi: Smi, state_file: StateFile) -> None:
     state_file.create(["gb300"])
-    assert "|   0  MIG 1g.35gb         19     7/7        34.75      No     N/A    N/A   0   |" in smi("mig", "-lgip")[1]
+    assert "|   0  MIG 1g.35gb         19     7/7        34.69      No     N/A    N/A   0   |" in smi("mig", "-lgip")[1]
 
 
 def test_the_program_needs_no_environment_and_can_reach_no_real_one(state_file: StateFile, tmp_path: Path) -> None:

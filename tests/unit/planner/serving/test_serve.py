@@ -398,3 +398,28 @@ def test_only_what_was_profiled_is_compared_with(tmp_path, capsys, profiles, exp
     status, found = run(capsys, *argv)
     assert status == 0
     assert [row["method"] for row in found["methods"]][len(solvers.METHODS) :] == expected
+
+
+def test_rows_of_profiles_that_the_driver_does_not_have_are_left_out(tmp_path, capsys):
+    """MIG User Guide: an A100 has a 1g with double memory from R525."""
+    rows = [
+        profile_table.Row(
+            workload="bert",
+            gpu_model="a100_40gb",
+            sharing_mode="mig",
+            instance_profile=name,
+            processes=1,
+            batch=8,
+            throughput_per_s=rate,
+            latency_mean_ms=5.0,
+        )
+        for name, rate in (("1g.10gb", 90.0), ("2g.10gb", 60.0))
+    ]
+    path = tmp_path / "profile.csv"
+    profile_table.write(path, profile_table.Profile(rows=tuple(rows)))
+    services = [{"name": "bert", "rate_per_s": 100, "objective_ms": 100, "latency_share": 1.0}]
+    argv = ["serve", demand(tmp_path, services), "--profile", path, "--gpu", "simulated_a100_40gb", "--margin", "none"]
+    for branch, profile in ((None, "1g.10gb"), (525, "1g.10gb"), (510, "2g.10gb")):
+        status, plan = run(capsys, *argv, *(() if branch is None else ("--driver-branch", branch)))
+        assert status == 0
+        assert {instance["profile"] for gpu in plan["gpus"] for instance in gpu["instances"]} == {profile}

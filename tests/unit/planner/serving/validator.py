@@ -63,14 +63,25 @@ def read_profile(path):
         return list(csv.DictReader(file))
 
 
-def admitted(service, row, margin=0.0):
-    """The throughput to plan with of a row, or 0 if its latency or memory does not allow it."""
+def memory_of(profile, branch):
+    """The memory of an instance: of the newest listing up to a driver, else the smallest that any listing has."""
+    listed = [(each.get("branch"), round(each["gib"] * 16) * 64) for each in profile["memory_gib"]]
+    if branch is None:
+        return profile["memory_mib"]
+    dated = [(dated_branch, mib) for dated_branch, mib in listed if dated_branch and dated_branch <= branch]
+    return max(dated)[1] if dated else min(mib for _, mib in listed)
+
+
+def admitted(service, row, margin=0.0, branch=None):
+    """The throughput to plan with of a row, or 0 if its latency, its memory or the driver does not allow it."""
     latency = float(row.get("latency_p99_ms") or row["latency_mean_ms"] or math.inf)
     if latency >= service["latency_share"] * service["objective_ms"]:
         return 0.0
     key = KEYS[row["gpu_model"]]
     profile = next((each for each in TABLE[key]["gi_profiles"] if each["name"] == row["instance_profile"]), None)
-    capacity = (profile or {"memory_mib": None})["memory_mib"] or math.inf
+    if profile and branch and branch < profile.get("min_branch", 0):
+        return 0.0
+    capacity = memory_of(profile, branch) if profile else math.inf
     return 0.0 if float(row.get("memory_mib") or 0) > capacity else float(row["throughput_per_s"]) * (1 - margin)
 
 
@@ -102,7 +113,7 @@ def faults(plan, services, rows, limits=None, margin=0.0):
             if row is None:
                 found.append(f"GPU {number}: {asked} has no row")
                 continue
-            throughput = admitted(by_name[each["service"]], row, margin)
+            throughput = admitted(by_name[each["service"]], row, margin, gpu["driver_branch"])
             if not throughput:
                 found.append(f"GPU {number}: {asked} breaks latency or memory")
             given[each["service"]] += throughput
@@ -188,7 +199,7 @@ def fewest_slices(services, rows, models, num_gpus, limits=None, margin=0.0):
 def _uses(services, rows, model, branch, limits, margin):
     """Each way to use one GPU: the shares that it gives, the slices that are taken, and its model."""
     names = [service["name"] for service in services]
-    best = _best_shares(services, rows, model, margin)
+    best = _best_shares(services, rows, model, branch, margin)
     profiles = {profile for _, profile in best if profile}
     undivided = [("",)] if any(not profile for _, profile in best) else []
     for layout in [*layouts(model, branch, profiles), *undivided]:
@@ -224,21 +235,21 @@ def _undominated(uses):
     return set(kept)
 
 
-def _best_shares(services, rows, model, margin):
+def _best_shares(services, rows, model, branch, margin):
     """The share of its rate that each service, by position, gets at most of an instance."""
     best = Counter()
     for number, service in enumerate(services):
         for row in rows:
             if row["workload"] == service["name"] and row["gpu_model"] == model:
                 key = number, row["instance_profile"]
-                best[key] = max(best[key], admitted(service, row, margin) / service["rate_per_s"])
+                best[key] = max(best[key], admitted(service, row, margin, branch) / service["rate_per_s"])
     return best
 
 
 def _shares(services, rows, model, branch, limits, margin):
     """What one GPU can give each service, as a share of its rate, however it is divided and whoever is on it."""
     names = [service["name"] for service in services]
-    best = _best_shares(services, rows, model, margin)
+    best = _best_shares(services, rows, model, branch, margin)
     profiles = {profile for _, profile in best if profile}
     undivided = [("",)] if any(not profile for _, profile in best) else []
     for layout in [*layouts(model, branch, profiles), *undivided]:

@@ -36,7 +36,7 @@ from tests.support.simulated import Machine
 
 Places = tuple[tuple[int, int], ...]  # profile id and start of each instance
 
-NUM_LAYOUTS = {"a30_24gb": 75, "rtxpro6000_96gb": 716}
+NUM_LAYOUTS = {"a30_24gb": 75, "rtxpro6000_96gb": 716, "rtxpro5000_48gb": 29, "rtxpro4500_32gb": 21}
 NUM_LAYOUTS_OF_SEVEN_SLICES = 2318
 # How many layouts of each model are tried by default, at least.
 NUM_TRIED = 20
