@@ -47,7 +47,7 @@ def multiply_add(
 def read_table(out, table, rounds, last, is_cached: tl.constexpr, block: tl.constexpr):
     """Write to `out[program]` the sum of `rounds * block` elements of `table`, read in its order, again and again.
 
-    `last` is the last index of `table`, whose length is a power of two and a multiple of `block`; its type is fp32. With
+    `last` is the last index of `table`, an fp32 table whose length is a power of two and a multiple of `block`. With
     `is_cached`, L1 caches the table, else only L2 does. The sum is exact if the elements are 1.
     """
     program = tl.program_id(0)

@@ -1,4 +1,4 @@
-"""The options of the programs that repeat one operation: `micro.py`, `particles.py` and `stressor.py` of `workloads/`."""
+"""The options of the programs that repeat one operation: `micro.py`, `particles.py`, `stressor.py` in `workloads/`."""
 
 from __future__ import annotations
 

@@ -102,7 +102,13 @@ class TableReading:
         from workloads.rates import kernels
 
         kernels.read_table[(_PROGRAMS,)](
-            self._out, self._table, self._rounds, len(self._table) - 1, is_cached=self._is_cached, block=_BLOCK, num_warps=4
+            self._out,
+            self._table,
+            self._rounds,
+            len(self._table) - 1,
+            is_cached=self._is_cached,
+            block=_BLOCK,
+            num_warps=4,
         )
 
     def count_wrong(self) -> Tensor:
