@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.base.domain.records import CO_RUNNERS
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.stressor_effects import list_effects, runs_stressor
@@ -90,7 +91,7 @@ def test_the_stressor_of_a_script_is_a_co_runner() -> None:
             window=WindowKind.WORK),
         row("serial", (stressor("l2", 1.0, 1.0, 0),), settings=steady),
         row("mps", (job(0, own, None, metrics={"makespan_s": 15.0, "work_time_s": 15.0}),),
-            settings=(*work, ("co_runners", "1x stressor 123456")), window=WindowKind.WORK, co_runner_jobs=(beside,)),
+            settings=(*work, (CO_RUNNERS, "1x stressor 123456")), window=WindowKind.WORK, co_runner_jobs=(beside,)),
     ]  # fmt: skip
     ((_, effect),) = effects_of(*rows).items()
     assert (effect.workload, effect.mode, effect.resource) == ("train", "MPS", "l2")
