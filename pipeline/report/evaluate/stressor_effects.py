@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pipeline.base.domain import work_units
 from pipeline.base.domain.normalisation import SLOWDOWN
 from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
-from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate.cells import Cell, label_cases
 from pipeline.report.evaluate.quantities import name_workload_metric
@@ -66,18 +65,19 @@ def list_effects(study: Study, cells: Sequence[Cell]) -> list[StressorEffect]:
 
 def find_strongest(effects: Sequence[StressorEffect]) -> list[StressorEffect]:
     """Return the effect with the highest slowdown of each workload in each mode."""
-    known = [effect for effect in effects if effect.sensitivity is not None]
-    by_place = group_by(known, lambda effect: (effect.workload, effect.mode)).values()
-    return [
-        max(members, key=lambda effect: effect.sensitivity.median if effect.sensitivity else 0) for members in by_place
-    ]
+    by_place: dict[tuple[str, str], tuple[float, StressorEffect]] = {}
+    for effect in effects:
+        place, slowdown = (effect.workload, effect.mode), effect.sensitivity
+        if slowdown is not None and (place not in by_place or slowdown.median > by_place[place][0]):
+            by_place[place] = slowdown.median, effect
+    return [effect for _, effect in by_place.values()]
 
 
 def describe_effects(effects: Sequence[StressorEffect]) -> list[str]:
     """Return a clause on the highest slowdown of each workload in each mode."""
     return [
-        f"{effect.workload} is slowed down most by {effect.resource}, {times_in_words(effect.sensitivity)} at a dial of "
-        f"{effect.dial:g} ({effect.mode})"
+        f"{effect.workload} is slowed down most by {effect.resource}, {times_in_words(effect.sensitivity)} "
+        f"at a dial of {effect.dial:g} ({effect.mode})"
         for effect in find_strongest(effects)
         if effect.sensitivity is not None
     ]
