@@ -156,7 +156,7 @@ def test_scripts_beside_which_the_stressor_is_a_co_runner_are_predicted() -> Non
             return one
         script, load = one.jobs
         settings = (*one.settings, (CO_RUNNERS, f"1x stressor {load.params['resource']} {load.params['dial']}"))
-        return replace(one, jobs=(script,), co_runner_jobs=(load,), settings=settings, key=repr(settings))
+        return replace(one, jobs=(script,), co_runner_jobs=(load,), settings=settings, key=f"{script.label} {settings}")
 
     rows = [*map(as_script, beside("a", MEMORY)), *map(as_script, beside("b", MEMORY_TOO))]
     truth = slow_down(MEMORY, MEMORY_TOO)
