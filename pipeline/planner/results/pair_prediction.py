@@ -164,8 +164,8 @@ def _explain_platform(
             if driver_branch not in (None, platform.driver_branch):
                 return f"{name} was measured on {where}, not with driver {driver_branch}"
     if first and second and first != second:
-        (here,), (elsewhere,) = first, second
-        return f"{pair[0]} was measured on {here.describe()}, {pair[1]} on {elsewhere.describe()}"
+        (platform,), (other,) = first, second
+        return f"{pair[0]} was measured on {platform.describe()}, {pair[1]} on {other.describe()}"
     return ""
 
 
