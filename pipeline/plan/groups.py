@@ -49,7 +49,8 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
     Notes for the user are appended to `notes`. With `baseline=auto`, groups of several jobs get serial baselines; in a
     sweep (`is_sweep`), groups of one job get them too.
     """
-    beside, measured = job_entries.list_co_runners(config), job_entries.list_jobs(config)
+    measured, loads = job_entries.split_loads(job_entries.list_jobs(config))
+    beside = job_entries.list_co_runners(config) + loads
     device, workloads = inventory.device_of(config.gpu), [workload for _, workload in measured]
     # A dry run on a simulated GPU shows the plan for the real GPU, although simulated jobs run on the CPU.
     checked_for = dataclasses.replace(device, kind="nvidia") if config.dry_run and device.is_simulated else device
@@ -81,6 +82,10 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
     for job in jobs:
         distinct.setdefault(job.workload.digest, job)
     alone = [_make_serial(together, (dataclasses.replace(job, index=0),)) for job in distinct.values()]
+    if loads:
+        steady = _choose_window(config, [workload for _, workload in loads])
+        at_rest = dataclasses.replace(together, window=steady)
+        alone += [_make_serial(at_rest, (dataclasses.replace(job, index=0),)) for job in make_jobs(loads, steady)]
     if config.scenario.sequential:
         # n copies in turn take n times as long as one copy, so one copy is measured for all degrees.
         groups = alone if len(alone) == 1 else [in_turn]

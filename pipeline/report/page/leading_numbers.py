@@ -30,6 +30,12 @@ from pipeline.report.evaluate.pairs import Quantity, is_best_solo_serial
 from pipeline.report.evaluate.publication import WHOLE_GPU
 from pipeline.report.evaluate.solo_modes import find_serial
 from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, MIN_GPUS, Estimate
+from pipeline.report.evaluate.stressor_effects import (
+    StressorEffect,
+    find_strongest,
+    list_effects,
+    runs_stressor,
+)
 from pipeline.report.evaluate.verdicts import Verdict
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.service_tables import find_rate_limits
@@ -71,13 +77,15 @@ def select_leading_numbers(
     Gains of sharing come first, then services, MIG profiles and the effect of other GPUs. A study without any of them
     is led by the throughput, energy, memory and activity of one group.
     """
-    clean = [cell for cell in cells if not cell.is_derived and cell.is_compared and not cell.marks_of_rows]
+    right = [cell for cell in cells if not cell.is_derived and cell.is_compared and not cell.marks_of_rows]
+    clean = [cell for cell in right if not runs_stressor(cell)]
     kinds: tuple[Iterator[LeadingNumber], ...] = (
         _list_gains(clean, cells, verdicts),
         _list_mixed_services(clean),
         _list_services(clean, cells),
         _list_profiles(clean),
         _list_company(study, clean),
+        _list_sensitivities(list_effects(study, right)),
     )
     numbers = tuple(itertools.islice(itertools.chain(*kinds), MOST))
     return numbers or tuple(itertools.islice(_list_figures(clean), MOST))
@@ -220,6 +228,16 @@ def _list_company(study: Study, clean: Sequence[Cell]) -> Iterator[LeadingNumber
         lowest = min(shares, key=lambda share: _median(share.share))
         label = f"the speed while no other GPU works, the lowest of {format_count(len(shares), 'group')}"
         yield _make_number(lowest.share, label, f"{jobs_in_words(lowest.case, lowest.degree)}, {lowest.mode}")
+
+
+def _list_sensitivities(effects: Sequence[StressorEffect]) -> Iterator[LeadingNumber]:
+    """Yield the highest slowdown of each workload beside a stressor, in each mode."""
+    for effect in find_strongest(effects):
+        if effect.sensitivity is not None:
+            label = (
+                f"the time alone, beside a stressor of {effect.resource} with a dial of {effect.dial:g}, the highest"
+            )
+            yield _make_number(effect.sensitivity, label, f"{effect.workload}, {effect.mode}")
 
 
 def _list_figures(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
