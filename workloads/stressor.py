@@ -29,9 +29,8 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     if args.resource in stressor_loads.OF_TRITON:
         program.need_triton(device)
     load = stressor_loads.build(args.resource, device, args.threads)
-    job.param(
-        **program.record_options(args), **{key: fact for key, fact in program.describe_run(device).items() if fact}
-    )
+    params = program.describe_run(device) | program.record_options(args)
+    job.param(**{key: param for key, param in params.items() if param is not None})
     duty_cycle.measure(args, job, load)
 
 

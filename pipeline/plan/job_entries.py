@@ -52,12 +52,13 @@ def list_jobs(config: Config) -> Entries:
     return [_read_entry(entry, config) for entry in config.mix]
 
 
-def split_loads(entries: Entries) -> tuple[Entries, Entries]:
-    """Split the jobs of a mix into measured jobs and loads, which run until a program that cannot be stopped ends.
+def split_loads(config: Config) -> tuple[Entries, Entries]:
+    """Split the jobs into measured jobs and loads, which run until a program that cannot be stopped ends.
 
-    Without such a program, no job is a load, because all jobs have one steady window.
+    Without such a program, no job is a load, because all jobs have one steady window; nor if jobs run in turn.
     """
-    if not any(workload.ends_by_itself for _, workload in entries):
+    entries = list_jobs(config)
+    if config.scenario.sequential or not any(workload.ends_by_itself for _, workload in entries):
         return entries, []
     loads = [entry for entry in entries if entry[1].is_load]
     return [entry for entry in entries if not entry[1].is_load], loads

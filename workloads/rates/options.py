@@ -120,7 +120,7 @@ class Stressor:
 
     def small(self) -> Stressor:
         resource = self.resource if self.is_of_host else Resource.host_cores
-        return Stressor(resource=resource, dial=self.dial, threads=1)
+        return Stressor(resource=resource, dial=self.dial, threads=self.threads)
 
 
 @dataclass(kw_only=True)

@@ -100,5 +100,4 @@ def test_the_stressor_of_a_script_is_a_co_runner() -> None:
 
 def test_a_pair_without_its_baseline_has_no_slowdown() -> None:
     rows = [pair for pair in pairs(1) if pair.scenario != "serial"]
-    assert {(effect.sensitivity, effect.pressure) for effect in effects_of(*rows).values()} == {(None, None)}
-    assert list(sketches(list(effects_of(*rows).values()))) == []
+    assert effects_of(*rows) == {}
