@@ -11,10 +11,10 @@ from pipeline.base.system import entry_points, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import format_count
 from pipeline.planner.profile_table import MEASURED_SIMULATED
-from pipeline.planner.results.pair_inputs import collect_inputs, normalise_model
-from pipeline.planner.results.pair_prediction import PairError, PairPrediction, Predicted, predict_pairs
 from pipeline.planner.results.pairing import Pairing, choose_pairs
 from pipeline.report.evaluate.cells import make_cells
+from pipeline.report.evaluate.pair_inputs import collect_inputs, normalise_model
+from pipeline.report.evaluate.pair_prediction import PairError, PairPrediction, Predicted, predict_pairs
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.page.table_format import MISSING, format_estimate, round_value
 from pipeline.report.read import rows

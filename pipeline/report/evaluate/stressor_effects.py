@@ -13,7 +13,7 @@ from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate.cells import Cell, label_cases
 from pipeline.report.evaluate.quantities import name_workload_metric
-from pipeline.report.evaluate.statistics import Estimate, times_in_words
+from pipeline.report.evaluate.statistics import MARGIN, Estimate, times_in_words
 from pipeline.report.read.study_records import JobRow, Study
 
 STRESSOR = "stressor"
@@ -64,20 +64,22 @@ def list_effects(study: Study, cells: Sequence[Cell]) -> list[StressorEffect]:
 
 
 def find_strongest(effects: Sequence[StressorEffect]) -> list[StressorEffect]:
-    """Return the effect with the highest slowdown of each workload in each mode."""
+    """Return the effect with the highest slowdown of each workload in each mode, the highest first."""
     by_place: dict[tuple[str, str], tuple[float, StressorEffect]] = {}
     for effect in effects:
         place, slowdown = (effect.workload, effect.mode), effect.sensitivity
         if slowdown is not None and (place not in by_place or slowdown.median > by_place[place][0]):
             by_place[place] = slowdown.median, effect
-    return [effect for _, effect in by_place.values()]
+    return [effect for _, effect in sorted(by_place.values(), key=lambda entry: -entry[0])]
 
 
 def describe_effects(effects: Sequence[StressorEffect]) -> list[str]:
     """Return a clause on the highest slowdown of each workload in each mode."""
     return [
-        f"{effect.workload} is slowed down most by {effect.resource}, {times_in_words(effect.sensitivity)} "
-        f"at a dial of {effect.dial:g} ({effect.mode})"
+        f"{effect.workload} takes {times_in_words(effect.sensitivity)} its time alone beside its worst stressor "
+        f"({effect.resource}, dial {effect.dial:g}, {effect.mode})"
+        if effect.sensitivity.median > 1 + MARGIN
+        else f"no stressor slows down {effect.workload} by more than {100 * MARGIN:g} % ({effect.mode})"
         for effect in find_strongest(effects)
         if effect.sensitivity is not None
     ]

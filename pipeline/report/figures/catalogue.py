@@ -13,7 +13,7 @@ from pipeline.report.read.group_series import GroupSeries
 from pipeline.report.read.study_records import Study
 
 FIGURES = (gain, mixes, copies, profile_scaling, parameters, energy, over_time)
-"""The modules of the figures of cells without stressors; the first figure is at the top of the page."""
+"""The modules of the figures of cells without stressors; those of workloads beside stressors come first."""
 
 
 def draw_figures(
@@ -22,8 +22,8 @@ def draw_figures(
     """Draw all figures of the cells of a study and the samples of one group, with `has_columns` also for a column."""
     figures: list[Drawn] = []
     ordinary = [cell for cell in cells if not runs_stressor(cell)]
-    of_stressors = stressor_curves.sketches(list_effects(study, cells))
-    for sketch in (*(sketch for module in FIGURES for sketch in module.sketches(ordinary, timeline)), *of_stressors):
+    others = [sketch for module in FIGURES for sketch in module.sketches(ordinary, timeline)]
+    for sketch in (*stressor_curves.sketches(list_effects(study, cells)), *others):
         name = _file_name(sketch.name, {drawn.name for drawn in figures})
         figures.append(draw(sketch, name, is_simulated=study.is_simulated, has_columns=has_columns))
     return figures

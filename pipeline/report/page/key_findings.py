@@ -45,8 +45,8 @@ def summarize(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) ->
     if shares := other_gpus.summarize_shares(other_gpus.compare_company(study)):
         return shares[0]
     together = [winner for winner in winners if winner.degree > 1]
-    clauses = [_count_winners(cells, together)] if together else describe_shares(cells)[:1]
-    clauses += describe_effects(list_effects(study, cells))[:1]
+    clauses = describe_effects(list_effects(study, cells))[:1]
+    clauses += [_count_winners(cells, together)] if together else describe_shares(cells)[:1]
     finding = next(filter(None, (*clauses, _describe_services(cells), _describe_mig(cells))), "")
     certainty = _describe_certainty(study, together)
     certainty = f"{certainty[:1].lower()}{certainty[1:]}"

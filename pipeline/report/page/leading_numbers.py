@@ -29,7 +29,7 @@ from pipeline.report.evaluate.mixed_services import compare_services
 from pipeline.report.evaluate.pairs import Quantity, is_best_solo_serial
 from pipeline.report.evaluate.publication import WHOLE_GPU
 from pipeline.report.evaluate.solo_modes import find_serial
-from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, MIN_GPUS, Estimate
+from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, MIN_GPUS, Estimate
 from pipeline.report.evaluate.stressor_effects import (
     StressorEffect,
     find_strongest,
@@ -233,10 +233,8 @@ def _list_company(study: Study, clean: Sequence[Cell]) -> Iterator[LeadingNumber
 def _list_sensitivities(effects: Sequence[StressorEffect]) -> Iterator[LeadingNumber]:
     """Yield the highest slowdown of each workload beside a stressor, in each mode."""
     for effect in find_strongest(effects):
-        if effect.sensitivity is not None:
-            label = (
-                f"the time alone, beside a stressor of {effect.resource} with a dial of {effect.dial:g}, the highest"
-            )
+        if effect.sensitivity is not None and effect.sensitivity.median > 1 + MARGIN:
+            label = f"the time alone, beside its worst stressor: {effect.resource}, dial {effect.dial:g}"
             yield _make_number(effect.sensitivity, label, f"{effect.workload}, {effect.mode}")
 
 

@@ -38,7 +38,17 @@ if TYPE_CHECKING:
 TEMPLATE = "page.html.jinja"
 _PX = 1.75
 """Pixels per point of a figure with the width of the column."""
-_OPEN_TABLES = ("frameworks", "objective", "beside", "sensitivity", "scaling", "co-runners", "other-gpus", "endings")
+_OPEN_TABLES = (
+    "frameworks",
+    "objective",
+    "beside",
+    "sensitivity",
+    "pairs",
+    "scaling",
+    "co-runners",
+    "other-gpus",
+    "endings",
+)
 """Tables that answer the question of a study; the page folds the others."""
 _MOST_ROWS = 12
 """The highest number of rows of a table that the page does not fold."""

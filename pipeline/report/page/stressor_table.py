@@ -1,11 +1,16 @@
-"""The table of workloads beside stressors."""
+"""The tables of workloads beside stressors, and of the pairs that these measurements explain."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from pipeline.report.evaluate.cells import Cell
+from pipeline.report.evaluate.pair_inputs import collect_inputs
+from pipeline.report.evaluate.pair_prediction import PairPrediction, predict_pairs
+from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS
 from pipeline.report.evaluate.stressor_effects import StressorEffect
 from pipeline.report.page.table_format import Table, list_ends
+from pipeline.report.read.study_records import Study
 
 
 def make_stressor_table(effects: Sequence[StressorEffect]) -> Table:
@@ -26,3 +31,30 @@ def make_stressor_table(effects: Sequence[StressorEffect]) -> Table:
     )
     columns = ("workload", "mode", "resource", "dial", *slowdowns)
     return Table("sensitivity", "Workloads beside stressors", columns, tuple(rows), note)
+
+
+def make_pair_table(study: Study, cells: Sequence[Cell]) -> Table:
+    """Return a table of the measured pairs: the resource that explains most of their slowdowns, and their prediction."""
+    predictions = [p for p in predict_pairs(collect_inputs(study, cells)) if p.slowdowns and p.measured]
+    rows = [line for prediction in predictions for line in _list_lines(prediction)]
+    errors = {p.mode: p.error for p in predictions if p.error}
+    note = (
+        f"Resource: the one on which stressors predict the largest loss of both workloads; none below {MARGIN_IN_WORDS}. "
+        "Predicted: from the measurements beside stressors; the pair itself is left out of the choice of the model. "
+        + " ".join(
+            f"{mode}: the median error is {100 * error.median:.1f} %, the largest {100 * error.largest:.1f} %."
+            for mode, error in errors.items()
+        )
+    )
+    columns = ("pair", "mode", "workload", "slowdown", "low", "high", "predicted", "resource", "model")
+    return Table("pairs", "Pairs explained by stressors", columns, tuple(rows), note)
+
+
+def _list_lines(prediction: PairPrediction) -> Iterator[tuple[object, ...]]:
+    assert prediction.measured is not None
+    for name, measured, predicted in zip(
+        prediction.workloads, prediction.measured.slowdowns, prediction.slowdowns, strict=False
+    ):
+        pair = " + ".join(prediction.workloads)
+        explained = (predicted.middle, prediction.resource or None, prediction.model)
+        yield (pair, prediction.mode, name, *list_ends(measured), *explained)

@@ -15,10 +15,10 @@ from pipeline.base.domain.records import CO_RUNNERS, Result
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner.__main__ import main
 from pipeline.planner.commands.pairs_command import answer_of
-from pipeline.planner.results.pair_inputs import collect_inputs
-from pipeline.planner.results.pair_prediction import Model, PairPrediction, predict_pairs
 from pipeline.planner.results.pairing import choose_pairs
 from pipeline.report.evaluate.cells import make_cells
+from pipeline.report.evaluate.pair_inputs import collect_inputs
+from pipeline.report.evaluate.pair_prediction import Model, PairPrediction, predict_pairs
 from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import job, params, row, study
 
@@ -128,6 +128,33 @@ def test_the_measured_pairs_choose_the_model_and_their_error_is_that_of_leaving_
         assert middles(one) == pytest.approx(truth, rel=1e-6)
         assert one.measured is not None and one.measured.slowdowns[0].median == pytest.approx(truth[0])
         assert one.error is not None and one.error.num_pairs == 3 and one.error.largest < 1e-6
+
+
+def compete(name: str, weights: Mapping[str, float]) -> list[Row]:
+    """Return a workload that always uses `l2`, and has this weight against a stressor of it."""
+    rows = [row("serial", (job(0, params(name), ALONE),))]
+    for resource in RESOURCES:
+        rows.append(row("serial", (stressor(resource, 1.0, 1.0, 0),)))
+        share = weights[name] / (1 + weights[name]) if resource == "l2" else 1.0
+        rest = 1 - share if resource == "l2" else 1.0
+        rows.append(row("mps", (job(0, params(name), ALONE * share), stressor(resource, 1.0, rest))))
+    return rows
+
+
+def test_programs_that_get_unequal_shares_of_a_resource_are_predicted_by_the_competing_model() -> None:
+    weights = {"a": 1 / 3, "b": 1 / 2, "c": 2.0}
+    rows = [one for name in weights for one in compete(name, weights)]
+    truth = {}
+    for pair_names in itertools.combinations(weights, 2):
+        total = sum(weights[name] for name in pair_names)
+        truth[pair_names] = [total / weights[name] for name in pair_names]
+        jobs = (job(i, params(name), ALONE * weights[name] / total) for i, name in enumerate(pair_names))
+        rows.append(row("mps", tuple(jobs)))
+    pairs = predictions(*rows)
+    assert {one.model for one in pairs.values()} == {Model.COMPETING}
+    for names, one in pairs.items():
+        assert middles(one) == pytest.approx(truth[names], rel=1e-4) and one.resource == "l2"
+        assert one.exceeded == () and one.error is not None and one.error.largest < 1e-4
 
 
 def test_a_single_measured_pair_does_not_choose_its_own_model() -> None:

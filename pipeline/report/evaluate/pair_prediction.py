@@ -9,8 +9,12 @@ The model of one mode, for workload A beside workload B (docs/planner.md):
   and that the loss of one of them is proportional to the dial of the other.
 - The loss of A on r is `s(A, r, d(B, r)) - 1`. The slowdown of A is 1 plus the largest loss (maximum model), or 1 plus
   the sum of its losses (additive model).
+- The competing model needs the full stressor only. A uses r for a time `a = s (1 - 1 / q)` per time alone, because the
+  stressor loses what A uses, and gets the share `w / (w + 1)` of r beside the stressor, with `w = a / (s - 1)`. Beside
+  B, the time a becomes `a / (1 - p w_B / (w + w_B))`, where p is the share of time in which B uses r or waits for it.
+  The largest loss counts.
 
-The measured pairs choose the model, by the smaller median error. A measured pair is predicted by the model that all
+The measured pairs choose the model, by the smallest median error. A measured pair is predicted by the model that all
 other pairs choose. Without other pairs it is the maximum model: a common cause, such as time slices, shows beside
 several stressors, and a sum counts it several times.
 """
@@ -24,10 +28,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pipeline.planner.results.pair_inputs import FULL, MeasuredPair, PairInputs, PairName, Platform, Vectors
+from pipeline.report.evaluate.pair_inputs import FULL, MeasuredPair, PairInputs, PairName, Platform, Vectors
 from pipeline.report.evaluate.statistics import MARGIN, Estimate
 
 _EVEN = 2.0  # slowdown of a full stressor beside an equal one
+_LEAST = 1e-6  # instead of zero, by which the model of competing programs would divide
+_NUM_ITERATIONS = 200
 _MEDIAN = "median"
 _ENDS = (_MEDIAN, "low", "high")
 _Losses = tuple[Mapping[str, float], Mapping[str, float]]
@@ -39,10 +45,11 @@ class Model(enum.StrEnum):
 
     MAXIMUM = "maximum"
     ADDITIVE = "additive"
+    COMPETING = "competing"
 
     def combine(self, losses: Mapping[str, float]) -> float:
         """Return the slowdown for the losses on all resources."""
-        return 1 + (max(losses.values()) if self is Model.MAXIMUM else sum(losses.values()))
+        return 1 + (sum(losses.values()) if self is Model.ADDITIVE else max(losses.values()))
 
 
 class Predicted(NamedTuple):
@@ -51,6 +58,13 @@ class Predicted(NamedTuple):
     middle: float
     low: float | None
     high: float | None
+
+
+class _Use(NamedTuple):
+    """The use of a resource by a program: its time per time alone, and its weight against a full stressor."""
+
+    busy: float
+    weight: float
 
 
 class PairError(NamedTuple):
@@ -107,7 +121,10 @@ def _predict_mode(
         for pair in itertools.combinations(inputs.workloads, 2)
     }
     losses = {
-        pair: {end: _find_losses(vectors[pair[0]], vectors[pair[1]], resources, end) for end in _ENDS}
+        pair: {
+            model: {end: _find_losses(model, vectors[pair[0]], vectors[pair[1]], resources, end) for end in _ENDS}
+            for model in Model
+        }
         for pair, reason in reasons.items()
         if not reason
     }
@@ -117,7 +134,7 @@ def _predict_mode(
         if (mode, pair) in inputs.pairs and inputs.platforms.get(pair) == inputs.platforms[pair[:1]]
     }
     errors = {
-        pair: {model: _list_errors(model, losses[pair], known.slowdowns) for model in Model}
+        pair: {model: _list_errors(model, losses[pair][model], known.slowdowns) for model in Model}
         for pair, known in measured.items()
         if known.slowdowns
     }
@@ -127,14 +144,14 @@ def _predict_mode(
         PairPrediction(
             workloads=pair,
             mode=mode,
-            slowdowns=(slowdowns := _combine(models[pair], losses[pair])),
+            slowdowns=(slowdowns := _combine(models[pair], losses[pair][models[pair]])),
             throughput=_add_speeds(slowdowns),
-            resource=_find_common(losses[pair]),
+            resource=_find_common(losses[pair][models[pair]]),
             exceeded=tuple(
                 (name, resource)
                 for name in pair
                 for resource in resources
-                if vectors[name].pressure[resource].median > _EVEN
+                if models[pair] is not Model.COMPETING and vectors[name].pressure[resource].median > _EVEN
             ),
             model=models[pair],
             error=error,
@@ -183,8 +200,10 @@ def _explain_unmeasured(pair: PairName, mode: str, inputs: PairInputs, resources
     return ""
 
 
-def _find_losses(first: Vectors, second: Vectors, resources: Sequence[str], end: str) -> _Losses | None:
+def _find_losses(model: Model, first: Vectors, second: Vectors, resources: Sequence[str], end: str) -> _Losses | None:
     """Return the losses with all inputs at one end of their intervals; `None` if an input has no interval."""
+    if model is Model.COMPETING:
+        return _find_competing_losses(first, second, resources, end)
     losses: list[dict[str, float]] = []
     for victim, other in ((first, second), (second, first)):
         by_resource = {}
@@ -196,6 +215,40 @@ def _find_losses(first: Vectors, second: Vectors, resources: Sequence[str], end:
             by_resource[resource] = _interpolate(curve, _equate_dial(pressure)) - 1
         losses.append(by_resource)
     return losses[0], losses[1]
+
+
+def _find_competing_losses(first: Vectors, second: Vectors, resources: Sequence[str], end: str) -> _Losses | None:
+    losses: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    for resource in resources:
+        uses = [_find_use(member, resource, end) for member in (first, second)]
+        if uses[0] is None or uses[1] is None:
+            return None
+        losses[0][resource], losses[1][resource] = _compete(uses[0], uses[1])
+    return losses
+
+
+def _find_use(vectors: Vectors, resource: str, end: str) -> _Use | None:
+    slowdown = getattr(vectors.sensitivity[resource][FULL], end)
+    pressure = getattr(vectors.pressure[resource], end)
+    if slowdown is None or pressure is None or not (slowdown > 0 and pressure > 0):
+        return None
+    busy = min(1.0, max(_LEAST, slowdown * (1 - 1 / pressure)))
+    return _Use(busy, busy / max(_LEAST, slowdown - 1))
+
+
+def _compete(first: _Use, second: _Use) -> tuple[float, float]:
+    """Return the losses of two programs that share a resource in proportion to their weights while both need it."""
+    losses = (0.0, 0.0)
+    for _ in range(_NUM_ITERATIONS):
+        present = [(use.busy + loss) / (1 + loss) for use, loss in zip((first, second), losses, strict=True)]
+        part = second.weight / (first.weight + second.weight)
+        new = (_delay(first, present[1] * part), _delay(second, present[0] * (1 - part)))
+        losses = ((losses[0] + new[0]) / 2, (losses[1] + new[1]) / 2)
+    return losses
+
+
+def _delay(use: _Use, lost: float) -> float:
+    return use.busy * lost / max(_LEAST, 1 - lost)
 
 
 def _equate_dial(pressure: float) -> float:
