@@ -61,7 +61,7 @@ def _paint(effects: Sequence[StressorEffect]) -> Figure:
         axes.set_ylabel("slowdown, times alone")
         axes.grid(axis="y")
         set_title(axes, mode)
-    highest = max(axes.get_ylim()[1] for axes in panels)
+    highest = max(1.1, *(axes.get_ylim()[1] for axes in panels))
     for axes in panels:
         axes.set_ylim(0, highest)
     handles = collect_handles(panels)

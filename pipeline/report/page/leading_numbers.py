@@ -74,8 +74,8 @@ def select_leading_numbers(
 ) -> tuple[LeadingNumber, ...]:
     """Return the leading numbers of a study.
 
-    Gains of sharing come first, then services, MIG profiles and the effect of other GPUs. A study without any of them
-    is led by the throughput, energy, memory and activity of one group.
+    Gains of sharing come first, then services, MIG profiles and the effect of other GPUs. A study without any of them,
+    and without stressors, is led by the throughput, energy, memory and activity of one group.
     """
     right = [cell for cell in cells if not cell.is_derived and cell.is_compared and not cell.marks_of_rows]
     clean = [cell for cell in right if not runs_stressor(cell)]
@@ -87,8 +87,9 @@ def select_leading_numbers(
         _list_company(study, clean),
         _list_sensitivities(list_effects(study, right)),
     )
+    is_beside_stressors = any(map(runs_stressor, cells))
     numbers = tuple(itertools.islice(itertools.chain(*kinds), MOST))
-    return numbers or tuple(itertools.islice(_list_figures(clean), MOST))
+    return numbers or (() if is_beside_stressors else tuple(itertools.islice(_list_figures(clean), MOST)))
 
 
 def _list_gains(clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Iterator[LeadingNumber]:

@@ -34,12 +34,12 @@ def make_stressor_table(effects: Sequence[StressorEffect]) -> Table:
 
 
 def make_pair_table(study: Study, cells: Sequence[Cell]) -> Table:
-    """Return a table of the measured pairs: the resource that explains most of their slowdowns, and their prediction."""
+    """Return a table of the measured pairs with the resource that explains most of their slowdowns."""
     predictions = [p for p in predict_pairs(collect_inputs(study, cells)) if p.slowdowns and p.measured]
     rows = [line for prediction in predictions for line in _list_lines(prediction)]
     errors = {p.mode: p.error for p in predictions if p.error}
     note = (
-        f"Resource: the one on which stressors predict the largest loss of both workloads; none below {MARGIN_IN_WORDS}. "
+        f"Resource: the one with the largest predicted loss of both workloads; none below {MARGIN_IN_WORDS}. "
         "Predicted: from the measurements beside stressors; the pair itself is left out of the choice of the model. "
         + " ".join(
             f"{mode}: the median error is {100 * error.median:.1f} %, the largest {100 * error.largest:.1f} %."

@@ -9,9 +9,10 @@ import pytest
 from pipeline.base.domain.records import CO_RUNNERS
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.stressor_effects import list_effects, runs_stressor
+from pipeline.report.evaluate.stressor_effects import describe_effects, list_effects, runs_stressor
 from pipeline.report.figures.catalogue import draw_figures
 from pipeline.report.figures.stressor_curves import sketches
+from pipeline.report.page.leading_numbers import select_leading_numbers
 from pipeline.report.page.study_tables import make_tables
 from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import copies, job, params, row, study
@@ -101,3 +102,25 @@ def test_the_stressor_of_a_script_is_a_co_runner() -> None:
 def test_a_pair_without_its_baseline_has_no_slowdown() -> None:
     rows = [pair for pair in pairs(1) if pair.scenario != "serial"]
     assert effects_of(*rows) == {}
+
+
+def test_the_worst_stressor_leads_and_no_throughput_of_a_job_alone() -> None:
+    rows = pairs(1)
+    cells = make_cells(study(*rows))
+    numbers = select_leading_numbers(study(*rows), cells, [])
+    assert [number.label for number in numbers] == [
+        "the time alone, beside its worst stressor: l2, dial 1",
+        "the time alone, beside its worst stressor: l2, dial 1",
+    ]
+    clauses = describe_effects(list_effects(study(*rows), cells))
+    assert (
+        clauses[0]
+        == "resnet26_cifar10 bs128 takes 2.00 times its time alone beside its worst stressor (l2, dial 1, naive)"
+    )
+    unaffected = [one for one in pairs(1) if not any(part.params.get("resource") == "l2" for part in one.jobs)]
+    unaffected = [one for one in unaffected if one.scenario != "naive"]
+    cells = make_cells(study(*unaffected))
+    assert select_leading_numbers(study(*unaffected), cells, []) == ()
+    assert describe_effects(list_effects(study(*unaffected), cells)) == [
+        "no stressor slows down resnet26_cifar10 bs128 by more than 2 % (MPS)"
+    ]

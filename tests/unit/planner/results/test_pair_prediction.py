@@ -19,6 +19,7 @@ from pipeline.planner.results.pairing import choose_pairs
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.pair_inputs import collect_inputs
 from pipeline.report.evaluate.pair_prediction import Model, PairPrediction, predict_pairs
+from pipeline.report.page.stressor_table import make_pair_table
 from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import job, params, row, study
 
@@ -155,6 +156,19 @@ def test_programs_that_get_unequal_shares_of_a_resource_are_predicted_by_the_com
     for names, one in pairs.items():
         assert middles(one) == pytest.approx(truth[names], rel=1e-4) and one.resource == "l2"
         assert one.exceeded == () and one.error is not None and one.error.largest < 1e-4
+
+
+def test_the_report_explains_measured_pairs_by_a_resource_and_their_predictions() -> None:
+    uses = {"a": MEMORY, "b": MEMORY_TOO, "c": CACHE}
+    rows = unique([one for name, use in uses.items() for one in beside(name, use)])
+    assert make_pair_table(study(*rows), make_cells(study(*rows))).rows == ()
+    rows += [pair(("a", "b"), (MEMORY, MEMORY_TOO)), pair(("a", "c"), (MEMORY, CACHE))]
+    table = make_pair_table(study(*rows), make_cells(study(*rows)))
+    truth = slow_down(MEMORY, MEMORY_TOO)
+    assert [line[0] for line in table.rows] == ["a bs128 + b bs128"] * 2 + ["a bs128 + c bs128"] * 2
+    assert table.rows[1][2:4] == ("b bs128", pytest.approx(truth)) and table.rows[1][6] == pytest.approx(truth)
+    assert [line[7] for line in table.rows] == ["memory_bandwidth", "memory_bandwidth", None, None]
+    assert "MPS: the median error is 0.0 %, the largest 0.0 %." in table.note
 
 
 def test_a_single_measured_pair_does_not_choose_its_own_model() -> None:
