@@ -22,8 +22,8 @@ def draw_figures(
     """Draw all figures of the cells of a study and the samples of one group, with `has_columns` also for a column."""
     figures: list[Drawn] = []
     ordinary = [cell for cell in cells if not runs_stressor(cell)]
-    others = [sketch for module in FIGURES for sketch in module.sketches(ordinary, timeline)]
-    for sketch in (*stressor_curves.sketches(list_effects(study, cells)), *others):
+    without_stressors = [sketch for module in FIGURES for sketch in module.sketches(ordinary, timeline)]
+    for sketch in (*stressor_curves.sketches(list_effects(study, cells)), *without_stressors):
         name = _file_name(sketch.name, {drawn.name for drawn in figures})
         figures.append(draw(sketch, name, is_simulated=study.is_simulated, has_columns=has_columns))
     return figures

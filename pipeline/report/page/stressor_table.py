@@ -9,7 +9,7 @@ from pipeline.report.evaluate.pair_inputs import collect_inputs
 from pipeline.report.evaluate.pair_prediction import PairPrediction, predict_pairs
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS
 from pipeline.report.evaluate.stressor_effects import StressorEffect
-from pipeline.report.page.table_format import Table, list_ends
+from pipeline.report.page.table_format import Table, Values, list_ends
 from pipeline.report.read.study_records import Study
 
 
@@ -50,7 +50,7 @@ def make_pair_table(study: Study, cells: Sequence[Cell]) -> Table:
     return Table("pairs", "Pairs explained by stressors", columns, tuple(rows), note)
 
 
-def _list_lines(prediction: PairPrediction) -> Iterator[tuple[object, ...]]:
+def _list_lines(prediction: PairPrediction) -> Iterator[Values]:
     assert prediction.measured is not None
     for name, measured, predicted in zip(
         prediction.workloads, prediction.measured.slowdowns, prediction.slowdowns, strict=False
