@@ -36,7 +36,6 @@ _EXAMPLES = (
 _KEYS_OF_MANY = """
 Most used keys (--help-keys lists all keys, --help-keys gpu the keys of one group):
   degree=3  mix=[S,M]  repeats=5  window.seconds=30  workload.batch_size=64  gpu.device=1  dry_run=true  resume=true
-
   --help-keys [PREFIX]   every key with its type, default and meaning
   --cfg job              the composed configuration (--hydra-help: options of Hydra, which reads this command line)
 

@@ -62,10 +62,13 @@ class WorkloadConfig:
     Attributes:
         NODE: name of the schema that YAML files list under `defaults`.
         may_lack_packages: whether a group is skipped if its environment lacks a package; else the study is refused.
+        is_load: whether the program only loads a resource, so that it is a co-runner in a mix with a program that
+            cannot be stopped.
     """
 
     NODE: ClassVar[str] = "workload"
     may_lack_packages: ClassVar[bool] = False
+    is_load: ClassVar[bool] = False
 
     name: str = explain("name in tables and MLflow; for `script`, the name of the script file", MISSING)
     options: str | None = explain("option class; set by `workload=`", None)

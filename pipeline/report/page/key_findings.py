@@ -16,6 +16,7 @@ from pipeline.report.evaluate.cells import Case, Cell, label_cases
 from pipeline.report.evaluate.gpu_fractions import describe_fractions
 from pipeline.report.evaluate.mixed_services import describe_shares
 from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, MIN_GPUS, times_in_words
+from pipeline.report.evaluate.stressor_effects import describe_effects, list_effects
 from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import ENDINGS, INVALID, jobs_in_words, join_words
 from pipeline.report.figures.drawing import clean_text
@@ -46,7 +47,8 @@ def summarize(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) ->
     if shares := [*other_gpus.summarize_shares(other_gpus.compare_company(study)), *describe_fractions(cells)]:
         return shares[0]
     together = [winner for winner in winners if winner.degree > 1]
-    clauses = [_count_winners(cells, together)] if together else describe_shares(cells)[:1]
+    clauses = describe_effects(list_effects(study, cells))[:1]
+    clauses += [_count_winners(cells, together)] if together else describe_shares(cells)[:1]
     finding = next(filter(None, (*clauses, _describe_services(cells), _describe_mig(cells))), "")
     certainty = _describe_certainty(study, together)
     certainty = f"{certainty[:1].lower()}{certainty[1:]}"
@@ -81,6 +83,8 @@ def _describe_sharing(study: Study, cells: Sequence[Cell], winners: Sequence[Win
         return [f"{on}{mixed[0]}.", *(f"{_capitalise(clause)}." for clause in mixed[1:])]
     if clause := _describe_services(cells) or _describe_mig(cells):
         return [f"{on}{clause}."]
+    if effects := describe_effects(list_effects(study, cells)):
+        return [f"{on}{'; '.join(effects)}."]
     return [f"{on}no group of several jobs has a figure and a baseline."]
 
 

@@ -34,12 +34,14 @@ from pipeline.report.evaluate.metrics import (
 from pipeline.report.evaluate.pairs import BASELINES_NOTE
 from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, estimate
+from pipeline.report.evaluate.stressor_effects import list_effects
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.frameworks import framework_table
 from pipeline.report.page.profile_tables import list_profile_tables
 from pipeline.report.page.service_tables import beside_table, fraction_table, objective_table
 from pipeline.report.page.share_table import share_table
+from pipeline.report.page.stressor_table import make_pair_table, make_stressor_table
 from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
 from pipeline.report.page.workload_table import workload_table
 from pipeline.report.read.study_records import Row, Study
@@ -84,6 +86,8 @@ def make_tables(
         fraction_table(cells),
         beside_table(cells),
         share_table(cells),
+        make_stressor_table(list_effects(study, cells)),
+        make_pair_table(study, cells),
         other_gpus_table(study),
         host_table(cells),
         result_table(cells),
