@@ -144,7 +144,7 @@ class JobState:
 
     @property
     def has_left(self) -> bool:
-        """True once the work is over: the process has ended, its wrapper is at its end, or it goes on with other jobs."""
+        """True once the work is over: the process has ended, or its wrapper or other jobs go on."""
         return self.has_ended or (self.outlives_work and self.said.bye is not None)
 
     @property

@@ -100,6 +100,11 @@ def test_an_image_that_cannot_run_jobs_is_refused(begin, arguments, words):
     assert done.status == 2 and words in done.err
 
 
+def test_jobs_in_images_do_not_share_a_process(begin):
+    done = begin("workload=tiny", "scenario=streams", "degree=2", "dry_run=true")
+    assert done.status == 2 and "workload tiny needs a process of its own: its container is that of one job" in done.err
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("ch-run") is None or shutil.which("mksquashfs") is None, reason="needs charliecloud and squashfs-tools"
