@@ -201,11 +201,13 @@ def run_checks(board: MigBoard, twin: MigBoard | None, checks: Sequence[Check]) 
                 results.append(CheckResult(check=CHECKS[0], broken=[broken]))
             for number, check in enumerate(checks, start=1):
                 words.say(f"check {number} of {len(checks)}: {check.name}")
+                board.record.check = check.name
                 if ready.is_on and board.control.read() == ready:
                     results.append(_run_check(check, board, twin))
                 elif check.name not in [result.check.name for result in results]:
                     untried = "the GPU is not in the state in which checks begin"
                     results.append(CheckResult(check=check, untried=untried))
+            board.record.check = "end"
     except CollocationError as error:
         if not is_begun:
             raise
@@ -230,13 +232,13 @@ def _run_check(check: Check, board: MigBoard, twin: MigBoard | None) -> CheckRes
 
 def _read(check: Check, board: MigBoard) -> tuple[dict[str, Any], str | None]:
     """Run a check; return its readings, or none and the reason why it cannot be tried."""
+    readings: dict[str, Any] = {}
     try:
-        return check.run(board), None
+        with board.case(check.name):
+            readings = check.run(board)
     except ConfigError as error:
         return {}, str(error)
-    except (CollocationError, LookupError, ValueError) as error:
-        board.expect(False, f"{type(error).__name__}: {error}")
-        return {}, None
+    return readings, None
 
 
 def _find_machine(twin: MigBoard) -> Path:

@@ -78,9 +78,8 @@ def check_placements(board: MigBoard) -> dict[str, Any]:
     for profile in board.gpu.profiles:
         for start in profile.starts:
             name = f"{profile.name}@{start}"
-            with board.make(((profile, start),)) as (device,):
+            with board.case(name), board.make(((profile, start),)) as (device,):
                 readings[name] = _read_instance(board, name, profile, device)
-            expect_empty(board, name)
     return readings
 
 
@@ -103,25 +102,18 @@ def _read_instance(board: MigBoard, name: str, profile: Profile, device: MigDevi
     return reading
 
 
-def expect_empty(board: MigBoard, name: str) -> None:
-    """Note an instance that exists although it was destroyed, and processes that are still on the GPU."""
-    state = board.control.read()
-    board.expect(not state.instances and not state.devices, f"after {name} was destroyed, instances remain")
-
-
 def check_layouts(board: MigBoard) -> dict[str, Any]:
     """Create every maximal layout, and check that no further instance fits."""
     readings = {}
     for placed in layouts.list_maximal_layouts(board.gpu):
         name = name_layout(placed)
-        with board.make(placed) as devices:
+        with board.case(name), board.make(placed) as devices:
             uuids = {device.uuid for device in devices}
             board.expect(len(uuids) == len(placed), f"{name} has {len(uuids)} MIG devices with separate UUIDs")
             readings[name] = {
                 "gi_ids": [device.gi_id for device in devices],
                 "further": board.attempt(*_choose_further(board.gpu, placed)),
             }
-        expect_empty(board, name)
     return readings
 
 
@@ -139,7 +131,7 @@ def check_compute_instances(board: MigBoard) -> dict[str, Any]:
     for profile in layouts.list_slice_profiles(board.gpu):
         for parts in list_divisions(profile):
             name = f"{profile.name}({'+'.join(f'{part}c' for part in parts)})"
-            with board.make(((profile, profile.starts[0]),), {0: parts}) as devices:
+            with board.case(name), board.make(((profile, profile.starts[0]),), {0: parts}) as devices:
                 inside = board.read_devices()
                 readings[name] = inside
                 widths = tuple(device.compute_slices for device in devices)
@@ -148,7 +140,6 @@ def check_compute_instances(board: MigBoard) -> dict[str, Any]:
                 board.expect(len(memories) == 1, f"compute instances of {name} do not share its memory: {memories}")
                 board.expect(len({device.uuid for device in devices}) == len(parts), f"{name} has equal UUIDs")
                 board.expect(len({device.gi_id for device in devices}) == 1, f"{name} is in several GPU instances")
-            expect_empty(board, name)
     return readings
 
 
@@ -168,9 +159,8 @@ def check_placement_around(board: MigBoard) -> dict[str, Any]:
     for profile in pool:
         for start in profile.starts:
             name = f"{profile.name}@{start}"
-            with board.make(((profile, start),)) as (resident,):
+            with board.case(name), board.make(((profile, start),)) as (resident,):
                 readings[name] = _fill_around(board, name, resident, ((profile, start),))
-            expect_empty(board, name)
     return readings
 
 
@@ -192,8 +182,9 @@ def _fill_around(board: MigBoard, name: str, resident: MigDevice, around: Placed
 def check_existing_layout(board: MigBoard) -> dict[str, Any]:
     """Use existing instances as `scenario.layout=existing` does, and check that a study refuses to change them."""
     placed = choose_mixed_layout(board.gpu)
-    requests = [profile.name for profile, _ in placed]
-    with board.make(placed) as devices:
+    requests, uuids = [profile.name for profile, _ in placed], set[str]()
+    readings: dict[str, Any] = {"layout": name_layout(placed)}
+    with board.case("using instances"), board.make(placed) as devices:
         before = board.control.read()
         assigned = assignment.assign(board.divided_device, requests)
         board.expect([assignment.read_profile(d) for d in assigned] == requests, "jobs get devices of other profiles")
@@ -206,9 +197,9 @@ def check_existing_layout(board: MigBoard) -> dict[str, Any]:
             board.expect(False, "a study would divide a GPU that has instances")
         board.expect(board.control.read() == before, "existing instances changed")
         uuids = {device.uuid for device in devices}
-    with board.make(placed) as devices:
-        is_same = {device.uuid for device in devices} == uuids
-    return {"layout": name_layout(placed), "has_same_uuids_again": is_same}
+    with board.case("creating the same instances again"), board.make(placed) as devices:
+        readings["has_same_uuids_again"] = {device.uuid for device in devices} == uuids
+    return readings
 
 
 def choose_mixed_layout(gpu: MigGpu) -> Placed:
@@ -227,11 +218,12 @@ def check_refusals(board: MigBoard) -> dict[str, Any]:
     if unaligned is not None:
         readings[f"{largest.name} at {unaligned}"] = board.attempt(largest.profile_id, unaligned)
     readings["no such instance"] = board.run_refused(control.destruction_command(_NO_PROFILE), control.read())
-    with board.make(((largest, largest.starts[0]),)) as (device,):
+    with board.case(f"refusals beside {largest.name}"), board.make(((largest, largest.starts[0]),)) as (device,):
         before = board.control.read()
         readings["start taken"] = board.attempt(smallest.profile_id, largest.starts[0])
         readings["compute instance in a full GPU instance"] = board.run_refused(
-            control.part_creation_command(device.gi_id, compute.find_profile_id(largest, largest.compute_slices)), before
+            control.part_creation_command(device.gi_id, compute.find_profile_id(largest, largest.compute_slices)),
+            before,
         )
         readings["no such compute instance"] = board.run_refused(control.destruction_command(device.gi_id, 7), before)
         # Last, because a driver that destroys it would change what the others need.
@@ -241,7 +233,6 @@ def check_refusals(board: MigBoard) -> dict[str, Any]:
         placed = tuple((instance.profile, instance.start) for instance in layout.instances)
         starts = [start for _, start in placed]
         others = [start for start in profile.starts if start not in starts] or starts
-        with board.make(placed):
+        with board.case(f"one more {profile.name}"), board.make(placed):
             readings[f"one more {profile.name}"] = board.attempt(profile.profile_id, others[0])
-    expect_empty(board, "every refused command")
     return readings

@@ -6,6 +6,7 @@ Every change goes through the journal and is undone by the functions that restor
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import sys
 import time
@@ -19,7 +20,7 @@ from typing import Any, cast
 from pipeline.base.domain.driver_programs import Execute, Programs
 from pipeline.base.domain.records import Device
 from pipeline.base.system import helper_program
-from pipeline.base.system.errors import LaunchError
+from pipeline.base.system.errors import CollocationError, ConfigError, LaunchError
 from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean import processes
@@ -38,32 +39,51 @@ from pipeline.simulation.machine.state_file import StateFile
 from pipeline.simulation.mps import control_program
 
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_CREATED = re.compile(r"Successfully (created|destroyed) GPU instance ID +(\d+)")
 _JOB_MIB = 512
 _NEIGHBOUR_SLOWDOWN = 1.5
 _KERNEL_S = 0.05
 
 
 class CommandRecord:
-    """The commands of nvidia-smi on one GPU, with their output, in the order of their execution."""
+    """The commands of nvidia-smi on one GPU, with their output, in the order of their execution.
 
-    def __init__(self, execute: Execute = run_program) -> None:
-        self._execute = execute
-        self.commands: list[dict[str, Any]] = []
+    They are in a file of JSON lines, to which killed children of this process write too.
+
+    Attributes:
+        check: name of the current check.
+    """
+
+    def __init__(self, path: Path, execute: Execute = run_program) -> None:
+        self._path, self._execute, self.check = path, execute, "begin"
+        path.touch()
+
+    @property
+    def commands(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._path.read_text(encoding="utf-8").splitlines()]
 
     def execute(self, words: Sequence[str]) -> helper_program.Completed:
         """Execute and record a command."""
         began_s = time.monotonic()
         completed = self._execute(words)
-        self.commands.append(
-            {
-                "command": ["nvidia-smi" if Path(word).name == "nvidia-smi" else word for word in words],
-                "status": completed.status,
-                "stdout": completed.stdout,
-                "stderr": completed.stderr,
-                "seconds": round(time.monotonic() - began_s, 3),
-            }
-        )
+        line = {
+            "check": self.check,
+            "command": ["nvidia-smi" if Path(word).name == "nvidia-smi" else word for word in words],
+            "status": completed.status,
+            "stdout": completed.stdout,
+            "stderr": completed.stderr,
+            "seconds": round(time.monotonic() - began_s, 3),
+        }
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
         return completed
+
+    def list_existing(self) -> list[int]:
+        """List the ids of the GPU instances that these commands created and did not destroy."""
+        last: dict[int, str] = {}
+        for command in self.commands:
+            last.update({int(number): effect for effect, number in _CREATED.findall(command["stdout"])})
+        return [number for number, effect in last.items() if effect == "created"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,6 +123,33 @@ class MigBoard:
         """Note a broken promise unless the condition holds."""
         if not is_true:
             self.broken.append(text)
+
+    @contextmanager
+    def case(self, name: str) -> Iterator[None]:
+        """Run a part of a check that begins and ends on a GPU without instances; note its errors, and continue.
+
+        Raises:
+            ConfigError: the part cannot be tried.
+        """
+        try:
+            yield
+        except ConfigError:
+            raise
+        except (CollocationError, LookupError, ValueError) as error:
+            self.expect(False, f"{name}: {error}")
+        state = self.control.read()
+        if state.instances or state.devices:
+            self.expect(False, f"{name}: afterwards the GPU has {division.describe_instances(state.instances or ())}")
+            self._destroy_created(state)
+
+    def _destroy_created(self, state: MigState) -> None:
+        """Destroy instances that commands of this process created elsewhere than requested, as their output says."""
+        for gi_id in self.record.list_existing():
+            for device in state.devices:
+                if device.gi_id == gi_id:
+                    self.control.run(self.control.destruction_command(gi_id, device.ci_id))
+            if any(instance.gi_id == gi_id for instance in state.instances or ()):
+                self.control.run(self.control.destruction_command(gi_id))
 
     def make_folder(self) -> Path:
         """Make an empty folder for one job or daemon."""
@@ -187,9 +234,7 @@ class MigBoard:
 
     # Running
 
-    def start_job(
-        self, uuid: str, environ: Mapping[str, str] | None = None
-    ) -> AbstractContextManager[Job]:
+    def start_job(self, uuid: str, environ: Mapping[str, str] | None = None) -> AbstractContextManager[Job]:
         """Start a process that can load one MIG device, and end it with the context."""
         (device,) = (device for device in self.list_devices() if device.uuid == uuid)
         variables = {processes.MARK_VARIABLE: self.mark, **(environ or {})}

@@ -53,7 +53,7 @@ def make_twin(device: Device, folder: Path, mark: str, *, is_on: bool) -> Iterat
     file.keep([model.name], find_branch(device))
     if is_on:
         Driver(file).set_mig_mode(0, is_on=True)
-    record = CommandRecord(_execute_on(file))
+    record = CommandRecord(folder / "commands.jsonl", _execute_on(file))
     paths = write_programs(folder / "bin", file.path)
     programs = Programs(
         purpose="the simulated twin",

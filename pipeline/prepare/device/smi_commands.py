@@ -109,7 +109,12 @@ def await_last_write(uuid: str) -> None:
         time.sleep(_LOOK_S)
 
 
+def is_write(words: Sequence[str]) -> bool:
+    """Return whether a command changes a setting or an instance."""
+    return not _WRITES.isdisjoint(words)
+
+
 def _find_writers(uuid: str) -> list[int]:
     """List the PIDs of programs that change this GPU, by command line, because sudo hides all other properties."""
     command_lines = ((p.pid, p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
-    return [pid for pid, line in command_lines if uuid in line and not _WRITES.isdisjoint(line)]
+    return [pid for pid, line in command_lines if uuid in line and is_write(line)]
