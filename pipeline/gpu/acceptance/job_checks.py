@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -104,6 +106,18 @@ def _measure(board: MigBoard) -> Measurement:
         return measure(device, folder, rehearsal.start_loader, REHEARSED_PACE)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rate:
+    """Rounds per second of a job, and the GPU's mean clock meanwhile; `None` if the driver does not report it."""
+
+    rounds_per_s: float
+    clock_mhz: float | None
+
+    @property
+    def per_clock(self) -> float:
+        return self.rounds_per_s / (self.clock_mhz or 1)
+
+
 def check_isolation(board: MigBoard) -> dict[str, Any]:
     """Compare the rate of a job on the largest and smallest instance alone and with all other instances loaded."""
     placed = choose_mixed_layout(board.gpu)
@@ -114,17 +128,15 @@ def check_isolation(board: MigBoard) -> dict[str, Any]:
             name = f"{profile.name}@{start}"
             alone = _measure_rate(board, device, [])
             beside = _measure_rate(board, device, [other for other in devices if other != device])
-            readings[name] = {"alone": alone, "beside": beside}
-            clocks = [rate["clock_mhz"] for rate in (alone, beside)]
-            change = clocks[1] / clocks[0] if all(clocks) else 1.0
-            share = beside["rate"] / alone["rate"] / change
+            readings[name] = {"alone": dataclasses.asdict(alone), "beside": dataclasses.asdict(beside)}
+            share = beside.per_clock / alone.per_clock
             text = f"neighbours slow the job on {name} to {share:.3f} of its rate alone"
             board.expect(share >= _LEAST_RATE, text)
     return readings
 
 
-def _measure_rate(board: MigBoard, device: MigDevice, others: list[MigDevice]) -> dict[str, float | None]:
-    """Measure the rounds per second of a job, and the GPU's clock meanwhile, with loaded or idle neighbours."""
+def _measure_rate(board: MigBoard, device: MigDevice, others: list[MigDevice]) -> _Rate:
+    """Measure the rate of a job while jobs load other instances."""
     clocks: list[float] = []
     with ExitStack() as stack:
         neighbours = [stack.enter_context(board.start_job(other.uuid)) for other in others]
@@ -141,14 +153,14 @@ def _measure_rate(board: MigBoard, device: MigDevice, others: list[MigDevice]) -
         rate = rounds / _end(board, job)["kernel_s"]
         for neighbour in neighbours:
             _end(board, neighbour)
-    return {"rate": rate, "clock_mhz": fmean(clocks) if clocks else None}
+    return _Rate(rounds_per_s=rate, clock_mhz=fmean(clocks) if clocks else None)
 
 
 def check_mps(board: MigBoard) -> dict[str, Any]:
     """Run a daemon on each of two instances, with two clients on one of them, and check that each has its clients."""
     placed = choose_mixed_layout(board.gpu)
     program, folder = board.programs.find(CONTROL), board.make_folder()
-    readings = []
+    readings: list[dict[str, Any]] = []
     with board.make(placed) as devices:
         with ExitStack() as stack:
             for number, (device, num_clients) in enumerate(zip(devices, (2, 1), strict=False)):
@@ -165,7 +177,6 @@ def check_mps(board: MigBoard) -> dict[str, Any]:
                 board.expect(kinds.count("mps") == num_clients, f"the driver lists {kinds} on GI {device.gi_id}")
                 for job in jobs:
                     _end(board, job)
-            counts = [len(daemon_clients["kinds"]) for daemon_clients in readings]
         left_over = gpu_reader.list_staying_processes(board.device.uuid, lambda process: True)
         board.expect(not left_over, f"processes remain after the MPS daemons have ended: {left_over}")
-    return {"layout": name_layout(placed), "daemons": readings, "num_processes": counts}
+    return {"layout": name_layout(placed), "daemons": readings}
