@@ -97,7 +97,8 @@ class Driver:
                 raise DriverError(codes.INVALID_ARGUMENT)
             free = placement.free_starts(model, gpu.instances, profile)
             if start is not None and gpu.health.mig_fault == "overlapping":
-                free = (start,)
+                num_present = sum(other.profile_id == profile_id for other in gpu.instances)
+                free = (start,) if num_present < profile.max_instances else ()
             if not free or (start is not None and start not in free):
                 raise DriverError(codes.INSUFFICIENT_RESOURCES)
             chosen = free[0] if start is None else start
