@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -74,7 +74,8 @@ class CommandRecord:
             "stderr": completed.stderr,
             "seconds": round(time.monotonic() - began_s, 3),
         }
-        with self._path.open("a", encoding="utf-8") as file:
+        # A full disk must not prevent the commands that restore the GPU.
+        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         return completed
 
