@@ -128,10 +128,10 @@ def _refuse_without_torch(target: Target, checks: Sequence[Check], *, is_dry: bo
     if target.is_simulated or is_dry or not any(check.needs_load for check in checks):
         return
     if missing := [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]:
-        others = ",".join(check.name for check in checks if not check.needs_load)
+        without = ",".join(check.name for check in checks if not check.needs_load)
         raise ConfigError(
             f"the jobs of this acceptance need {' and '.join(missing)}; install a torch build for GPUs, or leave "
-            f"them out: --only {others}"
+            f"them out: --only {without}"
         )
 
 

@@ -226,13 +226,13 @@ def check_refusals(board: MigBoard) -> dict[str, Any]:
             before,
         )
         readings["no such compute instance"] = board.run_refused(control.destruction_command(device.gi_id, 7), before)
-        # Last, because a driver that destroys it would change what the others need.
+        # Last, because a driver that destroys it would change what the other commands need.
         readings["destroy with compute instance"] = board.run_refused(control.destruction_command(device.gi_id), before)
     for profile in (*pool, *(p for p in gpu.profiles if p.suffix == "+me")):
         layout = layouts.plan_layout(gpu, [profile] * profile.max_instances)
         placed = tuple((instance.profile, instance.start) for instance in layout.instances)
         starts = [start for _, start in placed]
-        others = [start for start in profile.starts if start not in starts] or starts
+        elsewhere = [start for start in profile.starts if start not in starts] or starts
         with board.case(f"one more {profile.name}"), board.make(placed):
-            readings[f"one more {profile.name}"] = board.attempt(profile.profile_id, others[0])
+            readings[f"one more {profile.name}"] = board.attempt(profile.profile_id, elsewhere[0])
     return readings

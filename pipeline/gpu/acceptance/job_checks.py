@@ -135,12 +135,12 @@ def check_isolation(board: MigBoard) -> dict[str, Any]:
     return readings
 
 
-def _measure_rate(board: MigBoard, device: MigDevice, others: list[MigDevice]) -> _Rate:
+def _measure_rate(board: MigBoard, device: MigDevice, neighbours: list[MigDevice]) -> _Rate:
     """Measure the rate of a job while jobs load other instances."""
     clocks: list[float] = []
     with ExitStack() as stack:
-        neighbours = [stack.enter_context(board.start_job(other.uuid)) for other in others]
-        for neighbour in neighbours:
+        loading = [stack.enter_context(board.start_job(other.uuid)) for other in neighbours]
+        for neighbour in loading:
             _begin(neighbour)
         job = stack.enter_context(board.start_job(device.uuid))
         rounds = _begin(job)["rounds"]
@@ -151,7 +151,7 @@ def _measure_rate(board: MigBoard, device: MigDevice, others: list[MigDevice]) -
                 clocks += [reading for name, reading in reader.quantities().items() if name == _CLOCK]
                 time.sleep(0.2)
         rate = rounds / _end(board, job)["kernel_s"]
-        for neighbour in neighbours:
+        for neighbour in loading:
             _end(board, neighbour)
     return _Rate(rounds_per_s=rate, clock_mhz=fmean(clocks) if clocks else None)
 
