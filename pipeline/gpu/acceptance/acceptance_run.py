@@ -13,7 +13,7 @@ from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.gpu.acceptance import instance_checks, job_checks
 from pipeline.gpu.acceptance.kill_check import check_kill
-from pipeline.gpu.acceptance.mig_board import MigBoard
+from pipeline.gpu.acceptance.mig_board import MigBoard, UntriedError
 from pipeline.simulation.install import install_driver
 
 
@@ -236,7 +236,7 @@ def _read(check: Check, board: MigBoard) -> tuple[dict[str, Any], str | None]:
     try:
         with board.case(check.name):
             readings = check.run(board)
-    except ConfigError as error:
+    except UntriedError as error:
         return {}, str(error)
     return readings, None
 

@@ -217,17 +217,15 @@ def check_refusals(board: MigBoard) -> dict[str, Any]:
     unaligned = next((s for s in range(gpu.memory_slices) if s not in largest.starts), None)
     if unaligned is not None:
         readings[f"{largest.name} at {unaligned}"] = board.attempt(largest.profile_id, unaligned)
-    readings["no such instance"] = board.run_refused(control.destruction_command(_NO_PROFILE), control.read())
+    readings["no such instance"] = board.run_refused(control.destruction_command(_NO_PROFILE))
     with board.case(f"refusals beside {largest.name}"), board.make(((largest, largest.starts[0]),)) as (device,):
-        before = board.control.read()
         readings["start taken"] = board.attempt(smallest.profile_id, largest.starts[0])
         readings["compute instance in a full GPU instance"] = board.run_refused(
-            control.part_creation_command(device.gi_id, compute.find_profile_id(largest, largest.compute_slices)),
-            before,
+            control.part_creation_command(device.gi_id, compute.find_profile_id(largest, largest.compute_slices))
         )
-        readings["no such compute instance"] = board.run_refused(control.destruction_command(device.gi_id, 7), before)
+        readings["no such compute instance"] = board.run_refused(control.destruction_command(device.gi_id, 7))
         # Last, because a driver that destroys it would change what the other commands need.
-        readings["destroy with compute instance"] = board.run_refused(control.destruction_command(device.gi_id), before)
+        readings["destroy with compute instance"] = board.run_refused(control.destruction_command(device.gi_id))
     for profile in (*pool, *(p for p in gpu.profiles if p.suffix == "+me")):
         layout = layouts.plan_layout(gpu, [profile] * profile.max_instances)
         placed = tuple((instance.profile, instance.start) for instance in layout.instances)

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.base.system.errors import ConfigError
 from pipeline.clean import processes
 from pipeline.gpu.acceptance.instance_checks import choose_mixed_layout
-from pipeline.gpu.acceptance.mig_board import Job, MigBoard, name_layout
+from pipeline.gpu.acceptance.mig_board import Job, MigBoard, UntriedError, name_layout
 from pipeline.gpu.selftest import load_process, plausibility, simulated_load
 from pipeline.gpu.selftest.load_measurement import REHEARSED_PACE, Measurement, list_loadable, measure
 from pipeline.gpu.selftest.load_plan import Load
@@ -45,9 +45,9 @@ def check_jobs(board: MigBoard) -> dict[str, Any]:
                 used = gpu_reader.GpuReader(board.device.uuid).instance_memory_bytes()
             for device in devices:
                 board.expect(used.get(device.gi_id, 0) > 0, f"GI {device.gi_id} uses no memory, although a job runs")
-            first, before = devices[0], board.control.read()
+            first = devices[0]
             commands = [board.control.destruction_command(first.gi_id, ci) for ci in (first.ci_id, None)]
-            destructions = [board.run_refused(words, before) for words in commands]
+            destructions = [board.run_refused(words) for words in commands]
             for job in jobs:
                 _end(board, job)
         for device in devices:
@@ -58,7 +58,10 @@ def check_jobs(board: MigBoard) -> dict[str, Any]:
 
 def _begin(job: Job) -> dict[str, Any]:
     """Load all multiprocessors of a job's device; return what the job says of the load."""
-    job.wait_for_device()
+    try:
+        job.wait_for_device()
+    except ConfigError as error:  # torch or Triton cannot use the GPU
+        raise UntriedError(str(error)) from error
     sms = int(job.facts["multiprocessors"])
     job.begin(Load(blocks=sms * (int(job.facts["threads_per_multiprocessor"]) // _THREADS), threads=_THREADS))
     return job.wait_running()
@@ -78,7 +81,7 @@ def check_counters(board: MigBoard) -> dict[str, Any]:
         measured = _measure(board)
     if not any(row.readings for row in measured.rows):
         reasons = "; ".join(measured.absent.values())
-        raise ConfigError(f"no listener can read counters of instances: {reasons}")
+        raise UntriedError(f"no listener can read counters of instances: {reasons}")
     for text in (
         *map(str, plausibility.find_implausible(measured.rows)),
         *([measured.failure] if measured.failure else []),
@@ -97,12 +100,15 @@ def _measure(board: MigBoard) -> Measurement:
     folder = board.make_folder()
     if board.machine is None:
         start = partial(load_process.start_loader, environ={processes.MARK_VARIABLE: board.mark})
-        return measure(board.divided_device, folder, start)
+        try:
+            return measure(board.divided_device, folder, start)
+        except ConfigError as error:
+            raise UntriedError(str(error)) from error
     # The counters come from a copy, because a source of readings would remain in the machine.
     with simulated_load.copy_machine("", str(board.machine), folder) as rehearsal:
         device = rehearsal.attach(board.divided_device)
         if not all(map(simulated_load.count_multiprocessors, list_loadable(device))):
-            raise ConfigError("the number of SMs of this simulated model is unknown")
+            raise UntriedError("the number of SMs of this simulated model is unknown")
         return measure(device, folder, rehearsal.start_loader, REHEARSED_PACE)
 
 
@@ -159,7 +165,9 @@ def _measure_rate(board: MigBoard, device: MigDevice, neighbours: list[MigDevice
 def check_mps(board: MigBoard) -> dict[str, Any]:
     """Run a daemon on each of two instances, with two clients on one of them, and check that each has its clients."""
     placed = choose_mixed_layout(board.gpu)
-    program, folder = board.programs.find(CONTROL), board.make_folder()
+    if (program := board.programs.path(CONTROL)) is None:
+        raise UntriedError(f"{CONTROL} is not on PATH")
+    folder = board.make_folder()
     readings: list[dict[str, Any]] = []
     with board.make(placed) as devices:
         with ExitStack() as stack:

@@ -20,7 +20,7 @@ from typing import Any, cast
 from pipeline.base.domain.driver_programs import Execute, Programs
 from pipeline.base.domain.records import Device
 from pipeline.base.system import helper_program
-from pipeline.base.system.errors import CollocationError, ConfigError, LaunchError
+from pipeline.base.system.errors import CollocationError, LaunchError
 from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean import processes
@@ -43,6 +43,10 @@ _CREATED = re.compile(r"Successfully (created|destroyed) GPU instance ID +(\d+)"
 _JOB_MIB = 512
 _NEIGHBOUR_SLOWDOWN = 1.5
 _KERNEL_S = 0.05
+
+
+class UntriedError(CollocationError):
+    """Error of a check that cannot be run on this machine; no promise is broken."""
 
 
 class CommandRecord:
@@ -130,17 +134,18 @@ class MigBoard:
         """Run a part of a check that begins and ends on a GPU without instances; note its errors, and continue.
 
         Raises:
-            ConfigError: the part cannot be tried.
+            UntriedError: the part cannot be tried.
         """
         try:
             yield
-        except ConfigError:
+        except UntriedError:
             raise
         except (CollocationError, LookupError, ValueError) as error:
             self.expect(False, f"{name}: {error}")
         state = self.control.read()
         if state.instances or state.devices:
-            self.expect(False, f"{name}: afterwards the GPU has {division.describe_instances(state.instances or ())}")
+            instances = division.describe_instances(state.instances or ())
+            self.expect(False, f"{name}: afterwards the GPU has the GPU instances {instances}")
             self._destroy_created(state)
 
     def _destroy_created(self, state: MigState) -> None:
@@ -216,20 +221,20 @@ class MigBoard:
 
     def attempt(self, profile_id: int, start: int) -> dict[str, Any]:
         """Try to create a GPU instance that the driver has to refuse; return the answer, and undo the creation."""
-        before = self.control.read()
         arguments = self.control.to_record() | {"profile_id": profile_id, "start": start, "boot": boot_id()}
         with self.journal.guard("mig_instance", **arguments) as step:
-            reading = self.run_refused(self.control.creation_command(profile_id, start), before)
+            reading = self.run_refused(self.control.creation_command(profile_id, start))
             if not reading["is_changed"]:
                 # The step would otherwise undo an instance with the same profile and start that exists already.
                 self.journal.discard(step)
         return reading
 
-    def run_refused(self, words: Sequence[str], before: MigState) -> dict[str, Any]:
+    def run_refused(self, words: Sequence[str]) -> dict[str, Any]:
         """Run a command that the driver has to refuse; return its answer, and whether anything changed."""
+        before = self.control.read()
         completed = self.control.run(words)
         is_changed = self.control.read() != before
-        command = " ".join(word for word in words[len(self.control.admin) + 1 :] if word != self.device.uuid)
+        command = hide_uuids(" ".join(words[len(self.control.admin) + 1 :]))
         self.expect(not is_changed, f"the driver carried out `{command}`: {completed.printed_line}")
         return {"status": completed.status, "printed": hide_uuids(completed.printed_line), "is_changed": is_changed}
 

@@ -186,6 +186,19 @@ def test_a_fault_of_mps_is_found(begin: Begin, fault: str, monkeypatch: pytest.M
     assert _run(boards, "mps")["mps"].broken
 
 
+def test_a_check_that_cannot_be_tried_breaks_no_promise(begin: Begin) -> None:
+    board, twin = begin("a30_24gb")
+    programs = {name: path for name, path in (board.programs.simulated or {}).items() if name == "nvidia-smi"}
+    board.programs = dataclasses.replace(board.programs, simulated=programs)
+    result = _run((board, twin), "mps")["mps"]
+    assert (result.verdict, result.untried) == ("not tried", "nvidia-cuda-mps-control is not on PATH")
+
+
+def test_a_promise_that_only_errors_show_is_broken(begin: Begin) -> None:
+    result = _run(begin("a30_24gb", mig_fault="narrow"), "existing")["existing"]
+    assert "has no free MIG device of 2g.12gb" in result.broken[0]
+
+
 def test_readings_that_one_side_does_not_know_are_not_compared() -> None:
     board = {"sms": None, "starts": [0, 4], "gi": {"id": 1}}
     twin = {"sms": 14, "starts": [0, 4], "gi": {"id": 2}, "new": 1}
