@@ -6,7 +6,9 @@ import dataclasses
 import json
 import re
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,24 +51,27 @@ def _wait_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Begin:
-    """Make a board whose nvidia-smi runs in this process, and its twin."""
+def begin() -> Iterator[Begin]:
+    """Make a board whose nvidia-smi runs in this process, and its twin, in a folder whose path is short enough."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield partial(_make_boards, Path(folder))
 
-    def make(model: str, branch: str = "580", *, is_on: bool = False, **health: str) -> tuple[MigBoard, MigBoard]:
-        machine = simulated.Machine.make(tmp_path / "machine", model, branch=branch)
-        boards = []
-        for name, faults in (("board", health), ("twin", {})):
-            (tmp_path / name).mkdir()
-            with simulated_twin.make_twin(machine.device, tmp_path / name, "0123456789ab", is_on=is_on) as board:
-                pass
-            _change_health(board, **faults)
-            if faults:  # the profiles are read again, with the fault
-                with install_driver(_file(board).path):
-                    board.gpu = simulated_twin.profiles.read_gpu(board.device)
-            boards.append(board)
-        return boards[0], boards[1]
 
-    return make
+def _make_boards(
+    folder: Path, model: str, branch: str = "580", *, is_on: bool = False, **health: str
+) -> tuple[MigBoard, MigBoard]:
+    machine = simulated.Machine.make(folder / "machine", model, branch=branch)
+    boards = []
+    for name, faults in (("board", health), ("twin", {})):
+        (folder / name).mkdir()
+        with simulated_twin.make_twin(machine.device, folder / name, "0123456789ab", is_on=is_on) as board:
+            pass
+        _change_health(board, **faults)
+        if faults:  # the profiles are read again, with the fault
+            with install_driver(_file(board).path):
+                board.gpu = simulated_twin.profiles.read_gpu(board.device)
+        boards.append(board)
+    return boards[0], boards[1]
 
 
 def _file(board: MigBoard) -> StateFile:
@@ -183,7 +188,7 @@ def test_a_fault_of_mps_is_found(begin: Begin, fault: str, monkeypatch: pytest.M
     monkeypatch.setattr("pipeline.prepare.mps.mps_daemon._START_LIMIT_S", 2.0)
     boards = begin("a30_24gb")
     set_faults(_file(boards[0]), of_mps=(fault,))
-    assert _run(boards, "mps")["mps"].broken
+    assert "MPS did not start" in _run(boards, "mps")["mps"].broken[0]
 
 
 def test_a_check_that_cannot_be_tried_breaks_no_promise(begin: Begin) -> None:
