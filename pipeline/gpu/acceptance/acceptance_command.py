@@ -129,9 +129,9 @@ def _refuse_without_torch(target: Target, checks: Sequence[Check], *, is_dry: bo
         return
     if missing := [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]:
         without = ",".join(check.name for check in checks if not check.needs_load)
+        remedy = f", or leave them out: --only {without}" if without else ""
         raise ConfigError(
-            f"the jobs of this acceptance need {' and '.join(missing)}; install a torch build for GPUs, or leave "
-            f"them out: --only {without}"
+            f"the jobs of this acceptance need {' and '.join(missing)}; install a torch build for GPUs{remedy}"
         )
 
 

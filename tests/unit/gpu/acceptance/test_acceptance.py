@@ -265,14 +265,17 @@ def test_a_broken_promise_has_an_exit_status_and_a_line(kept: Kept) -> None:
     assert "<code>[0, 1, 2]</code>" in (kept.out / "index.html").read_text()
 
 
-def test_a_dry_run_prints_every_write_and_makes_none(kept: Kept) -> None:
+@pytest.mark.parametrize(
+    "checks", ["mode", pytest.param("existing,refusals,jobs,counters,isolation,mps", marks=pytest.mark.slow)]
+)
+def test_a_dry_run_prints_every_write_and_makes_none(kept: Kept, checks: str) -> None:
     before = kept.file.path.read_bytes()
-    status, text, _ = kept.run("--only", "mode,existing", "--dry-run", "--admin", "sudo,-n")
+    status, text, _ = kept.run("--only", checks, "--dry-run", "--admin", "sudo,-n")
     assert status == 0
     assert kept.file.path.read_bytes() == before
     assert not kept.out.exists()
     planned = [line.partition(": ")[2] for line in text.splitlines() if "would run" in line]
-    kept.run("--only", "mode,existing")
+    kept.run("--only", checks)
     with tarfile.open(kept.out / "acceptance.tar.xz") as bundle:
         content = bundle.extractfile("acceptance/commands.jsonl")
         assert content is not None
@@ -301,3 +304,51 @@ def test_a_gpu_with_instances_is_refused(kept: Kept) -> None:
     status, _, error = kept.run()
     assert (status, kept.gpu) == (2, before)
     assert "already has the GPU instances" in error
+
+
+@pytest.fixture
+def as_real(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """Run the command as on a machine with this driver, whose programs are on PATH."""
+    monkeypatch.setenv("PATH", f"{kept.record_commands()}:/usr/bin:/bin")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        kept.capture.readouterr()
+        words = ["acceptance", *arguments, "--lock-dir", str(kept.locks), "--out", str(kept.out)]
+        return main(words), *kept.capture.readouterr()
+
+    with install_driver(kept.file.path):
+        yield run
+
+
+def test_a_real_gpu_is_changed_by_its_own_program_only(
+    kept: Kept, as_real: Callable[..., tuple[int, str, str]]
+) -> None:
+    before = kept.gpu
+    assert as_real("--only", "mode", "--admin", "env")[0] == 0
+    assert kept.gpu == before
+    assert "Rehearsal" not in (kept.out / "index.html").read_text()
+    program = kept.folder / "recording" / "nvidia-smi"
+    assert [line.split()[:2] for line in kept.commands] == [
+        [str(program), word] for word in ("-i", "-i", "mig", "-i", "-i")
+    ]
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_a_user_without_permission_changes_nothing(
+    kept: Kept, as_real: Callable[..., tuple[int, str, str]], is_on: bool
+) -> None:
+    kept.driver.set_mig_mode(0, is_on=is_on)
+    kept.fail("nvmlDeviceSetMigMode", codes.NO_PERMISSION, times=None)
+    before = kept.gpu
+    status, _, error = as_real("--only", "existing")
+    assert (status, kept.gpu, kept.journal.read_steps()) == (2, before, ())
+    assert "no permission for" in error
+
+
+def test_jobs_on_a_real_gpu_need_torch_and_triton(
+    as_real: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    status, _, error = as_real("--only", "mode,jobs")
+    assert status == 2
+    assert "need torch and triton; install a torch build for GPUs, or leave them out: --only mode" in error
