@@ -106,7 +106,8 @@ def _list_gains(clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence
         over_serial = [cell for cell in over_serial if not is_best_solo_serial(cell)]
     if (fastest := _prefer(chosen, over_serial) or _find_highest(over_serial, SPEEDUP)) is not None:
         host = ", which also depends on this host" if _depends_on_host(fastest, cells) else ""
-        yield _make_ratio(fastest, fastest.estimates[SPEEDUP], f"the serial speed{host}")
+        alone = f"the speed of one {_CUDA_GRAPH} at a time" if fastest.uses_cuda_graphs else f"the serial speed{host}"
+        yield _make_ratio(fastest, fastest.estimates[SPEEDUP], alone)
         chosen.append(fastest)
     for name in (ENERGY_VS_BEST_SOLO, ENERGY_VS_ALONE):
         known = [cell for cell in together if name in cell.estimates]
