@@ -13,13 +13,11 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import timm
 import torch
-
-Step = Callable[[], None]
 
 CASES: dict[str, tuple[dict[str, Any], int, int]] = {
     "small": ({"layers": [2, 2, 2, 2]}, 32, 10),
@@ -28,38 +26,38 @@ CASES: dict[str, tuple[dict[str, Any], int, int]] = {
 """Further arguments of the model, pixels, and classes."""
 
 
-def make_step(case: str, seed: int, batch: int = 128) -> Step:
-    """Return a function that replays the training step of a new model on the current stream."""
-    args, px, classes = CASES[case]
-    torch.manual_seed(seed)
-    model = timm.create_model("resnetv2_50", num_classes=classes, **args).cuda()
-    model = model.to(memory_format=torch.channels_last).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    images = torch.randn(batch, 3, px, px, device="cuda").to(memory_format=torch.channels_last)
-    labels, total = torch.randint(classes, (batch,), device="cuda"), torch.zeros((), device="cuda")
-    x, y = images.clone(), labels.clone()
+class Step:
+    """The training step of a new model as a graph; it owns the model and the optimizer, whose memory the graph uses."""
 
-    def step() -> torch.Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        loss = torch.nn.functional.cross_entropy(model(x), y)
+    def __init__(self, case: str, seed: int, batch: int = 128) -> None:
+        args, px, classes = CASES[case]
+        torch.manual_seed(seed)
+        model = timm.create_model("resnetv2_50", num_classes=classes, **args).cuda()
+        self.model = model.to(memory_format=torch.channels_last).train()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.images = torch.randn(batch, 3, px, px, device="cuda").to(memory_format=torch.channels_last)
+        self.labels = torch.randint(classes, (batch,), device="cuda")
+        self.total = torch.zeros((), device="cuda")
+        self.x, self.y = self.images.clone(), self.labels.clone()
+        for _ in range(4):
+            self.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
+            self.loss = self.train()
+
+    def train(self) -> torch.Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(self.model(self.x), self.y)
         loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        self.optimizer.step()
         return loss.detach()
 
-    for _ in range(4):
-        step()
-    optimizer.zero_grad(set_to_none=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        loss = step()
-
-    def replay() -> None:
-        x.copy_(images, non_blocking=True)
-        y.copy_(labels, non_blocking=True)
-        graph.replay()
-        total.add_(loss)
-
-    return replay
+    def replay(self) -> None:
+        self.x.copy_(self.images, non_blocking=True)
+        self.y.copy_(self.labels, non_blocking=True)
+        self.graph.replay()
+        self.total.add_(self.loss)
 
 
 def work(stream: torch.cuda.Stream, step: Step, counts: list[int], index: int, stop: threading.Event) -> None:
@@ -67,7 +65,7 @@ def work(stream: torch.cuda.Stream, step: Step, counts: list[int], index: int, s
     pending: deque[torch.cuda.Event] = deque()
     with torch.cuda.stream(stream):
         while not stop.is_set():
-            step()
+            step.replay()
             pending.append(torch.cuda.Event(blocking=True))  # type: ignore[no-untyped-call]
             pending[-1].record()
             if len(pending) > 2:
@@ -91,6 +89,8 @@ def measure(streams: Sequence[torch.cuda.Stream], steps: Sequence[Step], jobs: i
     stop.set()
     for thread in threads:
         thread.join()
+    if min(counts) == 0:
+        raise SystemExit("error: a job made no step; its error is above")
     return done * 128 / spent
 
 
@@ -107,7 +107,7 @@ def main() -> None:
     steps = []
     for seed, stream in enumerate(streams):
         with torch.cuda.stream(stream):
-            steps.append(make_step(options.workload, seed))
+            steps.append(Step(options.workload, seed))
         torch.cuda.synchronize()
     rates: dict[int, list[float]] = {jobs: [] for jobs in options.jobs}
     for _ in range(options.rounds):
