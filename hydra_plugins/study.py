@@ -90,10 +90,10 @@ class StudySweeper(Sweeper):
         jobs: list[list[str]] = []
         for block in _select_blocks(keys, self.blocks) or [{}]:
             preset = _drop_overridden([*keys, *instead, *block], self.preset)
-            kept = {key: grid for key, grid in block.items() if key not in instead and self._is_option(key, typed)}
+            options = {key: grid for key, grid in block.items() if key not in instead and self._is_option(key, typed)}
             if "mix" in block:  # the result is the total time of its work, which a steady window does not have
                 preset.pop("window", None)
-            grid = {**preset, **_drop_overridden([*keys, *instead], block), **kept, **instead}
+            grid = {**preset, **_drop_overridden([*keys, *instead], block), **options, **instead}
             jobs += overrides.list_combinations(
                 [*parser.parse_overrides([_as_override(*item) for item in grid.items()]), *typed]
             )
