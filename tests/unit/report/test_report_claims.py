@@ -302,6 +302,9 @@ def test_numbers_are_written_to_pages(folder: Path, capsys) -> None:
     expected = f"A gain of\n    {GAIN.median:.2f} and {GAIN.low:.2f}\n to {GAIN.high:.2f}; gain of 9"
     assert (folder / "page.md").read_text() == expected
     assert run("--write") == 0 and (folder / "page.md").read_text() == expected
+    write_claims(folder, "{gain} times as fast", show="estimate")
+    (folder / "page.md").write_text("- **MPS** is 1.2 (1.1 to 1.3) times as fast")
+    assert run("--write") == 0 and (folder / "page.md").read_text() == f"- **MPS** is {words(GAIN)} times as fast"
 
 
 def test_a_reproduction_is_compared_with_the_claims_about_its_experiment(folder: Path, capsys) -> None:
