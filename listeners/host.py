@@ -33,7 +33,12 @@ _PSS_REST_FACTOR_OF_OTHERS = 20
 
 def find_job(pid: int, jobs: Mapping[int, int]) -> int | None:
     """Return the job of a process, by its session, or by its ancestor that is the job's leading process."""
-    return _job_above(read_process(pid), {root: job for job, root in jobs.items()}, read_process)
+    return _job_above(read_process(pid), _map_roots(jobs), read_process)
+
+
+def _map_roots(jobs: Mapping[int, int]) -> dict[int, int]:
+    """Return the job of each leading process; of several jobs in one process, the first."""
+    return {root: job for job, root in reversed(list(jobs.items()))}
 
 
 def _job_above(
@@ -69,7 +74,7 @@ class JobProcesses:
         with os.scandir("/proc") as entries:
             listed = {int(entry.name) for entry in entries if entry.name.isdecimal()}
         self._foreign &= listed
-        roots = {root: job for job, root in jobs.items()}
+        roots = _map_roots(jobs)
         read: dict[int, ProcessReading] = {}
         members: dict[int, tuple[int, ProcessReading]] = {}
         # Parents are read before their children. If a child is reaped after its parent was read, the child's previous

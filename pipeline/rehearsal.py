@@ -10,6 +10,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -82,6 +83,7 @@ class Rehearsal:
             SharingError: a device of a slot cannot run jobs, or a job cannot become an MPS client.
         """
         charged: list[str] = []
+        held_mib = Counter[tuple[str, int]]()  # a process may host several jobs
         for state, program in zip(states, programs, strict=True):
             pid = state.working_pid
             assert pid is not None
@@ -97,7 +99,8 @@ class Rehearsal:
                 if state.went_wrong:
                     return
                 for uuid in slot.device_uuids:
-                    self._clients.hold(uuid, pid, program, memory_mib, kind)
+                    held_mib[uuid, pid] += memory_mib
+                    self._clients.hold(uuid, pid, program, held_mib[uuid, pid], kind)
             except (RuntimeError, codes.DriverError) as error:
                 if start_ticks(pid) is None:
                     continue  # the job has just ended, which the group detects

@@ -71,7 +71,17 @@ _HERE = Path(__file__).parent
 # They import torch, which takes a process of the runner seconds and half a gigabyte before the first test.
 _IMPORTING_TORCH = {
     _HERE / "unit/workloads" / f"test_{name}.py"
-    for name in ("canary", "image_data", "infer", "micro", "published", "text_models", "train_text", "train_timm")
+    for name in (
+        "canary",
+        "image_data",
+        "infer",
+        "micro",
+        "published",
+        "stressor",
+        "text_models",
+        "train_text",
+        "train_timm",
+    )
 }
 
 

@@ -7,8 +7,9 @@ starts or signals, a file or folder that it writes, renames or removes, a socket
 an exception, SIGTERM or SIGKILL, for k = 1, 2, ... until a study comes to its end unharmed. Then `pipeline.gpu clean`
 is the next start, and the simulated GPU must equal its snapshot, no process of the study may live, no folder be left,
 and in the end every MLflow run be terminal. `by_hand` fails `pipeline.gpu create` and `destroy` in the same way: the
-GPU is then as it was found or as it was asked for, or becomes that when the command is run again. It all runs as a user
-runs it, but for the audit hook, and that the processes are forks (`tests/support/forks.py`).
+GPU is then as it was found or as it was asked for, or becomes that when the command is run again. `acceptance` fails
+some checks of `pipeline.gpu acceptance`, one after another. It all runs as a user runs it, but for the audit hook, and
+that the processes are forks (`tests/support/forks.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,9 @@ from tests.support import forks
 
 SCENARIOS = ("naive", "timeslice", "mps", "mps_static", "mig", "mig_mps", "mig_parts")
 BY_HAND = "by_hand"
+ACCEPTANCE = "acceptance"
+CHECKS = ("mode", "existing", "jobs", "mps", "kill")
+"""Checks of the acceptance that make every kind of change: MIG mode, instances, jobs, daemons, killed children."""
 HOWS = ("exception", "sigterm", "sigkill")
 _VARIABLE = "FAIL_EVERYWHERE"
 _LAST_S = 20.0
@@ -101,12 +106,12 @@ class Tally:
 class Bench:
     """One simulated machine and one store, on which studies fail one after another."""
 
-    def __init__(self, folder: Path, template_store: Path | None = None) -> None:
+    def __init__(self, folder: Path, template_store: Path | None = None, model: str = "a100_40gb") -> None:
         self.folder, self.machine, self.root = folder, folder / "machine.json", folder / "mlruns"
         if template_store is not None:
             shutil.copytree(template_store, self.root)
         (folder / "child.py").write_text(_CHILD)
-        StateFile(self.machine).keep(["a100_40gb"], "615")
+        StateFile(self.machine).keep([model], "615")
         (folder / "locks").mkdir()
 
     def study(self, scenario: str, at: int, how: str, mark: str) -> subprocess.CompletedProcess[str]:
@@ -182,6 +187,26 @@ class Bench:
         if self.snapshot() != before or self.journals(".by-hand"):
             tally.problems.append(f"{where}: after destroy the GPU is {self.snapshot()}")
         return is_reached
+
+    def try_acceptance(self, check: str, at: int, how: str, before: object, tally: Tally) -> bool:
+        """Fail a check of the acceptance at one point; whether it got as far. The GPU is then as before."""
+        self.reached.unlink(missing_ok=True)
+        done = self.command("acceptance", "--only", check, "--out", str(self.folder / "out"), at=at, how=how)
+        if not self.reached.exists():
+            if done.returncode != 0:
+                tally.problems.append(f"{check} unharmed ended with {done.returncode}: {done.stdout}{done.stderr}")
+            return False
+        tally.points += 1
+        where = f"{check}, {how} at {self.reached.read_text()}"
+        if how != "sigkill" and (self.snapshot() != before or self.journals()):
+            tally.left_to_clean.append(where)
+        if (cleaned := self.clean()).returncode != 0:
+            tally.problems.append(f"{where}: clean ended with {cleaned.returncode}: {cleaned.stdout}{cleaned.stderr}")
+        if self.snapshot() != before or self.journals():
+            tally.problems.append(f"{where}: the GPU is {self.snapshot()}")
+        if left := [path for path in self._scratch_folders() if path.exists()]:
+            tally.problems.append(f"{where}: {left} is left")
+        return True
 
     def try_point(self, scenario: str, at: int, how: str, before: object, tally: Tally) -> bool:
         """Fail at one point and look; returns whether the study got as far as that."""
@@ -299,10 +324,24 @@ def fail_by_hand(bench: Bench, how: str, *, first: int = 1, stride: int = 1, mos
     return tally
 
 
+def fail_acceptance(
+    bench: Bench, checks: Sequence[str], how: str, *, first: int = 1, stride: int = 1, most: int | None = None
+) -> Tally:
+    """Fail checks of the acceptance at every `stride`-th side effect; at `most` of them each, if given."""
+    tally, before = Tally(), bench.snapshot()
+    for check in checks:
+        end = None if most is None else tally.points + most
+        at = first
+        while tally.points != end and bench.try_acceptance(check, at, how, before, tally):
+            at += stride
+    return tally
+
+
 def main() -> int:
     """Print a line for each scenario and way to fail; the exit status says whether anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scenario", nargs="+", choices=(*SCENARIOS, BY_HAND), default=(*SCENARIOS, BY_HAND))
+    choices = (*SCENARIOS, BY_HAND, ACCEPTANCE)
+    parser.add_argument("--scenario", nargs="+", choices=choices, default=choices)
     parser.add_argument("--how", nargs="+", choices=HOWS, default=HOWS)
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--stride", type=int, default=1)
@@ -313,11 +352,12 @@ def main() -> int:
             with tempfile.TemporaryDirectory(prefix="fail-") as folder:
                 points = {"first": options.first, "stride": options.stride}
                 bench = Bench(Path(folder))
-                tally = (
-                    fail_by_hand(bench, how, **points)
-                    if scenario == BY_HAND
-                    else fail_everywhere(bench, scenario, how, **points)
-                )
+                if scenario == ACCEPTANCE:
+                    tally = fail_acceptance(bench, CHECKS, how, **points)
+                elif scenario == BY_HAND:
+                    tally = fail_by_hand(bench, how, **points)
+                else:
+                    tally = fail_everywhere(bench, scenario, how, **points)
             row = {"scenario": scenario, "how": how} | dataclasses.asdict(tally)
             print(json.dumps(row), flush=True)
             is_wrong = is_wrong or bool(tally.problems)

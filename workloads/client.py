@@ -54,16 +54,32 @@ _MOST_HELD, _HELD_NS = 512, 500_000_000  # number and age of buffered requests a
 _pack_request = REQUEST.pack
 
 
+_of_thread = threading.local()
+
+
 def attach() -> NullJob:
-    """Return the connection to the orchestrator; without an orchestrator, return a `NullJob`."""
+    """Return the connection to the orchestrator; without an orchestrator, return a `NullJob`.
+
+    In a process that hosts several jobs, it is the connection of the job that runs in this thread.
+    """
+    tenant: NullJob | None = getattr(_of_thread, "job", None)
+    if tenant is not None:
+        return tenant
     folder = os.environ.get(FOLDER_VARIABLE)
     return Job(folder) if folder else NullJob()
+
+
+def set_job_of_thread(job: NullJob) -> None:
+    """Make `attach` return this job in the current thread."""
+    _of_thread.job = job
 
 
 class NullJob:
     """Stand-in for `Job` without an orchestrator; every call is a no-op."""
 
     attached = False
+    is_tenant = False
+    """True if the process also runs other jobs, so that memory and exit status of the process are not the job's."""
     watches_output = False
     index = 0
     block = 1
@@ -173,12 +189,7 @@ class Job(NullJob):
         if error is None or kind is None or (isinstance(error, SystemExit) and not error.code):
             self._send(type="bye", status="ok")
         else:
-            import traceback  # imported late, because the import takes 3 ms and only failing jobs need it
-
-            text = "".join(traceback.format_exception(kind, error, trace))
-            status = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else None
-            event = {"type": kind.__name__, "message": str(error)[:4000], "traceback": text[-16000:], "status": status}
-            self._event("error", **event)
+            self._note_error(error, str(error))
             self._send(type="bye", status="error")
         self._socket.close()
         os.close(self._events)
@@ -320,6 +331,15 @@ class Job(NullJob):
             self._send(type="held")
             self._continue.wait()
             self.held_ns += time.monotonic_ns() - begin_ns
+
+    def _note_error(self, error: BaseException, message: str) -> None:
+        """Record the exception that ended the job."""
+        import traceback  # imported late, because the import takes 3 ms and only failing jobs need it
+
+        kind, status = type(error), error.code if isinstance(error, SystemExit) else None
+        text = "".join(traceback.format_exception(kind, error, error.__traceback__))
+        event = {"type": kind.__name__, "message": message[:4000], "traceback": text[-16000:]}
+        self._event("error", status=status if isinstance(status, int) else None, **event)
 
     def _event(self, event: str, **values: object) -> None:
         values.setdefault("t_ns", time.monotonic_ns())

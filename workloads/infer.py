@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
             loop = ClosedLoop if process.kind == "closed" else OpenLoop
             arrivals = stack.enter_context(loop(job, process))
         job.phase("import")
-        import torch
+        import torch  # noqa: F401  here, so that its time counts as import
 
         job.phase("build")
         device = program.find_device(args)
@@ -71,8 +71,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
         _serve(args, job, arrivals, server)
         for description in inference.describe_wrong_answers(args.precision):
             program.report_wrong(job, description)
-        if device.type == "cuda":
-            job.metric("memory_allocated_peak_mib", torch.cuda.max_memory_allocated() / 2**20)
+        program.report_memory(job, device)
 
 
 def _limit_ahead(args: argparse.Namespace, device: torch.device) -> int:

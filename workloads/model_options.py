@@ -68,6 +68,15 @@ class Training:
     def can_be_held(self) -> bool:
         return self.source is DataSource.synthetic_device or self.loader_workers == 0
 
+    def explain_own_process(self) -> str:
+        if self.source is DataSource.synthetic_device:
+            return ""
+        if self.loader_workers:
+            return "its data loader starts processes; set workload.loader_workers=0 or data.source=synthetic_device"
+        if self.source in (DataSource.files, DataSource.synthetic_files):
+            return "its images are transformed with the random generators of the process; use data.source=disk"
+        return ""
+
     def require_root(self) -> Path:
         """Return `data_root`; raise `ValueError` if it is not given."""
         if self.data_root is None:

@@ -172,7 +172,7 @@ def run_program(kind: type[Any], run: Callable[[argparse.Namespace, NullJob], No
         if getattr(args, "epochs", None) == 0 and not job.attached:
             refuse("--epochs 0 runs until an orchestrator stops the job; by hand, use --epochs 1 or more")
         run(args, job)
-    if job.attached:
+    if job.attached and not job.is_tenant:
         leave()
 
 
@@ -246,6 +246,14 @@ def describe_run(device: torch.device, parameters: Iterable[torch.Tensor] = (), 
         facts["cudnn"] = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
         facts["cublas"] = _cublas_version()
     return facts
+
+
+def report_memory(job: NullJob, device: torch.device) -> None:
+    """Record the largest memory that torch allocated on a GPU, unless other jobs of the process use torch too."""
+    import torch
+
+    if device.type == "cuda" and not job.is_tenant:
+        job.metric("memory_allocated_peak_mib", torch.cuda.max_memory_allocated() / 2**20)
 
 
 def find_free_port() -> int:

@@ -103,6 +103,19 @@ def _check(arguments: argparse.Namespace) -> CommandAnswer:
     return gpu_selftest.check_gpu(arguments.gpu, lock_dir, machine, is_only_health=arguments.health)
 
 
+def _accept(arguments: argparse.Namespace) -> CommandAnswer:
+    from pipeline.gpu.acceptance import acceptance_command
+
+    return acceptance_command.accept_mig(
+        acceptance_command.AcceptanceRequest(
+            target=_read_request(arguments),
+            out=Path(arguments.out),
+            only=() if arguments.only is None else arguments.only.split(","),
+            driver=arguments.driver,
+        )
+    )
+
+
 def _read_request(arguments: argparse.Namespace) -> manual_mig.ManualMigRequest:
     from pipeline.gpu import manual_mig
 
@@ -164,7 +177,12 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
     about = "profiles of the instances: 3g,2g,1g; compute instances of a GPU instance: 1c.3g,2c.3g"
     create.add_argument("layout", help=about)
     destroy = add(_destroy, "destroy", "undo only the changes of `create` (exit status 1 if any remain)")
-    for command in (create, destroy):
+    about = "check every promise about MIG on an idle GPU, 30 to 60 minutes (exit status 1 if one is broken)"
+    accept = add(_accept, "acceptance", about)
+    accept.add_argument("--out", default="reports/acceptance", help="folder of the page and of the raw readings")
+    accept.add_argument("--only", metavar="CHECKS", help="names of checks, separated by commas: mode,profiles")
+    accept.add_argument("--driver", metavar="BRANCH", help="branch of the driver of a simulated model")
+    for command in (create, destroy, accept):
         command.add_argument("--dry-run", action="store_true", help="show the commands, and change nothing")
         about = "prefix of commands that need an administrator, separated by commas: sudo,-n (gpu.admin)"
         command.add_argument("--admin", metavar="WORDS", help=about)

@@ -72,9 +72,12 @@ class ManualMigRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
+class Target:
+    """The GPU of a command, with its programs and journals."""
+
     device: Device
     is_simulated: bool
+    programs: Programs
     control: MigSmi
     journal: Journal
     manual_journal: Journal
@@ -92,14 +95,14 @@ def create(layout_request: str, request: ManualMigRequest) -> CommandAnswer:
         SharingError: the GPU could not be partitioned as planned; the changes were undone.
     """
     with ExitStack() as stack:
-        with _refuse_untouched():
-            target = stack.enter_context(_open_target(request))
+        with refuse_untouched():
+            target = stack.enter_context(open_target(request))
             layout = _plan_layout(target.device, layout_request)
             _refuse_divided(target, request)
-            stack.enter_context(_hold(target, request))
+            stack.enter_context(hold_target(target, request))
         if not request.is_dry:
-            _undo_leftovers(target)
-        with _refuse_untouched():
+            undo_leftovers(target)
+        with refuse_untouched():
             before = target.control.read()
             division.refuse_unready(target.device, before)
         if request.is_dry:
@@ -126,12 +129,12 @@ def destroy(request: ManualMigRequest) -> CommandAnswer:
         ConfigError: the instances are in use, or belong to another user; nothing was changed.
     """
     with ExitStack() as stack:
-        with _refuse_untouched():
-            target = stack.enter_context(_open_target(request))
-            stack.enter_context(_hold(target, request))
+        with refuse_untouched():
+            target = stack.enter_context(open_target(request))
+            stack.enter_context(hold_target(target, request))
         if not request.is_dry:
-            _undo_leftovers(target)
-        with _refuse_untouched():
+            undo_leftovers(target)
+        with refuse_untouched():
             _refuse_foreign(target, request)
             steps = target.manual_journal.read_steps()
             _refuse_users(target, request)
@@ -143,13 +146,13 @@ def destroy(request: ManualMigRequest) -> CommandAnswer:
         return _answer(target, data, list_undone(data) or [_NOTHING], status=int(bool(data["failed"])))
 
 
-def _undo_leftovers(target: _Target) -> None:
+def undo_leftovers(target: Target) -> None:
     """Undo the changes of killed orchestrators; first end their processes, which block the removal of instances."""
     leftovers.clear_all_abandoned()
     journal.replay(target.journal)
 
 
-def _answer(target: _Target, data: dict[str, Any], lines: Sequence[str], *, status: int = 0) -> CommandAnswer:
+def _answer(target: Target, data: dict[str, Any], lines: Sequence[str], *, status: int = 0) -> CommandAnswer:
     name = f"simulated {target.name}" if target.is_simulated else target.name
     text = "\n".join(make_printable(line) for line in (name, *(f"   {line}" for line in lines)))
     gpu = {"gpu": target.device.uuid, "name": target.device.name, "is_simulated": target.is_simulated}
@@ -162,7 +165,7 @@ def _row(planned: Instance, name: str, device: MigDevice) -> dict[str, Any]:
 
 
 @contextmanager
-def _refuse_untouched() -> Iterator[None]:
+def refuse_untouched() -> Iterator[None]:
     """Convert errors to a ConfigError, whose exit status means that nothing was changed."""
     try:
         yield
@@ -175,7 +178,8 @@ def _refuse_untouched() -> Iterator[None]:
 
 
 @contextmanager
-def _open_target(request: ManualMigRequest) -> Iterator[_Target]:
+def open_target(request: ManualMigRequest) -> Iterator[Target]:
+    """Open the driver of a request and find its GPU; `ConfigError` if there is none, or a program is missing."""
     with open_driver(request.gpu, request.machine) as selector:
         if request.is_model and not request.is_dry:
             raise ConfigError(
@@ -195,9 +199,10 @@ def _open_target(request: ManualMigRequest) -> Iterator[_Target]:
         else:
             control = MigSmi.locate(programs, device.uuid, _read_admin(by_hand))
             refuse_absent_admin(control.admin, f"--admin {','.join(control.admin)}", "--admin sudo,-n")
-        yield _Target(
+        yield Target(
             device=device,
             is_simulated=request.is_model or request.machine is not None,
+            programs=programs,
             control=control,
             journal=Journal(request.folder, device.uuid, programs),
             manual_journal=by_hand,
@@ -221,7 +226,7 @@ def _plan_layout(device: Device, request: str) -> Layout:
 
 
 @contextmanager
-def _hold(target: _Target, request: ManualMigRequest) -> Iterator[None]:
+def hold_target(target: Target, request: ManualMigRequest) -> Iterator[None]:
     """Hold the GPU; in a dry run, only check that no other process holds it."""
     if request.is_model:
         yield  # the GPU exists only for this command
@@ -236,7 +241,7 @@ def _hold(target: _Target, request: ManualMigRequest) -> Iterator[None]:
     yield
 
 
-def _refuse_divided(target: _Target, request: ManualMigRequest) -> None:
+def _refuse_divided(target: Target, request: ManualMigRequest) -> None:
     _refuse_foreign(target, request)
     if steps := target.manual_journal.read_steps():
         raise ConfigError(
@@ -245,7 +250,7 @@ def _refuse_divided(target: _Target, request: ManualMigRequest) -> None:
         )
 
 
-def _refuse_foreign(target: _Target, request: ManualMigRequest) -> None:
+def _refuse_foreign(target: Target, request: ManualMigRequest) -> None:
     for other in target.manual_journal.list_foreign():
         raise ConfigError(
             f"user {other.owner} made MIG instances by hand on {target.name}; "
@@ -253,7 +258,7 @@ def _refuse_foreign(target: _Target, request: ManualMigRequest) -> None:
         )
 
 
-def _refuse_users(target: _Target, request: ManualMigRequest) -> None:
+def _refuse_users(target: Target, request: ManualMigRequest) -> None:
     """Refuse to destroy instances that processes use, including processes of killed studies."""
     state, steps = target.control.read(), target.manual_journal.read_steps()
     created = {

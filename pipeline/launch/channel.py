@@ -1,5 +1,7 @@
 """The orchestrator's half of the job protocol: one listening socket per group, one connection per job.
 
+A process may host several jobs; it then has a connection for each of them.
+
 One selector in the main thread blocks until an event arrives; there is no polling and no thread per job.
 `workloads/client.py` is the other half.
 
@@ -41,14 +43,14 @@ class Connection:
     """The control connection of one process.
 
     Attributes:
-        owner: index of the job that the process belongs to; `None` if unknown.
+        owners: indices of the jobs that the process belongs to; empty if unknown.
         index: index of the job that the process speaks for; `None` before its `hello`.
         is_closed: whether the process closed the connection.
         fault: description of how the process broke the protocol; `None` if it did not.
     """
 
-    def __init__(self, sock: socket.socket, owner: int | None = None) -> None:
-        self.socket, self.owner = sock, owner
+    def __init__(self, sock: socket.socket, owners: frozenset[int] = frozenset()) -> None:
+        self.socket, self.owners = sock, owners
         self.index: int | None = None
         self.is_closed = False
         self.fault: str | None = None
@@ -112,12 +114,12 @@ class Channel:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._connections: dict[int, Connection] = {}  # connections of the jobs that have sent hello, by index
-        self._jobs: dict[int, int] = {}  # indices of the jobs, by the PID of their leading process
+        self._jobs: dict[int, frozenset[int]] = {}  # indices of the jobs, by the PID of their leading process
         self._refused: set[int] = set()  # jobs that broke the protocol
         self._refused_strangers = 0
 
     def watch(self, index: int, pid: int) -> None:
-        self._jobs[pid] = index
+        self._jobs[pid] = self._jobs.get(pid, frozenset()) | {index}
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, index)
 
     def send(self, index: int, **message: object) -> None:
@@ -156,11 +158,12 @@ class Channel:
         except (BlockingIOError, ConnectionAbortedError):  # the client has closed the connection
             return
         sock.setblocking(False)
-        connection = Connection(sock, self._find_owner(sock))
+        connection = Connection(sock, self._find_owners(sock))
         self._selector.register(sock, selectors.EVENT_READ, connection)
-        if connection.owner in self._refused:
+        most = _MAX_CONNECTIONS * max(1, len(connection.owners))
+        if connection.owners and connection.owners <= self._refused:
             self._drop(connection)
-        elif sum(other.owner == connection.owner for other in self._list_connections()) > _MAX_CONNECTIONS:
+        elif sum(other.owners == connection.owners for other in self._list_connections()) > most:
             connection.fault = f"opened more than {_MAX_CONNECTIONS} connections to its control socket at a time"
             self._refuse(connection)
 
@@ -185,10 +188,10 @@ class Channel:
         index = message.get("index")
         if message.get("type") != "hello":
             return None if connection.index is not None else "sent a message over its control socket before its hello"
-        if type(index) is not int or index not in self._jobs.values():
+        if type(index) is not int or not any(index in indices for indices in self._jobs.values()):
             return f"sent a hello over its control socket as job {repr(index)[:_SHOWN_BYTES]}, which does not exist"
-        speaker = connection.owner if connection.index is None else connection.index
-        if speaker not in (None, index):
+        speakers = connection.owners if connection.index is None else {connection.index}
+        if speakers and index not in speakers:
             return f"sent a hello over its control socket as job {index}"
         connection.index = index
         self._connections[index] = connection
@@ -197,20 +200,24 @@ class Channel:
     def _refuse(self, connection: Connection) -> None:
         """Close a connection that broke the protocol, and report its job.
 
-        The job that owns the process is reported rather than the job that the process claims to be.
+        The job that owns the process is reported rather than the job that the process claims to be. Of a process that
+        hosts several jobs, it is the job of the connection, or all jobs if the connection is of none.
         """
-        index = connection.index if connection.owner is None else connection.owner
+        indices, index = connection.owners, connection.index
+        if index is not None and (not indices or index in indices):
+            indices = frozenset([index])
         self._drop(connection)
-        if index is None:
+        if not indices:
             level = logging.WARNING if self._refused_strangers == 0 else logging.DEBUG
             log.log(level, "a process outside all jobs %s; its connection was closed", connection.fault)
             self._refused_strangers += 1
             return
-        self._refused.add(index)
+        self._refused |= indices
         for other in self._list_connections():
-            if other.owner == index:
+            if other.owners and (other.owners <= indices or other.index in indices):
                 self._drop(other)
-        self._on_fault(index, str(connection.fault))
+        for index in sorted(indices):
+            self._on_fault(index, str(connection.fault))
 
     def _drop(self, connection: Connection) -> None:
         self._selector.unregister(connection.socket)
@@ -231,10 +238,10 @@ class Channel:
     def _list_connections(self) -> list[Connection]:
         return [key.data for key in self._selector.get_map().values() if isinstance(key.data, Connection)]
 
-    def _find_owner(self, sock: socket.socket) -> int | None:
-        """Return the index of the job whose process opened a connection.
+    def _find_owners(self, sock: socket.socket) -> frozenset[int]:
+        """Return the indices of the jobs whose process opened a connection.
 
-        The result is `None` if the process has neither the session nor a parent process of a job.
+        The result is empty if the process has neither the session nor a parent process of a job.
         """
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, _, _ = _CREDENTIALS.unpack(credentials)
@@ -246,7 +253,7 @@ class Channel:
             if process.session in self._jobs:
                 return self._jobs[process.session]
             pid = process.parent
-        return None
+        return frozenset()
 
 
 def _parse_message(line: bytes) -> Message | None:

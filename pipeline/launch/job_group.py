@@ -1,6 +1,7 @@
 """The processes of one group: spawned together, released together, ended together.
 
-Each job has its own process group and session, so signals also reach its child processes. `JobState` records how a job
+Each process has its own process group and session, so signals also reach its child processes. A job has a process of
+its own, or the jobs whose slots name the same host program share one (`host_start.py`). `JobState` records how a job
 ended; `pipeline/observe/endings.py` derives its result.
 """
 
@@ -20,11 +21,13 @@ from pipeline.base.domain.records import Interpreter, Job, Limits, Result, Slot
 from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.system import cgroup, secrets
 from pipeline.base.system.errors import LaunchError
+from pipeline.base.system.grouping import group_by
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
-from pipeline.launch import events, window_length
+from pipeline.launch import events, host_start, window_length
 from pipeline.launch.channel import PROTOCOL, Channel
 from pipeline.launch.environ import inherit_environ, share_cpus
+from pipeline.launch.host_start import PreparedJob
 from pipeline.launch.job_state import JobState, ProcessStart
 from pipeline.launch.warm_start import Starter
 
@@ -37,12 +40,12 @@ _UNKNOWN_STATUS = 255
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStart:
-    """One job to start; `profiler` is the name of the profiler that the starter puts before its command, if any."""
+    """One job to start; `wrapper` is the name of the program that the starter puts before its command, if any."""
 
     job: Job
     slot: Slot
     starter: Starter
-    profiler: str | None = None
+    wrapper: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +85,18 @@ class JobGroup:
         self._starts, self._files, self._limits, self._pin_cpus = starts, files, limits, pin_cpus
         self._block, self._goes_on = block, go_on
         self.states = [
-            JobState(job=start.job, folder=files.folder / layout.job_path(start.job.index), profiler=start.profiler)
+            JobState(job=start.job, folder=files.folder / layout.job_path(start.job.index), wrapper=start.wrapper)
             for start in starts
         ]
         self._by_index = {state.job.index: state for state in self.states}
+        self._host_files: list[Path] = []
 
     def __enter__(self) -> JobGroup:
         """Start all jobs; if one cannot be started, end the others and raise."""
         self._channel = Channel(self._socket, self._handle_message, self._note_exit, self._note_fault)
         try:
-            for position, (state, start) in enumerate(zip(self.states, self._starts, strict=True)):
-                self._start(state, start, position)
+            for members in group_by(range(len(self._starts)), self._identify_process).values():
+                self._start(members)
         except BaseException:
             self.__exit__()
             raise
@@ -112,13 +116,18 @@ class JobGroup:
                     if self._have_all_ended():
                         time.sleep(0.01)
         finally:
-            for state in self.states:
-                if state.started is not None and state.has_ended:
-                    state.started.process.reap()
+            ended = [state.started.process for state in self.states if state.started is not None and state.has_ended]
+            for process in {process.pid: process for process in ended}.values():
+                process.reap()
             self._channel.close()
+            for file in self._host_files:
+                file.unlink(missing_ok=True)
 
     def pids(self) -> Mapping[int, int]:
-        """Return the PID of each running job by its index; under a profiler, the PID of the profiled process."""
+        """Return the PID of each running job by its index; with a wrapper, the PID of the job itself.
+
+        Jobs that share a process have the same PID.
+        """
         return {s.job.index: s.working_pid for s in self.states if s.working_pid is not None and not s.has_ended}
 
     def wait_ready(self) -> bool:
@@ -282,8 +291,37 @@ class JobGroup:
                     os.killpg(state.pid, signum)
         processes.send_signal(self._files.mark, signum)
 
-    def _start(self, state: JobState, start: JobStart, position: int) -> None:
-        job, slot, starter = start.job, start.slot, start.starter
+    def _identify_process(self, position: int) -> object:
+        host = self._starts[position].slot.host
+        return position if host is None else host
+
+    def _start(self, members: Sequence[int]) -> None:
+        """Start the process of the jobs at these positions: of one job, or of all jobs of a host program."""
+        prepared = [self._prepare(position) for position in members]
+        states, first = [self.states[position] for position in members], self._starts[members[0]]
+        argv, environ = prepared[0].argv, prepared[0].environ
+        if first.slot.host is not None:
+            file = self._files.scratch / f"tenants-{states[0].job.index}.json"
+            self._host_files.append(file)
+            environ = host_start.write_file(file, first.slot.host, prepared)
+            argv = [first.slot.host.script, str(file)]
+            for state in states:
+                state.host_folder = states[0].folder
+        cpus = share_cpus(members[0], len(self.states)) if self._pin_cpus else []
+        folder = states[0].folder / layout.OUTPUT if states[0].job.workload.is_in_own_folder else None
+        oom_kills, at_ns = cgroup.count_oom_kills(), time.monotonic_ns()
+        try:
+            process = first.starter.start(argv, environ, prepared[0].stdout, prepared[0].stderr, cpus, folder)
+        except LaunchError as error:
+            raise LaunchError(f"job {states[0].job.name}: {error}") from error
+        for state in states:
+            state.started = ProcessStart(process=process, at_ns=at_ns, cpus=cpus, oom_kills=oom_kills)
+            self._channel.watch(state.job.index, process.pid)
+
+    def _prepare(self, position: int) -> PreparedJob:
+        """Make the folder of a job; return what its program needs."""
+        state, start = self.states[position], self._starts[position]
+        job, slot = start.job, start.slot
         state.folder.mkdir(parents=True, exist_ok=True)  # the spool may have created the folder
         output = state.folder / layout.OUTPUT
         output.mkdir(exist_ok=True)
@@ -293,20 +331,12 @@ class JobGroup:
         spec |= {"block": self._block, "arrivals": f"{job.workload.program_digest}-{job.arrivals}"}
         spec["watches_output"] = job.workload.rate.pattern is not None
         (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
-        cpus = share_cpus(position, len(self.states)) if self._pin_cpus else []
-        environ = self._make_environ(state, slot, starter.interpreter) | dict(slot.environ) | dict(job.workload.environ)
+        environ = self._make_environ(state, slot, start.starter.interpreter)
+        environ |= dict(slot.environ) | dict(job.workload.environ)
         if job.workload.module_path:  # the module also needs `workloads`, which may be in another folder
             path = [*job.workload.module_path, environ.get("PYTHONPATH"), str(PROJECT_DIR)]
             environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))
-        folder = output if job.workload.is_in_own_folder else None
-        stdout, stderr = state.folder / layout.STDOUT, state.folder / layout.STDERR
-        oom_kills, at_ns = cgroup.count_oom_kills(), time.monotonic_ns()
-        try:
-            process = starter.start(argv, environ, stdout, stderr, cpus, folder)
-        except LaunchError as error:
-            raise LaunchError(f"job {job.name}: {error}") from error
-        state.started = ProcessStart(process=process, at_ns=at_ns, cpus=cpus, oom_kills=oom_kills)
-        self._channel.watch(job.index, process.pid)
+        return PreparedJob(folder=state.folder, argv=argv, environ=environ)
 
     def _make_argv(self, job: Job, output: Path) -> list[str]:
         values = {"output_dir": output, "job": job.index, "degree": len(self._starts)}
@@ -341,7 +371,7 @@ class JobGroup:
         elif kind == "hello":
             pid = message.get("pid")
             # A job may send any PID, but only a process of the group may be observed and looked for on the GPU.
-            if state.profiler is not None and type(pid) is int and pid in processes.list_marked(self._files.mark):
+            if state.wrapper is not None and type(pid) is int and pid in processes.list_marked(self._files.mark):
                 state.said.pid = pid
         elif kind == "ready":
             state.said.is_ready = True

@@ -88,13 +88,16 @@ class JobState:
 
     Attributes:
         folder: absolute path of the job's folder.
-        profiler: profiler that is the job's leading process, if any; such a job is never started warm.
+        wrapper: program that is the job's leading process, if any: a profiler, or the program that starts a container.
+            Such a job is never started warm.
+        host_folder: folder with the output of the process that hosts the job with other jobs, if any.
         released_ns: instant at which the job is to begin, if it was released from the barrier.
     """
 
     job: Job
     folder: Path
-    profiler: str | None = None
+    wrapper: str | None = None
+    host_folder: Path | None = None
     released_ns: int | None = None
     started: ProcessStart | None = None
     said: ProtocolReport = field(default_factory=ProtocolReport)
@@ -116,7 +119,7 @@ class JobState:
 
     @property
     def working_pid(self) -> int | None:
-        """PID of the process that does the work: under a profiler, the process that uses the job protocol."""
+        """PID of the process that does the work: with a wrapper, the process that uses the job protocol."""
         return self.pid if self.said.pid is None else self.said.pid
 
     @property
@@ -130,9 +133,19 @@ class JobState:
         return self.ended.status is not None
 
     @property
+    def is_tenant(self) -> bool:
+        """True if the process also runs other jobs."""
+        return self.host_folder is not None
+
+    @property
+    def outlives_work(self) -> bool:
+        """True if the process may go on after the job's work: its wrapper, or with other jobs."""
+        return self.wrapper is not None or self.is_tenant
+
+    @property
     def has_left(self) -> bool:
-        """True once the work is over: the process has ended, or its profiler is writing the report."""
-        return self.has_ended or (self.profiler is not None and self.said.bye is not None)
+        """True once the work is over: the process has ended, or its wrapper or other jobs go on."""
+        return self.has_ended or (self.outlives_work and self.said.bye is not None)
 
     @property
     def ended_well(self) -> bool:
@@ -141,7 +154,8 @@ class JobState:
 
     @property
     def went_wrong(self) -> bool:
-        return self.ended.noticed is not None or (self.has_ended and not self.ended_well)
+        has_failed = self.is_tenant and self.said.bye == "error"
+        return self.ended.noticed is not None or has_failed or (self.has_ended and not self.ended_well)
 
     @property
     def bytes_to_read(self) -> int:

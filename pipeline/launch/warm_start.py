@@ -87,9 +87,10 @@ class WarmStart:
     def _find_key(self, workload: Workload, interpreter: Interpreter) -> tuple[Interpreter, str] | None:
         """Return interpreter and module of the server for the workload's jobs; `None` if they are not forked.
 
-        A workload that sets environment variables is not forked, because libraries may read variables on import.
+        A workload that sets environment variables is not forked, because libraries may read variables on import. Nor is
+        one in a container, which would end with its server.
         """
-        if workload.preload is None or not self._enabled or workload.environ:
+        if workload.preload is None or not self._enabled or workload.environ or interpreter.container:
             return None
         return interpreter, workload.preload
 

@@ -109,7 +109,8 @@ class Comparison:
     def _share_identical(self, row: GroupResult) -> float | None:
         """Return the share of pairs of a job and one of its other runs alone whose first losses have the same bits.
 
-        Runs alone of all blocks count: a serial row shows whether its program repeats itself at all.
+        Runs alone of all blocks count: a serial row shows whether its program repeats itself at all. A job that made
+        fewer steps is compared by these.
         """
         runs_alone: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
         for serial in self._serial_of_blocks[_make_settings_key(row.group)]:
@@ -117,7 +118,7 @@ class Comparison:
                 for workload, run, bits in _read_bits(serial):
                     runs_alone[workload][run] = bits
         pairs = [
-            bits == bits_alone
+            bits.startswith(bits_alone) or bits_alone.startswith(bits)
             for workload, run, bits in _read_bits(row)
             for run_alone, bits_alone in runs_alone[workload].items()
             if run_alone != run

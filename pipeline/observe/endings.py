@@ -22,12 +22,14 @@ from pipeline.observe.group_result import GroupResult, JobResult
 _TAIL_LINES, _MAX_LENGTH = 20, 300
 # Errors of the runners of programs that do not use the job protocol; their cause is only in the output.
 _OF_PROGRAMS = frozenset(("ScriptError", "ServerEndedError"))
+_UNSUPPORTED = "UnsupportedError"
+"""The error of a host program whose way of sharing does not work with the libraries of its environment."""
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 # Exit status of a script, or of a program that its shell ran, after SIGTERM or SIGKILL.
 _OF_OUR_SIGNALS = tuple(str(128 + number) for number in (signal.SIGTERM, signal.SIGKILL))
 _BY_SIGNAL = Ending(Result.INTERRUPTED, "interrupted by a signal")
 # If several jobs failed, the first of these results is the group's result.
-_SEVERITY = (Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
+_SEVERITY = (Result.SKIPPED, Result.OOM, Result.FAILED, Result.TIMEOUT, Result.WRONG_RESULTS)
 
 
 def judge_job(state: JobState, log: Events, *, interrupted: bool) -> Ending:
@@ -98,12 +100,14 @@ def _judge_end(state: JobState, log: Events, interrupted: bool) -> Ending:
     if ended.status == 0:
         return Ending(Result.FAILED, "ended with status 0 without reporting the end of its work")
     how = f"status {ended.status}" if ended.status > 0 else f"signal {-ended.status}"
-    cause = causes.judge_output(state.folder / layout.STDERR, state.folder / layout.STDOUT)
-    if state.profiler is not None and state.said.bye in (None, "ok"):
+    printed = state.folder if state.host_folder is None else state.host_folder
+    cause = causes.judge_output(printed / layout.STDERR, printed / layout.STDOUT)
+    if state.wrapper is not None and state.said.bye in (None, "ok"):
         when = "before the job sent a message" if state.said.pid is None else "before the job's end"
-        ending = f"{state.profiler} ended with {how} {'after the job' if state.said.bye else when}"
+        ending = f"{state.wrapper} ended with {how} {'after the job' if state.said.bye else when}"
         return Ending(Result.FAILED, _join_cause(ending, cause))
-    return _describe_failure(f"ended with {how}", cause, state, was_killed=ended.status in _KILLED)
+    which = "the process of all jobs ended" if state.is_tenant else "ended"
+    return _describe_failure(f"{which} with {how}", cause, state, was_killed=ended.status in _KILLED)
 
 
 def _judge_error(error: dict[str, str], state: JobState) -> Ending:
@@ -111,6 +115,8 @@ def _judge_error(error: dict[str, str], state: JobState) -> Ending:
     if kind in _OF_PROGRAMS:
         cause = causes.judge_output(state.folder / layout.STDERR, state.folder / layout.STDOUT)
         return _describe_failure(message, cause, state, was_killed=error.get("status") == str(_KILLED[1]))
+    if kind == _UNSUPPORTED:
+        return Ending(Result.SKIPPED, message.partition("\n")[0])
     cause = causes.judge_exception(kind, message, error.get("traceback", ""))
     if cause.has_kill and state.num_oom_kills:
         return _report_oom_kill(cause.text, state)

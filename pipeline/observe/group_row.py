@@ -21,6 +21,7 @@ from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.samples import SAMPLED_S
 from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.window import Window, WindowKind
+from pipeline.base.system.words import format_count
 from pipeline.launch import event_reader
 from pipeline.launch.events import Events
 from pipeline.launch.interleaving import Slice
@@ -65,7 +66,9 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     # Energy is measured for the whole device, so the energy of the work is unknown if co-runners share the device.
     units = () if group.has_co_runners else work_units.find_units(metrics)
     rates = {unit: metrics[work_units.total_of(unit)] for unit in units}
-    metrics |= host_load.compute_figures(measured_jobs, of_device)
+    processes = _list_processes(group, all_states, jobs, seen, read, windows)
+    measured_processes = [process for process in processes if not process.job.is_co_runner]
+    metrics |= host_load.compute_figures(measured_processes, of_device, is_in_turn=len(seen.batches) > 1)
     metrics |= of_device | sample_figures.derive_energy(of_device, windows, seen.idle_w, seen.waiting_w, rates)
     if seen.tool_cpu_s is not None and seen.tool_wall_s:
         metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
@@ -75,6 +78,8 @@ def judge(group: Group, seen: Observation) -> GroupResult:
     changed = None if group.sequential else seen.changed
     if changed and (shared := changed_files.describe_shared(changed.folder, whose, all_states)):
         tags[Tag.SHARED_FILES] = shared
+    if any(state.is_tenant for state in all_states):
+        tags[Tag.ONE_PROCESS] = _describe_process(all_states)
     if group.window.kind is WindowKind.INTERLEAVED:
         tags[Tag.SLICES] = f"{len(windows)} x {group.window.slice_s:g} s"
     if titled := seen.fields.describe_titled(metrics):
@@ -84,7 +89,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         tags[Tag.WINDOW_END_NS] = str(max(end for _, end in windows))
     if absent:
         tags[Tag.ABSENT_FIGURES] = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
-    marks = find_marks(group, seen, batches, jobs, metrics)
+    marks = find_marks(group, seen, batches, processes, metrics)
     if Tag.DAMAGED in tags:
         marks = marks._replace(note=join([marks.note, f"left out impossible values: {tags[Tag.DAMAGED]}"]))
     tags |= {tag: mark for tag, mark in ((Tag.INVALID, marks.invalid), (Tag.FLAG, marks.note)) if mark}
@@ -191,8 +196,8 @@ def _find_end_ns(state: JobState, log: Events) -> int | None:
         return max(marks)
     if log.ended_ns is not None:
         return log.ended_ns  # not the exit of the script's runner, which still does other work
-    # A profiler may still run after the job's end, which is not the job's work.
-    return state.ended.at_ns if state.profiler is None else state.said.bye_ns
+    # The process, or its wrapper, may go on after the job's work.
+    return state.said.bye_ns if state.outlives_work else state.ended.at_ns
 
 
 def _judge_job(
@@ -205,7 +210,9 @@ def _judge_job(
     read: Mapping[sample_figures.Subject, sample_figures.Readings],
 ) -> JobResult:
     metrics: dict[str, float] = {}
-    of_job, place = read.get((state.job.index, None), {}), seen.places[state.job.index] if seen.places else {}
+    place = seen.places[state.job.index] if seen.places else {}
+    # The samples of a process that hosts several jobs are figures of the group, not of a job.
+    of_job = {} if state.is_tenant else read.get((state.job.index, None), {})
     end_ns = _find_end_ns(state, log)
     is_interleaved = group.window.kind is WindowKind.INTERLEAVED
     if log.started_ns is not None and end_ns is not None and not is_interleaved:
@@ -242,6 +249,37 @@ def _judge_job(
         params=log.params
         | ({"cpus": ",".join(map(str, cpus))} if cpus else {})
         | ({"throughput_from": logged.source} if logged and logged.points else {}),
+    )
+
+
+def _list_processes(
+    group: Group,
+    states: Sequence[JobState],
+    jobs: Sequence[JobResult],
+    seen: Observation,
+    read: Mapping[sample_figures.Subject, sample_figures.Readings],
+    windows: Sequence[sample_figures.Window],
+) -> list[JobResult]:
+    """Return a result with the figures of each process: of each job, or of the first job of several in one process."""
+    processes: dict[int | None, JobResult] = {}
+    for state, job in zip(states, jobs, strict=True):
+        if not state.is_tenant:
+            processes[-1 - job.job.index] = job  # a PID may be unknown, or reused by a later job of a serial group
+            continue
+        # Samples of a process are stored for one of its jobs.
+        if readings := read.get((job.job.index, None)):
+            figures = _compute_sampled(group, readings, seen, windows)
+            processes[state.pid] = dataclasses.replace(job, metrics=figures)
+    return list(processes.values())
+
+
+def _describe_process(states: Sequence[JobState]) -> str:
+    """Say that jobs share a process, and which of their figures are those of the process."""
+    number = sum(state.is_tenant for state in states)
+    jobs = format_count(number, "job")
+    return (
+        f"{jobs} in one process with one Python interpreter: memory of the driver and the host, CPU time and exit "
+        "status are those of the process"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -20,28 +21,41 @@ time, other programs used more than `_MOST_FOREIGN_SHARE` of its CPUs, and less 
 
 _BUSIEST = "process_cpu_mean_pct"
 _WAIT, _CPU = "run_queue_delay_pct", "host_cpu_mean_pct"
-_MEANS = (_BUSIEST, _WAIT, "involuntary_switches_per_s", "cpu_clock_mean_mhz")
+_FIGURES = {
+    **dict.fromkeys((_BUSIEST, _WAIT, "involuntary_switches_per_s", "cpu_clock_mean_mhz"), ""),
+    _CPU: "host_cpu_total_pct",
+    "host_memory_peak_mib": "host_memory_total_mib",
+}
+"""Name of the group's total of each figure of a process; empty if the group has their mean, under the same name."""
 
 
-def compute_figures(jobs: Sequence[JobResult], of_device: Mapping[str, float]) -> dict[str, float]:
-    """Return the host figures of a group, means over its jobs; a figure is missing if a job or the device lacks it.
+def compute_figures(
+    processes: Sequence[JobResult], of_device: Mapping[str, float], *, is_in_turn: bool
+) -> dict[str, float]:
+    """Return the host figures of a group: means over the processes of its jobs, and totals unless they ran in turn.
 
-    `host_bound_ratio` is the share of host-bound jobs.
+    A figure is missing if a process or the device lacks it. `host_bound_ratio` is the share of host-bound processes.
     """
     metrics = {}
-    for name in _MEANS:
-        values = [job.metrics[name] for job in jobs if name in job.metrics]
-        if values and len(values) == len(jobs):
+    for name, total in _FIGURES.items():
+        values = [process.metrics[name] for process in processes if name in process.metrics]
+        if not values or len(values) < len(processes):
+            continue
+        if not total:
             metrics[name] = statistics.fmean(values)
+        elif not is_in_turn:
+            metrics[total] = math.fsum(values)
     gract = of_device.get("gract_mean_ratio")
     if gract is not None and _BUSIEST in metrics:
-        bound = [job.metrics[_BUSIEST] >= BUSY_PROCESS_PCT and gract < IDLE_GRACT_RATIO for job in jobs]
+        bound = [process.metrics[_BUSIEST] >= BUSY_PROCESS_PCT and gract < IDLE_GRACT_RATIO for process in processes]
         metrics["host_bound_ratio"] = statistics.fmean(bound)
     return metrics
 
 
 def describe_foreign_load(jobs: Sequence[JobResult], of_device: Mapping[str, float], own_pct: float) -> str:
     """Name the jobs, including co-runners, that waited for CPUs that other programs used; empty if none or unknown.
+
+    Of jobs that share a process, `jobs` has one, with the figures of the process.
 
     `own_pct` is the CPU usage of the orchestrator and its samplers, in per cent of a core.
     """

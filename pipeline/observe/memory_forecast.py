@@ -72,11 +72,11 @@ class MemoryForecast:
     def forecast(self, group: Group) -> MemoryNeed | None:
         """Return the need of a group; `None` if a job was not measured alone.
 
-        Also `None` for jobs one after another, for jobs on MIG devices, and for one job.
+        Also `None` for jobs one after another, for jobs on MIG devices or in one process, and for one job.
         """
-        device = group.device
-        is_divided = mode_of(group.scenario).placement_fact == PROFILE
-        if group.sequential or len(group.jobs) == 1 or is_divided or device.memory_mib is None:
+        device, mode = group.device, mode_of(group.scenario)
+        is_not_a_sum = mode.placement_fact == PROFILE or bool(mode.gives_up)  # parts of a GPU, or one context for all
+        if group.sequential or len(group.jobs) == 1 or is_not_a_sum or device.memory_mib is None:
             return None
         alone = [self._alone_mib.get((device.name, job.workload.digest)) for job in group.jobs]
         known = tuple(mib for mib in alone if mib is not None)

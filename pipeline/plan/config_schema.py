@@ -79,6 +79,15 @@ class MpsStaticConfig(MpsConfig):
 
 
 @dataclass
+class GreenConfig(ScenarioConfig):
+    """One process with a green context for each job; `multiprocessors` is the number in each of them."""
+
+    NODE: ClassVar[str] = "green"
+
+    multiprocessors: int | None = None
+
+
+@dataclass
 class TimesliceConfig(ScenarioConfig):
     """Jobs side by side, with a chosen time slice."""
 
@@ -213,6 +222,18 @@ class ExistingConfig(EnvConfig):
     NODE: ClassVar[str] = "existing"
 
     prefix: str | None = None
+
+
+@dataclass
+class ContainerConfig(EnvConfig):
+    """An image file, and the program that starts jobs in it."""
+
+    NODE: ClassVar[str] = "container"
+
+    image: str | None = None
+    command: list[str] = MISSING
+    bind: list[str] = MISSING
+    python: str = "python3"
 
 
 @dataclass

@@ -41,6 +41,7 @@ from pipeline.plan.option_loader import find_root
 from pipeline.plan.workload_config import WorkloadConfig
 
 _SERIAL = Spec(target="pipeline.prepare.sharing.naive.Naive")
+_IN_CONTAINER = "its container is that of one job; use another environment"
 
 
 def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sweep: bool) -> list[Group]:
@@ -49,7 +50,8 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
     Notes for the user are appended to `notes`. With `baseline=auto`, groups of several jobs get serial baselines; in a
     sweep (`is_sweep`), groups of one job get them too.
     """
-    beside, measured = job_entries.list_co_runners(config), job_entries.list_jobs(config)
+    measured, loads = job_entries.split_loads(config)
+    beside = job_entries.list_co_runners(config) + loads
     device, workloads = inventory.device_of(config.gpu), [workload for _, workload in measured]
     # A dry run on a simulated GPU shows the plan for the real GPU, although simulated jobs run on the CPU.
     checked_for = dataclasses.replace(device, kind="nvidia") if config.dry_run and device.is_simulated else device
@@ -81,6 +83,11 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
     for job in jobs:
         distinct.setdefault(job.workload.digest, job)
     alone = [_make_serial(together, (dataclasses.replace(job, index=0),)) for job in distinct.values()]
+    steady = _choose_window(config, [workload for _, workload in loads]) if loads else window
+    loads_alone = [
+        _make_serial(dataclasses.replace(together, window=steady), (dataclasses.replace(job, index=0),))
+        for job in make_jobs(loads, steady)
+    ]
     if config.scenario.sequential:
         # n copies in turn take n times as long as one copy, so one copy is measured for all degrees.
         groups = alone if len(alone) == 1 else [in_turn]
@@ -89,7 +96,7 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
         is_total_measured = config.mix is not None and window.kind is WindowKind.WORK
         # In a shared launch, one naive job would be measured in the same slices as the baseline.
         is_baseline = window.kind is WindowKind.INTERLEAVED and together.scenario == "naive" and together.degree == 1
-        groups = [*([] if is_baseline else [together]), *([in_turn] if is_total_measured else alone)]
+        groups = [*([] if is_baseline else [together]), *([in_turn] if is_total_measured else alone), *loads_alone]
     else:
         groups = [together]
     return [_add_digests(group, inventory) for group in groups]
@@ -209,6 +216,7 @@ def _make_workload(
         is_rate_given=workload.has_given_rate(),
         objective=workload.latency_objective(),
         lacks=lacks,
+        own_process=_IN_CONTAINER if inventory.interpreters[env].container else workload.explain_own_process(),
         module_path=tuple(map(str, find_root(type(workload)))),
     )
 

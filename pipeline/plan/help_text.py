@@ -36,10 +36,8 @@ _EXAMPLES = (
 _KEYS_OF_MANY = """
 Most used keys (--help-keys lists all keys, --help-keys gpu the keys of one group):
   degree=3  mix=[S,M]  repeats=5  window.seconds=30  workload.batch_size=64  gpu.device=1  dry_run=true  resume=true
-
   --help-keys [PREFIX]   every key with its type, default and meaning
-  --cfg job              the composed configuration
-  --hydra-help           the options of Hydra, which reads this command line
+  --cfg job              the composed configuration (--hydra-help: options of Hydra, which reads this command line)
 
 Exit status: 0: every group has a result; 1: some groups failed or did not run; 2: refused, nothing was changed.
 Guides are in docs/; begin with docs/your_own_script.md, docs/sweeps.md and docs/method.md.

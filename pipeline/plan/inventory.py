@@ -186,7 +186,12 @@ def _names_other_interpreter(path: Path) -> bool:
 
 
 def _digest_program(name: str, interpreter: Interpreter) -> str:
-    if name == "python" or interpreter.to_build or shutil.which(name, path=str(interpreter.python.parent)):
+    if (
+        name == "python"
+        or interpreter.to_build
+        or interpreter.container
+        or shutil.which(name, path=str(interpreter.python.parent))
+    ):
         return name
     program = shutil.which(name)
     if program is None:

@@ -25,6 +25,8 @@ _DEFAULT_DEGREE = 2
 _MAX_DEGREE = 10_000
 Entries = list[tuple[str | None, WorkloadConfig]]
 """Workload of each job, with its size; the size is `None` for other workloads."""
+WORKLOAD = "workload"
+"""Entry of a mix that stands for the program of the key `workload`."""
 COMMAND = "command"
 """Key of a command line in a mix entry; an entry also has the keys of a script."""
 
@@ -48,6 +50,18 @@ def list_jobs(config: Config) -> Entries:
             "repeat an entry of the mix for more copies"
         )
     return [_read_entry(entry, config) for entry in config.mix]
+
+
+def split_loads(config: Config) -> tuple[Entries, Entries]:
+    """Split the jobs into measured jobs and loads, which run until a program that cannot be stopped ends.
+
+    Without such a program, no job is a load, because all jobs have one steady window; nor if jobs run in turn.
+    """
+    entries = list_jobs(config)
+    if config.scenario.sequential or not any(workload.ends_by_itself for _, workload in entries):
+        return entries, []
+    loads = [entry for entry in entries if entry[1].is_load]
+    return [entry for entry in entries if not entry[1].is_load], loads
 
 
 def list_co_runners(config: Config) -> Entries:
@@ -122,7 +136,8 @@ def refuse_unread(typed: Iterable[str], configs: Sequence[Config], composed: Seq
 def _list_places(config: Config) -> set[str]:
     names = [*(config.mix or []), *(config.co_runners if isinstance(config.co_runners, list) else [])]
     places = {f"sizes.{name}" for name in names if isinstance(name, str)}
-    return places | {"workload"} if not config.mix or type(config.co_runners) is int else places
+    is_run = not config.mix or type(config.co_runners) is int or WORKLOAD in names
+    return places | {WORKLOAD} if is_run else places
 
 
 def _is_referred_to(place: str, composed: Sequence[DictConfig]) -> bool:
@@ -133,6 +148,8 @@ def _is_referred_to(place: str, composed: Sequence[DictConfig]) -> bool:
 def _read_entry(entry: Any, config: Config) -> tuple[str | None, WorkloadConfig]:
     if isinstance(entry, str) and entry in config.sizes:
         return entry, config.sizes[entry]
+    if entry == WORKLOAD:
+        return None, config.workload
     if isinstance(entry, dict):
         return None, _read_script(entry)
     if not isinstance(entry, str):

@@ -12,7 +12,7 @@ from pipeline.base.system.grouping import group_by
 from pipeline.plan.config_schema import Config
 from pipeline.plan.workload_config import WorkloadConfig
 
-_SHARED = ("serial", "naive", "mps")
+_SHARED = ("serial", "naive", "mps", "streams")
 """Sharing modes in which the other jobs can use the share of a paused job."""
 
 
@@ -62,6 +62,6 @@ def _make_key(group: Group) -> tuple[str, ...]:
     if group.window.kind is not WindowKind.INTERLEAVED or group.skip_reason is not None:
         return (group.digest,)
     # One job without MPS is launched by itself: while other contexts wait, its CUDA graph runs 5 % faster (measured).
-    is_alone = len(group.jobs) == 1 and group.scenario != "mps"
+    is_alone = len(group.jobs) == 1 and group.scenario not in ("mps", "streams")
     mode = "serial" if is_alone else group.scenario
     return (mode, str(group.run), group.jobs[0].workload.digest, *group.settings.values(), str(group.options))

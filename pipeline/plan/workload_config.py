@@ -62,10 +62,13 @@ class WorkloadConfig:
     Attributes:
         NODE: name of the schema that YAML files list under `defaults`.
         may_lack_packages: whether a group is skipped if its environment lacks a package; else the study is refused.
+        is_load: whether the program only loads a resource, so that it is a co-runner in a mix with a program that
+            cannot be stopped.
     """
 
     NODE: ClassVar[str] = "workload"
     may_lack_packages: ClassVar[bool] = False
+    is_load: ClassVar[bool] = False
 
     name: str = explain("name in tables and MLflow; for `script`, the name of the script file", MISSING)
     options: str | None = explain("option class; set by `workload=`", None)
@@ -139,6 +142,10 @@ class WorkloadConfig:
     def can_be_held(self) -> bool:
         """Return whether a job can be paused between steps without a data queue that fills meanwhile."""
         return False
+
+    def explain_own_process(self) -> str:
+        """Return why a job needs a process of its own; empty if it can run in a thread beside other jobs."""
+        return "its program offers no step that a thread beside other jobs could run"
 
     def input_files(self) -> Mapping[str, str]:
         """Return the files that are part of the program, each with the configuration key that names it."""

@@ -22,6 +22,7 @@ COMMANDS = {
     "check": "compare the predictions of a plan with the measurements of its experiment",
     "export": "export a plan as an experiment, a mig-parted configuration or Kubernetes manifests",
     "granted": "compare the GPUs that each pod got with the exported plan",
+    "pairs": "predict the slowdown of every pair of workloads measured beside stressors, and choose pairs",
     "profile": "make a profile: throughput, latency and memory of each workload on each share of a GPU",
     "serve": "find the fewest GPUs that serve given rates within latency objectives",
     "compare": "compare the GPUs that each method needs, also for whole GPUs and smallest instances",

@@ -12,6 +12,7 @@ from pipeline.report.evaluate import other_gpus
 from pipeline.report.evaluate.cells import label_cases, make_cells
 from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
 from pipeline.report.evaluate.pairs import Quantity
+from pipeline.report.evaluate.stressor_effects import describe_effects, list_effects
 from pipeline.report.evaluate.verdicts import Verdict, Winner, describe_details, verdicts, winners
 from pipeline.report.page.frameworks import format_frameworks
 from pipeline.report.read.result_rows import make_study_of_results
@@ -44,6 +45,7 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
     sentences = [" ".join(filter(None, _sentences(best.get(place), members))) for place, members in by_case.items()]
     mixes = group_by(compare_services(cells), lambda share: (share.cell.case, share.cell.mode))
     sentences += [describe_mix(shares) for shares in mixes.values()]
+    sentences += [f"{clause}." for clause in describe_effects(list_effects(study, cells))]
     sentences += format_frameworks(study)
     sentences += other_gpus.summarize_shares(other_gpus.compare_company(study))
     cases = label_cases(study)

@@ -321,16 +321,26 @@ class GroupExecution:
         if self.group.device.is_simulated:  # hides all real GPUs from CUDA
             slot = dataclasses.replace(slot, visible_devices="")
         interpreter = self.shared.interpreters[job.workload.env]
-        if self.group.profiler.is_none:
+        container, folder = interpreter.container, self.record.folder / layout.job_path(job.index)
+        if self.group.profiler.is_none and container is None:
             # Libraries derive their number of threads from the CPUs that are available when they are imported.
             warm = None if self.group.pin_cpus else self.shared.warm_start.starter(job.workload, interpreter)
-            return JobStart(job=job, slot=slot, starter=warm or Spawner(interpreter), profiler=None)
-        # A profiler must start the program itself.
-        spawn = Spawner(interpreter, profiler.prefix(self.record.folder / layout.job_path(job.index)))
-        return JobStart(job=job, slot=slot, starter=spawn, profiler=profiler.name)
+            return JobStart(job=job, slot=slot, starter=warm or Spawner(interpreter))
+        # A profiler or a container must start the program itself.
+        prefix = profiler.prefix(folder)
+        if container is not None:
+            program_folders: list[Path | str] = [
+                PROJECT_DIR,
+                *job.workload.module_path,
+                Path(job.workload.script).parent,
+            ]
+            folders = [self.record.scratch, folder, Path.cwd(), *(Path(place).absolute() for place in program_folders)]
+            prefix += container.spell(folders, folder / layout.OUTPUT if job.workload.is_in_own_folder else Path.cwd())
+        wrapper = profiler.name if container is None else container.program
+        return JobStart(job=job, slot=slot, starter=Spawner(interpreter, prefix), wrapper=wrapper)
 
     def _note_missing_reports(self, profiler: Profiler, states: Sequence[JobState]) -> None:
-        profiled = [state for state in states if state.profiler is not None and state.ended_well]
+        profiled = [state for state in states if not self.group.profiler.is_none and state.ended_well]
         without = [state.job.name for state in profiled if profiler.report(state.folder) is None]
         if without:
             message = (

@@ -58,6 +58,35 @@ FAIR_MODE = """
     """
 
 
+ROOMS = """
+    from pipeline.base.domain.records import HostProgram
+    from pipeline.base.system.paths import PROJECT_DIR
+    from pipeline.prepare.sharing.streams import Streams
+
+    class Rooms(Streams):
+        def __init__(self, colour):
+            self.colour = colour
+        def choose_host(self, group):
+            return HostProgram(script=str(PROJECT_DIR / "workloads/host_rooms.py"), options=(("colour", self.colour),))
+    """
+HOST_ROOMS = """
+    import sys
+    from pathlib import Path
+
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from workloads import tenants
+
+    class Rooms(tenants.Place):
+        def __init__(self, colour):
+            self.colour = colour
+        def describe(self, position):
+            return {"room": f"{self.colour}-{position}"}
+
+    if __name__ == "__main__":
+        tenants.run_tenants(lambda options, num_tenants: Rooms(options["colour"]))
+    """
+
+
 def of_page(name: str) -> dict[str, str]:
     """The files that a page shows: each block of code after the last path in backticks before it."""
     text = (PROJECT_DIR / f"docs/{name}.md").read_text(encoding="utf-8")
@@ -224,6 +253,14 @@ ADDED = {
             "conf/profiler/tracer.yaml": "name: tracer\n_target_: pipeline.launch.profilers.tracer.Tracer\ndepth: 3\n",
         },
     ),
+    "sharing mode in one process": Added(
+        "rooms",
+        {
+            "pipeline/prepare/sharing/rooms.py": ROOMS,
+            "workloads/host_rooms.py": HOST_ROOMS,
+            "conf/scenario/rooms.yaml": "name: rooms\n_target_: pipeline.prepare.sharing.rooms.Rooms\ncolour: red\n",
+        },
+    ),
     "exporter": Added(
         "scoreboard",
         {
@@ -271,7 +308,7 @@ def test_the_files_of_a_row_are_those_that_are_touched(kind: str) -> None:
     assert sum(path.endswith(".py") for path in named) <= 2 and sum(path.endswith(".yaml") for path in named) <= 1
     for path in named:
         assert (PROJECT_DIR / path).is_file() == ("NAME" not in path), path
-        assert (PROJECT_DIR / path.partition("/NAME")[0]).exists(), path
+        assert (PROJECT_DIR / path.partition("NAME")[0].rpartition("/")[0]).exists(), path
 
 
 @dataclass(frozen=True)
@@ -443,8 +480,20 @@ def check_findings(study: Study) -> None:
     assert "What is said and ours" in (study.report / "index.html").read_text(encoding="utf-8")
 
 
+def check_mode_in_one_process(study: Study) -> None:
+    own = ["tracking.experiment=rooms", "window.seconds=1", "baseline=never", "listeners=[]"]
+    done = run_py(study.tree, "scenario=rooms", "degree=2", "workload=tiny", *own)
+    assert done.returncode == 0, done.stderr
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{study.tree}/mlruns/mlflow.db")
+    found = client.search_runs([client.get_experiment_by_name("rooms").experiment_id])
+    assert {run.data.params.get("job.room") for run in found} == {None, "red-0", "red-1"}
+
+
 CHECKS = {
     "sharing mode": check_sharing_mode,
+    "sharing mode in one process": check_mode_in_one_process,
     "listener": check_listener,
     "workload": check_workload,
     "environment kind": check_environment,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fail_everywhere import HOWS, SCENARIOS, Bench, fail_by_hand, fail_everywhere
+from tests.fail_everywhere import CHECKS, HOWS, SCENARIOS, Bench, fail_acceptance, fail_by_hand, fail_everywhere
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
 pytestmark = pytest.mark.covers("pipeline/clean", "pipeline/study/executor.py")
@@ -57,3 +57,29 @@ def test_mig_by_hand_that_fails_anywhere_is_whole_when_it_is_run_again(bench, ho
     print(f"by hand, {how}: {tally.points} points, {len(tally.left_to_clean)} of them left something to clean")
     assert tally.problems == []
     assert tally.points > 40
+
+
+@pytest.fixture
+def a30() -> Iterator[Bench]:
+    with tempfile.TemporaryDirectory(prefix="fail-") as folder:
+        yield Bench(Path(folder), model="a30_24gb")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("check", CHECKS)
+def test_an_acceptance_that_fails_somewhere_leaves_the_gpu_as_it_was(a30, check, how):
+    tally = fail_acceptance(a30, [check], how, first=7 + 3 * HOWS.index(how), stride=61, most=4)
+    print(f"{check}, {how}: {tally.points} points")
+    assert tally.problems == []
+    assert tally.points >= 1
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("check", CHECKS)
+def test_an_acceptance_that_fails_anywhere_leaves_the_gpu_as_it_was(a30, check, how):
+    tally = fail_acceptance(a30, [check], how)
+    print(f"{check}, {how}: {tally.points} points, {len(tally.left_to_clean)} of them left something to clean")
+    assert tally.problems == []
+    assert tally.points > 20

@@ -36,14 +36,14 @@ PATIENT = Limits(ready_s=60, group_s=60, stop_s=60)
 Measure = Callable[..., tuple[JobGroup, Interleaving]]
 
 
-def make_jobs(*manners: str) -> tuple[Job, ...]:
+def make_jobs(*manners: str, epochs: int = 0) -> tuple[Job, ...]:
     return tuple(
         Job(
             index=index,
             workload=Workload(
                 name="toy",
                 script=TOY,
-                argv=(TOY, manner),
+                argv=(TOY, manner, "--epochs", str(epochs)),
                 ends_by_itself=False,
                 env=Spec(target="pipeline.prepare.env.current.CurrentEnv"),
                 digest="d",

@@ -195,6 +195,15 @@ def test_mps_is_rehearsed_alone_and_inside_mig(rehearse, tmp_path):
     assert [path.name for path in tmp_path.glob("*.journal")] == []
 
 
+@pytest.mark.slow
+def test_mps_runs_a_study_with_a_driver_that_reports_no_status_of_servers(rehearse):
+    done = rehearse("-m", *TOY, *SHORT, "scenario=mps,mps_percent,mps_static", "degree=2", "gpu.driver=535")
+    assert done.status == 0, done.err
+    results = {row.data.params["scenario"]: row.data.tags["collocation.result"] for row, _ in done.groups}
+    assert {results[name] for name in ("serial", "mps", "mps_percent")} == {"ok"}, done.out
+    assert "mps_static needs a driver with CUDA 13.1 or newer (R590), not 535.309.01 with CUDA 12.2" in done.out
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("fault", "words"),
@@ -474,7 +483,7 @@ def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
     for asked, words in (
         ([newer], "kept.json describes a machine with driver 580, but gpu.driver=590"),
         ([a100, newer], "gpu.driver cannot be swept; run one study for each value"),
-        ([unknown], "gpu.driver=470 must be one of 535, 550, 570, 580, 590, 615"),
+        ([unknown], "gpu.driver=470 must be one of 535, 550, 570, 580, 590, 595, 615"),
     ):
         with pytest.raises(ConfigError, match=words), rehearsal.prepare_machine(asked):
             pass
@@ -678,3 +687,19 @@ def test_a_framework_answers_on_several_instances_and_a_missing_one_is_a_row(run
     assert job["group.tags.collocation.simulated"] == "true"
     (found,) = Path(tmp_path).rglob("probe.json")
     assert json.loads(found.read_text())["framework"] == "torch"
+
+
+def test_the_jobs_of_one_process_are_charged_together(temporary, tmp_path):
+    jobs = group("a", "b", "c").jobs
+    (config,) = configs("a100_40gb")
+    with rehearsal.prepare_machine([config]) as simulated:
+        uuid = simulated.find_device(config.gpu).uuid
+        states = [
+            JobState(
+                job=job, folder=tmp_path, host_folder=tmp_path, started=ProcessStart(process=Gone(os.getpid()), at_ns=0)
+            )
+            for job in jobs
+        ]
+        simulated.charge(states, [Slot(visible_devices=uuid)] * 3, ["python"] * 3, 15_000)
+        assert [state.went_wrong for state in states] == [False, False, True]
+        assert "no room for 15000 MiB" in states[2].ended.noticed.reason

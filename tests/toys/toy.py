@@ -64,6 +64,8 @@ def main() -> None:  # noqa: C901  one line a manner
             raise RuntimeError("something went wrong")
         if manner == "out_of_memory":
             raise MemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        if manner == "computes_wrong":
+            job.wrong("1 + 1 = 3")
         if manner == "silent_exit":
             os._exit(0)
         if manner == "no_steps":

@@ -27,6 +27,7 @@ from pipeline.plan.config_schema import GpuConfig, GpuKind
 from pipeline.plan.inventory import take_inventory
 from pipeline.plan.job_entries import refuse_unread
 from tests.conftest import GPU
+from tests.support.container_programs import write_apptainer, write_image
 from tests.support.experiments import sweeper_of
 
 pytestmark = pytest.mark.covers("docs", "README.md", "conf")
@@ -116,6 +117,8 @@ def files_of_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     (tmp_path / "asks.jsonl").write_text("{}\n")
     for program in ("nsys", "ncu"):
         (tmp_path / program).symlink_to("/bin/true")
+    write_apptainer(tmp_path)
+    write_image(tmp_path / "train.sif")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""Triton kernels for NVIDIA GPUs: chains of fused multiply-adds on CUDA cores, and the tracking of particles.
+"""Triton kernels for NVIDIA GPUs: multiply-adds on CUDA cores, reads of a table in a cache, tracking of particles.
 
 Triton is part of GPU builds of torch. With `TRITON_INTERPRET=1`, all kernels except packed ones (inline PTX) also run
 on a CPU.
@@ -41,6 +41,24 @@ def multiply_add(
             else:
                 x = tl.fma(x, a, b)
     tl.store(out + index, tl.fma(x, a, b))
+
+
+@triton.jit
+def read_table(out, table, rounds, last, is_cached: tl.constexpr, block: tl.constexpr):
+    """Write to `out[program]` the sum of `rounds * block` elements of `table`, read in its order, again and again.
+
+    `last` is the last index of `table`, an fp32 table whose length is a power of two and a multiple of `block`. With
+    `is_cached`, L1 caches the table, else only L2 does. The sum is exact if the elements are 1.
+    """
+    program = tl.program_id(0)
+    total = tl.zeros((block,), tl.float32)
+    for step in range(rounds):
+        index = ((program + step) * block) & last
+        if is_cached:
+            total += tl.load(table + index + tl.arange(0, block), cache_modifier=".ca")
+        else:
+            total += tl.load(table + index + tl.arange(0, block), cache_modifier=".cg")
+    tl.store(out + program, tl.sum(total))
 
 
 @triton.jit

@@ -78,8 +78,7 @@ def measure(
         _log.info("epoch %d: %.3f s, %.6g a second", done, seconds, num_steps * calls * operation.work / seconds)
     if wrong := int(num_wrong.item()):
         program.report_wrong(job, f"{wrong} results of {name} are wrong")
-    if device.type == "cuda":
-        job.metric("memory_allocated_peak_mib", torch.cuda.max_memory_allocated() / 2**20)
+    program.report_memory(job, device)
 
 
 def _step(operation: Operation, calls: int, num_wrong: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The options of the programs that repeat one operation (`workloads/micro.py`, `workloads/particles.py`)."""
+"""The options of the programs that repeat one operation: `micro.py`, `particles.py`, `stressor.py` in `workloads/`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ Operation = enum.Enum(
 )
 """Operations of microbenchmarks: multiply-adds on CUDA cores, matrix products on tensor cores, copies within device
 memory, copies between device and host, kernel launches."""
+Resource = enum.Enum(
+    "Resource",
+    "issue_fp32 tensor_cores shared_memory l2 memory_bandwidth launches pcie_copies host_cores host_memory",
+    start=0,
+)
+"""Resources that a stressor loads; `shared_memory` includes the L1 cache, `host_memory` the page cache."""
 TrackingPrecision = enum.Enum("TrackingPrecision", "fp32 fp64", start=0)
 
 # FP8 needs compute capability 8.9 (Ada, Hopper); TF32 and BF16 need 8.0 (Ampere). Source: NVIDIA, CUDA C++ Programming
@@ -31,6 +37,9 @@ class Repeating:
     steps: int = option(100, least=1, help="steps per epoch; matters only with `window=work`")
     warmup_steps: int = option(3, least=0, help="steps before the barrier")
     threads: int | None = option(None, least=1, help="CPU threads of each job; `null`: the framework chooses")
+
+    def explain_own_process(self) -> str:
+        return ""
 
 
 @dataclass(kw_only=True)
@@ -68,6 +77,53 @@ class Micro(Repeating):
 
     def small(self) -> Micro:
         return Micro(operation=self.operation, threads=1)
+
+
+@dataclass(kw_only=True)
+class Stressor:
+    """Load one resource for a share of the time."""
+
+    script = "workloads/stressor.py"
+    name = "stressor"
+    work_unit = "calls"
+    preload = "workloads.rates.loop"
+    is_load = True
+
+    resource: Resource = option(help="resource that the stressor loads ([sensitivity.md](sensitivity.md#stressors))")
+    dial: float = option(1.0, least=0, help="share of time in which the stressor works, from 0 to 1, in short periods")
+    calls: int = option(10_000, least=1, help="calls of the operation per epoch; matters only with `window=work`")
+    threads: int | None = option(
+        None, least=1, help="threads that load `host_cores` or `host_memory`; `null`: one per CPU of the job"
+    )
+
+    @property
+    def is_of_host(self) -> bool:
+        return self.resource in (Resource.host_cores, Resource.host_memory)
+
+    def check(self, device: Device) -> None:
+        if self.dial > 1:
+            raise ValueError(f"dial={self.dial:g} must be from 0 to 1")
+        if self.is_of_host:
+            return
+        if device.is_simulated or not device.is_gpu:
+            place = f"a simulated {device.name}" if device.is_simulated else device.name
+            raise ValueError(
+                f"resource={self.resource.name} needs a GPU, but the job would run on {place}; use host_cores or "
+                "host_memory"
+            )
+        capability = device.compute_capability
+        if self.resource is Resource.tensor_cores and capability is not None and capability < (8, 0):
+            raise ValueError(
+                f"resource=tensor_cores needs compute capability 8.0, but {device.name} has "
+                f"{'.'.join(map(str, capability))}; use another resource"
+            )
+
+    def can_be_held(self) -> bool:
+        return True
+
+    def small(self) -> Stressor:
+        resource = self.resource if self.is_of_host else Resource.host_cores
+        return Stressor(resource=resource, dial=self.dial, threads=self.threads)
 
 
 @dataclass(kw_only=True)

@@ -98,6 +98,9 @@ class Infer(Service):
         help="check matrix products and convolutions before the run ([method.md](method.md#are-the-results-right))",
     )
 
+    def explain_own_process(self) -> str:
+        return "it serves HTTP" if self.serve is Serve.http else ""
+
     def packages(self) -> tuple[str, ...]:
         return (self.library.name, *(["uvicorn"] if self.serve is Serve.http else []))
 

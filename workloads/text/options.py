@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workloads.model_options import NO_GPU, DataSource, Training
+from workloads.model_options import NO_GPU, DataSource, StepMode, Training
 from workloads.options import CONTENT, PLACE, Device, option
 from workloads.text.documents import list_halves
 
@@ -68,6 +68,11 @@ class TrainText(Training):
         None, least=1, help="training samples per epoch; `null`: all, or 10,000 for synthetic data"
     )
     learning_rate: float | None = option(None, help="learning rate; `null`: 1e-4, or 5e-5 with `weights`")
+
+    def explain_own_process(self) -> str:
+        if self.step_mode is not StepMode.cuda_graph:
+            return "eager steps of one process share the random numbers of dropout; use workload.step_mode=cuda_graph"
+        return super().explain_own_process()
 
     def packages(self) -> tuple[str, ...]:
         return ("transformers",)

@@ -40,8 +40,7 @@ def train(
     job.ready()
     job.phase("train")
     Trainer(job, training, data, step, epochs=args.epochs, validates=args.validate).train()
-    if training.device.type == "cuda":
-        job.metric("memory_allocated_peak_mib", torch.cuda.max_memory_allocated() / 2**20)
+    program.report_memory(job, training.device)
 
 
 def make_training(args: argparse.Namespace, model: nn.Module, recipe: Recipe, device: torch.device) -> Training:

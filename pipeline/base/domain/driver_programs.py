@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base.domain.records import Device, Group
+from pipeline.base.system import helper_program
 from pipeline.base.system.errors import ConfigError, SharingError
+
+Execute = Callable[[Sequence[str]], helper_program.Completed]
+"""Executes a command of nvidia-smi instead of `helper_program.run`, for example to record its output."""
 
 _PACKAGES = {"nvidia-cuda-mps-control": "package nvidia-compute-utils on Debian and Ubuntu"}
 
@@ -23,12 +27,14 @@ class Programs:
         simulated: programs of a simulated device, by name, which are the only ones allowed; `None` for a real device.
         configured: paths from the configuration, by name; other programs are found on PATH.
         admin: prefix of a command that changes settings; `None` if the prefix is read from the journal.
+        execute: function that executes commands of nvidia-smi; `None` to run them as programs.
     """
 
     purpose: str = "restoring the device after a study"
     simulated: Mapping[str, str] | None = None
     configured: Mapping[str, str | None] = field(default_factory=dict)
     admin: tuple[str, ...] | None = None
+    execute: Execute | None = None
 
     def path(self, name: str) -> str | None:
         """Return the path of a program; `None` if there is none."""

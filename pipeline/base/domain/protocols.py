@@ -79,7 +79,7 @@ class Watch(Protocol):
         """One slot per job."""
 
     def pids(self) -> Mapping[int, int]:
-        """Return the PID of each running job by its index."""
+        """Return the PID of each running job by its index; jobs may share a process."""
 
 
 class Live(Watch, Protocol):

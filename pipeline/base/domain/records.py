@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.base.domain.container import Container
 from pipeline.base.domain.precision_goal import PrecisionGoal
 from pipeline.base.domain.sharing_modes import is_program
 from pipeline.base.domain.window import Window
@@ -115,7 +116,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One process of a group.
+    """One job of a group: a process, or a tenant of a process that hosts several jobs (`Slot.host`).
 
     Attributes:
         size: name of the job's size in a mix, if any.
@@ -207,6 +208,19 @@ class GpuSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostProgram:
+    """A program that runs several jobs in one process (`workloads/tenants.py`).
+
+    Attributes:
+        script: absolute path of the program.
+        options: settings of the sharing mode for the program, as JSON values.
+    """
+
+    script: str
+    options: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     """The slot of one job: the devices that the job can use, and the instance that listeners sample for it.
 
@@ -215,6 +229,7 @@ class Slot:
         environ: further variables for the job.
         gi_id, ci_id: GPU instance and compute instance of a MIG device; `None` without MIG or with several devices.
         facts: further facts of this placement, for the record.
+        host: program that runs the jobs of all slots with this program in one process; `None`: the job is a process.
     """
 
     visible_devices: str
@@ -223,6 +238,7 @@ class Slot:
     gi_id: int | None = None
     ci_id: int | None = None
     facts: tuple[tuple[str, str], ...] = ()
+    host: HostProgram | None = None
 
     @classmethod
     def from_device(cls, device: Device) -> Slot:
@@ -246,6 +262,8 @@ class Interpreter:
     """The Python interpreter of a job and its exact packages.
 
     Attributes:
+        python: path of the interpreter; in a container, its name or path there.
+        container: the container in which it runs, if any.
         environ: further variables for the job.
         lock: lines of a text from which the same environment can be rebuilt (docs/environments.md).
         lock_digest: digest of the packages, regardless of their source; provisional while `to_build` is set.
@@ -255,6 +273,7 @@ class Interpreter:
     """
 
     python: Path
+    container: Container | None = None
     environ: tuple[tuple[str, str], ...] = ()
     lock: tuple[str, ...] = ()
     lock_digest: str = ""

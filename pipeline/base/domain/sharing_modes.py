@@ -34,6 +34,7 @@ class SharingMode:
         label_option: an option whose value the label shows without its name; empty for none.
         unnamed_options: options that the label already shows, and that therefore do not distinguish groups.
         planned_as: name of the mode in a deployment plan; `None` for a mode that the planner does not use.
+        gives_up: isolation of the jobs that every other mode has, and why this mode lacks it; empty if it has it.
     """
 
     name: str
@@ -50,6 +51,7 @@ class SharingMode:
     label_option: str = ""
     unnamed_options: tuple[str, ...] = ()
     planned_as: PlannedAs | None = None
+    gives_up: str = ""
 
     @property
     def order(self) -> tuple[int, str]:
@@ -121,8 +123,11 @@ MIG_MPS = SharingMode(
     unnamed_options=("num_instances",),
     planned_as="mig",
 )
+_ONE_PROCESS = "isolation of memory and faults, because all jobs run in one process of one user"
+STREAMS = SharingMode("streams", "streams", "streams", "#332288", "#9d8ff0", "h", hatch="....", gives_up=_ONE_PROCESS)
+GREEN = SharingMode("green", "green contexts", "green", "#117733", "#58c77e", "8", hatch="**", gives_up=_ONE_PROCESS)
 MODES: Mapping[str, SharingMode] = {
-    mode.name: mode for mode in (SERIAL, NAIVE, TIMESLICE, MPS, MPS_PERCENT, MPS_STATIC, MIG, MIG_MPS)
+    mode.name: mode for mode in (SERIAL, NAIVE, TIMESLICE, MPS, MPS_PERCENT, MPS_STATIC, MIG, MIG_MPS, STREAMS, GREEN)
 }
 """The modes by name in the configuration, in the order of legends and tables."""
 

@@ -54,6 +54,7 @@ class Tag(StrEnum):
     FIRST_OUTPUTS = f"{PREFIX}first_outputs"  # JSON: per job, by index
     RATES = f"{PREFIX}rates"
     FIGURES = f"{PREFIX}figures"
+    ONE_PROCESS = f"{PREFIX}one_process"  # how many jobs share a process, and which figures are the process's
     SHARED_FILES = f"{PREFIX}shared_files"
     ABSENT_FIGURES = f"{PREFIX}absent_figures"  # reason why figures without readings in the full window are missing
     LEFT_OUT = f"{PREFIX}left_out"

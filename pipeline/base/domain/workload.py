@@ -68,6 +68,7 @@ class Workload:
         objective: latency objective, if the program answers requests and the user set one.
         is_rate_given: whether the program is a service whose rate of requests the user set.
         lacks: what the environment lacks, if the study records the lack as a result instead of failing.
+        own_process: reason why the program cannot share a process with other jobs; empty if it can.
         module_path: folders with modules of the program, which its environment need not contain.
     """
 
@@ -88,4 +89,5 @@ class Workload:
     is_rate_given: bool = False
     objective: Objective | None = None
     lacks: str | None = None
+    own_process: str = ""
     module_path: tuple[str, ...] = ()

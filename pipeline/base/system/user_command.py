@@ -45,6 +45,8 @@ _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _FLAG = re.compile(r"\+*([\w@./]+\.flags\.[^=]+)=")
 # Keys that the command line after `--` sets.
 _SAID = frozenset({"workload", "workload.script", "workload.args", "mix"})
+_OF_CHOSEN = re.compile(r"mix=\[(.*,)?workload[,\]]")
+"""A mix that contains the program of `workload`, which a command line may name."""
 
 
 def divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -90,7 +92,9 @@ def make_overrides(arguments: Sequence[str]) -> list[str]:
         raise ConfigError(f"{twice[0]} is given twice; remove one, or run both values with -m {twice[0]}=A,B")
     if not command_line:
         return options
-    conflicting = [word for word in options if key_of(word) in _SAID and word != "workload=script"]
+    conflicting = [
+        word for word in options if key_of(word) in _SAID and word != "workload=script" and not _OF_CHOSEN.match(word)
+    ]
     if conflicting:
         raise ConfigError(f"{conflicting[0]} and `{shlex.join(command_line)}` both name a program; remove one")
     script, args = parse_program(command_line[1:], "the command line after --")

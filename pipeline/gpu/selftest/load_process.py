@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, cast
@@ -45,6 +45,10 @@ class Loader:
         self._pending = b""
         self.facts: dict[str, Any] = {}
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def wait_for_device(self) -> None:
         """Wait until the process can use the device.
 
@@ -63,9 +67,9 @@ class Loader:
         """Begin a load of at least one block."""
         self._write(f"{load.blocks} {load.threads}\n")
 
-    def wait_running(self) -> None:
-        """Wait until the kernels of the load run."""
-        self._answer("running", _STEP_LIMIT_S)
+    def wait_running(self) -> dict[str, Any]:
+        """Wait until the kernels of the load run; return their `rounds` of operations."""
+        return self._answer("running", _STEP_LIMIT_S)
 
     def stop(self) -> None:
         """Request the end of the load."""
@@ -124,13 +128,15 @@ class Loader:
 
 
 @contextmanager
-def start_loader(device: Device, scratch: Path) -> Iterator[Loader]:
+def start_loader(device: Device, scratch: Path, environ: Mapping[str, str] | None = None) -> Iterator[Loader]:
     """Start a process that can use only this device, and end it with the context; `scratch` is its temporary folder.
+
+    `environ` has variables that replace the usual ones, such as the pipe folder of an MPS daemon.
 
     Raises:
         LaunchError: the process cannot be started.
     """
-    environ = inherit_environ() | dict(refusals.isolate_from_mps(scratch)) | {"CUDA_VISIBLE_DEVICES": device.uuid}
+    usual = inherit_environ() | dict(refusals.isolate_from_mps(scratch)) | {"CUDA_VISIBLE_DEVICES": device.uuid}
     with tempfile.TemporaryFile(dir=scratch) as errors:
         try:
             process = subprocess.Popen(
@@ -138,7 +144,7 @@ def start_loader(device: Device, scratch: Path) -> Iterator[Loader]:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=environ,
+                env=usual | dict(environ or {}),
                 start_new_session=True,
             )
         except OSError as error:

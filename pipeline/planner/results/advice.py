@@ -334,6 +334,10 @@ def _list_changes(
     chosen: Cell, second: Cell, over: Estimate, rivals: Sequence[Cell], *, is_equal: bool
 ) -> Iterable[str]:
     """Yield conditions under which another measured mode would be recommended."""
+    if chosen.sharing.gives_up:
+        isolated = next((cell for cell in rivals if not cell.sharing.gives_up and cell.mode != SERIAL.label), None)
+        other = "another mode" if isolated is None else isolated.mode
+        yield f"{other} instead, if the jobs need {chosen.sharing.gives_up.partition(',')[0]}"
     if is_equal:
         yield f"{second.mode} instead, if it gains {MARGIN_IN_WORDS} on {chosen.mode}"
     else:

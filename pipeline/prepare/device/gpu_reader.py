@@ -18,7 +18,7 @@ from pipeline.prepare.device.nvml import pynvml
 
 _MIB = 2**20
 _STARTS_WITHIN_S, _LOOK_S = 2.0, 0.1
-# From newest to oldest; drivers before 535 lack the first.
+# From newest to oldest; R535 lacks the first.
 _UTILIZATION_CALLS = ("nvmlDeviceGetProcessesUtilizationInfo", "nvmlDeviceGetProcessUtilization")
 
 

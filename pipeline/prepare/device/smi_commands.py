@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import psutil
 
-from pipeline.base.domain.driver_programs import Programs
+from pipeline.base.domain.driver_programs import Execute, Programs
 from pipeline.base.system import entry_points, helper_program
 from pipeline.base.system.errors import CommandError, SharingError
 
@@ -37,17 +37,19 @@ class Smi:
         uuid: UUID of the GPU.
         program: absolute path of nvidia-smi.
         admin: words before a command that needs an administrator, such as `sudo -n`.
+        execute: function that executes the commands; `None` to run them as programs.
     """
 
     uuid: str
     program: str
     admin: tuple[str, ...] = ()
+    execute: Execute | None = None
 
     @classmethod
     def locate(cls, programs: Programs, uuid: str, admin: Sequence[str] = ()) -> Self:
         """Locate nvidia-smi for a device; `admin` is used unless `programs` sets the words of an administrator."""
         prefix = tuple(admin) if programs.admin is None else programs.admin
-        return cls(uuid=uuid, program=programs.find("nvidia-smi"), admin=prefix)
+        return cls(uuid=uuid, program=programs.find("nvidia-smi"), admin=prefix, execute=programs.execute)
 
     def to_record(self) -> dict[str, Any]:
         """Return the arguments of this GPU's undo steps for the journal; programs are named without their paths."""
@@ -73,7 +75,7 @@ class Smi:
             SharingError: the command cannot be started, or is not permitted.
         """
         try:
-            completed = helper_program.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
+            completed = run_program(words) if self.execute is None else self.execute(words)
         except CommandError as error:
             raise SharingError(f"changing {self.uuid} failed: {error}") from error
         log.debug("%s: status %d: %s", " ".join(words), completed.status, completed.printed_line)
@@ -84,6 +86,11 @@ class Smi:
                 "command in sudoers, and set 'gpu.admin=[sudo,-n]' (--admin sudo,-n for the gpu commands)"
             )
         return completed
+
+
+def run_program(words: Sequence[str]) -> helper_program.Completed:
+    """Run a command of nvidia-smi as a program; the caller checks its status."""
+    return helper_program.run(words, timeout_s=_COMMAND_LIMIT_S, check=False)
 
 
 def await_last_write(uuid: str) -> None:
@@ -102,7 +109,12 @@ def await_last_write(uuid: str) -> None:
         time.sleep(_LOOK_S)
 
 
+def is_write(words: Sequence[str]) -> bool:
+    """Return whether a command changes a setting or an instance."""
+    return not _WRITES.isdisjoint(words)
+
+
 def _find_writers(uuid: str) -> list[int]:
     """List the PIDs of programs that change this GPU, by command line, because sudo hides all other properties."""
     command_lines = ((p.pid, p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
-    return [pid for pid, line in command_lines if uuid in line and not _WRITES.isdisjoint(line)]
+    return [pid for pid, line in command_lines if uuid in line and is_write(line)]

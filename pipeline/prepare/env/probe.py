@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,14 +36,18 @@ class Probe:
     places: dict[str, str]
 
 
-def ask(python: Path) -> Probe:
+def ask(python: Path, before: Sequence[str] = ()) -> Probe:
     """Start an interpreter and read its installed packages. Writes nothing, not even compiled modules.
+
+    Args:
+        python: the interpreter.
+        before: words before it, which start a container.
 
     Raises:
         CommandError: the interpreter does not start, is too old, or is not Python.
     """
     # -I isolates the interpreter like a job's: PYTHONPATH and the user's site packages are ignored.
-    argv = [str(python), "-I", "-B", "-c", _PROGRAM]
+    argv = [*before, str(python), "-I", "-B", "-c", _PROGRAM]
     try:
         answer = helper_program.run(argv, timeout_s=_LIMIT_S).stdout
     except CommandError as error:

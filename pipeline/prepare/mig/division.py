@@ -79,13 +79,7 @@ def divide(control: MigSmi, before: MigState, layout: Layout, journal: Journal, 
     instances: dict[int, GpuInstance] = {}
     parts: dict[int, list[MigDevice]] = {}
     for instance in layout.creation_order:
-        is_divided = bool(instance.parts)
-        place = {"profile_id": instance.profile.profile_id, "start": instance.start}
-        arguments = control.to_record() | place | {"boot": boot_id()} | ({"is_divided": True} if is_divided else {})
-        step = stack.enter_context(journal.guard("mig_instance", **arguments))
-        instances[instance.job] = created = control.create(**place, is_divided=is_divided)
-        journal.amend(step, gi_id=created.gi_id)
-        parts[instance.job] = _make_parts(control, instance, created, journal, stack)
+        instances[instance.job], parts[instance.job] = make_instance(control, instance, journal, stack)
     state = control.read()
     if set(state.instances or ()) != set(instances.values()):
         raise SharingError(
@@ -101,6 +95,24 @@ def divide(control: MigSmi, before: MigState, layout: Layout, journal: Journal, 
             "instance); stop the other program that changes this GPU"
         )
     return devices
+
+
+def make_instance(
+    control: MigSmi, planned: Instance, journal: Journal, stack: UndoStack
+) -> tuple[GpuInstance, list[MigDevice]]:
+    """Create one GPU instance; return it with the compute instances of its parts, if it has any.
+
+    The stack undoes the creation, also after an error.
+
+    Raises:
+        SharingError: a command is not permitted, or did not create what was planned.
+    """
+    place = {"profile_id": planned.profile.profile_id, "start": planned.start}
+    arguments = control.to_record() | place | {"boot": boot_id()} | ({"is_divided": True} if planned.parts else {})
+    step = stack.enter_context(journal.guard("mig_instance", **arguments))
+    created = control.create(**place, is_divided=bool(planned.parts))
+    journal.amend(step, gi_id=created.gi_id)
+    return created, _make_parts(control, planned, created, journal, stack)
 
 
 def _make_parts(

@@ -1,7 +1,8 @@
 """The logs of an MPS daemon and its server: readiness of a server, and reasons for its exit.
 
 Most lines of `control.log` repeat commands of the orchestrator, so its last lines rarely contain the reason.
-Sources: logs of drivers 535, 550 and 580, and the texts in the control programs of 535.261.03 and 550.163.01.
+Sources: logs of drivers 535, 550 and 580, and logs and texts of the control programs of 535.309.01, 550.163.01,
+580.178.04, 595.99.02 and 615.71.09.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PREFIX = re.compile(r"^.*?\s\d+\]\s*")  # `[2026-11-20 22:44:37.398 Control   524] `
-_END = re.compile(r"Server \d+ exited with status|Server encountered a fatal exception")
+_END = re.compile(r"Server \d+ exited with status|Server (\d+ )?encountered a fatal exception")
 _TELLING = re.compile(
     r"\b(fail(ed|ure)?|errors?|fatal|exception|exited with status|invalid|insufficient|cannot|unable|denied|ignoring"
     r"|not permitted|(not|only) supported|no such|out of memory)\b",
@@ -21,9 +22,9 @@ _TELLING = re.compile(
 # First lines of logs, lines about commands and their replies, and lines about clients in logs of healthy servers.
 _CHATTER = re.compile(
     r"Starting control daemon|To connect CUDA|CUDA MPS Control binary|Using log directory"
-    r"|Accepting connection|NEW UI|UI closed|Cmd:|Unknown command|Server (\d+ )?not found|Removed Shm file"
-    r"|Invalid (percentage|priority)|No default pinned memory limit|\d+(\.\d+)?$|INITIALIZING$|ACTIVE$|FAULT$"
-    r"|User did not send valid credentials"
+    r"|Accepting connection|NEW UI|UI closed|Activating queued UI|Cmd:|Unknown command|Server (\d+ )?not found"
+    r"|Removed Shm file|Invalid (percentage|priority)|No default pinned memory limit"
+    r"|\d+(\.\d+)?$|INITIALIZING$|ACTIVE$|FAULT$|User did not send valid credentials"
 )
 _MOST_LINES = 2
 

@@ -32,7 +32,8 @@ _APPEAR_LIMIT_S = 5.0  # a server is listed as soon as its process starts
 _CLIENTS_END_S = 2.0
 _END_GRACE_S = 3.0
 _LOOK_S = 0.02
-_REFUSAL = "Unrecognized option"
+_STATIC = "-S"
+_REFUSAL, _NO_DAEMON = "Unrecognized option", "Cannot find MPS control daemon"
 _HELP = "docs/mps.md#when-mps-does-not-start"
 
 
@@ -143,7 +144,7 @@ def _start(
         **{processes.MARK_VARIABLE: _make_mark(control.pipes)},
     )
     try:
-        _start_daemon(control, environ, ["-d"] if divide is None else ["-d", "-S"])
+        _start_daemon(control, environ, ["-d"] if divide is None else ["-d", _STATIC])
         if divide is not None:
             divide(control)
         server = _start_server(control, logs)
@@ -153,13 +154,30 @@ def _start(
 
 
 def _start_daemon(control: ControlProgram, environ: Mapping[str, str], options: Sequence[str]) -> None:
-    """Start the daemon and wait for its first reply; a program may reject an option with exit status 0."""
-    done = helper_program.run([control.program, *options], environ=environ, timeout_s=_ANSWER_LIMIT_S)
-    first_line = (done.stdout or done.stderr).partition("\n")[0].strip(" \0")
-    if first_line.startswith(_REFUSAL):
-        raise SharingError(f"{CONTROL} {' '.join(options)} was refused: {first_line}")
-    if not _wait(lambda: _answers(control), _ANSWER_LIMIT_S):
-        raise SharingError(f"the daemon does not reply{f'; it printed: {first_line}' if first_line else ''}")
+    """Start the daemon and wait for its first reply.
+
+    A program may reject an option with exit status 0. Programs before R580 take other options than `-d` for a command
+    to a daemon that runs.
+    """
+    done = helper_program.run([control.program, *options], environ=environ, timeout_s=_ANSWER_LIMIT_S, check=False)
+    printed = done.printed_line.partition(" / ")[0].strip(" \0")
+    command = f"{CONTROL} {' '.join(options)}"
+    if printed.startswith(_REFUSAL) or (_STATIC in options and printed.startswith(_NO_DAEMON)):
+        remedy = "; static partitions need driver R590 or newer" if _STATIC in options else ""
+        raise SharingError(f"{command} was refused: {printed}{remedy}")
+    if done.status != 0 and printed:
+        raise SharingError(f"`{command}` ended with status {done.status}: {printed}")
+
+    def has_answered() -> bool:
+        if done.status == 0 and _answers(control):
+            return True
+        # Without a driver, programs from R580 on print nothing; that of R615 has exit status 0 and ends afterwards.
+        if not processes.list_marked(environ[processes.MARK_VARIABLE]):
+            raise SharingError(f"the daemon exited immediately; check that libcuda.so.1 and the driver work ({_HELP})")
+        return False
+
+    if not _wait(has_answered, _ANSWER_LIMIT_S):
+        raise SharingError(f"the daemon does not reply{f'; it printed: {printed}' if printed else ''}")
 
 
 def _answers(control: ControlProgram) -> bool:

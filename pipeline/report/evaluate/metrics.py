@@ -43,9 +43,11 @@ MEAN_LATENCY, P99_LATENCY = (
     service_figures.name_worst(service_figures.MEAN),
     service_figures.name_worst(service_figures.P99),
 )
+P95_LATENCY = service_figures.name_worst("latency_p95_ms")
 LATENCY_DEVIATION = service_figures.name_worst(service_figures.DEVIATION)
 STEP_TIME = service_figures.name_worst(service_figures.STEP_TIME)
 HOST_BOUND = "host_bound_ratio"
+HOST_CPU, HOST_MEMORY = "host_cpu_total_pct", "host_memory_total_mib"
 ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO = "energy_vs_alone_ratio", "energy_vs_best_solo_ratio"
 INSTANCE_MEMORY = "instance_memory_peak_mib"
 
@@ -102,7 +104,7 @@ _ACTIVITY = {
 _LATENCIES = {
     service_figures.name_worst(service_figures.MEAN): "mean latency",
     service_figures.name_worst("latency_p50_ms"): "median latency",
-    service_figures.name_worst("latency_p95_ms"): "p95 latency",
+    P95_LATENCY: "p95 latency",
     service_figures.name_worst(service_figures.P99): "p99 latency",
     service_figures.name_worst("latency_p999_ms"): "p99.9 latency",
 }
@@ -141,6 +143,8 @@ _ALL = (
     Metric("temperature_max_c", "highest temperature", "C", Scale.PEAK),
     Metric(THROTTLED, "time throttled by power or heat", scale=Scale.SHARE),
     Metric("process_cpu_mean_pct", "CPU of a job's busiest process", "% of one core", Scale.AMOUNT),
+    Metric(HOST_CPU, "CPU of all jobs", "% of one core", Scale.AMOUNT),
+    Metric(HOST_MEMORY, "host memory of all jobs", "MiB", Scale.PEAK),
     Metric("run_queue_delay_pct", "waiting for a CPU", "% of one core", Scale.AMOUNT),
     Metric("involuntary_switches_per_s", "involuntary switches", "1/s", Scale.AMOUNT),
     Metric("cpu_clock_mean_mhz", "CPU clock", "MHz"),
@@ -160,9 +164,9 @@ _SERVED = (service_figures.GOODPUT_TOTAL, service_figures.SUSTAINED_WORST, servi
 _FAIRNESS = ("epoch_time_vs_solo_ratio", SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN, FAIRNESS, BIT_IDENTICAL)
 HOST = (
     *("process_cpu_mean_pct", "run_queue_delay_pct", "involuntary_switches_per_s", "cpu_clock_mean_mhz"),
-    HOST_BOUND,
+    *(HOST_CPU, HOST_MEMORY, HOST_BOUND),
 )
-"""Metrics of the host's CPUs that the jobs used or waited for."""
+"""Metrics of the host's CPUs and memory that the jobs used or waited for."""
 
 GROUPS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("speed", "Speed", _SPEED),

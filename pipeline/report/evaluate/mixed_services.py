@@ -10,6 +10,7 @@ from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.metrics import ENERGY_VS_ALONE
 from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.statistics import Estimate, interval_in_words, times_in_words
+from pipeline.report.evaluate.stressor_effects import runs_stressor
 from pipeline.report.evaluate.wording import join_words
 
 
@@ -31,7 +32,7 @@ class Shared:
 
 def compare_services(cells: Sequence[Cell]) -> Iterator[Shared]:
     """Yield the workloads of every ranked mix of services and other jobs."""
-    for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked):
+    for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked and not runs_stressor(cell)):
         names = list(dict.fromkeys(params.get("workload", "") for params in cell.case.params))
         served = [name for name in names if name_workload_metric(MEAN_SLOWDOWN, name) in cell.values]
         if served and len(served) < len(names):

@@ -14,6 +14,7 @@ from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import Cell, ratios, speed_ratios
 from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO
 from pipeline.report.evaluate.statistics import MIN_GPUS, Test, compare_pairs
+from pipeline.report.evaluate.stressor_effects import runs_stressor
 
 REFERENCES = (SERIAL, NAIVE, MPS)
 """Modes with which every later mode is compared."""
@@ -64,8 +65,11 @@ class Pair(NamedTuple):
 
 
 def pair_cell(cell: Cell, members: Sequence[Cell]) -> list[Pair]:
-    """Return the pairs of a cell, by speed and then by energy; `members` are the cells of its case and degree."""
-    if cell.mode == SERIAL.label:
+    """Return the pairs of a cell, by speed and then by energy; `members` are the cells of its case and degree.
+
+    Cells with a stressor have no pairs, because a stressor has no work that could gain.
+    """
+    if cell.mode == SERIAL.label or runs_stressor(cell):
         return []
     if not cell.is_compared:
         return [Pair(cell, SERIAL.label)]

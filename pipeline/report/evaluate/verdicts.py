@@ -37,6 +37,7 @@ from pipeline.report.evaluate.statistics import (
     correct_p_values,
     interval_in_words,
 )
+from pipeline.report.evaluate.stressor_effects import runs_stressor
 from pipeline.report.evaluate.wording import describe_gpus, finding_in_words, join_words, marks_in_words
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def winners(cells: Sequence[Cell], comparisons: Sequence[Verdict]) -> list[Winne
     """Return the fastest mode of each case and degree at which several modes ran, including serial."""
     fastest = []
     judged = group_by(comparisons, lambda verdict: (verdict.case, verdict.degree))
-    for place, members in group_places(cells).items():
+    for place, members in group_places([cell for cell in cells if not runs_stressor(cell)]).items():
         speeds = {
             cell.mode: cell.estimates[SPEEDUP] for cell in members if cell.is_ranked and SPEEDUP in cell.estimates
         }
@@ -339,6 +340,8 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Seq
         sentence += "."
     first = next((cell for cell in cells if cell.mode == best), None)
     sentence = f"{sentence} {describe_details(comparisons, best)}".strip()
+    if mode is not None and first is not None and first.sharing.gives_up:
+        sentence += f" It gives up {first.sharing.gives_up}."
     # The marks of a mode without a valid block are shown too, because this mode may be the fastest.
     marks = marks_in_words([cell for cell in cells if cell.mode in (best, SERIAL.label) or cell.is_wholly_invalid])
     sentence += marks + (" (simulated)" if any(cell.is_simulated for cell in cells) else "")

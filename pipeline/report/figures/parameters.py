@@ -24,6 +24,7 @@ from pipeline.report.evaluate.metrics import (
     INSTANCE_MEMORY,
     LATENCY_DEVIATION,
     MEAN_LATENCY,
+    P95_LATENCY,
     P99_LATENCY,
     STEP_TIME,
     Metric,
@@ -64,7 +65,6 @@ _STYLES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (7, 1.5, 1, 1.5, 1, 1.5)),
 _MARKERS = ("X", "P", "*", "d", "h", "p", "8")
 """Styles and markers of further lines of a mode: one for each degree, or for each profile or limit of one degree."""
 
-_P95_LATENCY = service_figures.name_worst("latency_p95_ms")
 _ACTIVITY = ("gract_mean_ratio", "smact_mean_ratio")
 _BESIDE = 0.7
 """The share of the distance between two models over which the points of one model are spread."""
@@ -133,7 +133,7 @@ def _time_metrics(cells: Sequence[Cell]) -> list[str]:
     served = [cell for cell in cells if MEAN_LATENCY in cell.figures]
     if not served:
         return [STEP_TIME]
-    tails = [P99_LATENCY] if all(P99_LATENCY in cell.figures for cell in served) else [P99_LATENCY, _P95_LATENCY]
+    tails = [P99_LATENCY] if all(P99_LATENCY in cell.figures for cell in served) else [P99_LATENCY, P95_LATENCY]
     return [MEAN_LATENCY, *tails, LATENCY_DEVIATION]
 
 

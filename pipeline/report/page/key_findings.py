@@ -13,8 +13,10 @@ from pipeline.base.domain.sharing_modes import MIG, SERIAL
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import other_gpus, scaling
 from pipeline.report.evaluate.cells import Case, Cell, label_cases
+from pipeline.report.evaluate.gpu_fractions import describe_fractions
 from pipeline.report.evaluate.mixed_services import describe_shares
 from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, MIN_GPUS, times_in_words
+from pipeline.report.evaluate.stressor_effects import describe_effects, list_effects
 from pipeline.report.evaluate.verdicts import Winner
 from pipeline.report.evaluate.wording import ENDINGS, INVALID, jobs_in_words, join_words
 from pipeline.report.figures.drawing import clean_text
@@ -32,7 +34,8 @@ def write_answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner])
     """Return the answer of the report: the effect of other GPUs, the gain of sharing, and its certainty."""
     if not study.rows:
         return ["There is no result yet."]
-    return [*other_gpus.summarize_shares(other_gpus.compare_company(study)), *_describe_sharing(study, cells, winners)]
+    company = other_gpus.summarize_shares(other_gpus.compare_company(study))
+    return [*company, *describe_fractions(cells), *_describe_sharing(study, cells, winners)]
 
 
 def summarize(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> str:
@@ -41,10 +44,11 @@ def summarize(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) ->
         return "There is no result yet."
     if not any(cell.values for cell in cells):
         return _describe_failure(study, cells)
-    if shares := other_gpus.summarize_shares(other_gpus.compare_company(study)):
+    if shares := [*other_gpus.summarize_shares(other_gpus.compare_company(study)), *describe_fractions(cells)]:
         return shares[0]
     together = [winner for winner in winners if winner.degree > 1]
-    clauses = [_count_winners(cells, together)] if together else describe_shares(cells)[:1]
+    clauses = describe_effects(list_effects(study, cells))[:1]
+    clauses += [_count_winners(cells, together)] if together else describe_shares(cells)[:1]
     finding = next(filter(None, (*clauses, _describe_services(cells), _describe_mig(cells))), "")
     certainty = _describe_certainty(study, together)
     certainty = f"{certainty[:1].lower()}{certainty[1:]}"
@@ -79,6 +83,8 @@ def _describe_sharing(study: Study, cells: Sequence[Cell], winners: Sequence[Win
         return [f"{on}{mixed[0]}.", *(f"{_capitalise(clause)}." for clause in mixed[1:])]
     if clause := _describe_services(cells) or _describe_mig(cells):
         return [f"{on}{clause}."]
+    if effects := describe_effects(list_effects(study, cells)):
+        return [f"{on}{'; '.join(effects)}."]
     return [f"{on}no group of several jobs has a figure and a baseline."]
 
 

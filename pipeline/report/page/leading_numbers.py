@@ -29,7 +29,13 @@ from pipeline.report.evaluate.mixed_services import compare_services
 from pipeline.report.evaluate.pairs import Quantity, is_best_solo_serial
 from pipeline.report.evaluate.publication import WHOLE_GPU
 from pipeline.report.evaluate.solo_modes import find_serial
-from pipeline.report.evaluate.statistics import MIN_FOR_INTERVAL, MIN_GPUS, Estimate
+from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, MIN_GPUS, Estimate
+from pipeline.report.evaluate.stressor_effects import (
+    StressorEffect,
+    find_strongest,
+    list_effects,
+    runs_stressor,
+)
 from pipeline.report.evaluate.verdicts import Verdict
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.service_tables import find_rate_limits
@@ -68,19 +74,22 @@ def select_leading_numbers(
 ) -> tuple[LeadingNumber, ...]:
     """Return the leading numbers of a study.
 
-    Gains of sharing come first, then services, MIG profiles and the effect of other GPUs. A study without any of them
-    is led by the throughput, energy, memory and activity of one group.
+    Gains of sharing come first, then services, MIG profiles and the effect of other GPUs. A study without any of them,
+    and without stressors, is led by the throughput, energy, memory and activity of one group.
     """
-    clean = [cell for cell in cells if not cell.is_derived and cell.is_compared and not cell.marks_of_rows]
+    right = [cell for cell in cells if not cell.is_derived and cell.is_compared and not cell.marks_of_rows]
+    clean = [cell for cell in right if not runs_stressor(cell)]
     kinds: tuple[Iterator[LeadingNumber], ...] = (
         _list_gains(clean, cells, verdicts),
         _list_mixed_services(clean),
         _list_services(clean, cells),
         _list_profiles(clean),
         _list_company(study, clean),
+        _list_sensitivities(list_effects(study, right)),
     )
+    is_beside_stressors = any(map(runs_stressor, cells))
     numbers = tuple(itertools.islice(itertools.chain(*kinds), MOST))
-    return numbers or tuple(itertools.islice(_list_figures(clean), MOST))
+    return numbers or (() if is_beside_stressors else tuple(itertools.islice(_list_figures(clean), MOST)))
 
 
 def _list_gains(clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Iterator[LeadingNumber]:
@@ -97,7 +106,8 @@ def _list_gains(clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence
         over_serial = [cell for cell in over_serial if not is_best_solo_serial(cell)]
     if (fastest := _prefer(chosen, over_serial) or _find_highest(over_serial, SPEEDUP)) is not None:
         host = ", which also depends on this host" if _depends_on_host(fastest, cells) else ""
-        yield _make_ratio(fastest, fastest.estimates[SPEEDUP], f"the serial speed{host}")
+        alone = f"the speed of one {_CUDA_GRAPH} at a time" if fastest.uses_cuda_graphs else f"the serial speed{host}"
+        yield _make_ratio(fastest, fastest.estimates[SPEEDUP], alone)
         chosen.append(fastest)
     for name in (ENERGY_VS_BEST_SOLO, ENERGY_VS_ALONE):
         known = [cell for cell in together if name in cell.estimates]
@@ -220,6 +230,14 @@ def _list_company(study: Study, clean: Sequence[Cell]) -> Iterator[LeadingNumber
         lowest = min(shares, key=lambda share: _median(share.share))
         label = f"the speed while no other GPU works, the lowest of {format_count(len(shares), 'group')}"
         yield _make_number(lowest.share, label, f"{jobs_in_words(lowest.case, lowest.degree)}, {lowest.mode}")
+
+
+def _list_sensitivities(effects: Sequence[StressorEffect]) -> Iterator[LeadingNumber]:
+    """Yield the highest slowdown of each workload beside a stressor, in each mode."""
+    for effect in find_strongest(effects):
+        if effect.sensitivity is not None and effect.sensitivity.median > 1 + MARGIN:
+            label = f"the time alone, beside its worst stressor: {effect.resource}, dial {effect.dial:g}"
+            yield _make_number(effect.sensitivity, label, f"{effect.workload}, {effect.mode}")
 
 
 def _list_figures(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:

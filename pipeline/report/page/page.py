@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 from pipeline.report.evaluate import paper, verdicts
 from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.doubts import list_doubts
+from pipeline.report.evaluate.stressor_effects import runs_stressor
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.figures import catalogue
 from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, clean_text
@@ -37,7 +38,17 @@ if TYPE_CHECKING:
 TEMPLATE = "page.html.jinja"
 _PX = 1.75
 """Pixels per point of a figure with the width of the column."""
-_OPEN_TABLES = ("frameworks", "objective", "beside", "scaling", "co-runners", "other-gpus", "endings")
+_OPEN_TABLES = (
+    "frameworks",
+    "objective",
+    "beside",
+    "sensitivity",
+    "pairs",
+    "scaling",
+    "co-runners",
+    "other-gpus",
+    "endings",
+)
 """Tables that answer the question of a study; the page folds the others."""
 _MOST_ROWS = 12
 """The highest number of rows of a table that the page does not fold."""
@@ -73,7 +84,7 @@ def make_content(study: Study, timeline: GroupSeries | None = None, *, has_colum
 
 def render(content: Content) -> str:
     """Render the HTML of the page. Equal content gives equal text."""
-    study = content.study
+    study, ordinary = content.study, [cell for cell in content.cells if not runs_stressor(cell)]
     sections: dict[str, list[tuple[Drawn, str]]] = {}
     # A picture without a figure tells nothing on the first screen.
     num_opening = 1 if any(cell.values for cell in content.cells) else 0
@@ -94,7 +105,7 @@ def render(content: Content) -> str:
             opening=[(figure, inline_figure(figure)) for figure in content.figures[:num_opening]],
             missing=[*describe_missing(study), *list_doubts(study, content.cells)],
             not_ranked=count_unranked(content.cells),
-            grids=grids(study, content.cells, content.verdicts, content.winners),
+            grids=grids(study, ordinary, content.verdicts, content.winners),
             theme=THEME,
             comparisons=comparison_table(content.cells, content.verdicts),
             comparisons_in_words=_count_comparisons(content.verdicts),

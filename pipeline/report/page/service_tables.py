@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pipeline.base.domain import service_figures
 from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.system.words import format_count
-from pipeline.report.evaluate import mixed_services, sweeps
+from pipeline.report.evaluate import gpu_fractions, mixed_services, sweeps
 from pipeline.report.evaluate.cells import Cell
+from pipeline.report.evaluate.metrics import P95_LATENCY, P99_LATENCY
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.evaluate.wording import join_words
 from pipeline.report.page.table_format import Table, Values, format_estimate
@@ -72,7 +73,7 @@ def _find_limit(what: str, by_rate: Mapping[float, Cell]) -> RateLimit:
     met = [rate for rate, cell in by_rate.items() if _meets_objective(cell) and (missed is None or rate < missed)]
     highest = max(met, default=None)
     any_cell = next(iter(by_rate.values()))
-    objective, latency = _objective(any_cell.case.params[0])
+    objective, latency = gpu_fractions.read_objective(any_cell.case.params[0])
     return RateLimit(
         what=what,
         degree=any_cell.degree,
@@ -138,14 +139,6 @@ def _describe_best(limits: Sequence[RateLimit]) -> str:
     return f"{none} ({best.sharing.label})"
 
 
-def _objective(params: Mapping[str, str]) -> tuple[str, str]:
-    percentile = f"{sweeps.parse_number(params.get(service_figures.OBJECTIVE_PERCENTILE, '')) or 0:g}"
-    words = f"{float(params[service_figures.OBJECTIVE]):g} ms"
-    if percentile == "0":
-        return f"latency within {words}", ""
-    return f"p{percentile} within {words}", service_figures.name_worst(f"latency_p{percentile.replace('.', '')}_ms")
-
-
 def _meets_objective(cell: Cell) -> bool | None:
     sustained = cell.values.get(service_figures.SUSTAINED_WORST, {}).values()
     met = cell.values.get(service_figures.OBJECTIVE_MET_WORST, {}).values()
@@ -154,6 +147,29 @@ def _meets_objective(cell: Cell) -> bool | None:
     if sustained and statistics.median(sustained) < 1:
         return False
     return statistics.median(met) >= 1 if met else None
+
+
+def fraction_table(cells: Sequence[Cell]) -> Table:
+    """Return a table of services on fractions of a GPU, with idle and with loaded rest."""
+    rows: list[Values] = []
+    for part in gpu_fractions.list_fractions(cells):
+        served = part.estimate_users()
+        within = served if served is None or isinstance(served, str) else format_estimate(served)
+        for users, cell in sorted(part.cells.items()):
+            place = (part.service, part.name, cell.mode, part.rest or None, users)
+            if not cell.is_ranked:
+                rows.append((*place, cell.finding.value, *[None] * 4))
+                continue
+            names = (P95_LATENCY, P99_LATENCY, cell.energy)
+            estimates = (part.compare_throughput(users), *map(cell.figures.get, names))
+            rows.append((*place, *(None if one is None else format_estimate(one) for one in estimates), within))
+    note = (
+        "Throughput and users of one service; latency of the slowest service; energy of the whole GPU, over the "
+        "requests of all services. Users within the objective: interpolated between the measured numbers of users."
+    )
+    figures = ("throughput, whole GPU = 1", "p95 (ms)", "p99 (ms)", "energy per request (J)", "users within objective")
+    columns = ("service", "of a GPU", "mode", "rest of the GPU", "users", *figures)
+    return Table("fractions", "Services on fractions of a GPU", columns, tuple(rows), note)
 
 
 def beside_table(cells: Sequence[Cell]) -> Table:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from pipeline.base.domain import mig_names, work_units
-from pipeline.base.domain.normalisation import SPEEDUP, select_independent
+from pipeline.base.domain.normalisation import MEMORY_PEAK, SPEEDUP, select_independent
 from pipeline.base.domain.records import DEVICE, Result
 from pipeline.base.domain.sharing_modes import PROFILE
 from pipeline.base.domain.window import WindowKind
@@ -19,9 +19,12 @@ from pipeline.report.evaluate.joules import choose_prefix, scale_estimate
 from pipeline.report.evaluate.metrics import (
     ACTIVITY,
     BEST_SOLO,
+    ENERGY_VS_ALONE,
     ENERGY_VS_BEST_SOLO,
     GROUPS,
     HOST,
+    HOST_CPU,
+    HOST_MEMORY,
     INSTANCE_MEMORY,
     METRICS,
     TOTAL_TIME,
@@ -31,12 +34,14 @@ from pipeline.report.evaluate.metrics import (
 from pipeline.report.evaluate.pairs import BASELINES_NOTE
 from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, estimate
+from pipeline.report.evaluate.stressor_effects import list_effects
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.frameworks import framework_table
 from pipeline.report.page.profile_tables import list_profile_tables
-from pipeline.report.page.service_tables import beside_table, objective_table
+from pipeline.report.page.service_tables import beside_table, fraction_table, objective_table
 from pipeline.report.page.share_table import share_table
+from pipeline.report.page.stressor_table import make_pair_table, make_stressor_table
 from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
 from pipeline.report.page.workload_table import workload_table
 from pipeline.report.read.study_records import Row, Study
@@ -73,12 +78,16 @@ def make_tables(
         winner_table(winners),
         verdict_table(verdicts),
         *list_profile_tables(cells),
+        one_process_table(cells),
         *(group_table(cells, *group) for group in GROUPS),
         framework_table(study),
         instance_table(study),
         objective_table(cells),
+        fraction_table(cells),
         beside_table(cells),
         share_table(cells),
+        make_stressor_table(list_effects(study, cells)),
+        make_pair_table(study, cells),
         other_gpus_table(study),
         host_table(cells),
         result_table(cells),
@@ -211,6 +220,16 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
     notes = [_CELL_NOTE, *([BASELINES_NOTE] if {BEST_SOLO, ENERGY_VS_BEST_SOLO} & set(names) else [])]
     notes += ["*: doubtful; the page of the report has the reason."] if any(cell.marks for cell in cells) else []
     return Table(name, title, heads, tuple(rows) if names else (), " ".join(notes))
+
+
+def one_process_table(cells: Sequence[Cell]) -> Table:
+    """Return a table of speed beside memory, CPU and energy, if jobs shared a process, which saves the latter."""
+    by_mode = {cell.mode: cell.sharing.gives_up for cell in cells if cell.sharing.gives_up}
+    metrics = (SPEEDUP, BEST_SOLO, MEMORY_PEAK, HOST_MEMORY, HOST_CPU, ENERGY_VS_ALONE)
+    title = "Sharing inside one process, and between processes"
+    table = group_table(cells if by_mode else (), "one_process", title, metrics)
+    given_up = " ".join(f"{mode} gives up {what}." for mode, what in by_mode.items())
+    return dataclasses.replace(table, note=f"{given_up} {table.note}".strip())
 
 
 def host_table(cells: Sequence[Cell]) -> Table:

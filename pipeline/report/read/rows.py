@@ -188,8 +188,9 @@ def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Ta
     is_over = run.info.status != "RUNNING" and facts.get("result") in set(Result) and "digest" in facts
     if not is_over or not children:
         return None
-    measured = (child for child in children if Tag.CO_RUNNER not in child.data.tags)
-    jobs = tuple(sorted((_job(child, identity) for child in measured), key=lambda job: job.index))
+    beside = {child.info.run_id for child in children if Tag.CO_RUNNER in child.data.tags}
+    all_jobs = sorted((_job(child, identity) for child in children), key=lambda job: job.index)
+    jobs = tuple(job for job in all_jobs if job.run_id not in beside)
     scenario = params.get("scenario", "")
     try:
         planned = json.loads(facts["planned"])
@@ -225,6 +226,7 @@ def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Ta
         end_ms=run.info.end_time,
         start=facts.get("study", ""),
         jobs=jobs,
+        co_runner_jobs=tuple(job for job in all_jobs if job.run_id in beside),
         facts=facts,
         store=store,
     )

@@ -66,6 +66,7 @@ class Row:
         marks: why an `ok` row is invalid, and notes.
         start_ms, end_ms: start and end by the wall clock, since the epoch.
         start: id of the start of the orchestrator (tag `collocation.study`).
+        co_runner_jobs: the jobs that loaded the device beside the measured ones.
         facts: provenance, from the tags of the run.
     """
 
@@ -94,6 +95,7 @@ class Row:
     end_ms: int | None
     start: str
     jobs: tuple[JobRow, ...]
+    co_runner_jobs: tuple[JobRow, ...] = ()
     facts: Mapping[str, str]
     store: Path | str = ""
 

@@ -96,9 +96,14 @@ class Driver:
             if start is not None and start not in profile.starts:
                 raise DriverError(codes.INVALID_ARGUMENT)
             free = placement.free_starts(model, gpu.instances, profile)
+            if start is not None and gpu.health.mig_fault == "overlapping":
+                num_present = sum(other.profile_id == profile_id for other in gpu.instances)
+                free = (start,) if num_present < profile.max_instances else ()
             if not free or (start is not None and start not in free):
                 raise DriverError(codes.INSUFFICIENT_RESOURCES)
             chosen = free[0] if start is None else start
+            if gpu.health.mig_fault == "displaced":
+                chosen = next((other for other in free if other != start), chosen)
             instance = GpuInstance(
                 id=placement.gpu_instance_id(model, index, chosen, profile.memory_slices),
                 profile_id=profile_id,
@@ -115,7 +120,7 @@ class Driver:
 
         def change(gpu: Gpu) -> Gpu:
             instance = instance_of(gpu, instance_id)
-            if instance.compute_instances:
+            if instance.compute_instances and gpu.health.mig_fault != "destroys_filled":
                 raise DriverError(codes.IN_USE)
             return replace(gpu, instances=tuple(other for other in gpu.instances if other is not instance))
 
@@ -128,6 +133,8 @@ class Driver:
             instance = instance_of(gpu, instance_id)
             profile, compute_instances = profile_of(gpu, instance), instance.compute_instances
             ci_profile = profile.ci_profiles[-1] if profile_id is None else find_ci_profile(profile, profile_id)
+            if gpu.health.mig_fault == "narrow":
+                ci_profile = profile.ci_profiles[0]
             free = placement.free_ci_starts(profile, compute_instances, ci_profile)
             if not free:
                 raise DriverError(codes.INSUFFICIENT_RESOURCES)
@@ -151,7 +158,8 @@ class Driver:
             if len(remaining) == len(instance.compute_instances):
                 raise DriverError(codes.NOT_FOUND)
             place = (instance_id, ci_id)
-            if any((p.gpu_instance_id, p.compute_instance_id) == place for p in gpu.processes):
+            is_used = any((p.gpu_instance_id, p.compute_instance_id) == place for p in gpu.processes)
+            if is_used and gpu.health.mig_fault != "destroys_used":
                 raise DriverError(codes.IN_USE)
             return _replace_compute_instances(gpu, instance, remaining)
 

@@ -31,6 +31,19 @@ COUNTER_FAULTS = ("capped", "stuck", "swapped")
 """Faults of counters: `capped` at the share of the smallest instance (NVIDIA/DCGM#248), `stuck` at 0, or SMACT and
 GRACT `swapped`."""
 
+MIG_FAULTS = (
+    *("displaced", "overlapping", "narrow", "small", "unlisted"),
+    *("destroys_filled", "destroys_used", "renamed", "crosstalk", "shared"),
+)
+"""Faults of MIG, by which a driver breaks its rules without an error.
+
+An instance is created at another free start (`displaced`) or over another one (`overlapping`). Compute instances have
+the least width (`narrow`), a MIG device half its memory (`small`). The last placement is not listed (`unlisted`). An
+instance is destroyed although it has compute instances (`destroys_filled`) or a process (`destroys_used`). A new MIG
+device has a new UUID (`renamed`). A process is listed on every MIG device (`crosstalk`), or slows jobs on other
+instances (`shared`).
+"""
+
 _NAMESPACE = uuid.UUID("6f1d3c5e-0c1b-4b8e-9d43-51f2a7c0de00")
 _FIRST_PCI_DEVICE = 6
 # Sources of earlier versions, which a killed study may have left in the file of a kept machine.
@@ -124,6 +137,7 @@ class Health:
         rows_remapped_correctable, rows_remapped_uncorrectable: number of replaced memory rows.
         recovery_action: action that the driver recommends, as in nvml.h: 0 none, 1 reset.
         counter_fault: fault of the counters in a self-test, one of `COUNTER_FAULTS`; empty for none.
+        mig_fault: fault of MIG, one of `MIG_FAULTS`; empty for none.
     """
 
     ecc_uncorrected_now: int = 0
@@ -134,6 +148,7 @@ class Health:
     has_remap_failed: bool = False
     recovery_action: int = 0
     counter_fault: str = ""
+    mig_fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,6 +343,8 @@ def start_ticks(pid: int) -> int | None:
 def mig_uuid(gpu: Gpu, instance: GpuInstance, ci: ComputeInstance) -> str:
     """Return the UUID of a MIG device; on one GPU, equal ids and profiles have equal UUIDs."""
     identity = f"{gpu.uuid}/{instance.id}/{instance.profile_id}/{ci.id}/{ci.profile_id}"
+    if gpu.health.mig_fault == "renamed":
+        identity += f"/{instance.made_s}"
     return f"MIG-{uuid.uuid5(_NAMESPACE, identity)}"
 
 
@@ -398,6 +415,7 @@ def _from_json(text: str) -> State:
     if state.branch not in RELEASES:
         raise ValueError(f"branch {state.branch!r} is not one of {', '.join(RELEASES)}")
     for gpu in state.gpus:
-        if gpu.health.counter_fault not in ("", *COUNTER_FAULTS):
-            raise ValueError(f"counter_fault {gpu.health.counter_fault!r} is not one of {', '.join(COUNTER_FAULTS)}")
+        for name, known in (("counter_fault", COUNTER_FAULTS), ("mig_fault", MIG_FAULTS)):
+            if (fault := getattr(gpu.health, name)) not in ("", *known):
+                raise ValueError(f"{name} {fault!r} is not one of {', '.join(known)}")
     return replace(state, sources=tuple(spec for spec in state.sources if spec.target not in _REMOVED_SOURCES))

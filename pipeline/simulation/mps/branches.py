@@ -1,13 +1,13 @@
 """The MPS control programs of the driver branches: their commands and their differences.
 
-The programs of 535.261.03, 535.309.01, 550.163.01 and 555.58.02 were recorded command by command on machines without a
-GPU, and the program of 580.159.04 on an H100 80GB HBM3. Other branches were not tested: 570 is assumed to behave like
-550; 590 and 615 like 580, with the additions in NVIDIA's documentation (release 615). Standard library only.
+The programs of 535.309.01, 550.163.01, 580.178.04, 595.99.02 and 615.71.09 were recorded command by command without a
+GPU, and the program of 580.159.04 on an H100 80GB HBM3. Two branches were not tested: 570 is assumed to be like 550,
+and 590 like 595. Standard library only.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _OF_ALL = frozenset(
     {
@@ -31,7 +31,7 @@ _OF_ALL = frozenset(
 )
 _STATUS = frozenset({"get_server_status"})
 _DEVICES = frozenset({"device_query"})
-_PARTITIONS = frozenset({"sm_partition", "lspart"})  # supported only by a daemon that was started with -S
+_PARTITIONS = frozenset({"sm_partition", "lspart"})  # of use only to a daemon that was started with -S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,35 +44,53 @@ class ControlProgram:
         reads_arguments: whether the program parses all arguments. If not, it reads commands from standard input unless
             its only argument is `-d`.
         logs_version: whether the first line of `control.log` is the version.
-        writes_pid: whether the daemon writes its PID to a file in the pipe folder.
+        pid_mode: mode of the file in the pipe folder with the PID of the daemon; `None` if there is no such file.
+        keeps_pid: whether this file remains after `quit`.
+        has_lock_file: whether the pipe folder has `control_lock`.
         server_logs_its_start: whether the line in `control.log` about a server's start has the PID of the server; if
             not, it has the PID of the daemon.
+        logs_shutdown: whether `control.log` has a line when a server is told to end.
+        logs_levels: whether lines of the logs have a level.
+        start_usage: reply to `start_server` without a user; a word that is no number is named first if
+            `names_wrong_user`.
     """
 
     commands: frozenset[str]
     options: frozenset[str] = frozenset({"-d"})
     reads_arguments: bool = False
     logs_version: bool = False
-    writes_pid: bool = True
+    pid_mode: int | None = 0o666
+    keeps_pid: bool = False
+    has_lock_file: bool = True
     server_logs_its_start: bool = True
+    logs_shutdown: bool = True
+    logs_levels: bool = False
+    start_usage: str = "A user id (UID) is required to start a new server"
+    names_wrong_user: bool = False
 
 
+_R595 = ControlProgram(
+    commands=_OF_ALL | _STATUS | _DEVICES | _PARTITIONS,
+    options=frozenset({"-d", "-S"}),
+    reads_arguments=True,
+    logs_version=True,
+    start_usage="Invalid start_server cmd. Expected cmd: start_server -uid <user id> [-mlopart]",
+    names_wrong_user=True,
+)
 CONTROL_PROGRAMS = {
-    "535": ControlProgram(commands=_OF_ALL, writes_pid=False, server_logs_its_start=False),
+    "535": ControlProgram(commands=_OF_ALL, pid_mode=None, server_logs_its_start=False, logs_shutdown=False),
     "550": ControlProgram(commands=_OF_ALL | _STATUS),
     "570": ControlProgram(commands=_OF_ALL | _STATUS),
     "580": ControlProgram(commands=_OF_ALL | _STATUS | _DEVICES, reads_arguments=True, logs_version=True),
-    "590": ControlProgram(
-        commands=_OF_ALL | _STATUS | _DEVICES | _PARTITIONS,
-        options=frozenset({"-d", "-S"}),
-        reads_arguments=True,
-        logs_version=True,
-    ),
-    "615": ControlProgram(
-        commands=_OF_ALL | _STATUS | _DEVICES | _PARTITIONS,
+    "590": _R595,
+    "595": _R595,
+    "615": replace(
+        _R595,
         options=frozenset({"-d", "-S", "-p"}),
-        reads_arguments=True,
-        logs_version=True,
+        pid_mode=0o644,
+        keeps_pid=True,
+        has_lock_file=False,
+        logs_levels=True,
     ),
 }
 """Control programs by branch; the keys are those of `machine.releases.RELEASES`."""

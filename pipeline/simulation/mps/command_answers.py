@@ -91,18 +91,15 @@ class Answers:
         name, *rest = words or [""]
         if name in self._program.commands:
             if name in ("sm_partition", "lspart"):
-                answer = self._answer_on_partitions(list(words))
-            elif match := _LIMIT_COMMAND.fullmatch(name):
-                answer = self._answer_on_limits(match, rest)
-            else:
-                answer = getattr(self, f"_{name}")(rest)
-            if answer is not None:
-                return list(answer)
+                return self._answer_on_partitions(list(words))
+            if match := _LIMIT_COMMAND.fullmatch(name):
+                return self._answer_on_limits(match, rest)
+            return list(getattr(self, f"_{name}")(rest))
         return [f'Unknown command "{name}"']
 
-    def _answer_on_partitions(self, words: list[str]) -> list[str] | None:
+    def _answer_on_partitions(self, words: list[str]) -> list[str]:
         if self._partitions is None:
-            return None
+            return ["Static partitioning mode is not enabled"]
         clients = self._control.server.clients if self._control.server else []
         return self._partitions.answer(words, {client.partition or "" for client in clients})
 
@@ -121,7 +118,8 @@ class Answers:
 
     def _start_server(self, rest: list[str]) -> list[str]:
         if rest[:1] != ["-uid"] or _WHOLE.match("".join(rest[1:2])) is None:
-            return ["A user id (UID) is required to start a new server"]
+            wrong = rest[1:2] if rest[:1] == ["-uid"] and self._program.names_wrong_user else []
+            return [*(f"Invalid UID: {word}" for word in wrong), self._program.start_usage]
         if self._control.server is None:
             self._control.start_server(_read_number(rest[1:]))
         return []

@@ -26,6 +26,7 @@ from pipeline.simulation.mps.sm_partitions import Partitions
 _LOOK_S = 0.02
 _SPEAKS_WITHIN_S = 2.0  # limit for a client to send its request; meanwhile, no other client is served
 _OF_V3 = ControlProgram(commands=frozenset())
+_PID_FILE = "nvidia-cuda-mps-control.pid"
 _SERVER_MIB = 66  # measured on an H100 80GB, driver 580.159.04
 
 
@@ -67,12 +68,13 @@ class Daemon:
             self._selector.register(listener, selectors.EVENT_READ, "listener")
         (self._pipes / "log").unlink(missing_ok=True)
         os.mkfifo(self._pipes / "log")
-        modes = {"control_lock": 0o666, "log": 0o777}
-        if self._program.writes_pid:
-            (self._pipes / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()), encoding="ascii")
-            modes["nvidia-cuda-mps-control.pid"] = 0o666
-        for name, mode in modes.items():
-            (self._pipes / name).chmod(mode)
+        (self._pipes / "log").chmod(0o777)
+        if self._program.has_lock_file:
+            (self._pipes / "control_lock").touch()
+            (self._pipes / "control_lock").chmod(0o666)
+        if self._program.pid_mode is not None:
+            (self._pipes / _PID_FILE).write_text(str(os.getpid()), encoding="ascii")
+            (self._pipes / _PID_FILE).chmod(self._program.pid_mode)
         self._log("Control", f"Starting control daemon using socket {self._pipes}/control")
         self._log(
             "Control", f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={self._pipes}"
@@ -225,7 +227,8 @@ class Daemon:
     def shut_down_server(self) -> None:
         """Terminate the server, which disconnects its clients."""
         if self.server is not None:
-            self._log("Control", f"Try shutting down server {self.server.pid}, backoff is disabled")
+            if self._program.logs_shutdown:
+                self._log("Control", f"Try shutting down server {self.server.pid}, backoff is disabled")
             self._log("Server", "Server has been notified to shutdown")
             with suppress(ProcessLookupError):
                 os.kill(self.server.pid, signal.SIGTERM)
@@ -296,7 +299,7 @@ class Daemon:
         if self.server is not None:
             self.shut_down_server()
             self._server_ended(self.server, os.waitpid(self.server.pid, 0)[1])
-        for name in ("log", "nvidia-cuda-mps-control.pid"):
+        for name in ("log", *([] if self._program.keeps_pid else [_PID_FILE])):
             (self._pipes / name).unlink(missing_ok=True)
         self._log("Control", "Exit with status 0")
         assert self._quitting is not None
@@ -310,8 +313,9 @@ class Daemon:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now_s)) + f".{int(now_s * 1000) % 1000:03}"
         name = "control" if author == "Control" else "server"
         # As in the real daemon, it is not an error if the log cannot be written because its folder was removed.
+        level = " INFO" if self._program.logs_levels else ""
         with suppress(OSError), (self._logs / f"{name}.log").open("a", encoding="utf-8") as file:
-            file.write(f"[{stamp} {author:<7} {pid:>5}] {text}\n")
+            file.write(f"[{stamp} {author}{level} {pid:>5}] {text}\n")
 
 
 def _serve_until_ended(*, dies: bool) -> None:

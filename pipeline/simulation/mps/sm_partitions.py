@@ -1,8 +1,10 @@
 """Static SM partitions of a simulated MPS daemon: the accounting of chunks, and the texts of its three commands.
 
-Source of the texts: NVIDIA's MPS documentation, release 615 (common-tasks, mpsv2-interface). The texts of earlier
-control programs differ slightly; their source is public programs that parse them on H100s (sgl-project/sglang-omni,
-`mps/control.py`; NVIDIA-ISAAC-ROS/isaac_ros_common, `isaac_ros_gpu_partitioning`). Standard library only.
+The titles and the replies to commands that fail were recorded from the control programs of 595.99.02 and 615.71.09 on a
+machine without a GPU. Rows and successful replies follow NVIDIA's MPS documentation, release 615 (common-tasks,
+mpsv2-interface); earlier control programs differ slightly (public programs that parse them on H100s:
+sgl-project/sglang-omni, `mps/control.py`; NVIDIA-ISAAC-ROS/isaac_ros_common, `isaac_ros_gpu_partitioning`). Standard
+library only.
 """
 
 from __future__ import annotations
@@ -12,7 +14,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 _DASHES_SINCE = 13040
-_FAILED = "Failed to fulfill the requested SM partition of {} chunks, error CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
+_FAILED = "Failed to create partition"
+_USAGE = {
+    "add": "Usage: sm_partition add <device UUID> <number of chunks>",
+    "rm": "Usage: sm_partition rm <device UUID> <partition ID> or sm_partition rm <device UUID>/<partition ID>",
+}
 # Reported numbers of chunks by number of multiprocessors; they depend on the chip layout. For other GPUs, this project
 # assumes as many chunks as fit.
 _RECORDED_CHUNKS = {132: 15, 92: 10}
@@ -69,16 +75,16 @@ class Partitions:
         device = self._device(uuid)
         return partition if device is not None and partition in device.partitions else None
 
-    def answer(self, words: list[str], in_use: Collection[str]) -> list[str] | None:
-        """Return the answer to a command; `None` if it is not a partition command.
+    def answer(self, words: list[str], in_use: Collection[str]) -> list[str]:
+        """Return the answer to a command about partitions.
 
         `in_use` has the partitions of the clients.
         """
         match words:
-            case ["lspart"]:
+            case ["lspart", *_]:
                 return self._list(in_use)
-            case ["sm_partition", "add", uuid, chunks] if chunks.isdecimal() and (device := self._device(uuid)):
-                return [self._add(device, int(chunks))]
+            case ["sm_partition", "add", uuid, chunks] if chunks.isdecimal():
+                return [self._add(device, int(chunks)) if (device := self._device(uuid)) else _FAILED]
             case ["sm_partition", "rm", uuid, partition] if (
                 device := self._device(uuid)
             ) and partition in device.partitions:
@@ -86,7 +92,11 @@ class Partitions:
                     return [f"Partition {partition} in use. Terminate all clients before removing."]
                 del device.partitions[partition]
                 return []
-        return None
+            case ["sm_partition", "rm", _, _]:
+                return ["Failed to remove partition"]
+            case ["sm_partition", ("add" | "rm") as verb, *_]:
+                return [f"Invalid command format: {' '.join(words[1:])}", "", _USAGE[verb]]
+        return ["Invalid option for sm_partition"]
 
     def _device(self, uuid: str) -> Device | None:
         devices = [device for device in self._devices if uuid and device.uuid.startswith(uuid)]
@@ -94,7 +104,7 @@ class Partitions:
 
     def _add(self, device: Device, chunks: int) -> str:
         if not 0 < chunks <= device.free:
-            return _FAILED.format(chunks)
+            return _FAILED
         # Ids are base64 and may contain slashes.
         partition = base64.b64encode(bytes([0x0F, 0xFE, 0xFD, self._num_made % 256]) + bytes(23)).decode()
         self._num_made += 1
@@ -103,10 +113,10 @@ class Partitions:
         return name if self._version >= _DASHES_SINCE else f"Partition {name} created"
 
     def _list(self, in_use: Collection[str]) -> list[str]:
-        dash, unit = ("-", "chunk") if self._version >= _DASHES_SINCE else ("", "chunks")
+        dash = "-" if self._version >= _DASHES_SINCE else ""
         rows: list[tuple[str, ...]] = [
             ("GPU", "Partition", "free", "used", "free", "used", "clients"),
-            ("", "", unit, unit, "SM", "SM", ""),
+            ("", "", "chunks", "chunks", "SM", "SM", ""),
         ]
         for device in self._devices:
             gpu, used = device.uuid[:12], sum(device.partitions.values())
@@ -116,4 +126,4 @@ class Partitions:
                 is_used = "Yes" if partition in in_use else dash or "No"
                 multiprocessors = str(device.multiprocessors_of(partition))
                 rows.append((gpu, partition, dash, str(chunks), dash, multiprocessors, is_used))
-        return [f"{a:<14}{b:<38}{c:<8}{d:<8}{e:<6}{f:<6}{g}".rstrip() for a, b, c, d, e, f, g in rows]
+        return [f"{a:<21}{b:<37}{c:<9}{d:<9}{e:<7}{f:<7}{g:<6}" for a, b, c, d, e, f, g in rows]

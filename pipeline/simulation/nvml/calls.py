@@ -53,7 +53,7 @@ class Calls:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name == "nvmlErrorString":
             return lambda code: codes.text_of(code).encode()
-        if name not in self.functions:
+        if name not in self.functions or name in self.driver.state().release.missing_calls:
             raise AttributeError(name)
         return lambda *arguments: self._call(name, arguments)
 

@@ -157,7 +157,7 @@ class NvmlLibrary(MigCalls, SensorCalls, GpmCalls):
 
     def _list_processes(self, handle: Any, kinds: Collection[str], count: Any, array: Any) -> None:
         processes = [process for process in self.gpu(handle).processes if process.kind in kinds]
-        if self.is_mig_device(handle):
+        if self.is_mig_device(handle) and self.gpu(handle).health.mig_fault != "crosstalk":
             _, instance, ci = self.mig_device(handle)
             place = (instance.id, ci.id)
             processes = [p for p in processes if (p.gpu_instance_id, p.compute_instance_id) == place]

@@ -29,7 +29,7 @@ class MigCalls(Calls):
         part = queries.find_ci_profile(profile, ci.profile_id)
         target.multiprocessorCount = encode_count(part.num_multiprocessors)
         target.gpuInstanceSliceCount, target.computeInstanceSliceCount = profile.compute_slices, part.compute_slices
-        target.memorySizeMB = profile.capacity_mib
+        target.memorySizeMB = profile.capacity_mib // (2 if gpu.health.mig_fault == "small" else 1)
 
     def _nvmlDeviceGetGpuInstanceProfileInfo(self, handle: Any, enum: Any, info: Any) -> None:
         _fill_profile(pointee(info), self._profile_of_enum(handle, number(enum)))
@@ -46,14 +46,17 @@ class MigCalls(Calls):
     def _nvmlDeviceGetGpuInstancePossiblePlacements_v2(
         self, handle: Any, profile_id: Any, array: Any, count: Any
     ) -> None:
-        profile = queries.find_profile(self.whole_gpu(handle)[1], number(profile_id))
+        gpu = self.whole_gpu(handle)[1]
+        profile = queries.find_profile(gpu, number(profile_id))
+        is_complete = gpu.health.mig_fault != "unlisted" or len(profile.starts) == 1
+        starts = profile.starts if is_complete else profile.starts[:-1]
         room = pointee(count).value
-        fill(count, len(profile.starts))
+        fill(count, len(starts))
         if array is None:
             return
-        if room < len(profile.starts):
+        if room < len(starts):
             raise DriverError(codes.INSUFFICIENT_SIZE)
-        for placement, start in zip(array, profile.starts, strict=False):
+        for placement, start in zip(array, starts, strict=False):
             placement.start, placement.size = start, profile.memory_slices
 
     def _nvmlDeviceGetGpuInstances(self, handle: Any, profile_id: Any, array: Any, count: Any) -> None:

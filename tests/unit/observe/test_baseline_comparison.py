@@ -76,6 +76,16 @@ def test_losses_are_compared_bit_by_bit_with_the_runs_alone_of_all_blocks():
     assert comparison.get_latest(same).metrics[BIT_IDENTICAL] == 0.5
 
 
+@pytest.mark.parametrize(("losses", "share"), [((2.0, 0.5), 1.0), ((2.0, 0.4), 0.0)])
+def test_a_job_of_few_steps_is_compared_by_the_losses_that_it_has(losses: tuple[float, ...], share: float) -> None:
+    comparison = Comparison()
+    few = row(group("a"), 60)
+    for the_row, of_job in ((row(group("a", sequential=True), 100), (2.0, 0.5, 0.25)), (few, losses)):
+        bits = {"0": struct.pack(f"{len(of_job)}f", *of_job).hex()}
+        comparison.add(dataclasses.replace(the_row, tags={Tag.FIRST_LOSS_BITS: json.dumps(bits)}))
+    assert comparison.get_latest(few).metrics[BIT_IDENTICAL] == share
+
+
 def test_rows_without_losses_say_nothing_about_bits():
     comparison = Comparison()
     pair = row(group("a", "a"), 60, 60)

@@ -56,9 +56,10 @@ def test_a_mix_needs_the_sum_of_its_jobs():
         on_gpu("a", "a", sequential=True),
         on_gpu("a"),
         on_gpu("a", "a", scenario="mig"),
+        on_gpu("a", "a", scenario="streams"),
         on_gpu("a", "a", capacity_mib=None),
     ],
-    ids=["one after another", "one job", "MIG", "device without memory"],
+    ids=["one after another", "one job", "MIG", "one process", "device without memory"],
 )
 def test_some_groups_have_no_forecast(of_what):
     assert measured(row(on_gpu("a", sequential=True), 1000)).forecast(of_what) is None

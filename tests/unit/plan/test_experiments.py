@@ -127,3 +127,13 @@ def test_a_value_of_a_block_is_set_as_it_stands_in_the_file(value):
     key, _, text = _as_override("workload.args", value).partition("=")
     assert (key, override_values.parse(text)) == ("workload.args", value)
     assert _as_override("scenario", "naive,mps") == "scenario=naive,mps"
+
+
+@pytest.mark.slow
+def test_fractions_are_run_with_the_rest_of_the_gpu_idle_and_loaded(tmp_path):
+    names = Counter(dry_run(tmp_path, "+experiment=fractions", "gpu=simulated_h100_80gb", "workload.outstanding=8"))
+    shares = [(f"mps_percent-{{}}x-{{}}-active_thread_pct={pct}", n) for pct, n in ((50, 2), (33, 3), (25, 4))]
+    shares += [(f"mps_static-{{}}x-{{}}-chunks={chunks}", n) for chunks, n in ((7, 2), (5, 3), (3, 4))]
+    shares += [(f"mig-{{}}x-{{}}-profile={profile}", n) for profile, n in (("3g", 2), ("2g", 3), ("1g.20gb", 4))]
+    expected = [share.format(degree, "infer_bert_base") for share, n in shares for degree in (1, n)]
+    assert names == dict.fromkeys([*expected, "serial-1x-infer_bert_base"], 3)

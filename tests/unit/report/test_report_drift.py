@@ -50,6 +50,20 @@ def test_five_blocks_count_as_one_if_only_the_baseline_follows_the_host() -> Non
     assert verdict.sentence.endswith(f"(naive: {NOTE}a CUDA graph as baseline would not drift)")
 
 
+def test_a_drifting_cuda_graph_widens_the_interval_without_a_note() -> None:
+    graph = {"step_mode": "cuda_graph"}
+    comparisons = verdicts(
+        cells := make_cells(study(*rows("serial", 1, 1000, HOST, **graph), *rows("naive", 7, 2900, **graph)))
+    )
+    (cell,) = (cell for cell in cells if cell.degree == 7 and cell.mode == "naive")
+    (verdict,) = (verdict for verdict in comparisons if verdict.mode == "naive")
+    plain = statistics.estimate([2.9 * gpu / host for gpu, host in zip(GPU, HOST, strict=True)])
+    assert math.log(verdict.ratio.high / verdict.ratio.low) == pytest.approx(
+        math.sqrt(5) * math.log(plain.high / plain.low)
+    )
+    assert cell.notes_on_gain == ()
+
+
 def test_a_small_gain_over_a_drifting_baseline_is_no_verdict() -> None:
     _, comparisons = judge(rows("serial", 1, 1000, HOST), rows("naive", 7, 1100))
     assert comparisons["naive", "serial"].decision is Decision.NO_VERDICT

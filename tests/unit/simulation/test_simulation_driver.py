@@ -432,7 +432,7 @@ def test_what_is_no_machine_is_refused(state_file: StateFile, text: str) -> None
 @pytest.mark.parametrize(
     ("of_machine", "health", "words"),
     [
-        ({"branch": "620"}, {}, "branch '620' is not one of 535, 550, 570, 580, 590, 615"),
+        ({"branch": "620"}, {}, "branch '620' is not one of 535, 550, 570, 580, 590, 595, 615"),
         ({"branch": 580}, {}, "branch must be a text, not 580"),
         (
             {"faults": [{"function": "nvmlShutdown", "code": "19"}]},

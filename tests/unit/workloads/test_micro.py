@@ -125,16 +125,23 @@ def test_a_gpu_without_triton_is_refused_in_one_line(monkeypatch, capsys):
 
 _INTERPRETED = """
 import torch
-from workloads.rates import operations, particle_tracking
+from workloads.rates import operations, particle_tracking, stressor_loads
 cpu = torch.device("cpu")
+stressor_loads._PROGRAMS = 2
+for is_cached in (False, True):
+    table = stressor_loads.TableReading(cpu, 4 * 4096, 5, is_cached=is_cached)
+    table.begin()
+    assert int(table.count_wrong()) == 2
+    table.call()
+    assert int(table.count_wrong()) == 0
 for precision in ("fp32", "fp64"):
     size = operations.Size(elements=4096, rounds=1, rows=64, array_mib=1, transfer_mib=1)
     chain = operations.MultiplyAdd(precision, cpu, size)
-    chain._on_gpu()
+    chain._run_on_gpu()
     assert int(chain.count_wrong()) == 0
 for is_6d in (False, True):
     particles = particle_tracking.Tracking(300, 10, torch.float64, cpu, is_6d=is_6d)
-    particles._on_gpu()
+    particles._run_on_gpu()
     expected = particles._start.clone()
     particle_tracking.track(expected, particles._lattice, 10, is_6d=is_6d)
     assert torch.allclose(particles._state, expected, rtol=1e-9, atol=1e-15)

@@ -16,9 +16,13 @@ from tests.support.report_rows import copies, study
 def test_modes_have_colours_and_markers_of_their_own() -> None:
     found = modes_of(["turns", "mps", "another"])
     assert list(found)[: len(MODES)] == list(MODES)
-    assert len({mode.colour for mode in found.values()}) == len({mode.label for mode in found.values()}) == 10
+    assert (
+        len({mode.colour for mode in found.values()}) == len({mode.label for mode in found.values()}) == len(MODES) + 2
+    )
     assert {mode.colour for mode in found.values()} <= THEME.keys()
-    assert len({mode.marker for mode in found.values() if mode.name != "serial"}) == 9  # that one has no line
+    assert (
+        len({mode.marker for mode in found.values() if mode.name != "serial"}) == len(MODES) + 1
+    )  # that one has no line
 
 
 def test_options_tell_groups_apart_unless_they_say_where_a_program_lies_or_what_the_label_says() -> None:

@@ -99,6 +99,10 @@ WRONG: dict[str, tuple[str, list[str]]] = {
         listing((1, "2c.4g.40gb=2 2g.20gb=3 1g.10gb=4")),
         ["did not get 4g.40gb", "got 2c.4g.40gb that was not planned"],
     ),
+    "an instance with media engines": (
+        listing((1, "4g.40gb=2 2g.20gb=3 1g.10gb+me=4")),
+        ["did not get 1g.10gb", "got 1g.10gb+me that was not planned"],
+    ),
     "nothing": ("No devices found.\n", ["did not get 4g.40gb, 2g.20gb, 1g.10gb"]),
     "an instance too many": (
         listing((1, "4g.40gb=2 2g.20gb=3 1g.10gb=4 1g.10gb=5")),

@@ -96,7 +96,7 @@ def test_a_partition_that_the_daemon_refuses_is_an_error_with_its_words(machine,
         ControlProgram, "ask", lambda self, text, *limit: asked(self, text.replace(" 4", " 40"), *limit)
     )
     group = machine.group("a")
-    says = "did not create a partition of 4 chunks .*: Failed to fulfill the requested SM partition of 40 chunks"
+    says = "did not create a partition of 4 chunks .*: Failed to create partition"
     with pytest.raises(SharingError, match=says), MpsStatic(chunks=4).prepare(group.device, group, machine.folder):
         pytest.fail("it was refused")
 
@@ -190,17 +190,16 @@ def test_partitions_are_listed_as_documented_and_removed_when_they_are_empty(boo
     ids = [name.partition("/")[2] for name in names]
     assert [line.split() for line in books.answer(["lspart"], ids)] == [
         ["GPU", "Partition", "free", "used", "free", "used", "clients"],
-        ["chunk", "chunk", "SM", "SM"],
+        ["chunks", "chunks", "SM", "SM"],
         ["GPU-74d43ed3", "-", "0", "10", "0", "80", "-"],
         ["GPU-74d43ed3", ids[0], "-", "5", "-", "40", "Yes"],
         ["GPU-74d43ed3", ids[1], "-", "3", "-", "24", "Yes"],
         ["GPU-74d43ed3", ids[2], "-", "2", "-", "28", "Yes"],
     ]
-    failed = books.answer(["sm_partition", "add", "GPU-74d4", "1"], ())
-    assert failed == ["Failed to fulfill the requested SM partition of 1 chunks, error " + INVALID]
+    assert books.answer(["sm_partition", "add", "GPU-74d4", "1"], ()) == ["Failed to create partition"]
     remove = ["sm_partition", "rm", "GPU-74d4", ids[0]]
     assert "in use" in books.answer(remove, ids)[0]
-    assert (books.answer(remove, ()), books.answer(remove, ())) == ([], None)
+    assert (books.answer(remove, ()), books.answer(remove, ())) == ([], ["Failed to remove partition"])
 
 
 def test_the_answers_of_earlier_programs_are_read_as_well(monkeypatch):

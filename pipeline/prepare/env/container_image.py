@@ -1,0 +1,70 @@
+"""Images of containers, in which jobs run: their packages are listed, and they are never changed."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.base.domain.container import IMAGE, Container
+from pipeline.base.domain.records import Interpreter
+from pipeline.base.system import study_cache
+from pipeline.base.system.errors import CommandError, ConfigError
+from pipeline.base.system.paths import expand_path
+from pipeline.prepare.env import lock
+from pipeline.prepare.env.lock import Lock
+from pipeline.prepare.env.probe import ask
+
+# The host's packages are not those of the image.
+_ENVIRON = (("PYTHONPATH", ""), ("PYTHONHOME", ""), ("PYTHONNOUSERSITE", "1"), ("VIRTUAL_ENV", ""))
+
+
+class ContainerEnv:
+    """Image file, in which a program such as Apptainer starts the jobs."""
+
+    def __init__(
+        self, command: Sequence[str], bind: Sequence[str], image: str | None = None, python: str = "python3"
+    ) -> None:
+        if image is None:
+            raise ConfigError("this env names no image; set env.image=FILE.sif")
+        if shutil.which(command[0]) is None:
+            raise ConfigError(f"env.command: {command[0]} is not on PATH; install the program, or load its module")
+        self._image = expand_path("env.image", image).absolute()
+        if not self._image.is_file():
+            raise ConfigError(
+                f"env.image={image}: {self._image} is not a file; make one with: apptainer build FILE SOURCE"
+            )
+        words = tuple(word.replace(IMAGE, str(self._image)) for word in command)
+        self._container, self._python = Container(command=words, bind=tuple(bind)), python
+
+    def preview(self) -> Interpreter:
+        return _describe(self._container, self._python, self._image)
+
+    def resolve(self) -> Interpreter:
+        return self.preview()
+
+
+@study_cache.cache_for_study  # images do not change while a study runs
+def _describe(container: Container, python: str, image: Path) -> Interpreter:
+    try:
+        probed = ask(Path(python), container.spell([], Path.cwd()))
+        with image.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except (CommandError, OSError) as error:
+        raise ConfigError(
+            f"env.image={image}: {python} cannot run jobs in it: {error}; use an image with Python 3.8 or newer"
+        ) from error
+    packages = lock.lock_packages("container", probed.python, probed.packages)
+    size = len(lock.make_header("", ""))
+    name = f"# image: {image.name} sha256:{digest}"
+    recorded = Lock(
+        lines=(*packages.lines[:size], name, *packages.lines[size:]), identity=(*packages.identity, f"image={digest}")
+    )
+    return Interpreter(
+        python=Path(python),
+        container=container,
+        environ=_ENVIRON,
+        lock=recorded.lines,
+        lock_digest=recorded.digest,
+    )

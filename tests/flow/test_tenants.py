@@ -1,0 +1,169 @@
+"""Several jobs in one process: each has its own row, and the rows tell what the process did to all of them."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.domain import layout
+from pipeline.base.domain.records import HostProgram, Interpreter, Limits, Result, Slot
+from pipeline.base.domain.tags import Tag
+from pipeline.base.domain.window import Window, WindowKind
+from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.clean import processes
+from pipeline.launch.interleaving import Interleaving
+from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
+from pipeline.launch.spawn import Spawner
+from pipeline.launch.warm_start import ForkServer, Starter
+from pipeline.observe import group_row
+from pipeline.observe.group_result import GroupResult
+from pipeline.observe.observation import Observation
+from tests.conftest import TOYS
+from tests.flow.test_interleaving import WINDOW, make_jobs
+from tests.support.rows import group
+
+pytestmark = pytest.mark.covers("pipeline/launch/host_start.py", "workloads/tenants.py")
+
+PYTHON = Interpreter(python=Path(sys.executable))
+PATIENT = Limits(ready_s=60, group_s=60, stop_s=60)
+THREADS = HostProgram(script=str(PROJECT_DIR / "workloads/host_streams.py"))  # without a GPU, it has no streams
+FRAGILE = HostProgram(script=str(TOYS / "host_fragile.py"))
+Run = Callable[..., GroupResult]
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    folder = Path("/tmp") / f"t-{uuid.uuid4().hex[:12]}"
+    folder.mkdir()
+    yield folder
+    folder.rmdir()  # nothing is left in it
+
+
+@pytest.fixture
+def run(tmp_path: Path, scratch: Path) -> Run:
+    def run_toys(
+        *manners: str, host: HostProgram = THREADS, kind: WindowKind = WindowKind.STEADY, starter: Starter | None = None
+    ) -> GroupResult:
+        epochs = 0 if kind is WindowKind.STEADY else 2
+        window = Window(kind=kind, seconds=0.3, settle_s=0.0, epochs=epochs)
+        tenants = group(*("toy" for _ in manners), jobs=make_jobs(*manners, epochs=epochs), window=window)
+        slot = Slot(visible_devices="", host=host)
+        starter = starter or Spawner(PYTHON)
+        starts = [JobStart(job=job, slot=slot, starter=starter) for job in tenants.jobs]
+        files = GroupFiles(folder=tmp_path / "group", scratch=scratch, mark=uuid.uuid4().hex)
+        with JobGroup(starts, files, PATIENT) as running:
+            assert len(set(running.pids().values())) == 1
+            if running.wait_ready():
+                running.measure(window)
+        assert not processes.list_marked(files.mark)
+        return group_row.judge(tenants, Observation(batches=[running.states], samples=()))
+
+    return run_toys
+
+
+@pytest.mark.smoke
+def test_each_job_of_a_process_has_its_row(run: Run) -> None:
+    row = run("well", "well", "well")
+    assert [job.result for job in row.jobs] == [Result.OK] * 3, row.reason
+    assert len({job.pid for job in row.jobs}) == 1
+    assert [job.params["jobs_of_process"] for job in row.jobs] == ["3"] * 3
+    assert row.tags[Tag.ONE_PROCESS].startswith("3 jobs in one process with one Python interpreter")
+    rates = [job.metrics["throughput_samples_per_s"] for job in row.jobs]
+    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(sum(rates))
+
+
+def test_a_process_that_was_forked_hosts_jobs_too(run: Run) -> None:
+    server = ForkServer(PYTHON, "workloads.client")
+    server.wait_ready()
+    assert run("well", "well", starter=server).result is Result.OK
+    server.close()
+
+
+def test_jobs_of_a_process_end_one_by_one(run: Run) -> None:
+    row = run("well", "well", kind=WindowKind.WORK)
+    assert row.result is Result.OK, row.reason
+    assert all(job.metrics["makespan_s"] > 0 for job in row.jobs)
+
+
+def test_a_job_that_raises_says_that_the_others_could_go_on(run: Run) -> None:
+    row = run("well", "raises", "well")
+    assert [job.result for job in row.jobs] == [Result.INTERRUPTED, Result.FAILED, Result.INTERRUPTED]
+    expected = "RuntimeError: something went wrong; the other jobs of its process could go on"
+    assert row.jobs[1].reason == expected
+    assert row.jobs[0].reason == "ended because the group failed"
+    assert any("something went wrong" in line for line in row.jobs[1].error_output)
+    assert not row.jobs[0].error_output and not row.jobs[2].error_output
+
+
+def test_a_job_that_runs_out_of_memory_is_the_one_whose_row_says_so(run: Run) -> None:
+    row = run("out_of_memory", "well")
+    assert [job.result for job in row.jobs] == [Result.OOM, Result.INTERRUPTED]
+    assert row.result is Result.OOM and "the other jobs of its process could go on" in row.reason
+
+
+def test_only_the_job_that_computes_wrong_values_is_marked(run: Run) -> None:
+    row = run("well", "computes_wrong", "well")
+    assert [job.result for job in row.jobs] == [Result.OK, Result.WRONG_RESULTS, Result.OK]
+    assert row.result is Result.WRONG_RESULTS and "1 + 1 = 3" in row.reason
+
+
+def test_an_error_that_takes_the_process_is_in_all_rows(run: Run) -> None:
+    row = run("well", "raises", "well", host=FRAGILE)
+    assert [job.result for job in row.jobs] == [Result.FAILED] * 3
+    for job in row.jobs:
+        expected = "RuntimeError: something went wrong; it ended the process of all jobs; job 1 was the first to see it"
+        assert job.reason == expected
+
+
+def test_a_crash_is_in_all_rows(run: Run) -> None:
+    row = run("well", "dies_before_ready")
+    assert [job.result for job in row.jobs] == [Result.FAILED] * 2
+    assert {job.reason for job in row.jobs} == {"the process of all jobs ended with signal 9"}
+
+
+@pytest.mark.parametrize(
+    ("manner", "reason"),
+    [
+        ("raises_before_ready", "ValueError: a model that does not exist; the other jobs of its process could go on"),
+        ("dies_before_hello", "SystemExit: 3; the other jobs of its process could go on"),
+        ("ends_before_ready", "ended before it was ready"),
+    ],
+)
+def test_a_job_that_is_never_ready_fails_alone(run: Run, manner: str, reason: str) -> None:
+    row = run("well", manner)
+    assert [job.result for job in row.jobs] == [Result.INTERRUPTED, Result.FAILED]
+    assert row.jobs[1].reason == reason
+
+
+def test_a_job_that_breaks_the_protocol_is_named(run: Run) -> None:
+    row = run("well", "breaks_protocol")
+    assert [job.result for job in row.jobs] == [Result.INTERRUPTED, Result.FAILED]
+    assert "invalid message" in row.jobs[1].reason
+
+
+def test_a_way_of_sharing_that_does_not_work_is_a_skipped_group(run: Run) -> None:
+    host = HostProgram(script=FRAGILE.script, options=(("refusal", "cuDNN 9.9 fails in green contexts"),))
+    row = run("well", "well", host=host)
+    assert row.result is Result.SKIPPED
+    assert "cuDNN 9.9 fails in green contexts" in row.reason
+
+
+def test_each_tenant_is_held_and_goes_on(tmp_path: Path, scratch: Path) -> None:
+    slot = Slot(visible_devices="", host=THREADS)
+    jobs = make_jobs("can_be_held", "can_be_held", "can_be_held")
+    starts = [JobStart(job=job, slot=slot, starter=Spawner(PYTHON)) for job in jobs]
+    files = GroupFiles(folder=tmp_path / "group", scratch=scratch, mark=uuid.uuid4().hex)
+    running = JobGroup(starts, files, PATIENT)
+    interleaving = Interleaving(running, WINDOW, {3: 1, 1: 2}, "seed")
+    with running:
+        assert running.wait_ready()
+        interleaving.measure()
+    assert Counter(part.num_jobs for part in interleaving.slices) == {1: 8, 3: 4}
+    assert all(state.ended_well for state in running.states)
+    output = [(state.folder / layout.EVENTS).stat().st_size for state in running.states]
+    assert output[0] > output[1]

@@ -1,0 +1,72 @@
+"""Stressors in a plan: their options, and the mixes of a workload with a stressor."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pipeline.base.domain.window import WindowKind
+from pipeline.base.system import user_command
+from pipeline.base.system.errors import ConfigError
+from pipeline.plan import config_reader
+from pipeline.plan.job_entries import refuse_unread
+from tests.conftest import GPU
+
+STRESSOR = ["workload=stressor", "degree=1", "baseline=never"]
+BESIDE = ["+workload@sizes.stressor=stressor", "sizes.stressor.resource=host_cores", "mix=[workload,stressor]"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["workload.dial=1.01"], r"dial=1\.01 must be from 0 to 1"),
+        (["workload.dial=-1"], "dial=-1.* must not be negative"),
+        (["workload.dial=nan"], "dial=nan must be finite"),
+        (["workload.resource=l2"], "resource=l2 needs a GPU, .*; use host_cores or host_memory"),
+    ],
+)
+def test_what_a_cpu_cannot_run_is_refused_in_one_line(make_plan, overrides, why):
+    options = [*STRESSOR, "workload.resource=host_cores", *overrides]
+    with pytest.raises(ConfigError, match=why) as refused:
+        make_plan(options)
+    assert "\n" not in str(refused.value)
+
+
+def test_tensor_cores_need_a_gpu_that_has_them(make_plan):
+    options = [*STRESSOR, "workload.resource=tensor_cores"]
+    for_ampere = dataclasses.replace(GPU, details=(("compute_capability", "8.0"),))
+    assert len(make_plan(options, device=for_ampere).groups) == 1
+    with pytest.raises(ConfigError, match=r"needs compute capability 8\.0, but .* has 7\.5"):
+        make_plan(options, device=dataclasses.replace(GPU, details=(("compute_capability", "7.5"),)))
+
+
+def test_a_mix_has_the_workload_and_the_stressor_and_a_baseline_of_each(make_plan):
+    together, *alone = make_plan([*BESIDE, "sizes.stressor.dial=0.5"], is_sweep=True).groups
+    groups = sorted((together, *alone), key=lambda group: group.degree)
+    assert [group.job_names for group in groups] in (
+        ["tiny", "stressor", "tiny+stressor"],
+        ["stressor", "tiny", "tiny+stressor"],
+    )
+    params = dict(groups[-1].jobs[1].workload.params)
+    assert (params["resource"], params["dial"], groups[-1].jobs[1].workload.name) == ("host_cores", "0.5", "stressor")
+
+
+def test_a_stressor_beside_a_script_is_a_co_runner_with_a_baseline_in_a_steady_window(make_plan, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    groups = make_plan(user_command.make_overrides([*BESIDE, "--", str(script)]), is_sweep=True).groups
+    pair = next(group for group in groups if group.has_co_runners)
+    assert [job.workload.name for job in pair.measured] == ["train"] and pair.window.kind is WindowKind.WORK
+    (stressor,) = (job.workload for job in pair.jobs if job.is_co_runner)
+    alone = {group.jobs[0].workload.digest: group.window.kind for group in groups if group.sequential}
+    assert alone == {stressor.digest: WindowKind.STEADY, pair.measured[0].workload.digest: WindowKind.WORK}
+
+
+def test_a_chosen_workload_that_a_mix_names_is_read(compose):
+    typed = ["workload=tiny", "workload.batch_size=8"]
+    composed = compose([*BESIDE, *typed])
+    refuse_unread(typed, config_reader.read(composed), composed)
+    with pytest.raises(ConfigError, match="workload=tiny has no effect"):
+        composed = compose(["mix=[S]", *typed])
+        refuse_unread(typed, config_reader.read(composed), composed)

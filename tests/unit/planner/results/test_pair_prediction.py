@@ -1,0 +1,324 @@
+"""Predicted pairs: studies that are simulated by a stated law, whose true slowdowns are known; what is not known."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.base.domain.records import CO_RUNNERS, Result
+from pipeline.base.system.errors import ConfigError
+from pipeline.planner.__main__ import main
+from pipeline.planner.commands.pairs_command import answer_of
+from pipeline.planner.results.pairing import choose_pairs
+from pipeline.report.evaluate.cells import make_cells
+from pipeline.report.evaluate.pair_inputs import collect_inputs
+from pipeline.report.evaluate.pair_prediction import Model, PairPrediction, predict_pairs
+from pipeline.report.page.stressor_table import make_pair_table
+from pipeline.report.read.study_records import JobRow, Row
+from tests.support.report_rows import job, params, row, study
+
+RESOURCES = ("l2", "memory_bandwidth")
+ALONE = 1000.0
+Use = Mapping[str, float]
+"""The share of time in which a workload uses each resource.
+
+The law: a workload that uses r for a share u of its time does it at half speed while the other program uses r too, so
+beside a program with share v it has the speed 1 - u v / 2. With several resources the losses of time add up, or the
+largest counts.
+"""
+MEMORY, MEMORY_TOO = {"memory_bandwidth": 0.9}, {"memory_bandwidth": 0.8}
+CACHE = {"l2": 0.6}
+BOTH, BOTH_TOO = {"l2": 0.8, "memory_bandwidth": 0.7}, {"l2": 0.5, "memory_bandwidth": 0.9}
+
+
+def slow_down(use: Use, other: Use, combine: Any = max) -> float:
+    return 1 + float(combine(1 / (1 - use.get(r, 0) * other.get(r, 0) / 2) - 1 for r in RESOURCES))
+
+
+def stressor(resource: str, dial: float, speed: float, index: int = 1) -> JobRow:
+    own = {"workload": "stressor", "resource": resource, "dial": str(dial), "work_unit": "calls", "seed": "0"}
+    return job(index, own, None, metrics={"throughput_calls_per_s": 400 * dial * speed}, size="stressor")
+
+
+def beside(
+    name: str, use: Use, mode: str = "mps", block: int = 1, dials: Sequence[float] = (0.33, 0.67, 1)
+) -> list[Row]:
+    """Return a workload alone and beside every stressor, and the stressors alone."""
+    rows = [row("serial", (job(0, params(name), ALONE),), block)]
+    for resource, dial in itertools.product(RESOURCES, dials):
+        load = {resource: float(dial)}
+        rows.append(row("serial", (stressor(resource, dial, 1.0, 0),), block))
+        jobs = (
+            job(0, params(name), ALONE / slow_down(use, load)),
+            stressor(resource, dial, 1 / slow_down(load, use)),
+        )
+        rows.append(row(mode, jobs, block))
+    return rows
+
+
+def pair(names: tuple[str, str], uses: tuple[Use, Use], mode: str = "mps", block: int = 1, combine: Any = max) -> Row:
+    both = zip(names, uses, reversed(uses), strict=True)
+    jobs = (job(i, params(name), ALONE / slow_down(u, v, combine)) for i, (name, u, v) in enumerate(both))
+    return row(mode, tuple(jobs), block)
+
+
+def unique(rows: Sequence[Row]) -> list[Row]:
+    """Leave out the second run of a stressor alone, which every workload has."""
+    return list({one.run_id: one for one in rows}.values())
+
+
+def predictions(*rows: Row, **asked: Any) -> dict[tuple[str, ...], PairPrediction]:
+    whole = study(*unique(rows))
+    predicted = predict_pairs(collect_inputs(whole, make_cells(whole)), **asked)
+    return {tuple(name.split()[0] for name in one.workloads): one for one in predicted}
+
+
+def middles(prediction: PairPrediction) -> list[float]:
+    return [slowdown.middle for slowdown in prediction.slowdowns]
+
+
+def test_workloads_that_share_a_resource_slow_each_other_down_and_others_do_not() -> None:
+    uses = {"a": MEMORY, "b": MEMORY_TOO, "c": CACHE}
+    rows = [one for name, use in uses.items() for one in beside(name, use)]
+    pairs = predictions(*rows)
+    shared, apart = pairs["a", "b"], pairs["a", "c"]
+    truth = slow_down(MEMORY, MEMORY_TOO)
+    assert middles(shared) == pytest.approx([truth, truth], rel=1e-6) and truth > 1.5
+    assert shared.throughput is not None and shared.throughput.middle == pytest.approx(2 / truth)
+    assert shared.resource == "memory_bandwidth"
+    assert middles(apart) == pytest.approx([1, 1]) and apart.resource == ""
+    assert {one.error for one in pairs.values()} == {None}  # no pair was measured
+    assert {one.model for one in pairs.values()} == {Model.MAXIMUM}
+
+
+def test_without_intervals_there_is_no_range_and_with_them_it_holds_the_prediction() -> None:
+    rows = [*beside("a", MEMORY), *beside("b", BOTH)]
+    assert predictions(*rows)["a", "b"].slowdowns[0].low is None
+    scattered = []
+    for block, factor in ((1, 0.98), (2, 1.0), (3, 1.03)):
+        for one in (*beside("a", MEMORY, block=block), *beside("b", BOTH, block=block)):
+            is_pair = len(one.jobs) == 2
+            jobs = [scale(job_row, factor) if is_pair else job_row for job_row in one.jobs]
+            scattered.append(replace(one, jobs=tuple(jobs)))
+    prediction = predictions(*scattered)["a", "b"]
+    for predicted in (*prediction.slowdowns, prediction.throughput):
+        assert predicted is not None and predicted.low is not None and predicted.high is not None
+        assert predicted.low < predicted.middle < predicted.high
+
+
+def scale(one: JobRow, factor: float) -> JobRow:
+    return replace(one, metrics={name: factor * value for name, value in one.metrics.items()})
+
+
+@pytest.mark.parametrize(("combine", "model"), [(max, Model.MAXIMUM), (sum, Model.ADDITIVE)])
+def test_the_measured_pairs_choose_the_model_and_their_error_is_that_of_leaving_out(combine: Any, model: Model) -> None:
+    uses = {"a": BOTH, "b": BOTH_TOO, "c": {"l2": 0.7, "memory_bandwidth": 0.6}}
+    rows = [one for name, use in uses.items() for one in beside(name, use)]
+    measured = list(itertools.combinations(uses, 2))
+    rows += [pair(names, (uses[names[0]], uses[names[1]]), combine=combine) for names in measured]
+    pairs = predictions(*rows)
+    assert {one.model for one in pairs.values()} == {model}
+    for names, one in pairs.items():
+        truth = [slow_down(uses[a], uses[b], combine) for a, b in (names, names[::-1])]
+        assert middles(one) == pytest.approx(truth, rel=1e-6)
+        assert one.measured is not None and one.measured.slowdowns[0].median == pytest.approx(truth[0])
+        assert one.error is not None and one.error.num_pairs == 3 and one.error.largest < 1e-6
+
+
+def compete(name: str, weights: Mapping[str, float]) -> list[Row]:
+    """Return a workload that always uses `l2`, and has this weight against a stressor of it."""
+    rows = [row("serial", (job(0, params(name), ALONE),))]
+    for resource in RESOURCES:
+        rows.append(row("serial", (stressor(resource, 1.0, 1.0, 0),)))
+        share = weights[name] / (1 + weights[name]) if resource == "l2" else 1.0
+        rest = 1 - share if resource == "l2" else 1.0
+        rows.append(row("mps", (job(0, params(name), ALONE * share), stressor(resource, 1.0, rest))))
+    return rows
+
+
+def test_programs_that_get_unequal_shares_of_a_resource_are_predicted_by_the_competing_model() -> None:
+    weights = {"a": 1 / 3, "b": 1 / 2, "c": 2.0}
+    rows = [one for name in weights for one in compete(name, weights)]
+    truth = {}
+    for pair_names in itertools.combinations(weights, 2):
+        total = sum(weights[name] for name in pair_names)
+        truth[pair_names] = [total / weights[name] for name in pair_names]
+        jobs = (job(i, params(name), ALONE * weights[name] / total) for i, name in enumerate(pair_names))
+        rows.append(row("mps", tuple(jobs)))
+    pairs = predictions(*rows)
+    assert {one.model for one in pairs.values()} == {Model.COMPETING}
+    for names, one in pairs.items():
+        assert middles(one) == pytest.approx(truth[names], rel=1e-4) and one.resource == "l2"
+        assert one.exceeded == () and one.error is not None and one.error.largest < 1e-4
+
+
+def test_the_report_explains_measured_pairs_by_a_resource_and_their_predictions() -> None:
+    uses = {"a": MEMORY, "b": MEMORY_TOO, "c": CACHE}
+    rows = unique([one for name, use in uses.items() for one in beside(name, use)])
+    assert make_pair_table(study(*rows), make_cells(study(*rows))).rows == ()
+    rows += [pair(("a", "b"), (MEMORY, MEMORY_TOO)), pair(("a", "c"), (MEMORY, CACHE))]
+    table = make_pair_table(study(*rows), make_cells(study(*rows)))
+    truth = slow_down(MEMORY, MEMORY_TOO)
+    assert [line[0] for line in table.rows] == ["a bs128 + b bs128"] * 2 + ["a bs128 + c bs128"] * 2
+    assert table.rows[1][2:4] == ("b bs128", pytest.approx(truth)) and table.rows[1][6] == pytest.approx(truth)
+    assert [line[7] for line in table.rows] == ["memory_bandwidth", "memory_bandwidth", None, None]
+    assert "MPS: the median error is 0.0 %, the largest 0.0 %." in table.note
+
+
+def test_a_single_measured_pair_does_not_choose_its_own_model() -> None:
+    uses = {"a": BOTH, "b": BOTH_TOO, "c": MEMORY}
+    rows = [one for name, use in uses.items() for one in beside(name, use)]
+    pairs = predictions(*rows, pair(("a", "b"), (BOTH, BOTH_TOO), combine=sum))
+    assert pairs["a", "b"].model is Model.MAXIMUM and pairs["a", "c"].model is Model.ADDITIVE
+    error = pairs["a", "c"].error
+    truth = [slow_down(BOTH, BOTH_TOO, combine) for combine in (sum, max)]
+    assert error is not None and error.num_pairs == 1 and error.largest == pytest.approx(1 - truth[1] / truth[0])
+
+
+def test_a_pressure_above_that_of_a_full_stressor_counts_as_full_and_is_noted() -> None:
+    rows = beside("a", MEMORY)
+    for one in beside("b", MEMORY):
+        is_pressed = len(one.jobs) == 2 and one.jobs[1].params["resource"] == "memory_bandwidth"
+        rows.append(replace(one, jobs=(one.jobs[0], scale(one.jobs[1], 0.5))) if is_pressed else one)
+    pairs = predictions(*rows)
+    assert pairs["a", "b"].exceeded == (("b bs128", "memory_bandwidth"),)
+    assert pairs["a", "b"].slowdowns[0].middle == pytest.approx(slow_down(MEMORY, {"memory_bandwidth": 1.0}))
+
+
+def test_scripts_beside_which_the_stressor_is_a_co_runner_are_predicted() -> None:
+    def as_script(one: Row) -> Row:
+        if len(one.jobs) < 2:
+            return one
+        script, load = one.jobs
+        settings = (*one.settings, (CO_RUNNERS, f"1x stressor {load.params['resource']} {load.params['dial']}"))
+        return replace(one, jobs=(script,), co_runner_jobs=(load,), settings=settings, key=f"{script.label} {settings}")
+
+    rows = [*map(as_script, beside("a", MEMORY)), *map(as_script, beside("b", MEMORY_TOO))]
+    truth = slow_down(MEMORY, MEMORY_TOO)
+    assert middles(predictions(*rows)["a", "b"]) == pytest.approx([truth, truth], rel=1e-6)
+
+
+def test_what_was_not_measured_is_not_known_with_the_reason() -> None:
+    rows = [*beside("a", MEMORY), *beside("b", CACHE), pair(("a", "c"), (MEMORY, MEMORY))]
+    rows += [one for one in beside("d", CACHE) if not any(j.params.get("resource") == "l2" for j in one.jobs)]
+    rows += beside("e", CACHE, dials=(0.33, 0.67))
+    rows.append(row("serial", (job(0, params("c"), ALONE),)))
+    pairs = predictions(*rows)
+    assert pairs["a", "c"].reason == "c bs128 has no slowdown beside stressors at dial 1"
+    assert pairs["a", "d"].reason == "d bs128 has no slowdown beside l2 at dial 1"
+    assert pairs["a", "e"].reason == "e bs128 has no slowdown beside stressors at dial 1"
+    assert pairs["a", "c"].slowdowns == () and pairs["a", "c"].throughput is None
+    assert pairs["a", "b"].reason == "" and len(pairs["a", "b"].slowdowns) == 2
+
+
+@pytest.mark.parametrize(
+    "change", [{"invalid": "another program used the GPU"}, {"result": Result.OOM, "reason": "out of memory"}]
+)
+def test_invalid_and_failed_rows_lead_nothing(change: dict[str, Any]) -> None:
+    def spoil(one: Row) -> Row:
+        if len(one.jobs) < 2 or one.jobs[1].params["resource"] != "l2" or one.jobs[1].params["dial"] != "1":
+            return one
+        marks = one.marks._replace(invalid=change["invalid"]) if "invalid" in change else one.marks
+        return replace(one, marks=marks, **{key: value for key, value in change.items() if key != "invalid"})
+
+    pairs = predictions(*beside("a", MEMORY), *map(spoil, beside("b", CACHE)))
+    assert pairs["a", "b"].slowdowns == ()
+    assert pairs["a", "b"].reason.startswith("b bs128 has no slowdown beside l2 at dial 1 (")
+    assert change.get("invalid", change.get("reason", "")) in pairs["a", "b"].reason
+
+
+def test_another_gpu_model_or_driver_branch_has_no_prediction() -> None:
+    rows = [*beside("a", MEMORY), *beside("b", CACHE)]
+    assert predictions(*rows, gpu_model="h100_80gb", driver_branch=580)["a", "b"].slowdowns
+    model = predictions(*rows, gpu_model="a100_80gb")["a", "b"]
+    assert (model.slowdowns, model.reason) == (
+        (),
+        "a bs128 was measured on h100_80gb with driver 580, not on a100_80gb",
+    )
+    driver = predictions(*rows, driver_branch=570)["a", "b"]
+    assert driver.reason == "a bs128 was measured on h100_80gb with driver 580, not with driver 570"
+    simulated = predictions(*rows, gpu_model="simulated_h100_80gb")["a", "b"]
+    assert simulated.reason.endswith("not on simulated_h100_80gb")
+    newer = [replace(one, facts={**one.facts, "driver_version": "590.1"}, block=2, boot_id="2") for one in rows]
+    moved = predictions(*(one for one in rows if on("a", one)), *(one for one in newer if on("b", one)))["a", "b"]
+    assert moved.reason == "a bs128 was measured on h100_80gb with driver 580, b bs128 on h100_80gb with driver 590"
+
+
+def on(name: str, one: Row) -> bool:
+    return any(job_row.params["workload"] in (name, "stressor") for job_row in one.jobs) and not any(
+        job_row.params["workload"] not in (name, "stressor") for job_row in one.jobs
+    )
+
+
+def test_the_pairing_has_the_least_gpu_time_and_each_pair_its_better_mode() -> None:
+    uses = {"a": MEMORY, "b": MEMORY_TOO, "c": CACHE, "d": {"l2": 0.9}, "e": {"l2": 1.0, "memory_bandwidth": 1.0}}
+    rows = [one for name, use in uses.items() for one in beside(name, use)]
+    rows += [one for name in ("a", "c") for one in beside(name, uses[name], mode="naive") if one.scenario == "naive"]
+    found = list(predictions_of(rows))
+    pairing = choose_pairs(found)
+    speeds = {one.workloads: one.throughput.middle for one in found if one.throughput is not None}
+    names = sorted({name for one in found for name in one.workloads})
+
+    def least(left: tuple[str, ...]) -> float:
+        if not left:
+            return 0.0
+        first, rest = left[0], left[1:]
+        paired = [
+            2 / max(speed for key, speed in speeds.items() if key == (first, other))
+            + least(tuple(name for name in rest if name != other))
+            for other in rest
+        ]
+        return min([1 + least(rest), *paired])
+
+    assert pairing.gpu_time_ratio == pytest.approx(least(tuple(names)) / 5)
+    together = sorted(name for one in pairing.pairs for name in one.workloads)
+    assert sorted([*together, *pairing.alone]) == names and len(pairing.pairs) == 2
+
+
+def predictions_of(rows: Sequence[Row]) -> list[PairPrediction]:
+    whole = study(*unique(rows))
+    return predict_pairs(collect_inputs(whole, make_cells(whole)))
+
+
+def test_the_answer_is_a_table_and_json_and_says_what_is_not_known() -> None:
+    rows = unique([*beside("a", MEMORY), *beside("b", CACHE), pair(("a", "c"), (MEMORY, MEMORY))])
+    answer = answer_of(study(*rows))
+    assert answer.status == 0
+    lines = answer.text.splitlines()
+    assert lines[1].split()[:8] == ["a", "bs128", "+", "b", "bs128", "MPS", "1.00,", "1.00"]
+    assert lines[1].endswith("maximum  not known")
+    assert "Put together, for 67 % of the GPU time of all one after another:" in lines
+    assert "    c bs128: alone" in lines
+    assert "a bs128 + c bs128, MPS: not known: c bs128 has no slowdown beside stressors at dial 1" in lines
+    first, second, _ = json.loads(json.dumps(answer.data))["pairs"]
+    assert first["slowdowns"][0]["middle"] == pytest.approx(1) and first["error"] is None
+    assert second["slowdowns"] is None and second["reason"]
+    refused = answer_of(study(*rows), device="a100_80gb")
+    assert refused.status == 1 and refused.data["pairing"] is None and "Put together" not in refused.text
+
+
+def test_what_is_simulated_is_said_to_be() -> None:
+    rows = [replace(one, is_simulated=True) for one in unique([*beside("a", MEMORY), *beside("b", CACHE)])]
+    answer = answer_of(study(*rows), device="simulated_h100_80gb")
+    assert answer.status == 0 and answer.text.splitlines()[-1].startswith("simulated: ")
+    assert "was measured on simulated_h100_80gb" in answer_of(study(*rows), device="h100_80gb").text
+
+
+def test_studies_without_two_workloads_beside_stressors_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no workload with a result beside a stressor; measure: .*sensitivity"):
+        answer_of(study(row("serial", (job(0, params("a"), ALONE),))))
+    with pytest.raises(ConfigError, match="has a bs128 only, but a pair needs two workloads; measure: "):
+        answer_of(study(*beside("a", MEMORY)))
+
+
+@pytest.mark.parametrize("words", [["--driver-branch", "0"], ["--root", "nowhere"]])
+def test_bad_input_is_one_line_and_status_2(words: list[str], tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["pairs", "--experiment", "sensitivity", *words]) == 2
+    assert len(capfd.readouterr().err.splitlines()) == 1

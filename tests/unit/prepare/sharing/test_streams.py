@@ -1,0 +1,124 @@
+"""`scenario=streams` and `scenario=green`: which groups one process can host, and what its program is told."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.domain.records import Device, Group, HostProgram, Job, ProfilerSpec
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.factory import Spec
+from pipeline.prepare.sharing.green import Green
+from pipeline.prepare.sharing.streams import MOST_TENANTS, Streams
+from tests.support.rows import gpu_settings, group
+
+CPU = Device(kind="cpu", uuid="CPU-here", name="the CPUs")
+CURRENT, OTHER = (Spec(target=f"pipeline.prepare.env.{name}.Env") for name in ("current", "venv"))
+
+
+def tenants(*changes: dict[str, object], **settings: object) -> Group:
+    base = group(*("tiny" for _ in changes), scenario="streams", device=CPU, **settings)
+    jobs = (
+        Job(index=index, workload=dataclasses.replace(base.jobs[0].workload, **change))
+        for index, change in enumerate(changes)
+    )
+    return dataclasses.replace(base, jobs=tuple(jobs))
+
+
+def test_all_jobs_have_a_slot_of_the_same_program(tmp_path: Path) -> None:
+    jobs = tenants({}, {}, {})
+    with Streams().prepare(jobs.device, jobs, tmp_path) as slots:
+        (host,) = {slot.host for slot in slots.slots}
+    assert len(slots.slots) == 3 and Path(host.script).is_file()
+
+
+def test_the_program_of_green_contexts_is_told_how_many_multiprocessors_were_asked_for(tmp_path: Path) -> None:
+    jobs = tenants({}, {})
+    for mode, asked in ((Green(40), 40), (Green(), None)):
+        with mode.prepare(jobs.device, jobs, tmp_path) as slots:
+            assert {slot.host.options for slot in slots.slots} == {(("multiprocessors", asked),)}
+            assert Path(slots.slots[0].host.script).is_file()
+
+
+def test_no_multiprocessor_is_refused() -> None:
+    with pytest.raises(ConfigError, match="multiprocessors=0 must be at least 1"):
+        Green(0)
+
+
+STEPS = (("step_mode", "eager"),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "reason"),
+    [
+        (
+            [{"own_process": "it serves HTTP"}, {}],
+            {},
+            "workload tiny needs a process of its own: it serves HTTP; or use",
+        ),
+        ([{}] * (MOST_TENANTS + 1), {}, f"hosts at most {MOST_TENANTS} jobs, not {MOST_TENANTS + 1}"),
+        ([{}, {}], {"pin_cpus": True}, "remove pin_cpus=true"),
+        ([{}, {}], {"profiler": ProfilerSpec(name="nsys")}, "remove profiler=nsys"),
+        (
+            [{}, {}],
+            {"gpu": dataclasses.replace(gpu_settings(), exclusive_process=True)},
+            "remove gpu.exclusive_process",
+        ),
+        ([{"env": CURRENT}, {"env": OTHER}], {}, "environment applies to a whole process"),
+        ([{"environ": (("A", "1"),)}, {}], {}, "workload.environ applies to a whole process"),
+        (
+            [{"params": (*STEPS, ("precision", p))} for p in ("fp32", "tf32")],
+            {},
+            "workload.precision applies to a whole",
+        ),
+    ],
+)
+def test_what_one_process_cannot_host_is_refused_in_one_line(changes, settings, reason) -> None:
+    with pytest.raises(ConfigError, match=reason) as refused:
+        Streams().check(tenants(*changes, **settings))
+    assert "\n" not in str(refused.value)
+
+
+def test_graphs_may_differ_in_their_arithmetic() -> None:
+    captured = [{"params": (("step_mode", "cuda_graph"), ("precision", p))} for p in ("fp32", "tf32")]
+    Streams().check(tenants(*captured))
+
+
+def test_hosts_are_the_same_only_with_the_same_options() -> None:
+    assert HostProgram(script="a") == HostProgram(script="a")
+    assert len({HostProgram(script="a"), HostProgram(script="a", options=(("multiprocessors", 40),))}) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["workload=script", "workload.script=run.py"], "offers no step"),
+        (["workload=infer_tiny", "workload.serve=http"], "it serves HTTP"),
+        (["data.source=disk", "workload.loader_workers=2"], "its data loader starts processes"),
+        (["workload=tiny_text"], "share the random numbers of dropout"),
+    ],
+)
+def test_programs_that_need_a_process_of_their_own_are_refused_when_planned(make_plan, overrides, reason) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        make_plan(["scenario=streams", "degree=2", *overrides])
+
+
+@pytest.mark.parametrize("workload", ["tiny", "infer_tiny", "infer_tiny_text", "micro"])
+def test_training_services_and_repeated_operations_can_share_a_process(make_plan, workload: str) -> None:
+    options = ["workload.operation=copy"] if workload == "micro" else []
+    plan = make_plan([f"workload={workload}", "scenario=streams", "degree=2", *options])
+    assert [(group.scenario, group.skip_reason) for group in plan.groups] == [("streams", None)]
+
+
+def test_groups_on_streams_are_interleaved_and_green_contexts_are_not(make_plan) -> None:
+    sweep = [
+        [f"scenario={mode}", f"degree={n}", "window=interleaved", "data.source=synthetic_device"]
+        for mode in ("streams", "green")
+        for n in (1, 2)
+    ]
+    plan = make_plan(*sweep)
+    launches = {group.name.partition("-window")[0]: group.launch for group in plan.groups}
+    assert launches["streams-1x-tiny"] == launches["streams-2x-tiny"] != ""
+    assert launches["green-2x-tiny"] == ""

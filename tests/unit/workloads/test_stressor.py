@@ -1,0 +1,42 @@
+"""Stressors of the host on CPUs: what they report and refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.workloads.test_micro import Told
+from workloads import program, stressor
+from workloads.rates import stressor_loads
+from workloads.rates.options import Stressor
+
+
+@pytest.mark.parametrize(("resource", "threads"), [("host_cores", 2), ("host_memory", 3)])
+def test_a_stressor_of_the_host_reports_its_calls(resource, threads, monkeypatch):
+    monkeypatch.setattr(stressor_loads, "_FILE_BYTES", 4 << 20)
+    argv = ["--resource", resource, "--dial", "0.5", "--calls", "40", "--epochs", "2", "--threads", str(threads)]
+    told = Told()
+    stressor.run(program.parse(Stressor, [*argv, "--device", "cpu"]), told)
+    assert sum(told.work) >= 80 and min(told.work) >= threads
+    assert (told.epochs, told.found_wrong) == (2, [])
+
+
+def test_wrong_results_of_a_load_are_reported(monkeypatch):
+    monkeypatch.setattr(stressor_loads.HostLoad, "count_wrong", lambda self: 3)
+    argv = ["--resource", "host_cores", "--calls", "1", "--threads", "1", "--device", "cpu"]
+    told = Told()
+    stressor.run(program.parse(Stressor, argv), told)
+    assert told.found_wrong == ["3 results of the load on host_cores are wrong"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "why"),
+    [
+        (["--resource", "tensor_cores"], "resource=tensor_cores needs a GPU, but the job would run on the CPUs"),
+        (["--resource", "host_cores", "--dial", "1.5"], "dial=1.5 must be from 0 to 1"),
+        (["--resource", "host_cores", "--dial", "-0.5"], "dial=-0.5 must not be negative"),
+        (["--resource", "host_cores", "--dial", "nan"], "dial=nan must be finite"),
+    ],
+)
+def test_wrong_options_are_refused_by_hand(argv, why):
+    with pytest.raises(program.UsageError, match=why):
+        program.parse(Stressor, [*argv, "--device", "cpu"])
