@@ -30,8 +30,9 @@ lint: $(VENV)/.installed-dev
 	$(VENV)/bin/lint-imports
 
 # The documentation as a site with search: build/site/index.html. It has the report and the picture of each bundle
-# docs/results/EXPERIMENT_GPU.tar.xz, made anew; a bundle that cannot be read, or gives other speeds, is an error.
+# docs/results/STUDY.tar.xz, made anew; a bundle that cannot be read, or gives other speeds, is an error.
 STUDIES = $(patsubst docs/results/%.tar.xz,%,$(wildcard docs/results/*.tar.xz))
+PICTURES = $(filter $(STUDIES),$(patsubst docs/results/%.md,%,$(wildcard docs/results/*.md)))
 REPORTS = $(STUDIES:%=build/reports/%/index.html)
 docs: $(VENV)/.installed-docs
 	$(MAKE) --jobs=2 $(REPORTS)
@@ -43,14 +44,14 @@ docs: $(VENV)/.installed-docs
 		cp build/reports/$$study/figures/gain.svg build/site/results/$$study.svg || exit 1; done
 
 build/reports/%/index.html: docs/results/%.tar.xz $(shell find pipeline -type f ! -name '*.pyc') | $(VENV)/.installed-docs
-	$(VENV)/bin/python -m pipeline.report --experiment $(shell echo $* | sed 's/_[^_]*$$//') --root $< --out $(@D)
+	$(VENV)/bin/python -m pipeline.report --root $< --out $(@D) --experiment \
+		$$(tar xJOf $< manifest.json | $(VENV)/bin/python -c 'import json, sys; print(json.load(sys.stdin)["experiment"])')
 
-# The picture and the table of speeds of each page of results, from its report.
+# The table of speeds of each study, and the picture of those with a page, from their reports.
 .PHONY: results
 results: $(VENV)/.installed-docs $(REPORTS)
-	for study in $(STUDIES); do \
-		cp build/reports/$$study/figures/gain.svg docs/results/$$study.svg && \
-		cp build/reports/$$study/tables/speed.csv docs/results/$$study.csv || exit 1; done
+	for study in $(PICTURES); do cp build/reports/$$study/figures/gain.svg docs/results/$$study.svg || exit 1; done
+	for study in $(STUDIES); do cp build/reports/$$study/tables/speed.csv docs/results/$$study.csv || exit 1; done
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from pipeline.base.domain.normalisation import SPEEDUP
+from pipeline.base.domain.normalisation import SPEEDUP, select_independent
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.report.evaluate import verdicts
-from pipeline.report.evaluate.cells import Cell, make_cells
-from pipeline.report.evaluate.statistics import Estimate, half_width
+from pipeline.report.evaluate.cells import Cell, make_cells, ratios
+from pipeline.report.evaluate.statistics import MARGIN, Estimate, Test, compare_pairs, half_width
 from pipeline.report.evaluate.verdicts import Decision, Verdict
 from pipeline.report.evaluate.wording import finding_in_words
 from pipeline.report.read.claims_file import Query, Show
@@ -44,9 +45,10 @@ _COUNTS: dict[str, Callable[[EvaluatedStudy], float]] = {
     "verdicts": lambda measured: sum(
         verdict.decision not in (Decision.NO_VERDICT, Decision.NOT_RANKED) for verdict in measured.comparisons
     ),
+    "half_width": lambda measured: statistics.median(_list_half_widths(measured.comparisons) or [math.nan]),
     "duration_s": lambda measured: _measure_duration(measured.study.rows),
 }
-"""Quantities of a whole study."""
+"""Quantities of a whole study; those of comparisons can be limited to one reference (`against`)."""
 
 
 def format_figure(query: Query, measured: EvaluatedStudy) -> str:
@@ -61,6 +63,10 @@ def format_figure(query: Query, measured: EvaluatedStudy) -> str:
         comparison = _find_comparison(query, measured)
         _check_marks(query, _list_marks(query, measured))
         return comparison.decision.value
+    if query.show is Show.P_EQUAL:
+        test = _compare_cases(query, measured)
+        _check_marks(query, _list_marks(query, measured))
+        return _format_number(query, math.nan if test.p_equal is None else test.p_equal)
     estimate = find_estimate(query, measured)
     _check_marks(query, _list_marks(query, measured))
     return _format_estimate(query, estimate)
@@ -74,6 +80,8 @@ def find_estimate(query: Query, measured: EvaluatedStudy) -> Estimate:
     """
     if not query.case:
         return Estimate(median=_count(query, measured), low=None, high=None, n=1)
+    if query.over:
+        return _compare_cases(query, measured).ratio
     cell = _find_cell(query, measured)
     estimate = _find_comparison(query, measured).ratio if query.against else cell.figures.get(query.quantity)
     if estimate is None or not math.isfinite(estimate.median):
@@ -84,7 +92,18 @@ def find_estimate(query: Query, measured: EvaluatedStudy) -> Estimate:
 def _count(query: Query, measured: EvaluatedStudy) -> float:
     if query.quantity not in _COUNTS:
         raise NoFigureError(f"{query.quantity} is no quantity of a study; add a case, or use {', '.join(_COUNTS)}")
-    return _COUNTS[query.quantity](measured)
+    if query.against:
+        comparisons = [verdict for verdict in measured.comparisons if verdict.against == query.against]
+        measured = replace(measured, comparisons=comparisons)
+    count = _COUNTS[query.quantity](measured)
+    if math.isnan(count):
+        raise NoFigureError(f"the study has no {query.quantity}")
+    return count
+
+
+def _list_half_widths(comparisons: Sequence[Verdict]) -> list[float]:
+    widths = [half_width(verdict.ratio) for verdict in comparisons if verdict.ratio is not None]
+    return [width for width in widths if width is not None]
 
 
 def _measure_duration(rows: Sequence[Row]) -> float:
@@ -97,6 +116,21 @@ def _find_cell(query: Query, measured: EvaluatedStudy) -> Cell:
         known = ", ".join(dict.fromkeys(repr(cell.case.label) for cell in measured.cells))
         raise NoFigureError(f"the study has {len(cells) or 'no'} groups {_describe(query)}; its cases are {known}")
     return cells[0]
+
+
+def _compare_cases(query: Query, measured: EvaluatedStudy) -> Test:
+    """Test whether a quantity is equal in two cases, in the blocks that have both.
+
+    Raises:
+        NoFigureError: a case is missing, or no two blocks have both.
+    """
+    cell, other = (_find_cell(replace(query, case=case), measured) for case in (query.case, query.over))
+    by_block = ratios(cell, other, query.quantity)
+    if len(by_block) < 2:
+        raise NoFigureError(
+            f"{_describe(query)} and {query.over} have {query.quantity} in fewer than two common blocks"
+        )
+    return compare_pairs(select_independent(by_block, cell.gpus), query.margin or MARGIN)
 
 
 def _find_comparison(query: Query, measured: EvaluatedStudy) -> Verdict:
@@ -127,7 +161,7 @@ def _list_marks(query: Query, measured: EvaluatedStudy) -> list[str]:
     has_gain = query.quantity == SPEEDUP or query.against == SERIAL.label
     marks = ["simulated"] if measured.study.is_simulated else []
     for cell in measured.cells:
-        if (cell.case.label, cell.degree) == (query.case, query.jobs) and cell.mode in modes:
+        if cell.case.label in {query.case, query.over} and cell.degree == query.jobs and cell.mode in modes:
             marks += [*filter(None, [cell.marks_of_rows]), *(cell.notes_on_gain if has_gain else ())]
     return marks
 

@@ -161,13 +161,13 @@ def lower_bound_of_deviation(deviation: float, n: int) -> float:
     return deviation * math.sqrt((n - 1) / float(chdtri(n - 1, 1 - CONFIDENCE)))
 
 
-def compare_pairs(ratios: Sequence[float], *, is_drifting: bool = False) -> Test:
+def compare_pairs(ratios: Sequence[float], margin: float = MARGIN, *, is_drifting: bool = False) -> Test:
     """Test positive ratios of two modes, which are independent, or of which `DRIFT_BLOCKS` count as one."""
     logs = [math.log(ratio) for ratio in ratios]
     mean, n = statistics.fmean(logs), len(logs)
     if n < 2:
         return Test(ratio=estimate(ratios), p_different=None, p_equal=None, mean=mean, deviation=None)
-    different, equal = map(float, p_values(mean, _standard_error(logs, is_drifting), n - 1))
+    different, equal = map(float, p_values(mean, _standard_error(logs, is_drifting), n - 1, margin))
     return Test(
         ratio=estimate(ratios, is_drifting=is_drifting),
         p_different=different,

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pipeline.report.read.claims_file import PLACEHOLDER, Claim, CompletePage
 
 _ANY_NUMBER = r"([^\s|][^|]{0,60}?)"
+_FIRST_NUMBER = r"(-?\d[\d.,]*(?: \([^()|]*\))?)"
+"""A number at the begin of a claim, where `_ANY_NUMBER` would begin up to 60 characters too early."""
 _BEGIN, _END = r"(?<!\w)(?<!\d[.,])", r"(?!\w)(?![.,]\d)"
 """Bounds of the words of a claim, which do not begin or end within a number."""
 _CODE = re.compile(r"^ *```.*?^ *```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", re.MULTILINE | re.DOTALL)
@@ -86,6 +88,8 @@ def _replace(match: re.Match[str], numbers: Sequence[str]) -> str:
 def _compile(text: str) -> re.Pattern[str]:
     """Compile words for a search that ignores where lines break; a placeholder matches any number."""
     literal = [r"\s+".join(map(re.escape, re.split(r"\s+", part))) for part in PLACEHOLDER.split(text)[::2]]
+    if not literal[0] and len(literal) > 1:
+        literal[:2] = [_FIRST_NUMBER + literal[1]]
     return re.compile(_BEGIN + _ANY_NUMBER.join(literal) + _END)
 
 

@@ -30,6 +30,7 @@ class Show(enum.StrEnum):
     HALF_WIDTH = "half_width"
     BLOCKS = "blocks"
     VERDICT = "verdict"
+    P_EQUAL = "p_equal"
     TOLERANCE = "tolerance"
 
 
@@ -39,6 +40,8 @@ class Query:
 
     Attributes:
         bundle: file, relative to the folder of the project.
+        over: another case of the study with this number of jobs and mode; the figure is the ratio in the same blocks.
+        margin: relative difference within which the two cases are tested to be equal.
         jobs: number of jobs of the cell.
         scale: factor by which the figure is multiplied before it is formatted.
         format: Python's format specification of a number.
@@ -52,6 +55,8 @@ class Query:
     jobs: int = 1
     mode: str = ""
     against: str = ""
+    over: str = ""
+    margin: float | None = None
     show: Show = Show.MEDIAN
     scale: float = 1.0
     format: str = ".2f"
@@ -169,3 +174,5 @@ def _list_problems(content: Claims) -> Iterator[str]:
                 yield f"{where}.numbers.{name}.format {query.format!r} formats no number; use one such as .2f"
             if query.show is Show.TOLERANCE and query.tolerance is None:
                 yield f"{where}.numbers.{name} shows a tolerance but has none; add tolerance: 0.05"
+            if query.show is Show.P_EQUAL and not (query.over and query.margin):
+                yield f"{where}.numbers.{name} shows a p value of equality; add over: CASE and margin: 0.01"

@@ -13,7 +13,7 @@ import yaml
 from pipeline.record.store import bundle_archive
 from pipeline.report import __main__ as report
 from pipeline.report.evaluate.metrics import Scale
-from pipeline.report.evaluate.statistics import estimate, half_width
+from pipeline.report.evaluate.statistics import compare_pairs, estimate, half_width
 from pipeline.report.page.table_format import round_value
 
 SERIAL = [100.0, 101.0, 99.0, 100.0, 102.0]
@@ -23,11 +23,21 @@ GAIN = estimate([2 * mps / serial for mps, serial in zip(MPS, SERIAL, strict=Tru
 QUERY = {"bundle": "study.tar.xz", "case": "tiny bs32", "jobs": 2, "mode": "MPS", "quantity": "speedup_vs_serial_ratio"}
 
 
-def make_runs(scenario: str, degree: int, rates: list[float], **tags: str) -> Iterator[dict[str, Any]]:
+WINDOWS = ("steady, 5 s after 1 s", "steady, 9 s after 1 s")
+LONG = [0.995 * rate + 0.1 * block for block, rate in enumerate(MPS)]
+OVER = {"bundle": "windows.tar.xz", "quantity": "throughput_total_samples_per_s"} | {
+    key: f"tiny bs32 [window {window}]" for key, window in zip(("over", "case"), WINDOWS, strict=True)
+}
+WINDOW_TEST = compare_pairs([long / short for long, short in zip(LONG, MPS, strict=True)], 0.01)
+
+
+def make_runs(
+    scenario: str, degree: int, rates: list[float], window: str = WINDOWS[0], **tags: str
+) -> Iterator[dict[str, Any]]:
     """Yield a group with its jobs in each block."""
     for block, rate in enumerate(rates, 1):
         start_ms = 1_700_000_000_000 + 100_000 * block + 1_000 * degree
-        settings = {"device": "NVIDIA H100", "window": "steady, 5 s after 1 s", "seed": "0", "pinned CPUs": "false"}
+        settings = {"device": "NVIDIA H100", "window": window, "seed": "0", "pinned CPUs": "false"}
         own = {
             "study": "20261121-100000-aaaaaa",
             "block": str(block),
@@ -38,11 +48,11 @@ def make_runs(scenario: str, degree: int, rates: list[float], **tags: str) -> It
             "result": "ok",
         }
         common = {f"collocation.{key}": value for key, value in own.items()}
-        group = {**common, "collocation.role": "group", "collocation.digest": f"{scenario}{degree}"}
+        group = {**common, "collocation.role": "group", "collocation.digest": f"{scenario}{degree}{window}"}
         group |= {f"collocation.{key}": value for key, value in tags.items()}
         params = {"scenario": scenario, "degree": str(degree), "window": "steady", "seed": "0"}
         total = {"throughput_total_samples_per_s": degree * rate}
-        run_id = f"{scenario.encode().hex():0<16}{degree:08x}{block:08x}"
+        run_id = f"{scenario.encode().hex():0<16}{degree:08x}{WINDOWS.index(window):04x}{block:04x}"
         yield make_run(run_id, f"{scenario}-{degree}x-tiny", start_ms, group, params, total)
         for index in range(degree):
             job = {"role": "job", "workload_digest": "digest-tiny", "index": str(index)}
@@ -70,7 +80,7 @@ def write_bundle(file: Path, runs: list[dict[str, Any]], experiment: str = "stud
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with bundles of a study, of its first two blocks, of a noted, an invalid and a simulated study."""
+    """A folder with bundles of a study, its first two blocks, a noted, an invalid, a simulated one, and two windows."""
     studies = {
         "study": (5, {}),
         "short": (2, {}),
@@ -86,6 +96,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             *make_runs("mps", 2, MPS[:num_blocks], **tags),
         ]
         write_bundle(tmp_path / f"{name}.tar.xz", runs)
+    windows = [*make_runs("mps", 2, MPS), *make_runs("mps", 2, LONG, WINDOWS[1])]
+    write_bundle(tmp_path / "windows.tar.xz", windows)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -100,8 +112,8 @@ def run(*arguments: str) -> int:
     return report.main(["claims", "claims.yaml", *arguments])
 
 
-def words(figure: Any) -> str:
-    return f"{figure.median:.2f} ({figure.low:.2f} to {figure.high:.2f})"
+def words(figure: Any, form: str = ".2f") -> str:
+    return f"{figure.median:{form}} ({figure.low:{form}} to {figure.high:{form}})"
 
 
 SHOWN = {
@@ -118,6 +130,19 @@ SHOWN = {
     "a number of blocks": ({"case": "", "quantity": "complete_blocks", "format": ".0f"}, "5"),
     "a number of groups": ({"case": "", "quantity": "groups", "format": ".0f"}, "15"),
     "a number of verdicts": ({"case": "", "quantity": "verdicts", "format": ".0f"}, "3"),
+    "a number of verdicts against serial": (
+        {"case": "", "quantity": "verdicts", "against": "serial", "format": ".0f"},
+        "2",
+    ),
+    "the median half-width": (
+        {"case": "", "quantity": "half_width", "against": "naive", "format": ".6f"},
+        f"{half_width(estimate([mps / naive for mps, naive in zip(MPS, NAIVE, strict=True)], Scale.POSITIVE)):.6f}",
+    ),
+    "a ratio of two cases": ({**OVER, "show": "estimate", "format": ".4f"}, words(WINDOW_TEST.ratio, ".4f")),
+    "a p value of equality": (
+        {**OVER, "margin": 0.01, "show": "p_equal", "format": ".3g"},
+        f"{WINDOW_TEST.p_equal:.3g}",
+    ),
     "a number of comparisons": ({"case": "", "quantity": "comparisons", "format": ".0f"}, "3"),
     "a duration": ({"case": "", "quantity": "duration_s", "format": ".0f"}, "410"),
     "a simulated figure": ({"bundle": "simulated.tar.xz", "marks": ["simulated"]}, f"{GAIN.median:.2f}"),
@@ -155,6 +180,8 @@ NO_FIGURE = {
     "no mode": ({"mode": "MIG"}, "no groups 2 x tiny bs32, MIG"),
     "no quantity": ({"quantity": "energy_per_sample_j"}, "has no energy_per_sample_j"),
     "no quantity of a study": ({"case": "", "quantity": "gain"}, "gain is no quantity of a study"),
+    "no second case": ({**OVER, "over": "tiny bs64"}, "no groups 2 x tiny bs64, MPS"),
+    "no widths": ({"case": "", "quantity": "half_width", "against": "MIG"}, "the study has no half_width"),
     "no interval": ({"bundle": "short.tar.xz", "show": "interval"}, "no interval (2 blocks)"),
     "no comparison": ({"against": "MIG", "quantity": "speed"}, "not compared with MIG, but serial, naive"),
     "an invalid figure": ({"bundle": "invalid.tar.xz"}, "has no speedup_vs_serial_ratio (invalid in 5 of 5 blocks"),
@@ -199,6 +226,7 @@ BROKEN = {
     "claims: [{page: a, text: 'x {n}', numbers: {n: {bundle: b, quantity: groups, format: x}}}]": "formats no number",
     "claims: [{page: a, text: 'x {n}', numbers: {n: {bundle: b, quantity: groups, show: all}}}]": "show must be one of",
     "claims: [{page: a, text: 'x {n}', numbers: {n: {bundle: b, quantity: q, show: tolerance}}}]": "but has none",
+    "claims: [{page: a, text: 'x {n}', numbers: {n: {bundle: b, quantity: q, show: p_equal}}}]": "add over: CASE",
 }
 
 
@@ -274,6 +302,9 @@ def test_numbers_are_written_to_pages(folder: Path, capsys) -> None:
     expected = f"A gain of\n    {GAIN.median:.2f} and {GAIN.low:.2f}\n to {GAIN.high:.2f}; gain of 9"
     assert (folder / "page.md").read_text() == expected
     assert run("--write") == 0 and (folder / "page.md").read_text() == expected
+    write_claims(folder, "{gain} times as fast", show="estimate")
+    (folder / "page.md").write_text("- **MPS** is 1.2 (1.1 to 1.3) times as fast")
+    assert run("--write") == 0 and (folder / "page.md").read_text() == f"- **MPS** is {words(GAIN)} times as fast"
 
 
 def test_a_reproduction_is_compared_with_the_claims_about_its_experiment(folder: Path, capsys) -> None:
