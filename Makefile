@@ -34,14 +34,16 @@ lint: $(VENV)/.installed-dev
 STUDIES = $(patsubst docs/results/%.tar.xz,%,$(wildcard docs/results/*.tar.xz))
 PICTURES = $(filter $(STUDIES),$(patsubst docs/results/%.md,%,$(wildcard docs/results/*.md)))
 REPORTS = $(STUDIES:%=build/reports/%/index.html)
+# The figure of a report that is the picture of its page, if not the gain against the number of jobs.
+FIGURE_fractions_h100 = fractions-infer-bert-base
+copy_picture = cp build/reports/$(1)/figures/$(or $(FIGURE_$(1)),gain).svg $(2)/$(1).svg &&
 docs: $(VENV)/.installed-docs
 	$(MAKE) --jobs=2 $(REPORTS)
 	for study in $(STUDIES); do diff docs/results/$$study.csv build/reports/$$study/tables/speed.csv || \
 		{ echo "docs/results/$$study.csv differs from the report; run make results" >&2; exit 1; }; done
 	$(VENV)/bin/zensical build --strict --clean
-	for study in $(STUDIES); do \
-		cp -r build/reports/$$study build/site/results && \
-		cp build/reports/$$study/figures/gain.svg build/site/results/$$study.svg || exit 1; done
+	for study in $(STUDIES); do cp -r build/reports/$$study build/site/results || exit 1; done
+	$(foreach study,$(PICTURES),$(call copy_picture,$(study),build/site/results)) true
 
 build/reports/%/index.html: docs/results/%.tar.xz $(shell find pipeline -type f ! -name '*.pyc') | $(VENV)/.installed-docs
 	$(VENV)/bin/python -m pipeline.report --root $< --out $(@D) --experiment \
@@ -50,7 +52,7 @@ build/reports/%/index.html: docs/results/%.tar.xz $(shell find pipeline -type f 
 # The table of speeds of each study, and the picture of those with a page, from their reports.
 .PHONY: results
 results: $(VENV)/.installed-docs $(REPORTS)
-	for study in $(PICTURES); do cp build/reports/$$study/figures/gain.svg docs/results/$$study.svg || exit 1; done
+	$(foreach study,$(PICTURES),$(call copy_picture,$(study),docs/results)) true
 	for study in $(STUDIES); do cp build/reports/$$study/tables/speed.csv docs/results/$$study.csv || exit 1; done
 
 $(VENV)/bin/python:

@@ -181,7 +181,7 @@ class Cell:
 
     @property
     def uses_cuda_graphs(self) -> bool:
-        """Whether no job, and so no baseline, follows the host; a wider interval accounts for any other drift."""
+        """Check that no job, and so no baseline, follows the host; a wider interval accounts for any other drift."""
         return all(params.get(labels.STEP_MODE) == "cuda_graph" for params in self.case.params)
 
     def _describe_drift(self) -> str:
