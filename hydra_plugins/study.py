@@ -44,6 +44,7 @@ from pipeline.scale.launcher_options import SlurmOptions
 _NOT_SWEPT = ("experiment", "rehearse", "duration")
 """Groups whose files define the sweep and therefore cannot be swept."""
 _BLOCKS = "blocks"
+_PROGRAMS = ("workload.", "sizes.")
 _EITHER = {"degree": "mix", "mix": "degree"}
 """The two keys that set the number of jobs, of which a block has one."""
 
@@ -103,13 +104,14 @@ class StudySweeper(Sweeper):
         return jobs
 
     def _is_option(self, key: str, typed: Sequence[Override]) -> bool:
-        """Return whether the choices on the command line all have this option of a block.
+        """Return whether this is an option of a block's workload that the workloads on the command line have too.
 
-        For example, `workload=resnet152_imagenet` keeps a block's `workload.step_mode`.
+        For example, `workload=resnet152_imagenet` keeps a block's `workload.step_mode`. The options of another GPU or
+        scenario, such as a device or a profile, need not make sense for a new one.
         """
         parent, _, name = key.rpartition(".")
         choices = [choice for choice in typed if key.startswith(f"{user_command.place_of(choice.get_key_element())}.")]
-        if not choices or key in {override.get_key_element() for override in typed}:
+        if not key.startswith(_PROGRAMS) or not choices or key in {override.get_key_element() for override in typed}:
             return False
         composed = (self._compose_choices(*words) for words in overrides.list_combinations(choices))
         return all(name in (OmegaConf.select(config, parent) or {}) for config in composed)

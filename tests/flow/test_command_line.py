@@ -74,7 +74,7 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
         (
             "scenario=nave",
             "scenario=nave does not exist; did you mean naive? "
-            "Or choose one of mig, mig_mps, mps, mps_percent, mps_static, naive, serial, timeslice",
+            "Or choose one of green, mig, mig_mps, mps, mps_percent, mps_static, naive, serial, streams, timeslice",
         ),
         ("listeners=[nvml,foo]", "listeners=foo does not exist; choose one of activity, dcgm, gpm, host, nvml, smi"),
         ("rehearse=tiny", "rehearse=tiny needs a plus; write +rehearse=tiny"),
@@ -88,7 +88,7 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
         ("mix={a: 1}", "mix={a: 1} must be a list; write 'mix=[A,B]'"),
         ("mix=S", "mix=S must be a list; write 'mix=[A,B]'"),
         ("window.seconds=long", "window.seconds=long must be a number"),
-        ("env=docker", "env=docker does not exist; choose one of conda, current, existing, venv"),
+        ("env=docker", "env=docker does not exist; choose one of apptainer, conda, current, existing, venv"),
         ("degree=two", "degree=two must be a whole number"),
         (
             "scenario=naive,mps",

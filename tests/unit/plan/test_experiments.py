@@ -87,9 +87,9 @@ def test_another_workload_keeps_the_options_of_blocks_that_it_has(typed, step_mo
     assert {config.workload.step_mode.name for config in configs} == step_modes
 
 
-def test_another_scenario_drops_the_options_of_blocks_that_it_lacks():
-    configs = configs_of(["+experiment=robroek_resnet_bs32", "scenario=mps"])
-    assert {type(config.scenario).__name__ for config in configs} == {"MpsConfig"}
+def test_another_scenario_drops_the_options_of_blocks():
+    configs = configs_of(["+experiment=robroek_resnet_bs32", "scenario=mig"])
+    assert {config.scenario.profile for config in configs} == {"auto"}
 
 
 def test_each_combination_refers_to_its_own_choices(tmp_path):
