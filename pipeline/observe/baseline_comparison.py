@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pipeline.base.domain.baselines import Baselines
 from pipeline.base.domain.normalisation import BIT_IDENTICAL, ComparedJob, average_figures, normalise
 from pipeline.base.domain.records import Group, Result
+from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.base.domain.tags import Tag
 from pipeline.observe.group_result import GroupResult, JobResult
 
@@ -138,6 +139,7 @@ def compare_with_baseline(
         [_compare_job(job, runs) for job, runs in zip(row.measured, solo, strict=True)],
         is_sequential=row.group.sequential,
         has_co_runners=row.group.has_co_runners,
+        adds_memory=mode_of(row.group.scenario).adds_memory,
         serial_s=serial_makespan_s,
         makespan_s=row.metrics.get("makespan_s"),
     )

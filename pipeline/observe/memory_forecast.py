@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.base.domain.normalisation import MEMORY_PEAK
 from pipeline.base.domain.records import Group, Result
-from pipeline.base.domain.sharing_modes import PROFILE, mode_of
+from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.study_progress import PastGroup
 
@@ -75,8 +75,7 @@ class MemoryForecast:
         Also `None` for jobs one after another, for jobs on MIG devices or in one process, and for one job.
         """
         device, mode = group.device, mode_of(group.scenario)
-        is_not_a_sum = mode.placement_fact == PROFILE or bool(mode.gives_up)  # parts of a GPU, or one context for all
-        if group.sequential or len(group.jobs) == 1 or is_not_a_sum or device.memory_mib is None:
+        if group.sequential or len(group.jobs) == 1 or not mode.adds_memory or device.memory_mib is None:
             return None
         alone = [self._alone_mib.get((device.name, job.workload.digest)) for job in group.jobs]
         known = tuple(mib for mib in alone if mib is not None)

@@ -60,6 +60,7 @@ def normalise(
     *,
     is_sequential: bool = False,
     has_co_runners: bool = False,
+    adds_memory: bool = True,
     serial_s: float | None = None,
     makespan_s: float | None = None,
 ) -> dict[str, float]:
@@ -73,12 +74,14 @@ def normalise(
         jobs: the jobs of the group.
         is_sequential: whether the jobs ran one after another.
         has_co_runners: whether co-runners used a share of the device; the group then has no speed-up and no fairness.
+        adds_memory: whether the jobs need the sum of their memory alone; otherwise there is no forecast.
         serial_s: for fixed work, the measured time of the jobs one after another; if missing, the sum of their times
             alone is used.
         makespan_s: for fixed work, the total time of the jobs together.
     """
     figures = _compare_latencies(jobs)
-    if len(jobs) > 1 and not is_sequential and not has_co_runners and all(MEMORY_PEAK in job.alone for job in jobs):
+    is_added = len(jobs) > 1 and adds_memory and not is_sequential and not has_co_runners
+    if is_added and all(MEMORY_PEAK in job.alone for job in jobs):
         figures[MEMORY_FORECAST] = sum(job.alone[MEMORY_PEAK] for job in jobs)
     unpaced = [job for job in jobs if not job.is_given]
     rates = [(_rate(window, job.unit, job.together), _rate(window, job.unit, job.alone)) for job in unpaced]

@@ -54,6 +54,11 @@ class SharingMode:
     gives_up: str = ""
 
     @property
+    def adds_memory(self) -> bool:
+        """Check that jobs need the sum of their memory alone: not on parts of a GPU, nor with one context for all."""
+        return self.placement_fact != PROFILE and not self.gives_up
+
+    @property
     def order(self) -> tuple[int, str]:
         """Sort key for legends and tables: in the order of `MODES`, other modes last."""
         names = list(MODES)

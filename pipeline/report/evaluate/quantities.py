@@ -325,6 +325,7 @@ def _normalise(row: Row, alone: Sequence[JobRow | None], serial_s: float | None)
         _pair_with_solo(row, alone),
         is_sequential=row.is_sequential,
         has_co_runners=bool(row.co_runners),
+        adds_memory=row.sharing.adds_memory,
         serial_s=serial_s,
         makespan_s=row.metrics.get("makespan_s"),
     )

@@ -106,3 +106,6 @@ def test_a_row_has_the_sum_of_its_jobs_alone_beside_what_was_measured():
     comparison.add(pair)
     assert comparison.get_latest(pair).metrics[MEMORY_FORECAST] == 2728
     assert MEMORY_FORECAST not in comparison.get_latest(alone).metrics
+    streams = with_memory(group("a", "a", scenario="streams"), 900.0)
+    comparison.add(streams)
+    assert MEMORY_FORECAST not in comparison.get_latest(streams).metrics
