@@ -15,6 +15,7 @@ from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import other_gpus, scaling
 from pipeline.report.evaluate.cells import Cell, list_metrics
+from pipeline.report.evaluate.gpu_fractions import list_fractions
 from pipeline.report.evaluate.joules import choose_prefix, scale_estimate
 from pipeline.report.evaluate.metrics import (
     BEST_SOLO,
@@ -75,8 +76,11 @@ def select_leading_numbers(
     """Return the leading numbers of a study.
 
     Gains of sharing come first, then services, MIG profiles and the effect of other GPUs. A study without any of them,
-    and without stressors, is led by the throughput, energy, memory and activity of one group.
+    and without stressors, is led by the throughput, energy, memory and activity of one group. Fractions of a GPU have a
+    sentence instead, because a number without the state of the rest of the GPU is misleading.
     """
+    if any(list_fractions(cells)):
+        return ()
     right = [cell for cell in cells if not cell.is_derived and cell.is_compared and not cell.marks_of_rows]
     clean = [cell for cell in right if not runs_stressor(cell)]
     kinds: tuple[Iterator[LeadingNumber], ...] = (

@@ -10,8 +10,10 @@ import pytest
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.gpu_fractions import describe_fractions, list_fractions
+from pipeline.report.evaluate.verdicts import verdicts
 from pipeline.report.figures import fractions
 from pipeline.report.figures.drawing import draw
+from pipeline.report.page.leading_numbers import select_leading_numbers
 from pipeline.report.page.service_tables import fraction_table
 from pipeline.report.page.study_tables import make_tables
 from pipeline.report.read.study_records import Row
@@ -47,6 +49,12 @@ def whole_and_half(block: int = 1, slower: float = 1.0) -> list[Row]:
 
 def tabulate(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
     return [line[1:] for line in fraction_table(make_cells(study(*rows))).rows]
+
+
+def test_fractions_are_led_by_a_sentence_without_a_number() -> None:
+    cells = make_cells(of_fractions := study(*whole_and_half()))
+    assert select_leading_numbers(of_fractions, cells, verdicts(cells)) == ()
+    assert describe_fractions(cells)
 
 
 def test_a_service_on_half_a_gpu_is_compared_with_the_whole_gpu_for_both_states_of_the_rest() -> None:
