@@ -82,7 +82,7 @@ def _paint(parts: Sequence[Fraction]) -> Figure:
         axes.set_ylabel(panel.unit)
         axes.set_xticks(range(len(ticks)), ticks)
         axes.set_xlim(-0.3, len(ticks) - 0.7)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
         axes.grid(axis="y")
     add_legend(figure, list(handles.values()), list(handles))
     return figure

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 from pipeline.report.evaluate import paper, verdicts
 from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.doubts import list_doubts
+from pipeline.report.evaluate.gpu_fractions import list_fractions
 from pipeline.report.evaluate.stressor_effects import runs_stressor
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.figures import catalogue
@@ -100,6 +101,7 @@ def render(content: Content) -> str:
             stamp=STAMP if study.is_simulated else "",
             setup=describe_setup(study),
             numbers=select_leading_numbers(study, content.cells, content.verdicts),
+            is_led_by_sentence=any(list_fractions(content.cells)),
             summary=summarize(study, content.cells, content.winners),
             answer=write_answer(study, content.cells, content.winners),
             opening=[(figure, inline_figure(figure)) for figure in content.figures[:num_opening]],
