@@ -150,8 +150,8 @@ def _select_blocks(keys: Sequence[str], blocks: Sequence[Mapping[str, Any]]) -> 
 
 
 def _select_modes(
-    typed: Sequence[Override], blocks: Sequence[Mapping[str, Any]]
-) -> tuple[Sequence[Override], Sequence[Mapping[str, Any]]]:
+    typed: list[Override], blocks: Sequence[Mapping[str, Any]]
+) -> tuple[list[Override], Sequence[Mapping[str, Any]]]:
     """Select the blocks of the sharing modes on the command line, if one of these blocks sets options of its mode.
 
     A block of another mode would measure the chosen mode without such options. For example, `scenario=mps_percent`
