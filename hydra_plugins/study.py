@@ -79,6 +79,7 @@ class StudySweeper(Sweeper):
         assert self.hydra_context is not None and self.config is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         typed = [override for override in parser.parse_overrides(list(arguments)) if not _is_of_blocks(override)]
+        typed, blocks = _select_modes(typed, self.blocks)
         swept = [override for override in typed if override.is_sweep_override() and override.key_or_group in _NOT_SWEPT]
         if swept:
             group = swept[0].key_or_group
@@ -89,7 +90,7 @@ class StudySweeper(Sweeper):
             raise ConfigError(f"window=work runs whole epochs, but +duration={duration} measures windows; remove one")
         instead = _drop_overridden(keys, self.instead)
         jobs: list[list[str]] = []
-        for block in _select_blocks(keys, self.blocks) or [{}]:
+        for block in _select_blocks(keys, blocks) or [{}]:
             preset = _drop_overridden([*keys, *instead, *block], self.preset)
             options = {key: grid for key, grid in block.items() if key not in instead and self._is_option(key, typed)}
             if "mix" in block:  # the result is the total time of its work, which a steady window does not have
@@ -148,6 +149,32 @@ def _select_blocks(keys: Sequence[str], blocks: Sequence[Mapping[str, Any]]) -> 
             words.say(f"note: {key} skips the {len(blocks) - len(taking)} of {len(blocks)} blocks that set {other}")
             return taking
     return blocks
+
+
+def _select_modes(
+    typed: list[Override], blocks: Sequence[Mapping[str, Any]]
+) -> tuple[list[Override], Sequence[Mapping[str, Any]]]:
+    """Select the blocks of the sharing modes on the command line, if one of these blocks sets options of its mode.
+
+    A block of another mode would measure the chosen mode without such options. For example, `scenario=mps_percent`
+    selects the percentages of an experiment that also has static partitions.
+
+    Returns:
+        The overrides without `scenario`, and the selected blocks with the chosen ones of their modes; unchanged if a
+        mode is in no block.
+    """
+    choices = [override for override in typed if override.key_or_group == "scenario" and not override.is_delete()]
+    modes = {word.partition("=")[2] for combination in overrides.list_combinations(choices) for word in combination}
+    in_blocks = [[mode for mode in str(block.get("scenario", "")).split(",") if mode in modes] for block in blocks]
+    selected = [
+        {**block, "scenario": ",".join(chosen)} for block, chosen in zip(blocks, in_blocks, strict=True) if chosen
+    ]
+    has_options = any(key.startswith("scenario.") for block in selected for key in block)
+    if not has_options or not modes.issubset(mode for chosen in in_blocks for mode in chosen):
+        return typed, blocks
+    if len(selected) < len(blocks):
+        words.say(f"note: scenario skips the {len(blocks) - len(selected)} of {len(blocks)} blocks of other modes")
+    return [override for override in typed if override not in choices], selected
 
 
 def _drop_overridden(keys: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 
-from pipeline.base.system import words
-from pipeline.base.system.errors import ConfigError
+from pipeline.base.system import helper_program, words
+from pipeline.base.system.errors import CommandError, ConfigError
 
 SUMMARY, SUMMARY_VARIABLE = "SUMMARY", "COLLOCATION_SUMMARY"
 """The word of the command that the summary replaces, and the environment variable that has the summary."""
@@ -27,6 +26,7 @@ def run_end_command(command: Sequence[str], summary: str) -> None:
     called = [summary if word == SUMMARY else word for word in command]
     environ = {**os.environ, SUMMARY_VARIABLE: summary}
     try:
-        subprocess.run(called, env=environ, timeout=_LIMIT_S, check=True, stdin=subprocess.DEVNULL, capture_output=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        words.say(f"note: on_end: {error}")
+        helper_program.run(called, environ=environ, timeout_s=_LIMIT_S)
+    except CommandError as error:
+        short = CommandError(called[:1], error.status, " ".join(error.stderr.split()))  # omits the arguments
+        words.say(f"note: on_end: {short}")

@@ -278,6 +278,8 @@ class StudyRun:
         results = Counter(str(row.result) for row in self._list_latest_rows())
         ended = ", ".join(f"{number} {result}" for result, number in results.items()) or "none ended"
         num_groups = format_count(len(self.plan.groups), "group")
+        if self.plan.goal is None and (num_missing := len(self.plan.groups) - len(self.rows)):
+            ended += f", {num_missing} not finished"
         return f"{self.plan.experiment}: {num_groups}, {ended}, in {format_duration(elapsed_s)}"
 
     def _finish(self) -> None:

@@ -90,8 +90,18 @@ def test_another_image_is_another_environment(begin, tmp_path):
     [
         (["env.image=null"], "this env names no image; set env.image=FILE.sif"),
         (["env.image=other.sif"], "other.sif is not a file; make one with: apptainer build FILE SOURCE"),
-        (["env.command=[ship,exec]"], "env.command: ship is not on PATH; install the program, or load its module"),
+        (["env.image=docker://python"], "is an address; make a file with: apptainer build FILE docker://python"),
+        (["env.command=[]"], "env.command is empty; leave it out for apptainer"),
+        (["env.command=[apptainer,exec]"], "env.command has no '{image}'; add this word"),
+        (["env.command=[apptainer,'{folder}','{image}']"], "env.command: '{folder}' is unknown; use '{image}'"),
+        (["env.command=[apptainer,'-B={binds}','{image}']"], "make '{binds}' a word of its own"),
+        (["env.bind=[--bind]"], "env.bind has no '{folder}'; add this word"),
+        (
+            ["env.command=[ship,exec,'{image}']"],
+            "env.command: ship is not on PATH; install the program, or load its module",
+        ),
         (["env.python=python9"], "python9 cannot run jobs in it"),
+        (["env.command=[sh,-c,'echo a >&2; echo b >&2; exit 9','{image}']"], "status 9: a b; check that env.command"),
         (["workload.env_prefix=/opt"], "env_prefix=/opt has no effect with this env; choose env=existing"),
     ],
 )

@@ -400,8 +400,10 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 def test_on_failure_stop_starts_no_further_group(study_of, tmp_path):
     (tmp_path / "train.py").write_text("raise SystemExit('a bug')")
     options = ["baseline=never", "degree=1,2,3", "listeners=[]"]
-    study = study_of("-m", *options, "on_failure=stop", "--", "train.py")
+    inform = "on_end=[sh,-c,'echo $0 > summary.txt',SUMMARY]"
+    study = study_of("-m", *options, "on_failure=stop", inform, "--", "train.py")
     assert study.status == 1 and len(study.groups) == 1
+    assert ": 3 groups, 1 failed, 2 not finished, in " in (tmp_path / "summary.txt").read_text()
     assert "on_failure=stop: naive-3x-train: failed; the remaining groups are not started" in study.err
     assert len(study_of("-m", *options, "--", "train.py").groups) == 3
 

@@ -118,7 +118,8 @@ def files_of_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for program in ("nsys", "ncu"):
         (tmp_path / program).symlink_to("/bin/true")
     write_apptainer(tmp_path)
-    write_image(tmp_path / "train.sif")
+    for name in ("train.sif", "timm.sif"):
+        write_image(tmp_path / name)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return tmp_path
 

@@ -31,13 +31,24 @@ def test_the_summary_is_one_word_and_a_variable(tmp_path, said):
 
 @pytest.mark.parametrize(
     ("command", "note"),
-    [(["false"], "returned non-zero exit status 1"), (["sleep", "30"], "timed out"), (["/"], "Permission denied")],
+    [
+        (["false"], "`false` ended with status 1: no message"),
+        (["sh", "-c", "echo no such >&2; echo user >&2; exit 3"], "`sh` ended with status 3: no such user"),
+        (["sleep", "30"], "`sleep` did not complete: killed after its time limit of 0.1 s."),
+        (["/"], "Permission denied"),
+    ],
 )
 def test_a_failure_is_only_noted(command, note, said, monkeypatch):
     monkeypatch.setattr(end_command, "_LIMIT_S", 0.1)
     end_command.run_end_command(command, SUMMARY)
     (line,) = said
-    assert line.startswith("note: on_end: ") and note in line
+    assert line.startswith("note: on_end: ") and note in line and "\n" not in line
+
+
+def test_a_program_that_leaves_a_process_behind_has_not_failed(said, monkeypatch):
+    monkeypatch.setattr(end_command, "_LIMIT_S", 5.0)
+    end_command.run_end_command(["sh", "-c", "sleep 6 & exit 0"], SUMMARY)
+    assert said == []
 
 
 @pytest.mark.parametrize(("command", "name"), [(["no-such-program"], "'no-such-program'"), ([], "none")])

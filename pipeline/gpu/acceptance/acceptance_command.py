@@ -103,9 +103,14 @@ def accept_mig(request: AcceptanceRequest) -> CommandAnswer:
 
 
 def _refuse_unwritable(out: Path) -> None:
+    """Refuse a folder or a page that cannot be written, before the checks; a refused run leaves no empty page."""
+    page = out / acceptance_page.PAGE
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / acceptance_page.PAGE).touch()
+        is_new = not page.exists()
+        page.touch()
+        if is_new:
+            page.unlink()
     except OSError as error:
         raise ConfigError(f"--out {out} is not writable: {error.strerror}; choose another folder") from error
 

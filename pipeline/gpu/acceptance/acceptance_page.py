@@ -49,7 +49,8 @@ class Acceptance:
     def verdict(self) -> str:
         """One sentence on all promises, and one on the GPU."""
         tried = len(self.results) - self.count("not tried")
-        held = f"{self.count('holds') + self.count('differs')} of {words.format_count(tried, 'promise')} hold"
+        count, verb = words.format_count(tried, "promise"), "holds" if tried == 1 else "hold"
+        held = f"{self.count('holds') + self.count('differs')} of {count} {verb}"
         differences = sum(len(result.differences) for result in self.results)
         parts = [held, words.format_count(differences, "difference") + " from the simulated driver"]
         parts += [f"{self.count('not tried')} not tried"] if self.count("not tried") else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,17 +113,18 @@ def _export(plan: Plan, name: str, arguments: argparse.Namespace) -> str:
             raise ConfigError(
                 f"--{option.replace('_', '-')} has no effect with --as {arguments.kind}; use --as {option_kind}"
             )
+    services = {instance.service for gpu in plan.deployment.gpus for instance in gpu.instances}
     if arguments.kind == _EXPERIMENT:
         workloads = _split_by_service("--workload", arguments.workload, needs_service=True)
-        if unknown := workloads.keys() - {
-            instance.service for gpu in plan.deployment.gpus for instance in gpu.instances
-        }:
-            raise ConfigError(f"--workload {min(unknown)}=...: {source} has no service {min(unknown)}; check the name")
+        _refuse_unknown("--workload", workloads, services, source)
         return experiment.text_of(plan, name, source, workloads)
     if arguments.kind == _MIG_PARTED:
         text = mig_parted.text_of(plan, name, source, arguments.gpus_per_node)
     else:
         images = _split_by_service("--image", arguments.image, needs_service=False)
+        _refuse_unknown("--image", images, services, source)
+        if spaced := [image for image in images.values() if image.split() != [image]]:
+            raise ConfigError(f"--image {spaced[0]!r} contains a space; write NAME:TAG of the image")
         if arguments.kind == pods.DRA:
             text = dra.text_of(plan, name, source, images, arguments.time_slice)
         elif arguments.kind == pods.KAI:
@@ -132,6 +133,11 @@ def _export(plan: Plan, name: str, arguments: argparse.Namespace) -> str:
         else:
             text = kubernetes.text_of(plan, name, source, images)
     return f"# {SIMULATED}\n{text}" if plan.is_simulated else text
+
+
+def _refuse_unknown(flag: str, by_service: Collection[str], services: Collection[str], source: str) -> None:
+    if unknown := sorted({*by_service} - {*services, ""}):
+        raise ConfigError(f"{flag} {unknown[0]}=...: {source} has no service {unknown[0]}; check the name")
 
 
 def _split_by_service(flag: str, arguments: Sequence[str], *, needs_service: bool) -> dict[str, str]:

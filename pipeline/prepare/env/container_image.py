@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base.domain.container import IMAGE, Container
+from pipeline.base.domain.container import BINDS, CWD, FOLDER, IMAGE, Container
 from pipeline.base.domain.records import Interpreter
 from pipeline.base.system import study_cache
 from pipeline.base.system.errors import CommandError, ConfigError
@@ -28,13 +29,14 @@ class ContainerEnv:
     ) -> None:
         if image is None:
             raise ConfigError("this env names no image; set env.image=FILE.sif")
+        if "://" in image:
+            raise ConfigError(f"env.image={image} is an address; make a file with: apptainer build FILE {image}")
+        _refuse_words(command, bind)
         if shutil.which(command[0]) is None:
             raise ConfigError(f"env.command: {command[0]} is not on PATH; install the program, or load its module")
         self._image = expand_path("env.image", image).absolute()
         if not self._image.is_file():
-            raise ConfigError(
-                f"env.image={image}: {self._image} is not a file; make one with: apptainer build FILE SOURCE"
-            )
+            raise ConfigError(f"env.image={self._image} is not a file; make one with: apptainer build FILE SOURCE")
         words = tuple(word.replace(IMAGE, str(self._image)) for word in command)
         self._container, self._python = Container(command=words, bind=tuple(bind)), python
 
@@ -45,6 +47,21 @@ class ContainerEnv:
         return self.preview()
 
 
+def _refuse_words(command: Sequence[str], bind: Sequence[str]) -> None:
+    """Refuse words that would start another program than intended, before an image is blamed for it."""
+    if not command:
+        raise ConfigError("env.command is empty; leave it out for apptainer")
+    if not any(IMAGE in word for word in command):
+        raise ConfigError(f"env.command has no '{IMAGE}'; add this word, which stands for env.image")
+    for word in command:
+        if BINDS in word and word != BINDS:
+            raise ConfigError(f"env.command: '{word}' contains {BINDS}; make '{BINDS}' a word of its own")
+        if re.fullmatch(r"\{\w+\}", word) and word not in (BINDS, CWD, IMAGE):
+            raise ConfigError(f"env.command: '{word}' is unknown; use '{IMAGE}', '{CWD}' or '{BINDS}'")
+    if bind and not any(FOLDER in word for word in bind):
+        raise ConfigError(f"env.bind has no '{FOLDER}'; add this word, which stands for each folder")
+
+
 @study_cache.cache_for_study  # images do not change while a study runs
 def _describe(container: Container, python: str, image: Path) -> Interpreter:
     try:
@@ -52,8 +69,10 @@ def _describe(container: Container, python: str, image: Path) -> Interpreter:
         with image.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except (CommandError, OSError) as error:
+        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"env.image={image}: {python} cannot run jobs in it: {error}; use an image with Python 3.8 or newer"
+            f"env.image={image}: {python} cannot run jobs in it: {reason}; "
+            "check that env.command can start this image, and that it has Python 3.8 or newer"
         ) from error
     packages = lock.lock_packages("container", probed.python, probed.packages)
     size = len(lock.make_header("", ""))

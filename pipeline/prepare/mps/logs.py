@@ -24,7 +24,8 @@ _CHATTER = re.compile(
     r"Starting control daemon|To connect CUDA|CUDA MPS Control binary|Using log directory"
     r"|Accepting connection|NEW UI|UI closed|Activating queued UI|Cmd:|Unknown command|Server (\d+ )?not found"
     r"|Removed Shm file|Invalid (percentage|priority)|No default pinned memory limit"
-    r"|\d+(\.\d+)?$|INITIALIZING$|ACTIVE$|FAULT$|User did not send valid credentials"
+    r"|(GPU|MIG)-[0-9a-f-]+\s+[-\d]|chunks\s+chunks|GPU\s+Partition|\d+(\.\d+)?$|INITIALIZING$|ACTIVE$|FAULT$"
+    r"|User did not send valid credentials"
 )
 _MOST_LINES = 2
 

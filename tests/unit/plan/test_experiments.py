@@ -137,3 +137,16 @@ def test_fractions_are_run_with_the_rest_of_the_gpu_idle_and_loaded(tmp_path):
     shares += [(f"mig-{{}}x-{{}}-profile={profile}", n) for profile, n in (("3g", 2), ("2g", 3), ("1g.20gb", 4))]
     expected = [share.format(degree, "infer_bert_base") for share, n in shares for degree in (1, n)]
     assert names == dict.fromkeys([*expected, "serial-1x-infer_bert_base"], 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_mig", [False, True])
+def test_modes_on_the_command_line_select_the_shares_of_these_modes(tmp_path, with_mig):
+    modes = "mps_percent,mig" if with_mig else "mps_percent"
+    typed = ["+experiment=fractions", "gpu=simulated_h100_80gb", "workload.outstanding=8", f"scenario={modes}"]
+    expected = [f"mps_percent-{n}x-infer_bert_base-active_thread_pct={pct}" for n, pct in ((2, 50), (3, 33), (4, 25))]
+    expected += [f"mps_percent-1x-infer_bert_base-active_thread_pct={pct}" for pct in (50, 33, 25)]
+    if with_mig:
+        fractions = (("3g", 2), ("2g", 3), ("1g.20gb", 4))
+        expected += [f"mig-{k}x-infer_bert_base-profile={name}" for name, n in fractions for k in (1, n)]
+    assert Counter(dry_run(tmp_path, *typed)) == dict.fromkeys([*expected, "serial-1x-infer_bert_base"], 3)

@@ -304,6 +304,11 @@ def test_a_gpu_with_instances_is_refused(kept: Kept) -> None:
     status, _, error = kept.run()
     assert (status, kept.gpu) == (2, before)
     assert "already has the GPU instances" in error
+    assert [*kept.out.iterdir()] == []
+
+
+def test_one_promise_holds(kept: Kept) -> None:
+    assert "\n1 of 1 promise holds; 0 differences" in kept.run("--only", "profiles")[1]
 
 
 @pytest.fixture

@@ -168,6 +168,10 @@ def test_mig_parted_takes_the_configuration(tmp_path: Path, capsys) -> None:
 def test_kubernetes_takes_the_manifests(tmp_path: Path, capsys) -> None:
     assert export(tmp_path, plan_of(divided(), divided(), WHOLE), "kubernetes") == 2
     assert "service infer_tiny has no image" in capsys.readouterr().err
+    assert export(tmp_path, plan_of(WHOLE), "kubernetes", "--image", "a:1", "--image", "infer=b:1") == 2
+    assert "--image infer=...: " in (err := capsys.readouterr().err) and "has no service infer; check the name" in err
+    assert export(tmp_path, plan_of(WHOLE), "kubernetes", "--image", "any 1") == 2
+    assert "--image 'any 1' contains a space" in capsys.readouterr().err
     images = ["--image", "registry/any:1", "--image", "infer_tiny_text=registry/text:2"]
     assert export(tmp_path, plan_of(divided(), divided(), WHOLE), "kubernetes", *images) == 0
     manifests = list(yaml.safe_load_all(capsys.readouterr().out))

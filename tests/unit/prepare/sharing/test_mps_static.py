@@ -84,8 +84,10 @@ def test_parts_are_as_large_as_asked_and_the_last_chunk_brings_the_rest(machine)
 def test_more_than_the_daemon_has_is_an_error_and_nothing_is_left(machine):
     group = machine.group("a", "b")
     says = "has 15 chunks of multiprocessors, but 2 jobs need 16"
-    with pytest.raises(SharingError, match=says), MpsStatic(chunks=8).prepare(group.device, group, machine.folder):
+    chunks = MpsStatic(chunks=8)
+    with pytest.raises(SharingError, match=says) as error, chunks.prepare(group.device, group, machine.folder):
         pytest.fail("there are not so many")
+    assert "control.log" not in str(error.value)  # it has the reply with the chunks only
     assert daemons(machine.folder) == []
     assert not machine.journal.path.exists()
 
