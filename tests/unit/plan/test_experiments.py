@@ -88,7 +88,7 @@ def test_another_workload_keeps_the_options_of_blocks_that_it_has(typed, step_mo
 
 
 def test_another_scenario_drops_the_options_of_blocks():
-    configs = configs_of(["+experiment=robroek_resnet_bs32", "scenario=mig"])
+    configs = configs_of(["+experiment=robroek_resnet_bs32", "scenario=mig_mps"])
     assert {config.scenario.profile for config in configs} == {"auto"}
 
 
