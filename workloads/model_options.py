@@ -24,6 +24,7 @@ Precision = enum.Enum("Precision", "default tf32 fp32 bf16 fp16", start=0)
 # With images of at least this size, a study runs on CPUs only if the user chose the CPU, because an epoch takes hours.
 GPU_ONLY_PX = 224
 NO_GPU = "no GPU was found; set gpu=cpu to use the CPUs, or gpu=simulated_h100_80gb dry_run=true to print the plan"
+SHARES_DROPOUT = "eager steps of one process share the random numbers of dropout; use workload.step_mode=cuda_graph"
 
 
 @dataclass(kw_only=True)

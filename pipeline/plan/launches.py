@@ -30,7 +30,7 @@ def explain_separate(config: Config, workloads: Iterable[WorkloadConfig]) -> str
         return f"profiler={config.profiler.name} profiles jobs from start to end"
     for workload in workloads:
         if not workload.can_be_held():
-            return f"workload {workload.name} cannot be paused between steps together with its data loader"
+            return f"workload {workload.name}, or its data loader, cannot be paused between steps"
     return ""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workloads.images.data_sets import FACTS, Dataset
-from workloads.model_options import GPU_ONLY_PX, NO_GPU, DataSource, Precision, Training
+from workloads.model_options import GPU_ONLY_PX, NO_GPU, SHARES_DROPOUT, DataSource, Precision, StepMode, Training
 from workloads.options import PLACE, Device, option
 
 Recipe = enum.Enum("Recipe", "plain timm", start=0)
@@ -62,6 +62,12 @@ class TrainTimm(Training):
         if self.autotune is not Autotune.auto:
             return {}
         return {"autotune": Autotune.in_turn if self.precision is Precision.fp32 else Autotune.off}
+
+    def explain_own_process(self) -> str:
+        drops = any("drop" in key and rate for key, rate in self.model_args.items())
+        if drops and self.step_mode is not StepMode.cuda_graph:
+            return SHARES_DROPOUT
+        return super().explain_own_process()
 
     def check(self, device: Device) -> None:
         super().check(device)

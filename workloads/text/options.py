@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workloads.model_options import NO_GPU, DataSource, StepMode, Training
+from workloads.model_options import NO_GPU, SHARES_DROPOUT, DataSource, StepMode, Training
 from workloads.options import CONTENT, PLACE, Device, option
 from workloads.text.documents import list_halves
 
@@ -71,7 +71,7 @@ class TrainText(Training):
 
     def explain_own_process(self) -> str:
         if self.step_mode is not StepMode.cuda_graph:
-            return "eager steps of one process share the random numbers of dropout; use workload.step_mode=cuda_graph"
+            return SHARES_DROPOUT
         return super().explain_own_process()
 
     def packages(self) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ def refuse_own_processes(group: Group) -> None:
         if job.workload.own_process:
             raise ConfigError(
                 f"scenario={group.scenario}: workload {job.workload.name} needs a process of its own: "
-                f"{job.workload.own_process}; or use scenario=mps or naive"
+                f"{job.workload.own_process}; otherwise use scenario=mps or naive"
             )
     settings = {f"profiler={group.profiler.name}": not group.profiler.is_none, "pin_cpus=true": group.pin_cpus}
     for setting in (setting for setting, is_set in settings.items() if is_set):

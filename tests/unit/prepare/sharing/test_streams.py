@@ -56,7 +56,7 @@ STEPS = (("step_mode", "eager"),)
         (
             [{"own_process": "it serves HTTP"}, {}],
             {},
-            "workload tiny needs a process of its own: it serves HTTP; or use",
+            "workload tiny needs a process of its own: it serves HTTP; otherwise use scenario=mps or naive",
         ),
         ([{}] * (MOST_TENANTS + 1), {}, f"hosts at most {MOST_TENANTS} jobs, not {MOST_TENANTS + 1}"),
         ([{}, {}], {"pin_cpus": True}, "remove pin_cpus=true"),
@@ -98,6 +98,7 @@ def test_hosts_are_the_same_only_with_the_same_options() -> None:
         (["workload=infer_tiny", "workload.serve=http"], "it serves HTTP"),
         (["data.source=disk", "workload.loader_workers=2"], "its data loader starts processes"),
         (["workload=tiny_text"], "share the random numbers of dropout"),
+        (["+workload.model_args.drop_rate=0.1"], "share the random numbers of dropout"),
     ],
 )
 def test_programs_that_need_a_process_of_their_own_are_refused_when_planned(make_plan, overrides, reason) -> None:
