@@ -23,6 +23,7 @@ from pipeline.record.stored_group import Original
 from pipeline.study import plans
 from pipeline.study.reproduce.recorded_config import read_config
 from tests.conftest import DATA, GPU, inventory_of, sweep
+from tests.support.container_programs import write_apptainer, write_image
 from tests.support.experiments import configs_of
 
 SYNTHETIC = "data.source=synthetic_device"
@@ -378,9 +379,12 @@ def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch)
     script.write_text("")
     (tmp_path / "environment.yml").write_text("channels: [conda-forge]\ndependencies: [python]")
     (tmp_path / "requirements.txt").write_text("diffusers")
+    write_apptainer(tmp_path)
+    write_image(tmp_path / "train.sif")
     built = ["env=venv", f"env.cache_root={tmp_path}/cache"]
     extra = {
         "env=conda": [f"env.file={tmp_path}/environment.yml", f"env.cache_root={tmp_path}/cache"],
+        "env=apptainer": [f"env.image={tmp_path}/train.sif", f"env.python={sys.executable}"],
         "env=existing": [f"env.prefix={sys.executable}"],
         "env=venv": [f"env.file={tmp_path}/requirements.txt", *built[1:]],
         "workload=framework_env": built,
