@@ -37,7 +37,7 @@ def test_a_plan_that_was_exported_runs_to_its_end_and_is_checked(tmp_path, templ
         "+rehearse=tiny",
         f"gpu.lock_dir={tmp_path}",
         "listeners=[host,nvml]",
-        "window.seconds=3",  # a service of ten requests a second shows its work to a tenth of one
+        "window.seconds=5",  # a service of ten requests a second shows its work to a tenth of one
     ]
     process = forks.start(PROJECT_DIR / "run.py", *argv, cwd=tmp_path)
     _, err = process.communicate(timeout=600)
