@@ -129,6 +129,7 @@ def test_a_value_of_a_block_is_set_as_it_stands_in_the_file(value):
     assert _as_override("scenario", "naive,mps") == "scenario=naive,mps"
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 def test_fractions_are_run_with_the_rest_of_the_gpu_idle_and_loaded(tmp_path):
     names = Counter(dry_run(tmp_path, "+experiment=fractions", "gpu=simulated_h100_80gb", "workload.outstanding=8"))
@@ -139,6 +140,7 @@ def test_fractions_are_run_with_the_rest_of_the_gpu_idle_and_loaded(tmp_path):
     assert names == dict.fromkeys([*expected, "serial-1x-infer_bert_base"], 3)
 
 
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("with_mig", [False, True])
 def test_modes_on_the_command_line_select_the_shares_of_these_modes(tmp_path, with_mig):
