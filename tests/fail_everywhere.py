@@ -200,11 +200,8 @@ class Bench:
         where = f"{check}, {how} at {self.reached.read_text()}"
         if how != "sigkill" and (self.snapshot() != before or self.journals()):
             tally.left_to_clean.append(where)
-        if (cleaned := self.clean()).returncode != 0:
-            tally.problems.append(f"{where}: clean ended with {cleaned.returncode}: {cleaned.stdout}{cleaned.stderr}")
-        if self.snapshot() != before or self.journals():
-            tally.problems.append(f"{where}: the GPU is {self.snapshot()}")
-        if left := [path for path in self._scratch_folders() if path.exists()]:
+        self._clean_and_compare(where, before, tally)
+        if left := self.journals():
             tally.problems.append(f"{where}: {left} is left")
         return True
 
@@ -224,16 +221,19 @@ class Bench:
             if how == "sigterm":
                 tally.problems.append(f"{where}: not undone before the next start")
         living = self._living(mark)
-        cleaned = self.clean()
-        if cleaned.returncode != 0:
+        self._clean_and_compare(where, before, tally)
+        if living := self._living(mark):
+            tally.problems.append(f"{where}: alive are {living}")
+        return True
+
+    def _clean_and_compare(self, where: str, before: object, tally: Tally) -> None:
+        """Note what the next start leaves: another GPU than before, or scratch folders."""
+        if (cleaned := self.clean()).returncode != 0:
             tally.problems.append(f"{where}: clean ended with {cleaned.returncode}: {cleaned.stdout}{cleaned.stderr}")
         if self.snapshot() != before:
             tally.problems.append(f"{where}: the GPU is {self.snapshot()}")
         if left := [path for path in self._scratch_folders() if path.exists()]:
             tally.problems.append(f"{where}: {left} is left")
-        if living := self._living(mark):
-            tally.problems.append(f"{where}: alive are {living}")
-        return True
 
     def _scratch_folders(self) -> list[Path]:
         """The folders for sockets and pipes that studies of this bench made."""

@@ -16,6 +16,8 @@ from pipeline.gpu.acceptance.kill_check import check_kill
 from pipeline.gpu.acceptance.mig_board import MigBoard, UntriedError
 from pipeline.simulation.install import install_driver
 
+_ABSENT = "absent"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
@@ -252,8 +254,7 @@ def _compare(name: str, reading: Any, twin_reading: Any) -> Iterator[tuple[str, 
         return
     if isinstance(reading, Mapping) and isinstance(twin_reading, Mapping):
         for key in dict.fromkeys((*reading, *twin_reading)):
-            absent = "absent"
-            yield from _compare(f"{name}: {key}", reading.get(key, absent), twin_reading.get(key, absent))
+            yield from _compare(f"{name}: {key}", reading.get(key, _ABSENT), twin_reading.get(key, _ABSENT))
     elif isinstance(reading, list) and isinstance(twin_reading, list) and len(reading) == len(twin_reading):
         for number, pair in enumerate(zip(reading, twin_reading, strict=True)):
             yield from _compare(f"{name}, {number}", *pair)

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.base.domain.records import Commands, Device, Group, HostProgram, Slot
+from pipeline.base.domain.records import Device, Group, HostProgram
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.prepare.device import compute_mode, refusals
-from pipeline.prepare.sharing.naive import WholeDevice
+from pipeline.prepare.sharing.naive import Naive, WholeDevice
 
 # torch hands out 32 streams in turn, and a tenant may take a second one for its warm-up.
 MOST_TENANTS = 16
 
 
-class Streams:
+class Streams(Naive):
     """One process for all jobs of a group, without settings of the GPU."""
 
     def check(self, group: Group) -> None:
@@ -36,20 +36,11 @@ class Streams:
         refuse_own_processes(group)
         refuse_differences(group)
 
-    def warnings(self, group: Group) -> tuple[str, ...]:
-        return ()
-
-    def privileged(self, group: Group) -> Commands:
-        return Commands()
-
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:
-        self.check(group)
-        slot = Slot(visible_devices="")
-        if device.is_gpu:
-            slot = dataclasses.replace(Slot.from_device(device), environ=refusals.isolate_from_mps(scratch))
-        slot = dataclasses.replace(slot, host=self.choose_host(group))
-        yield WholeDevice(tuple(slot for _ in group.jobs), device, group.gpu.tolerate)
+        host = self.choose_host(group)
+        with super().prepare(device, group, scratch) as whole:
+            yield dataclasses.replace(whole, slots=tuple(dataclasses.replace(slot, host=host) for slot in whole.slots))
 
     def choose_host(self, group: Group) -> HostProgram:
         """Return the program that hosts the jobs."""
