@@ -39,8 +39,10 @@ class Streams(Naive):
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:
         host = self.choose_host(group)
-        with super().prepare(device, group, scratch) as whole:
-            yield dataclasses.replace(whole, slots=tuple(dataclasses.replace(slot, host=host) for slot in whole.slots))
+        with super().prepare(device, group, scratch) as device_slots:
+            yield dataclasses.replace(
+                device_slots, slots=tuple(dataclasses.replace(slot, host=host) for slot in device_slots.slots)
+            )
 
     def choose_host(self, group: Group) -> HostProgram:
         """Return the program that hosts the jobs."""
