@@ -384,7 +384,7 @@ def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch)
     built = ["env=venv", f"env.cache_root={tmp_path}/cache"]
     extra = {
         "env=conda": [f"env.file={tmp_path}/environment.yml", f"env.cache_root={tmp_path}/cache"],
-        "env=apptainer": [f"env.image={tmp_path}/train.sif", f"env.python={sys.executable}"],
+        "env=apptainer": [f"env.image={tmp_path}/train.sif"],
         "env=existing": [f"env.prefix={sys.executable}"],
         "env=venv": [f"env.file={tmp_path}/requirements.txt", *built[1:]],
         "workload=framework_env": built,
