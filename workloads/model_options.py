@@ -66,8 +66,10 @@ class Training:
             if self.precision is Precision.fp16:
                 raise ValueError("step_mode=cuda_graph cannot be combined with precision=fp16; use precision=bf16")
 
-    def can_be_held(self) -> bool:
-        return self.source is DataSource.synthetic_device or self.loader_workers == 0
+    def explain_own_launch(self) -> str:
+        if self.source is DataSource.synthetic_device or self.loader_workers == 0:
+            return ""
+        return "its data loader fills its queue during a pause; set data.source=synthetic_device"
 
     def explain_own_process(self) -> str:
         if self.source is DataSource.synthetic_device:

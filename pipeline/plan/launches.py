@@ -29,8 +29,8 @@ def explain_separate(config: Config, workloads: Iterable[WorkloadConfig]) -> str
     if config.profiler.name != "none":
         return f"profiler={config.profiler.name} profiles jobs from start to end"
     for workload in workloads:
-        if not workload.can_be_held():
-            return f"workload {workload.name}, or its data loader, cannot be paused between steps"
+        if reason := workload.explain_own_launch():
+            return f"workload {workload.name}: {reason}"
     return ""
 
 

@@ -139,9 +139,9 @@ class WorkloadConfig:
         """Return an error message with remedy for a package that an interpreter's environment lacks."""
         return f"{package} is not installed in the environment of {python}; install {package}, or choose another option"
 
-    def can_be_held(self) -> bool:
-        """Return whether a job can be paused between steps without a data queue that fills meanwhile."""
-        return False
+    def explain_own_launch(self) -> str:
+        """Return why a job must not be paused between steps, as interleaved windows do; empty if it may be paused."""
+        return "its program does not pause between steps"
 
     def explain_own_process(self) -> str:
         """Return why a job needs a process of its own; empty if it can run in a thread beside other jobs."""

@@ -9,5 +9,5 @@ from dataclasses import dataclass
 class HeldToy:
     script = "tests/toys/toy.py"
 
-    def can_be_held(self) -> bool:
-        return True
+    def explain_own_launch(self) -> str:
+        return ""

@@ -118,8 +118,8 @@ class Stressor:
                 f"{'.'.join(map(str, capability))}; use another resource"
             )
 
-    def can_be_held(self) -> bool:
-        return True
+    def explain_own_launch(self) -> str:
+        return ""
 
     def small(self) -> Stressor:
         resource = self.resource if self.is_of_host else Resource.host_cores

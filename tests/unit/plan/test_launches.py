@@ -50,7 +50,7 @@ def test_other_workloads_and_settings_are_launched_apart(make_plan) -> None:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["data.source=disk", "workload.loader_workers=2"], "workload tiny"),
+        (["data.source=disk", "workload.loader_workers=2"], "workload tiny: its data loader"),
         (["pin_cpus=true"], "pin_cpus=true"),
         (["co_runners=1"], "co-runners"),
         (["mix=[S,S]", "workload@sizes.S=tiny", "degree=null"], "mix"),
