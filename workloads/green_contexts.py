@@ -38,6 +38,7 @@ class Driver:
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
+        self.call("cuInit", 0)
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function; raise `UnsupportedError` if it is missing or fails."""

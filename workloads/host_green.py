@@ -92,10 +92,8 @@ def make_place(options: dict[str, Any], num_tenants: int) -> tenants.Place:
     """Return green contexts, or threads only if there is no GPU."""
     if not host_streams.has_gpu():
         return tenants.Place()
-    import torch
-
-    torch.cuda.init()  # type: ignore[no-untyped-call]
-    Driver().split(torch.cuda.current_device(), num_tenants, options["multiprocessors"])  # fails if they do not fit
+    # Without a context in this process, so that the trial also runs on a GPU that accepts one process.
+    Driver().split(0, num_tenants, options["multiprocessors"])
     refuse_faults(options, num_tenants)
     streams = make_streams(num_tenants, options["multiprocessors"])
     return GreenContexts(
