@@ -12,6 +12,7 @@ output is JSON: `operation`, the operation that begins, or `fault`, what does no
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -147,12 +148,9 @@ def list_operations(
     yield "a matrix product", differentiate(torch.mm, matrix / 512**0.5, matrix)
     yield "layer normalisation", differentiate(lambda rows: functional.layer_norm(rows, (512,)), matrix)
     yield "attention", differentiate(functional.scaled_dot_product_attention, heads, heads, heads)
-    weights = (draw(64, 64, 3, 3) / 24).to(memory_format=memory_format)
     if convolutions:
-        yield (
-            "a convolution",
-            differentiate(lambda x, w: functional.conv2d(x, w, padding=1), draw_images(64, 16), weights),
-        )
+        images, weights = draw_images(64, 16), (draw(64, 64, 3, 3) / 24).to(memory_format=memory_format)
+        yield "a convolution", differentiate(lambda x, w: functional.conv2d(x, w, padding=1), images, weights)
     if not batch_norm:
         return
 
@@ -160,14 +158,22 @@ def list_operations(
     def normalise(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
         return functional.batch_norm(x, None, None, scale, offset, training=True)
 
-    def convolve(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-        return functional.relu(normalise(functional.conv2d(x, w, padding=1), scale, offset))
+    def run_network(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        stem, inner, outer, classes, *norms = weights
+        x = functional.max_pool2d(functional.conv2d(x, stem, stride=2, padding=3), 3, stride=2, padding=1)
+        x = functional.conv2d(functional.relu(normalise(x, norms[0], norms[1])), inner, padding=1)
+        x = functional.conv2d(functional.relu(normalise(x, norms[2], norms[3])), outer)
+        return functional.linear(functional.relu(normalise(x, norms[4], norms[5])).mean((2, 3)), classes)
 
     for channels, px in ((64, 32), (256, 8), (1024, 4)):
         name = f"batch normalisation of {channels} channels with {px} x {px} pixels"
         yield name, differentiate(normalise, draw_images(channels, px), draw(channels), draw(channels))
-    block = draw_images(64, 16), weights, draw(64), draw(64)
-    yield "a convolution with batch normalisation", differentiate(convolve, *block)
+    kernels = (
+        (draw(*shape) / math.prod(shape[1:]) ** 0.5).to(memory_format=memory_format)
+        for shape in ((64, 3, 7, 7), (64, 64, 3, 3), (256, 64, 1, 1))
+    )
+    norms = (draw(channels) for channels in (64, 64, 64, 64, 256, 256))
+    yield "a small ResNet", differentiate(run_network, draw_images(3, 64), *kernels, draw(10, 256) / 16, *norms)
 
 
 def are_close(outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
