@@ -1,102 +1,31 @@
 """A process that hosts jobs, each in a green context: `python workloads/host_green.py FILE` (`tenants.py`).
 
-A green context is a part of the multiprocessors. The device is split once, so the parts are disjoint. Only the stream
-of a tenant belongs to its green context; the process's own context stays current. With the `GreenContext` of torch
-2.11, which makes the green context current, or with the stream of its method `Stream`, matrix products or batch
-normalisation fail and take the process with them (docs/one_process.md).
-
-Before the jobs are built, operations of each library run in a green context. If one of them fails or computes other
-values than on the whole device, the group is skipped.
+Before the jobs are built, their operations are tried in as many green contexts (`green_trial.py`). If one of them
+hangs, fails, or computes other values than on the whole device, the group is skipped.
 """
 
 from __future__ import annotations
 
-import ctypes
+import json
+import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":  # reason: see workloads/__init__.py
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from workloads import host_streams, tenants
+from workloads import green_trial, host_streams, tenants
+from workloads.green_contexts import Driver, make_streams
 from workloads.tenants import UnsupportedError
 
 if TYPE_CHECKING:
     import torch
 
-_SM_RESOURCE, _DEFAULT_STREAM, _NON_BLOCKING = 1, 1, 1  # Source: cuda.h, driver API 12.4 and later
-_LEAST_STEP = 8  # step of the number of multiprocessors on compute capability 9.0, for drivers that do not report it
-_TOLERANCE = 0.01
-
-
-class Resource(ctypes.Structure):
-    """A CUdevResource that holds multiprocessors."""
-
-    _fields_ = (
-        ("kind", ctypes.c_int),
-        ("padding", ctypes.c_ubyte * 92),
-        ("num_multiprocessors", ctypes.c_uint),
-        ("least", ctypes.c_uint),  # since driver API 13.0; before, 0
-        ("step", ctypes.c_uint),
-        ("rest", ctypes.c_ubyte * 36),
-    )
-
-
-class Driver:
-    """Functions of the CUDA driver."""
-
-    def __init__(self) -> None:
-        self._library = ctypes.CDLL("libcuda.so.1")
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Call a function; raise `UnsupportedError` if it is missing or fails."""
-        function = getattr(self._library, name, None)
-        if function is None:
-            raise UnsupportedError(f"the driver has no function {name}; green contexts need driver 550 or later")
-        if status := function(*arguments):
-            text = ctypes.c_char_p()
-            self._library.cuGetErrorName(status, ctypes.byref(text))
-            raise UnsupportedError(f"{name} failed: {text.value.decode() if text.value else status}")
-
-    def read_version(self) -> int:
-        """Return the version of CUDA that the driver supports, such as 13000."""
-        version = ctypes.c_int()
-        self.call("cuDriverGetVersion", ctypes.byref(version))
-        return version.value
-
-    def split(self, device: int, num_parts: int, requested: int | None) -> list[Resource]:
-        """Split the multiprocessors of a device once, into parts with the requested number, or into equal parts."""
-        total, rest = Resource(), Resource()
-        self.call("cuDeviceGetDevResource", device, ctypes.byref(total), _SM_RESOURCE)
-        step = total.step or _LEAST_STEP
-        count = requested or max(step, total.num_multiprocessors // num_parts // step * step)
-        parts, num_got = (Resource * num_parts)(), ctypes.c_uint(num_parts)
-        self.call(
-            "cuDevSmResourceSplitByCount",
-            parts,
-            ctypes.byref(num_got),
-            ctypes.byref(total),
-            ctypes.byref(rest),
-            0,
-            count,
-        )
-        if num_got.value < num_parts:
-            raise UnsupportedError(
-                f"{num_parts} parts of {count} multiprocessors do not fit into {total.num_multiprocessors}, which are "
-                f"split in steps of {step}; use a lower scenario.multiprocessors"
-            )
-        return list(parts)
-
-    def make_stream(self, device: int, part: Resource) -> tuple[int, int]:
-        """Make a green context with a stream; return the stream, and the number of its multiprocessors as read back."""
-        description, context, stream, got = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), Resource()
-        self.call("cuDevResourceGenerateDesc", ctypes.byref(description), ctypes.byref(part), 1)
-        self.call("cuGreenCtxCreate", ctypes.byref(context), description, device, _DEFAULT_STREAM)
-        self.call("cuGreenCtxGetDevResource", context, ctypes.byref(got), _SM_RESOURCE)
-        self.call("cuGreenCtxStreamCreate", ctypes.byref(stream), context, _NON_BLOCKING, 0)
-        return int(stream.value or 0), int(got.num_multiprocessors)
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # no operation raises these signals
 
 
 class GreenContexts(host_streams.Streams):
@@ -111,26 +40,45 @@ class GreenContexts(host_streams.Streams):
         return {"multiprocessors": self._got[position], "multiprocessors_requested": self._requested or "equal parts"}
 
 
-def try_operations(stream: torch.cuda.Stream) -> None:
-    """Compare operations on the stream with the same operations on the device's default stream.
+def find_fault(command: Sequence[str], limit_s: int) -> str:
+    """Run a trial of green contexts (`green_trial.py`) as a child process; return what does not work, or `""`.
+
+    The child has the session of this process, so it ends with it; if an operation hangs, a signal ends the child.
 
     Raises:
-        UnsupportedError: an operation fails or computes other values.
+        RuntimeError: the trial itself failed; its error is in the output.
     """
-    import torch
+    done = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, text=True, check=False)
+    messages = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    last = messages[-1] if messages else {}
+    if "fault" in last:
+        return str(last["fault"])
+    if done.returncode == 0:
+        return ""
+    if done.returncode > 0 or -done.returncode in _FROM_OUTSIDE or "operation" not in last:
+        raise RuntimeError(f"the trial of green contexts ended with status {done.returncode}; its error is above")
+    if done.returncode == -signal.SIGALRM:
+        return f"{last['operation']} did not finish within {limit_s} s"
+    return f"{last['operation']} ended its process with signal {-done.returncode}"
 
-    for name, compute in list_operations("cuda"):
-        expected = compute()
-        torch.cuda.synchronize()
-        try:
-            with torch.cuda.stream(stream):
-                computed = compute()
-                is_right = torch.allclose(computed, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
-        except RuntimeError as error:
-            first = str(error).partition("\n")[0]
-            raise UnsupportedError(f"{name} fails in a green context: {first} ({_describe_versions()})") from error
-        if not is_right:
-            raise UnsupportedError(f"{name} computes wrong values in a green context ({_describe_versions()})")
+
+def remember(file: Path, key: str, find: Callable[[], str]) -> str:
+    """Return the answer that the file has for a key; if it has none, find the answer and write it."""
+    answers: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+    if key not in answers:
+        answers[key] = find()
+        file.write_text(json.dumps(answers), encoding="utf-8")
+    return answers[key]
+
+
+def refuse_faults(options: dict[str, Any], num_contexts: int) -> None:
+    """Raise `UnsupportedError` if operations of the jobs do not work in green contexts, as tried once in a study."""
+    spec = {name: options[name] for name in ("multiprocessors", "trials")} | {"num_contexts": num_contexts}
+    command, versions = [green_trial.__file__, json.dumps(spec)], _describe_versions()
+    key = f"{command[-1]} {os.environ['CUDA_VISIBLE_DEVICES']} {versions}"
+    fault = remember(Path(options["answers"]), key, lambda: find_fault(command, green_trial.LIMIT_S))
+    if fault:
+        raise UnsupportedError(f"{fault} ({versions}); use scenario=streams or mps")
 
 
 def _describe_versions() -> str:
@@ -140,49 +88,17 @@ def _describe_versions() -> str:
     return f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn}, driver API {Driver().read_version()}"
 
 
-def list_operations(device: str) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    """Yield an operation of each library, with its backward pass: cuBLAS, cuDNN, and torch's own kernels."""
-    import torch
-    from torch.nn import functional
-
-    random = torch.Generator(device).manual_seed(0)
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device=device, generator=random)
-
-    def differentiate(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Callable[[], torch.Tensor]:
-        def compute() -> torch.Tensor:
-            leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
-            output = function(*leaves).float()
-            gradients = torch.autograd.grad(output.square().mean(), leaves)
-            return torch.cat([part.flatten().float() for part in (output.detach(), *gradients)])
-
-        return compute
-
-    matrix, heads = draw(512, 512), draw(4, 8, 128, 64).bfloat16()
-    images, weights = (
-        draw(*shape).to(memory_format=torch.channels_last) for shape in ((64, 64, 16, 16), (64, 64, 3, 3))
-    )
-    yield "a matrix product", differentiate(torch.mm, matrix / 512**0.5, matrix)
-    yield "layer normalisation", differentiate(lambda rows: functional.layer_norm(rows, (512,)), matrix)
-    yield "attention", differentiate(functional.scaled_dot_product_attention, heads, heads, heads)
-    yield "a convolution", differentiate(lambda x, w: functional.conv2d(x, w, padding=1), images, weights / 24)
-    yield "batch normalisation", differentiate(lambda x: functional.batch_norm(x, None, None, training=True), images)
-
-
 def make_place(options: dict[str, Any], num_tenants: int) -> tenants.Place:
     """Return green contexts, or threads only if there is no GPU."""
     if not host_streams.has_gpu():
         return tenants.Place()
-    import torch
-
-    torch.cuda.init()  # type: ignore[no-untyped-call]
-    torch.zeros(1, device="cuda")  # makes the process's context current
-    driver, device, requested = Driver(), torch.cuda.current_device(), options.get("multiprocessors")
-    contexts = [driver.make_stream(device, part) for part in driver.split(device, num_tenants, requested)]
-    streams = [torch.cuda.ExternalStream(stream) for stream, _ in contexts]  # type: ignore[no-untyped-call]
-    try_operations(streams[0])
-    return GreenContexts(streams, requested, [number for _, number in contexts])
+    # Without a context in this process, so that the trial also runs on a GPU that accepts one process.
+    Driver().split(0, num_tenants, options["multiprocessors"])
+    refuse_faults(options, num_tenants)
+    streams = make_streams(num_tenants, options["multiprocessors"])
+    return GreenContexts(
+        [stream for stream, _ in streams], options["multiprocessors"], [number for _, number in streams]
+    )
 
 
 if __name__ == "__main__":

@@ -208,9 +208,16 @@ def set_arithmetic(args: argparse.Namespace, precision: str, *, autotunes: bool 
     torch.manual_seed(args.seed)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
+    allow_tf32(precision)
+    torch.backends.cudnn.benchmark = autotunes
+
+
+def allow_tf32(precision: str) -> None:
+    """Set whether TF32 may replace fp32, in matrix products and in convolutions."""
+    import torch
+
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision in ("default", "tf32")
-    torch.backends.cudnn.benchmark = autotunes
 
 
 def choose_autocast(precision: str) -> torch.dtype | None:

@@ -74,8 +74,10 @@ class Tenant(client.Job):
         self.is_built = threading.Event()
 
     def __enter__(self) -> client.NullJob:
-        self._is_open = True
-        return super().__enter__()
+        if not self._is_open:
+            self._is_open = True
+            super().__enter__()
+        return self
 
     def ready(self) -> int:
         self._host.place.note_built(self.position)
@@ -100,8 +102,7 @@ class Tenant(client.Job):
 
     def note_failure(self, error: BaseException, consequence: str = "") -> None:
         """Record an error as the end of the job, and what it means for other jobs; `say_bye` must follow."""
-        if not self._is_open:
-            self.__enter__()
+        self.__enter__()
         self.has_ended = self._leaving = True
         first, _, rest = str(error).partition("\n")
         self._note_error(error, "\n".join([f"{first}; {consequence}" if consequence else first, rest]))
@@ -125,6 +126,7 @@ class Host:
     def run(self, make_place: Callable[[int], Place]) -> None:
         """Build the tenants in turn, and wait for the end of all; `make_place` gets their number."""
         sys.stdout, sys.stderr = self.stdout, self.stderr
+        self._tenants[0].__enter__()  # so that this process ends with the orchestrator, also while the place is made
         try:
             self.place = make_place(self.num_tenants)
         except Exception as error:  # noqa: BLE001  every job reports it

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
+import tempfile
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,13 +30,25 @@ from tests.conftest import TOYS
 from tests.flow.test_interleaving import WINDOW, make_jobs
 from tests.support.rows import group
 
-pytestmark = pytest.mark.covers("pipeline/launch/host_start.py", "workloads/tenants.py")
+pytestmark = pytest.mark.covers("pipeline/launch/host_start.py", "workloads/tenants.py", "workloads/green_trial.py")
 
 PYTHON = Interpreter(python=Path(sys.executable))
 PATIENT = Limits(ready_s=60, group_s=60, stop_s=60)
 THREADS = HostProgram(script=str(PROJECT_DIR / "workloads/host_streams.py"))  # without a GPU, it has no streams
 FRAGILE = HostProgram(script=str(TOYS / "host_fragile.py"))
 Run = Callable[..., GroupResult]
+
+
+def on_trial(manner: str, limit_s: int = 60) -> HostProgram:
+    options = (("manner", manner), ("limit_s", limit_s))
+    return HostProgram(script=str(TOYS / "host_on_trial.py"), options=options)
+
+
+def wait_until(is_true: Callable[[], bool], limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -151,6 +166,51 @@ def test_a_way_of_sharing_that_does_not_work_is_a_skipped_group(run: Run) -> Non
     row = run("well", "well", host=host)
     assert row.result is Result.SKIPPED
     assert "cuDNN 9.9 fails in green contexts" in row.reason
+
+
+@pytest.mark.parametrize(
+    ("manner", "reason"),
+    [
+        ("hangs", "addition in 2 green contexts at once did not finish within 1 s"),
+        ("fails", "addition in 2 green contexts at once failed: CUDNN_STATUS_EXECUTION_FAILED"),
+        ("differs", "addition in 2 green contexts at once computed wrong values"),
+        ("crashes", "addition in 2 green contexts at once ended its process with signal 11"),
+    ],
+)
+def test_what_a_trial_finds_is_the_reason_of_a_skipped_group(run: Run, manner: str, reason: str) -> None:
+    row = run("well", "well", host=on_trial(manner, limit_s=1))
+    assert [job.result for job in row.jobs] == [Result.SKIPPED] * 2
+    assert row.result is Result.SKIPPED
+    assert row.reason.endswith(f"{reason}; use another mode")
+
+
+def test_jobs_run_after_a_trial_without_fault(run: Run) -> None:
+    assert run("well", "well", host=on_trial("works")).result is Result.OK
+
+
+def test_a_trial_with_an_error_of_its_own_fails_the_group(run: Run) -> None:
+    row = run("well", "well", host=on_trial("is_unknown"))
+    assert row.result is Result.FAILED
+    assert "the trial of green contexts ended with status 1; its error is above" in row.reason
+    assert any("no such model" in line for line in row.jobs[0].error_output)
+
+
+def test_a_trial_that_hangs_ends_with_its_orchestrator(tmp_path: Path) -> None:
+    mark, slot = uuid.uuid4().hex, Slot(visible_devices="", host=on_trial("hangs", limit_s=600))
+    starts = [JobStart(job=job, slot=slot, starter=Spawner(PYTHON)) for job in make_jobs("well", "well")]
+    with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
+        files = GroupFiles(folder=tmp_path / "group", scratch=Path(scratch), mark=mark)
+
+        def orchestrate() -> None:
+            with JobGroup(starts, files, PATIENT) as running:
+                running.wait_ready()
+
+        orchestrator = multiprocessing.get_context("fork").Process(target=orchestrate)
+        orchestrator.start()
+        wait_until(lambda: len(processes.list_marked(mark)) == 2)  # the host program, and its trial
+        orchestrator.kill()
+        orchestrator.join()
+        wait_until(lambda: not processes.list_marked(mark))
 
 
 def test_each_tenant_is_held_and_goes_on(tmp_path: Path, scratch: Path) -> None:

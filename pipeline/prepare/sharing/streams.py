@@ -38,14 +38,14 @@ class Streams(Naive):
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:
-        host = self.choose_host(group)
+        host = self.choose_host(group, scratch)
         with super().prepare(device, group, scratch) as device_slots:
             yield dataclasses.replace(
                 device_slots, slots=tuple(dataclasses.replace(slot, host=host) for slot in device_slots.slots)
             )
 
-    def choose_host(self, group: Group) -> HostProgram:
-        """Return the program that hosts the jobs."""
+    def choose_host(self, group: Group, scratch: Path) -> HostProgram:
+        """Return the program that hosts the jobs; `scratch` is the temporary folder of the group."""
         return HostProgram(script=str(PROJECT_DIR / "workloads" / "host_streams.py"))
 
 

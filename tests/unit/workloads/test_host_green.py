@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from contextlib import nullcontext
-from types import SimpleNamespace
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from workloads import host_green
-from workloads.host_green import Driver, Resource
+from workloads import green_trial, host_green
+from workloads.green_contexts import Driver, Resource
 from workloads.tenants import UnsupportedError
 
 NUM, STEP = 132, 8  # multiprocessors of an H100
@@ -101,50 +100,79 @@ def test_a_driver_without_green_contexts_or_with_an_error_is_unsupported(driver)
 
 
 @pytest.mark.torch
-def test_operations_of_each_library_have_finite_results_of_moderate_size() -> None:
-    for name, compute in host_green.list_operations("cpu"):
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["default", "bf16"])
+def test_operations_of_each_library_repeat_and_are_told_from_wrong_values(precision: str) -> None:
+    settings = {"convolutions": True, "batch_norm": True, "precision": precision, "channels_last": True}
+    names = []
+    for name, compute in green_trial.list_operations("cpu", **settings):  # type: ignore[arg-type]
+        names.append(name)
         first, again = compute(), compute()
-        assert first.isfinite().all() and first.equal(again), name
-        assert 0.1 < float(first.abs().max()) < 100, name
-
-
-@pytest.fixture
-def attempt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[bool], Any]], None]:
-    """Try one operation, which is told whether it runs in the green context."""
-    torch = pytest.importorskip("torch")
-
-    def run(compute: Callable[[bool], Any]) -> None:
-        calls: list[bool] = []
-
-        def once() -> Any:
-            calls.append(bool(calls))
-            return compute(calls[-1])
-
-        monkeypatch.setattr(host_green, "list_operations", lambda device: [("a product", once)])
-        monkeypatch.setattr(host_green, "Driver", lambda: SimpleNamespace(read_version=lambda: 13000))
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-        monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-        host_green.try_operations(None)  # type: ignore[arg-type]
-
-    return run
+        assert green_trial.are_close(again, first), name
+        for position in range(len(first)):  # also if only one gradient was never computed
+            wrong = [part * (number != position) for number, part in enumerate(first)]
+            assert not green_trial.are_close(wrong, first), (name, position)
+    assert len(names) == 8
 
 
 @pytest.mark.torch
-def test_an_operation_that_fails_or_differs_makes_the_mode_unsupported(attempt) -> None:
+def test_services_of_texts_need_neither_convolutions_nor_batch_normalisation() -> None:
+    settings = {"convolutions": False, "batch_norm": False, "precision": "tf32", "channels_last": True}
+    names = [name for name, _ in green_trial.list_operations("cpu", **settings)]  # type: ignore[arg-type]
+    assert names == ["a matrix product", "layer normalisation", "attention"]
+
+
+@pytest.mark.torch
+def test_missing_values_are_wrong() -> None:
     import torch
 
-    def fail(is_green: bool) -> torch.Tensor:
-        if is_green:
-            raise RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED_CUDART\nsearch for it")
-        return torch.ones(3)
+    assert not green_trial.are_close([torch.tensor([torch.nan])], [torch.ones(1)])
 
-    attempt(lambda is_green: torch.ones(3) + 1e-4 * is_green)
-    with pytest.raises(UnsupportedError, match="a product computes wrong values in a green context"):
-        attempt(lambda is_green: torch.ones(3) + is_green)
-    with pytest.raises(UnsupportedError) as failed:
-        attempt(fail)
-    text = str(failed.value)
-    assert text.startswith(
-        "a product fails in a green context: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED_CUDART (torch "
-    )
-    assert "driver API 13000)" in text and "\n" not in text
+
+class NoMemory(green_trial.StreamContext):
+    """A context on the CPU, without memory."""
+
+    def __init__(self) -> None: ...
+
+    def issue(self, compute: Any) -> Any:
+        return compute()
+
+    def capture(self, compute: Any) -> Any:
+        raise type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory")
+
+    def wait(self) -> None: ...
+
+
+def test_lack_of_memory_is_no_fault_of_green_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(green_trial.signal, "alarm", lambda seconds: None)
+    with pytest.raises(RuntimeError, match="out of memory") as raised:
+        green_trial.try_operations(iter([("addition", lambda: 2)]), NoMemory(), [NoMemory()], int.__eq__)
+    assert not isinstance(raised.value, UnsupportedError)
+
+
+def test_an_answer_is_found_once(tmp_path: Path) -> None:
+    file, tried = tmp_path / "answers.json", []
+    file.write_text("{}")
+
+    def find() -> str:
+        tried.append(1)
+        return "batch normalisation did not finish"
+
+    for _ in range(2):
+        assert host_green.remember(file, "3 x 40, torch 2.11", find) == "batch normalisation did not finish"
+    assert len(tried) == 1
+    assert host_green.remember(file, "3 x 40, torch 2.12", lambda: "") == ""
+
+
+def test_the_reason_has_the_versions_and_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "answers.json").write_text("{}")
+    options = {"multiprocessors": 40, "trials": [], "answers": str(tmp_path / "answers.json")}
+    tried = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    monkeypatch.setattr(host_green, "_describe_versions", lambda: "torch 2.11.0, cuDNN 91900")
+    monkeypatch.setattr(host_green, "find_fault", lambda command, limit_s: tried.append(command) or "it hangs")
+    for num_contexts in (3, 3, 2):
+        with pytest.raises(UnsupportedError) as refused:
+            host_green.refuse_faults(options, num_contexts)
+        assert str(refused.value) == "it hangs (torch 2.11.0, cuDNN 91900); use scenario=streams or mps"
+    assert [json.loads(command[1])["num_contexts"] for command in tried] == [3, 2]

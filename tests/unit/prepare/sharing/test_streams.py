@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from pipeline.base.domain.records import Device, Group, HostProgram, Job, ProfilerSpec
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
+from pipeline.prepare.sharing import green
 from pipeline.prepare.sharing.green import Green
 from pipeline.prepare.sharing.streams import MOST_TENANTS, Streams
+from tests.conftest import GPU
 from tests.support.rows import gpu_settings, group
 
 CPU = Device(kind="cpu", uuid="CPU-here", name="the CPUs")
@@ -38,8 +41,48 @@ def test_the_program_of_green_contexts_is_told_how_many_multiprocessors_were_ask
     jobs = tenants({}, {})
     for mode, asked in ((Green(40), 40), (Green(), None)):
         with mode.prepare(jobs.device, jobs, tmp_path) as slots:
-            assert {slot.host.options for slot in slots.slots} == {(("multiprocessors", asked),)}
+            assert {dict(slot.host.options)["multiprocessors"] for slot in slots.slots} == {asked}
             assert Path(slots.slots[0].host.script).is_file()
+
+
+def test_answers_of_a_trial_reach_the_next_group_of_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(green, "_answers", {})
+    jobs = tenants({}, {})
+    for number, written in enumerate(('{"3 x 40": "it hangs"}', '{"3 x 40', "{}")):
+        (folder := tmp_path / str(number)).mkdir()
+        with Green(40).prepare(jobs.device, jobs, folder) as slots:
+            answers = Path(dict(slots.slots[0].host.options)["answers"])
+            assert json.loads(answers.read_text()) == ({} if number == 0 else {"3 x 40": "it hangs"})
+            answers.write_text(written)  # the second one is cut off, as by a program that was killed
+    assert green._answers == {"3 x 40": "it hangs"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["workload=resnet26_cifar10", "workload.precision=tf32"],
+            {"convolutions": True, "batch_norm": True, "precision": "tf32", "channels_last": True},
+        ),
+        (
+            ["workload=tiny"],
+            {"convolutions": True, "batch_norm": True, "precision": "default", "channels_last": False},
+        ),
+        (
+            ["workload=infer_resnet50", "workload.precision=bf16"],
+            {"convolutions": True, "batch_norm": False, "precision": "bf16", "channels_last": True},
+        ),
+        (["workload=infer_bert_base"], {"convolutions": False, "batch_norm": False}),
+        (["workload=micro", "workload.operation=copy"], {"convolutions": True, "batch_norm": True}),
+    ],
+)
+def test_a_trial_has_the_operations_that_the_jobs_need(make_plan, overrides, expected) -> None:
+    (planned,) = make_plan(
+        ["scenario=green", "degree=2", "data.source=synthetic_device", *overrides], device=GPU
+    ).groups
+    trials = dict(Green().choose_host(planned, Path("/tmp")).options)["trials"]
+    assert [dict(trial) | expected for trial in trials] == [dict(trial) for trial in trials]
+    assert len(trials) == 1
 
 
 def test_no_multiprocessor_is_refused() -> None:
