@@ -201,7 +201,7 @@ def test_the_lease_of_another_user_is_respected(a100: Kept) -> None:
         path.write_text('{"pid": 4242, "user": "alice", "folder": "/home/alice"}')
         for status, text in (a100.run("scenario=mig", "degree=2"), a100.ask("clean")):
             assert status in (1, 2)
-            assert "held by another orchestrator: alice (pid 4242, started in /home/alice)" in text
+            assert "in use by another study of alice (pid 4242, started in /home/alice)" in text
     assert a100.file.read() == before
 
 

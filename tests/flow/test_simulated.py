@@ -428,7 +428,7 @@ def test_a_study_that_waits_begins_when_the_other_study_and_the_strangers_are_go
     clients = Clients(kept)
     with lease.hold(dataclasses.replace(GPU, uuid=gpu.uuid), tmp_path):
         status, out, err = run(*study)
-        assert (status, out) == (2, "") and "held by another orchestrator" in err and "with wait=true" in err
+        assert (status, out) == (2, "") and "in use by another study of " in err and "with wait=true" in err
         status, out, err = run(*study, "wait=true", "wait_limit_s=0.2")
         assert (status, out) == (2, "") and "waited 0 s (wait_limit_s), but " in err
         waiting = start(*study, "wait=true")

@@ -136,7 +136,7 @@ def _lock(path: Path, device: Device, *, is_shared: bool = False) -> int:
                 continue
             other = _find_blocker(path, is_shared=True) or describe_holder(device, path.parent) or Holder()
             raise InUseError(
-                f"{device.name} ({device.uuid}) is held by another orchestrator: {other} (lock file {path}); "
+                f"{device.name} ({device.uuid}) is in use by another study of {other} (lock file {path}); "
                 "wait with wait=true, or choose another device with gpu.device",
                 f"{device.name} ({device.uuid}), which is held by {other}",
                 lambda: _find_blocker(path, is_shared=is_shared) is None,

@@ -418,7 +418,7 @@ def test_it_says_how_to_run_what_is_left_once_nothing_runs(seen, recorded: str, 
 
 
 def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom(seen_of_server, tmp_path) -> None:
-    held = "error: CPU is held by another orchestrator: bob (pid {})"
+    held = "error: CPU is in use by another study of bob (pid {})"
     for name, line in {
         "7_2": held.format(1),
         "9_2": held.format(22),

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.record.shards import task_messages
 
-HELD = "error: CPU (CPU-n0) is held by another orchestrator: bob (pid 7, started in /home/bob)"
+HELD = "error: CPU (CPU-n0) is in use by another study of bob (pid 7, started in /home/bob)"
 WAITS = "waiting for CPU (CPU-n0), which is held by bob (pid 7); at most 40 s, Ctrl-C ends it"
 TRACEBACK = """Traceback (most recent call last):
   File "run.py", line 6, in <module>

@@ -253,7 +253,7 @@ def test_who_holds_a_mig_device_is_told_of_its_gpu(a100: Kept, scratch: Path) ->
         assert f"held by:   {myself} on {part.uuid}" in a100.ask("status", as_json=False)[1]
         with install_driver(a100.file.path):
             device = nvml.list_devices()[0]
-            refused = pytest.raises(GpuBusyError, match=rf"is held by another orchestrator: .*\) on {part.uuid} \(lock")
+            refused = pytest.raises(GpuBusyError, match=rf"is in use by another study of .*\) on {part.uuid} \(lock")
             with refused, lease.hold(device, a100.locks):
                 pytest.fail("the GPU of a MIG device that is held")
     assert a100.ask("status", "--gpu", "0")[1]["gpus"][0]["mig_devices_held_by"] == {}
@@ -265,7 +265,7 @@ def test_clean_while_a_study_runs_is_refused_with_its_name(a100: Kept) -> None:
     with lease.hold(nvml_device(a100), a100.locks):
         code, text = a100.ask("clean", as_json=False)
     assert code == 1
-    assert f"held by another orchestrator: {host_info.user_name()} (pid {os.getpid()}" in text
+    assert f"in use by another study of {host_info.user_name()} (pid {os.getpid()}" in text
     assert a100.gpu == before
     assert len(a100.journal.read_steps()) == 2
 
