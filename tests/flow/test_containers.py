@@ -112,7 +112,10 @@ def test_an_image_that_cannot_run_jobs_is_refused(begin, arguments, words):
 
 def test_jobs_in_images_do_not_share_a_process(begin):
     done = begin("workload=tiny", "scenario=streams", "degree=2", "dry_run=true")
-    assert done.status == 2 and "workload tiny needs a process of its own: its container is that of one job" in done.err
+    assert (
+        done.status == 2
+        and "workload tiny cannot share a process, because its container is that of one job" in done.err
+    )
 
 
 @pytest.mark.slow

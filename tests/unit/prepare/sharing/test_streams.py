@@ -99,7 +99,12 @@ STEPS = (("step_mode", "eager"),)
         (
             [{"own_process": "it serves HTTP"}, {}],
             {},
-            "workload tiny needs a process of its own: it serves HTTP; otherwise use scenario=mps or naive",
+            "workload tiny cannot share a process, because it serves HTTP; use scenario=mps or naive",
+        ),
+        (
+            [{"own_process": "it is slow; use another"}, {}],
+            {},
+            "because it is slow; use another, or scenario=mps or naive",
         ),
         ([{}] * (MOST_TENANTS + 1), {}, f"hosts at most {MOST_TENANTS} jobs, not {MOST_TENANTS + 1}"),
         ([{}, {}], {"pin_cpus": True}, "remove pin_cpus=true"),
