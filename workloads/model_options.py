@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from workloads.options import PLACE, Device, option
+from workloads.options import PLACE, Device, option, refuse_missing_gpu
 
 DataSource = enum.Enum("DataSource", "disk files synthetic_files synthetic_host synthetic_device", start=0)
 """The source of training data.
@@ -62,7 +62,7 @@ class Training:
         if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate={self.learning_rate:g} must be greater than 0, and finite")
         if self.step_mode is StepMode.cuda_graph:
-            refuse_graphs_without_gpu(device)
+            refuse_missing_gpu(device, "step_mode=cuda_graph")
             if self.precision is Precision.fp16:
                 raise ValueError("step_mode=cuda_graph cannot be combined with precision=fp16; use precision=bf16")
 
@@ -97,15 +97,3 @@ class Training:
                 f"folder that contains {folder}"
             )
         return path
-
-
-def refuse_graphs_without_gpu(device: Device) -> None:
-    """Raise `ValueError` if the device cannot capture CUDA graphs."""
-    if device.is_simulated or not device.is_gpu:
-        place, remedy = device.name, "gpu=simulated_h100_80gb dry_run=true"
-        if device.is_simulated:
-            place, remedy = f"a simulated {device.name}", "dry_run=true"
-        raise ValueError(
-            f"step_mode=cuda_graph needs a GPU, but the job would run on {place}; use {remedy} to print the plan, or "
-            "+rehearse=tiny to rehearse an experiment"
-        )

@@ -63,3 +63,15 @@ def option(
     if isinstance(default, dict | list):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def refuse_missing_gpu(device: Device, setting: str) -> None:
+    """Raise `ValueError` if a setting, as `KEY=VALUE`, needs a GPU and the device is none or is simulated."""
+    if device.is_simulated or not device.is_gpu:
+        place, remedy = device.name, "gpu=simulated_h100_80gb dry_run=true"
+        if device.is_simulated:
+            place, remedy = f"a simulated {device.name}", "dry_run=true"
+        raise ValueError(
+            f"{setting} needs a GPU, but the job would run on {place}; use {remedy} to print the plan, or "
+            "+rehearse=tiny to rehearse an experiment"
+        )

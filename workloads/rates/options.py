@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from workloads.options import Device, option
+from workloads.options import Device, option, refuse_missing_gpu
 
 Operation = enum.Enum(
     "Operation",
@@ -106,11 +106,7 @@ class Stressor:
         if self.is_of_host:
             return
         if device.is_simulated or not device.is_gpu:
-            place = f"a simulated {device.name}" if device.is_simulated else device.name
-            raise ValueError(
-                f"resource={self.resource.name} needs a GPU, but the job would run on {place}; use host_cores or "
-                "host_memory"
-            )
+            refuse_missing_gpu(device, f"resource={self.resource.name}")
         capability = device.compute_capability
         if self.resource is Resource.tensor_cores and capability is not None and capability < (8, 0):
             raise ValueError(

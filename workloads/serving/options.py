@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from workloads.images.options import TINY_RESNET
-from workloads.model_options import GPU_ONLY_PX, NO_GPU, Precision, StepMode, refuse_graphs_without_gpu
-from workloads.options import PLACE, Device, option
+from workloads.model_options import GPU_ONLY_PX, NO_GPU, Precision, StepMode
+from workloads.options import PLACE, Device, option, refuse_missing_gpu
 from workloads.text.options import TINY_BERT, TextModel, count_positions
 
 Library = enum.Enum("Library", "timm transformers diffusers", start=0)
@@ -117,7 +117,7 @@ class Infer(Service):
                 "batch_size=1"
             )
         if self.step_mode is StepMode.cuda_graph:
-            refuse_graphs_without_gpu(device)
+            refuse_missing_gpu(device, "step_mode=cuda_graph")
             if self.max_batch > 1:
                 raise ValueError(
                     "step_mode=cuda_graph needs max_batch=1; set max_batch=1, or step_mode=eager or compile"

@@ -23,7 +23,10 @@ BESIDE = ["+workload@sizes.stressor=stressor", "sizes.stressor.resource=host_cor
         (["workload.dial=1.01"], r"dial=1\.01 must be from 0 to 1"),
         (["workload.dial=-1"], "dial=-1.* must not be negative"),
         (["workload.dial=nan"], "dial=nan must be finite"),
-        (["workload.resource=l2"], "resource=l2 needs a GPU, .*; use host_cores or host_memory"),
+        (
+            ["workload.resource=l2"],
+            "resource=l2 needs a GPU, .*; use gpu=simulated_h100_80gb dry_run=true .*rehearse=tiny",
+        ),
     ],
 )
 def test_what_a_cpu_cannot_run_is_refused_in_one_line(make_plan, overrides, why):
