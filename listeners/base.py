@@ -7,6 +7,7 @@ samples. Errors of the thread are raised in the thread of the orchestrator that 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import os
 import select
@@ -20,6 +21,7 @@ from typing import ClassVar
 from pipeline.base.domain.protocols import Sink, Watch
 from pipeline.base.domain.records import Device
 from pipeline.base.domain.samples import MIN_INTERVAL_MS, Chart, Field, FieldTable, Sample, Summary
+from pipeline.base.system import errors
 from pipeline.base.system.errors import ConfigError, ListenerError, NoSensorError
 
 _log = logging.getLogger(__name__)
@@ -246,9 +248,12 @@ class _Observation:
         except ListenerError as error:  # raised in the observing thread
             self._failure = error
         except Exception as error:  # noqa: BLE001  raised in the observing thread, too
-            name, device = self._listener.name, self._watch.device.name
-            message = f"listener {name} stopped reading {device}: {type(error).__name__}: {error}"
-            self._failure = ListenerError(message)
+            name = self._listener.name
+            where = errors.locate(error, inspect.getfile(type(self._listener)))
+            self._failure = ListenerError(
+                f"listener {name} failed: {type(error).__name__}: {error}{f' ({where})' if where else ''}; correct it, "
+                f"or leave {name} out of listeners"
+            )
             self._failure.__cause__ = error
         finally:
             self._started.set()

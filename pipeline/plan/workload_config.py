@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -25,7 +24,7 @@ from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.records import Device
 from pipeline.base.domain.window import Window
 from pipeline.base.domain.workload import Objective, RateSource
-from pipeline.base.system import user_command
+from pipeline.base.system import errors, user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import expand_path, is_file
 from pipeline.plan import option_values, service_windows, source_digest
@@ -347,9 +346,8 @@ class WorkloadConfig:
             code = getattr(getattr(self, name), "__code__", None)
             if code is None:
                 raise self._refused(f"{name} must be a method; define it with def") from error
-            frames = traceback.extract_tb(error.__traceback__)
-            lines = [frame.lineno for frame in frames if frame.filename == code.co_filename]
-            where = f"{Path(code.co_filename).name}:{lines[-1] if lines else code.co_firstlineno}"
+            file = code.co_filename
+            where = errors.locate(error, file) or f"{Path(file).name}:{code.co_firstlineno}"
             raise self._refused(f"{name} failed: {type(error).__name__}: {error} ({where})") from error
 
     def _refused(self, why: str) -> ConfigError:

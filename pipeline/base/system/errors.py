@@ -1,6 +1,8 @@
 """The exceptions of the project. Each message names the subject, the problem and the remedy."""
 
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 
 class CollocationError(Exception):
@@ -74,3 +76,9 @@ class CommandError(CollocationError):
 def exit_status(error: CollocationError) -> int:
     """Return the exit status of a command: 2 if it was refused before anything was changed, 1 if it failed."""
     return 2 if isinstance(error, ConfigError | GpuBusyError | TrackingError) else 1
+
+
+def locate(error: BaseException, file: str) -> str | None:
+    """Return the last line of a file that an error passed, as `options.py:20`; `None` if it passed none."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"{Path(file).name}:{lines[-1]}" if lines else None

@@ -37,6 +37,15 @@ class _Slow(PollingListener):
         yield read
 
 
+class _Mistaken(_Slow):
+    """Calls a function with the wrong type."""
+
+    @contextmanager
+    def source(self, watch: Watch) -> Iterator[Callable[[], Iterable[Sample]]]:
+        int([])  # type: ignore[call-overload]
+        yield list
+
+
 class _Clock(StopSignal):
     """A time that passes only where somebody waits for the signal, or is busy."""
 
@@ -113,6 +122,17 @@ class TestSchedule:
         assert [record.message for record in caplog.records] == [
             "listener slow: the simulated NVIDIA H100 80GB HBM3 has no readings for it; its figures are absent"
         ]
+
+    def test_a_mistake_in_the_code_of_a_listener_is_named_with_its_line(self) -> None:
+        with (
+            pytest.raises(
+                ListenerError,
+                match=r"^listener slow failed: TypeError: int\(\) .* \(test_listener_base\.py:\d+\); correct it, or leave "
+                "slow out of listeners$",
+            ),
+            _Mistaken(200).observe(OneDevice(CPU), Collected()),
+        ):
+            pytest.fail("there was no sample")
 
     def test_a_source_that_hangs_is_named_and_does_not_hold_the_caller(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("listeners.base._STOP_LIMIT_S", 0.1)
