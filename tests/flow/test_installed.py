@@ -95,7 +95,7 @@ def test_a_script_has_its_own_modules_and_its_results_lie_where_the_user_is(coll
     assert "index.html" in collocate("report", "--no-log")
     assert (tmp_path / "reports/collocation/index.html").is_file()
     assert "clean" in collocate("gpu", "status", "--lock-dir", str(tmp_path))
-    assert "shards: 1 done" in collocate("tracking", "status")
+    assert "study: done" in collocate("tracking", "status")
     assert "trace.json" in collocate("timeline")
 
 

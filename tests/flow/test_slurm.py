@@ -232,7 +232,7 @@ def test_a_task_of_which_no_process_is_left_is_lost_until_its_shard_is_run_again
         process_of_task.kill()
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
-    assert "shards: 1 lost; 0 of 2 groups have a result" in err
+    assert "study: lost; 0 of 2 groups have a result" in err
     how = r"^to run the rest: .* repeats=1 resume=true$"
     assert re.search(how, err, re.MULTILINE), err
     process = start("repeats=1", "resume=true")

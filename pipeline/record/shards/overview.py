@@ -71,20 +71,27 @@ class Overview:
         return dataclasses.asdict(self)
 
     def as_text(self, now_s: float) -> str:
-        """Format a table with one line per shard, or per range of shards not started, and the remaining work."""
+        """Format a table with one line per shard, or per range of shards not started, and the remaining work.
+
+        If the study is one shard, the text calls it the study.
+        """
         shown = [list(alike) for _, alike in itertools.groupby(self.shards, _make_line_key)]
         lines = [_HEAD, *(_format_line(shards, now_s) for shards in shown)]
         if self.num_models > 1:
             models = (_MODEL, *(shards[0].model or "-" for shards in shown))
             lines = [(model, *line) for model, line in zip(models, lines, strict=True)]
+        is_one = len(self.shards) == 1
+        if is_one:
+            lines = [line[1:] for line in lines]
         states = Counter(shard.state for shard in self.shards)
         num_found = sum(shard.num_found for shard in self.shards)
         total = sum(shard.num_groups for shard in self.shards)
         counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
+        summary = f"study: {self.shards[0].state}" if is_one else f"shards: {counts}"
         remaining = "" if not self.seconds_left else f", about {words.format_duration(self.seconds_left)} left"
         text = [
             *words.align_table(lines, range(len(lines[0]))),
-            f"shards: {counts}; {num_found} of {total} groups have a result{remaining}",
+            f"{summary}; {num_found} of {total} groups have a result{remaining}",
         ]
         if num_skipped := sum(shard.results.get(Result.SKIPPED, 0) for shard in self.shards):
             text.append(

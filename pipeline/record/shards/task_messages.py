@@ -56,7 +56,8 @@ def describe(shards: Sequence[Shard]) -> Iterator[str]:
         numbers = ", ".join(str(shard.number) for shard in members)
         of_model = f" ({model})" if has_models and model else ""
         output = f" (output: {members[0].output})" if members[0].output else ""
-        yield f"{'shard' if len(members) == 1 else 'shards'} {numbers}{of_model}: {members[0].message}{output}"
+        subject = "study" if len(shards) == 1 else f"{'shard' if len(members) == 1 else 'shards'} {numbers}{of_model}"
+        yield f"{subject}: {members[0].message}{output}"
     if rest := list(alike.values())[_MOST_MESSAGES:]:
         yield f"{words.format_count(sum(map(len, rest)), 'more shard')} with other messages; see --json"
 

@@ -127,8 +127,8 @@ class TestSchedule:
         with (
             pytest.raises(
                 ListenerError,
-                match=r"^listener slow failed: TypeError: int\(\) .* \(test_listener_base\.py:\d+\); correct it, or leave "
-                "slow out of listeners$",
+                match=r"^listener slow failed: TypeError: int\(\) .* \(test_listener_base\.py:\d+\); correct it, or "
+                "leave slow out of listeners$",
             ),
             _Mistaken(200).observe(OneDevice(CPU), Collected()),
         ):

@@ -417,6 +417,15 @@ def test_it_says_how_to_run_what_is_left_once_nothing_runs(seen, recorded: str, 
     assert still_runs.splitlines()[-1] == f"started by: {recorded}"
 
 
+def test_a_study_of_one_shard_is_called_the_study(seen) -> None:
+    sizes = {"plan_shards": "2x1"}
+    groups = [run(1, "a"), run(1, "b")]
+    found = seen(*(replace(group, facts={**group.facts, **sizes}) for group in groups))
+    head, line, summary, *_ = found.as_text(NOW_S).splitlines()
+    assert head.split()[0] == "state" and line.split()[:2] == ["done", "2/2"]
+    assert summary == "study: done; 2 of 2 groups have a result"
+
+
 def test_a_task_that_ended_without_a_result_says_why_and_one_that_waits_for_whom(seen_of_server, tmp_path) -> None:
     held = "error: CPU is in use by another study of bob (pid {})"
     for name, line in {
