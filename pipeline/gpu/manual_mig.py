@@ -21,6 +21,7 @@ from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import CollocationError, ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.paths import expand_path
+from pipeline.base.system.words import format_count
 from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import BY_HAND, Journal
 from pipeline.gpu.status import (
@@ -245,8 +246,8 @@ def _refuse_divided(target: Target, request: ManualMigRequest) -> None:
     _refuse_foreign(target, request)
     if steps := target.manual_journal.read_steps():
         raise ConfigError(
-            f"{target.name} already has MIG instances made by hand ({len(steps)} steps to undo); remove them with "
-            f"{request.destroy_command}, or use them with scenario=mig scenario.layout=existing"
+            f"{target.name} already has MIG instances made by hand ({format_count(len(steps), 'step')} to undo); "
+            f"remove them with {request.destroy_command}, or use them with scenario=mig scenario.layout=existing"
         )
 
 

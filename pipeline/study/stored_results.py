@@ -147,7 +147,8 @@ def show_all(request: StudyRequest, plans: Sequence[Plan]) -> bool:
         summary.show_where(experiment, request.config.tracking, request.sender, request.root)
     if num_left:
         all_groups = format_count(sum(len(plan.groups) for plan in plans), "group")
+        them = "it" if num_left == 1 else "them"
         words.say(
-            f"{num_left} of {all_groups} without a result; to run them: {request.invocation.masked_resume_command}"
+            f"{num_left} of {all_groups} without a result; to run {them}: {request.invocation.masked_resume_command}"
         )
     return not num_left

@@ -353,8 +353,9 @@ class StudyRun:
             parts += [f"{num_failed} failed"] * bool(num_failed)
             all_groups = format_count(len(self.plan.groups), "group")
             invocation = self.request.invocation
+            them = "it" if num_missing + num_failed == 1 else "them"
             # A launcher prints its own command.
-            how = "" if invocation.has_launcher else f"; to run them: {invocation.masked_resume_command}"
+            how = "" if invocation.has_launcher else f"; to run {them}: {invocation.masked_resume_command}"
             words.say(f"{all_groups}: {', '.join(parts)}{how}")
 
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:

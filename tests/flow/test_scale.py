@@ -71,7 +71,7 @@ def test_two_gpus_share_a_study_and_a_shard_that_was_lost_is_run_again(start, wo
     out, err = process.communicate(timeout=600)
     assert process.returncode == 1, err
     assert "GPU 1 shard 2 | ended with exit status 137" in err
-    assert "1 of 6 groups without a result; to run them: " in err
+    assert "1 of 6 groups without a result; to run it: " in err
     seen = read_overview(tmp_path / "mlruns", "collocation-rehearsal").as_text(0.0)
     assert re.search(r"\nto run the rest: .*\brun.py -m .* hydra/launcher=gpus resume=true$", seen), seen
     process = start("hydra/launcher=gpus", "resume=true")

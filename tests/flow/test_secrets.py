@@ -44,7 +44,7 @@ def test_no_secret_is_in_the_store_nor_said(run, client, tmp_path):
     assert status == 1
     assert "s3cr3t" not in (out + err).lower()
     assert "no access for <hidden>, password=<hidden>; https://<hidden>@h/x" in out
-    assert "to run them: " in err and "(with your own values for <hidden>)" in err
+    assert "to run it: " in err and "(with your own values for <hidden>)" in err
     # By another process: one that closes a file of sqlite loses the locks of its own connections to it.
     store = ["grep", "-rlEi", "--exclude=stderr.log", "s3cr3t", str(tmp_path / "mlruns")]
     assert subprocess.run(store, capture_output=True, text=True).stdout == ""

@@ -17,6 +17,7 @@ from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Device, Group, Job, Slot
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.words import format_count
 from pipeline.clean.journal import Journal
 from pipeline.prepare.mig.layouts import AUTO, Layout
 from pipeline.prepare.mig.profiles import read_gpu
@@ -72,7 +73,8 @@ class MigMps(Mig):
         num_instances, dealt = len(self.list_sizes(group)), self._deal(group)
         if len(dealt) != group.degree:
             raise ConfigError(
-                f"scenario.instance_of has {len(dealt)} values for {group.degree} jobs; list one value for each job"
+                f"scenario.instance_of has {format_count(len(dealt), 'value')} for "
+                f"{format_count(group.degree, 'job')}; list one value for each job"
             )
         if sorted(set(dealt)) != list(range(num_instances)):
             used = ", ".join(map(str, sorted(set(dealt))))

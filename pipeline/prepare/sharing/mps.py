@@ -19,6 +19,7 @@ from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Commands, Device, Group, Slot
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.words import format_count
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import compute_mode, refusals
 from pipeline.prepare.device.smi_commands import Smi
@@ -204,5 +205,8 @@ def value_at(key: str, option: Any, position: int, num_jobs: int) -> Any:
     if not isinstance(option, list | tuple):
         return option
     if len(option) != num_jobs:
-        raise ConfigError(f"scenario.{key} has {len(option)} values for {num_jobs} jobs; list one value for each job")
+        raise ConfigError(
+            f"scenario.{key} has {format_count(len(option), 'value')} for {format_count(num_jobs, 'job')}; list "
+            "one value for each job"
+        )
     return option[position]

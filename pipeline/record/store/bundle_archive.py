@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import format_count
 
 VERSION = 1
 RUNS = "runs.jsonl"
@@ -115,7 +116,9 @@ def extract(file: Path, folder: Path, *, only_runs: bool = False) -> str:
             f"{file} is not a complete bundle: {error}; copy the file again, or export the study again"
         ) from error
     if missing:
-        raise ConfigError(f"{file} lacks {len(missing)} files, such as {next(iter(missing))}; copy the bundle again")
+        raise ConfigError(
+            f"{file} lacks {format_count(len(missing), 'file')}, such as {next(iter(missing))}; copy the bundle again"
+        )
     return str(head["experiment"])
 
 

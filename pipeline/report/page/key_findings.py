@@ -179,7 +179,10 @@ def describe_left_out(study: Study) -> list[str]:
     sentences += study.not_drawn
     if study.not_shown:
         more = len(study.not_shown) - _MOST_STUDIES
-        names = [*study.not_shown[:_MOST_STUDIES], *([f"{more} older ones"] if more > 0 else [])]
+        names = [
+            *study.not_shown[:_MOST_STUDIES],
+            *([f"{more} older"] if more > 0 else []),
+        ]
         sentences.append(f"Studies of this experiment that are not shown: {join_words(names)}; {STUDY} ID shows one.")
     return sentences
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
+from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import paper, verdicts
 from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.doubts import list_doubts
@@ -130,8 +131,9 @@ def render(content: Content) -> str:
 
 def _count_comparisons(verdicts: Sequence[Verdict]) -> str:
     number = sum(verdict.ratio is not None for verdict in verdicts)
-    without = f", and {len(verdicts) - number} groups without a figure" if number < len(verdicts) else ""
-    return f"All {number} comparisons{without}"
+    comparisons = "One comparison" if number == 1 else f"All {number} comparisons"
+    missing = len(verdicts) - number
+    return f"{comparisons}, and {format_count(missing, 'group')} without a figure" if missing else comparisons
 
 
 def environment() -> jinja2.Environment:

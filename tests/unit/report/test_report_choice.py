@@ -41,6 +41,12 @@ def read(monkeypatch: pytest.MonkeyPatch):
     return lambda **chosen: rows.read([Path("mlruns")], "mixed", choice=Choice(**chosen))
 
 
+@pytest.mark.parametrize(("number", "rest"), [(6, "4 and 1 older"), (7, "2 older")])
+def test_older_studies_are_counted(read, number: int, rest: str) -> None:
+    found = dataclasses.replace(read(), not_shown=[str(index) for index in range(number)])
+    assert f"{rest}; --study ID shows one." in " ".join(describe_left_out(found))
+
+
 def test_simulated_rows_never_stand_beside_real_ones_nor_push_them_out(read) -> None:
     found = read()
     assert {(row.start, row.is_simulated) for row in found.rows} == {(NEW, False)}
