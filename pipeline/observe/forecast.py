@@ -1,4 +1,4 @@
-"""Forecast of a study's duration, from similar earlier groups, or else from the windows and limits."""
+"""Forecast of a study's duration, from similar earlier groups, or else from the windows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pipeline.base.domain.records import Group
-from pipeline.base.system.words import format_duration
+from pipeline.base.system.words import format_count, format_duration
 from pipeline.observe.study_progress import Likeness, PastGroup, Progress, count_windows
 
 _MOST_NAMES = 3
@@ -21,7 +21,9 @@ class Forecast:
         least_s, most_s: seconds of the study, if each other group takes only its window, or its limits.
         shortest_s, longest_s: seconds of all windows by need at their shortest and longest lengths.
         num_unknown: number of groups without a similar earlier group.
+        num_unknown_windows: number of these groups whose windows have no fixed length, because their work is fixed.
         num_groups: number of groups, without skipped groups.
+        num_blocks: number of blocks of these groups.
         num_other_packages: number of groups estimated from the same group with other packages.
         other_programs: earlier programs, with other arguments or code, from which groups are estimated.
         num_other_programs: number of groups estimated from `other_programs`.
@@ -31,7 +33,9 @@ class Forecast:
     least_s: float
     most_s: float
     num_unknown: int
+    num_unknown_windows: int
     num_groups: int
+    num_blocks: int
     shortest_s: float = 0.0
     longest_s: float = 0.0
     num_other_packages: int = 0
@@ -53,10 +57,17 @@ class Forecast:
     def _duration(self) -> str:
         if not self.num_unknown:
             return f"takes about {format_duration(self.least_s)}, estimated from similar earlier groups{self._basis}"
-        least, most = format_duration(self.least_s), format_duration(self.most_s)
-        bounds = f"at least {least} (the windows) and at most {most} (limits.*)"
+        rest = "the starts of jobs"
+        if self.num_unknown_windows:
+            rest += f" and the windows of {format_count(self.num_unknown_windows, 'group')}, which are unknown"
+        duration = f"takes at least {format_duration(self.least_s)} plus {rest}"
+        if not self.least_s:
+            duration = "takes an unknown time, because the windows are unknown"
+        have = "has" if self.num_unknown == 1 else "have"
+        remedy = "; for an estimate, run one block with repeats=1" if self.num_blocks > 1 else ""
         return (
-            f"takes {bounds}: {self.num_unknown} of {self.num_groups} groups have no similar earlier run{self._basis}"
+            f"{duration}: {self.num_unknown} of {self.num_groups} groups {have} no similar earlier run"
+            f"{self._basis}{remedy}"
         )
 
     @property
@@ -82,13 +93,15 @@ def forecast(groups: Sequence[Group], past: Iterable[PastGroup]) -> Forecast:
     loose = [estimate.source for estimate in known.values() if estimate.likeness is Likeness.OTHER_PROGRAM]
     least_s, _ = progress.estimate_left_s()
     most_s = sum(of_each.values()) + sum(map(_compute_limit_s, unknown))
-    num_groups = sum(group.skip_reason is None for group in groups)
+    planned = [group for group in groups if group.skip_reason is None]
     return Forecast(
         of_each=of_each,
         least_s=least_s,
         most_s=most_s,
         num_unknown=len(unknown),
-        num_groups=num_groups,
+        num_unknown_windows=sum(not group.window.kind.is_steady for group in unknown),
+        num_groups=len(planned),
+        num_blocks=len({group.block for group in planned}),
         shortest_s=sum(count_windows(group) * group.window.seconds for group in by_need),
         longest_s=sum(count_windows(group) * group.window.most_s for group in by_need),
         num_other_packages=sum(estimate.likeness is Likeness.OTHER_PACKAGES for estimate in known.values()),

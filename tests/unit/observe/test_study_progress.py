@@ -85,9 +85,13 @@ def test_a_study_that_has_not_begun_takes_what_its_like_took_before():
     unknown = forecast([pair, other, skipped], past)
     assert unknown.of_each == {1: 20.0, 3: 0.0}
     assert (
-        unknown.words
-        == "takes at least 20 s (the windows) and at most 35 s (limits.*): 1 of 2 groups have no similar earlier run"
+        unknown.words == "takes at least 20 s plus the starts of jobs and the windows of 1 group, which are unknown: "
+        "1 of 2 groups has no similar earlier run"
     )
+    words = "takes an unknown time, because the windows are unknown: 1 of 1 groups has no similar earlier run"
+    assert forecast([other], []).words == words
+    again = dataclasses.replace(other, block=2, number=3)
+    assert forecast([other, again], []).words.endswith("earlier run; for an estimate, run one block with repeats=1")
     assert forecast([group("c", "c")], past).num_unknown == 1, "of no study that ran other workloads only"
 
 
@@ -211,7 +215,7 @@ def test_the_command_that_goes_on_is_the_one_that_was_given(given):
 def test_windows_by_need_have_a_shortest_and_a_longest_time():
     window = Window(kind=WindowKind.STEADY, seconds=1, settle_s=1, most_s=10)
     pair, mix = group("a", "a", window=window), group("a", "b", window=window, sequential=True, number=2)
-    words = "takes at least 9 s (the windows) and at most 66 s (limits.*): 2 of 2 groups have no similar earlier run"
+    words = "takes at least 9 s plus the starts of jobs: 2 of 2 groups have no similar earlier run"
     assert forecast([pair, mix], []).words == f"{words}; its windows by need take 3 s to 30 s"
     ran = PastGroup(
         key=pair.key,
