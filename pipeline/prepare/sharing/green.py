@@ -18,11 +18,16 @@ from pipeline.base.domain.work_units import REQUESTS
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.prepare.sharing.mps import parse_version
 from pipeline.prepare.sharing.naive import WholeDevice
 from pipeline.prepare.sharing.streams import Streams
 
 _TEXT_PROGRAMS = "workloads.text_imports"
 """The preload module of programs with models of text, which have no convolutions."""
+
+# The step of the number of multiprocessors in a part. Source: NVIDIA, CUDA Driver API, green contexts; on an H100,
+# parts had such numbers (docs/one_process.md). Clusters can allow fewer parts, which only the driver knows.
+_STEP, _STEP_SINCE = 8, (9, 0)
 
 _answers: dict[str, str] = {}
 """Faults by the settings and versions of their trials; empty text if all operations work."""
@@ -35,6 +40,21 @@ class Green(Streams):
         if multiprocessors is not None and multiprocessors < 1:
             raise ConfigError(f"scenario.multiprocessors={multiprocessors} must be at least 1")
         self._multiprocessors = multiprocessors
+
+    def check(self, group: Group) -> None:
+        super().check(group)
+        details = dict(group.device.details)
+        if "multiprocessors" not in details or parse_version(details.get("compute_capability", "0.0")) < _STEP_SINCE:
+            return
+        num_jobs, total = len(group.jobs), int(details["multiprocessors"])
+        largest = total // num_jobs // _STEP * _STEP
+        count = -(-(self._multiprocessors or _STEP) // _STEP) * _STEP  # rounded up, as the driver does
+        if count > largest:
+            remedy = f"scenario.multiprocessors={largest} or less" if largest else f"{total // _STEP} jobs or fewer"
+            raise ConfigError(
+                f"scenario={group.scenario}: {num_jobs} x {count} multiprocessors (a part has a multiple of {_STEP}) "
+                f"exceed the {total} of {group.device.name}; use {remedy}"
+            )
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -88,6 +89,33 @@ def test_a_trial_has_the_operations_that_the_jobs_need(make_plan, overrides, exp
 def test_no_multiprocessor_is_refused() -> None:
     with pytest.raises(ConfigError, match="multiprocessors=0 must be at least 1"):
         Green(0)
+
+
+HOPPER = (("compute_capability", "9.0"), ("multiprocessors", "132"))
+
+
+@pytest.mark.parametrize(
+    ("num_jobs", "multiprocessors", "details", "reason"),
+    [
+        (3, 40, HOPPER, ""),
+        (2, None, HOPPER, ""),
+        (
+            3,
+            44,
+            HOPPER,
+            r": 3 x 48 multiprocessors .* exceed the 132 of .*; use scenario\.multiprocessors=40 or less$",
+        ),
+        (1, 200, HOPPER, r"; use scenario\.multiprocessors=128 or less$"),
+        (3, None, (("compute_capability", "10.0"), ("multiprocessors", "20")), "; use 2 jobs or fewer$"),
+        (3, 44, (("compute_capability", "8.0"), ("multiprocessors", "108")), ""),  # their step is another
+        (3, 44, (), ""),
+    ],
+)
+def test_parts_that_cannot_fit_are_refused_in_a_plan(num_jobs, multiprocessors, details, reason) -> None:
+    jobs = dataclasses.replace(tenants(*[{}] * num_jobs), device=dataclasses.replace(GPU, details=details))
+    refused = pytest.raises(ConfigError, match=reason) if reason else contextlib.nullcontext()
+    with refused:
+        Green(multiprocessors).check(jobs)
 
 
 STEPS = (("step_mode", "eager"),)
