@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from pipeline.base.domain import normalisation, service_figures, work_units
-from pipeline.base.domain.marks import NO_MARKS, Marks
+from pipeline.base.domain.marks import NO_MARKS, Marks, merge
 from pipeline.base.domain.records import CO_RUNNERS, OTHER_GPUS, Group, Result
 from pipeline.base.domain.sharing_modes import mode_of
 from pipeline.base.system.grouping import group_by
@@ -171,8 +171,8 @@ def _list_notes(
     flags: dict[str, list[str]] = defaultdict(list)
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, group_rows in zip(names, groups, strict=True):
-        of_flags = Counter(row.marks.text for row in group_rows if row.marks.text)
-        of_reasons = Counter(row.reason for row in group_rows if row.result is not Result.OK and row.reason)
+        of_flags = merge(row.marks.text for row in group_rows if row.marks.text)
+        of_reasons = merge(row.reason for row in group_rows if row.result is not Result.OK and row.reason)
         what = "blocks" if _count_blocks(group_rows) == len(group_rows) else "runs"
         for into, texts in ((flags, of_flags), (reasons, of_reasons)):
             for text, number in texts.items():

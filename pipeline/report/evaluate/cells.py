@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.base.domain import service_figures, work_units
+from pipeline.base.domain.marks import merge_notes
 from pipeline.base.domain.normalisation import SPEEDUP, select_independent
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, SharingMode
@@ -90,7 +91,8 @@ class Cell:
         counted, sampled: metrics of work units and of listeners that are not in `METRICS`.
         best_solo: the step modes, in words, of the fastest solo runs of the jobs; empty if several were not measured.
         reason: reason of the first block that did not end `ok`.
-        invalid, row_notes: the different marks and notes of the rows.
+        invalid: the different marks of the rows.
+        row_notes: the notes of the rows, once for each reason.
     """
 
     case: Case
@@ -416,7 +418,7 @@ def _cell(
         reason=next((row.reason for row, _ in rows if row.result is not Result.OK), ""),
         invalid=tuple(dict.fromkeys(row.marks.invalid for row, _ in rows if row.marks.invalid)),
         num_invalid=sum(bool(row.marks.invalid) for row, _ in rows),
-        row_notes=tuple(dict.fromkeys(row.marks.note for row, _ in rows if row.marks.note)),
+        row_notes=tuple(merge_notes((row.marks.note for row, _ in rows), "block")),
     )
     for row, figures in rows:
         cell.results[row.result] += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, MutableMapping, Sequence
 
-from pipeline.base.domain.marks import Marks, join
+from pipeline.base.domain.marks import Marks, join, merge_notes
 from pipeline.base.domain.normalisation import average_figures
 from pipeline.base.system.grouping import group_by
 from pipeline.report.read.study_records import Row
@@ -32,5 +32,5 @@ def _average(runs: Sequence[Row]) -> Row:
         runs[0],
         metrics=average_figures([row.metrics for row in runs]),
         jobs=tuple(jobs),
-        marks=Marks("", join(dict.fromkeys(row.marks.note for row in runs if row.marks.note))),
+        marks=Marks("", join(merge_notes((row.marks.note for row in runs), "run"))),
     )
