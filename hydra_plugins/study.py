@@ -37,13 +37,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pipeline.base.system import override_values, user_command, words
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import command_line, hydra_errors, override_remedy, overrides, small_workloads
+from pipeline.plan import command_line, experiment_blocks, hydra_errors, override_remedy, overrides, small_workloads
 from pipeline.record import invocation
 from pipeline.scale.launcher_options import SlurmOptions
 
-_NOT_SWEPT = ("experiment", "rehearse", "duration")
-"""Groups whose files define the sweep and therefore cannot be swept."""
-_BLOCKS = "blocks"
 _PROGRAMS = ("workload.", "sizes.")
 _EITHER = {"degree": "mix", "mix": "degree"}
 """The two keys that set the number of jobs, of which a block has one."""
@@ -57,7 +54,9 @@ class StudySweeper(Sweeper):
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
-        self.blocks = _read_blocks(config)
+        self.blocks = experiment_blocks.read_blocks(config)
+        for name, grid in {"instead": self.instead, "preset": self.preset}.items():
+            experiment_blocks.refuse_mistakes(grid, f"hydra.sweeper.{name}", config)
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
@@ -80,7 +79,8 @@ class StudySweeper(Sweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         typed = [override for override in parser.parse_overrides(list(arguments)) if not _is_of_blocks(override)]
         typed, blocks = _select_modes(typed, self.blocks)
-        swept = [override for override in typed if override.is_sweep_override() and override.key_or_group in _NOT_SWEPT]
+        groups = experiment_blocks.GLOBAL_GROUPS
+        swept = [override for override in typed if override.is_sweep_override() and override.key_or_group in groups]
         if swept:
             group = swept[0].key_or_group
             raise ConfigError(f"{swept[0].input_line} cannot be swept; start a study for each {group}")
@@ -123,16 +123,8 @@ class StudySweeper(Sweeper):
         return self.hydra_context.config_loader.load_sweep_config(self.config, list(words))
 
 
-def _read_blocks(config: DictConfig) -> list[dict[str, Any]]:
-    node = OmegaConf.select(config, _BLOCKS)  # None after ~blocks
-    blocks: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node or []
-    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise ConfigError("blocks is not a list of grids; write 'blocks=[{scenario: mps, degree: 2}]'")
-    return blocks
-
-
 def _is_of_blocks(override: Override) -> bool:
-    is_one = override.key_or_group.partition(".")[0] == _BLOCKS
+    is_one = override.key_or_group.partition(".")[0] == experiment_blocks.KEY
     if is_one and override.is_sweep_override():
         raise ConfigError(f"{override.input_line} is not a list of grids; write 'blocks=[{{degree: 2}},...]'")
     return is_one
@@ -231,7 +223,7 @@ class StudyLauncher(Launcher):
             composed = loader.load_sweep_config(self.config, list(key))
             HydraConfig.instance().set_config(composed)
             with open_dict(composed):
-                del composed["hydra"], composed[_BLOCKS]
+                del composed["hydra"], composed[experiment_blocks.KEY]
             self.composed[key] = pickle.dumps(composed), HydraConfig.instance().cfg
         text, hydra_conf = self.composed[key]
         config: DictConfig = pickle.loads(text)  # noqa: S301  pickled above
@@ -242,10 +234,9 @@ class StudyLauncher(Launcher):
             if not choices:
                 raise
             chosen = " ".join(str(override.input_line) for override in choices)
-            raise ConfigError(
-                f"{command_line.explain(error)} (in the combination with {chosen}; put settings of single "
-                "combinations into blocks of an experiment file)"
-            ) from error
+            has_blocks = bool(OmegaConf.select(self.config, experiment_blocks.KEY))
+            remedy = "" if has_blocks else "; put settings of single combinations into blocks of an experiment file"
+            raise ConfigError(f"{command_line.explain(error)} (in the combination with {chosen}{remedy})") from error
         if settings := self.config.hydra.sweeper.get("small"):
             fixed = {user_command.place_of(word.partition("=")[0]) for word in self.config.hydra.overrides.task}
             small_workloads.make_small(config, fixed | set(self.config.hydra.sweeper.instead), settings)

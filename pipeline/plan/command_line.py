@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import BooleanNode, DictConfig, EnumNode, FloatNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, GrammarParseError, OmegaConfBaseException
@@ -19,7 +20,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.base.system.paths import list_choices
 from pipeline.base.system.secrets import mask_text
-from pipeline.plan import config_schema, hydra_arguments, hydra_errors, override_remedy, renamed_keys
+from pipeline.plan import config_schema, experiment_blocks, hydra_arguments, hydra_errors, override_remedy, renamed_keys
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -88,8 +89,13 @@ def explain(error: Exception) -> str:
         return old or _explain_missing(group, choice, error.options)
     if isinstance(error, OverrideParseException):
         return override_remedy.explain_unreadable(str(error.override), explain_refusal)
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem == "found unhashable key" and error.problem_mark:
+        place = f"{error.problem_mark.name}, line {error.problem_mark.line + 1}"
+        return f'{place}: a list is not a key; quote several values: mix: "[M,S],[M,S,S]"'
     cause, text = error.__cause__, str(error)
     if (in_file := _IN_FILE.match(text)) and isinstance(wrong := error.__context__, OmegaConfBaseException):
+        if experiment_blocks.lacks_header(in_file[1]):
+            return experiment_blocks.explain_missing_header(in_file[1])
         return f"{in_file[1]}.yaml: {_explain_in_file(wrong)}"
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key:
         return _explain_unknown(cause.full_key, cause.parent_node)

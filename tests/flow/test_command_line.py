@@ -193,6 +193,10 @@ def test_blocks_that_are_no_grids_are_refused(tmp_path, blocks):
         ("windw: {seconds: 3}", "windw does not exist; did you mean window?"),
         ("window: {second: 3}", "window.second does not exist; did you mean window.seconds?"),
         ("window: {seconds: long}", "window.seconds must be a number"),
+        (
+            "hydra: {mode: MULTIRUN}\nblocks: [{degree: 2,3}]",
+            'blocks[0]: 3 is not a key; quote several values: degree: "2,3"',
+        ),
     ],
 )
 def test_a_mistake_in_a_file_is_one_line_that_names_the_file(tmp_path, content, message):
@@ -200,6 +204,16 @@ def test_a_mistake_in_a_file_is_one_line_that_names_the_file(tmp_path, content, 
     (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\n{content}\n")
     status, err = run(tmp_path, "--config-dir", str(tmp_path), "+experiment=mine")
     assert (status, err) == (2, f"error: experiment/mine.yaml: {message}\n")
+
+
+@pytest.mark.parametrize(
+    "content", ["degree: 2", "blocks: []", "# @package global\ndegree: 2", "degree: 2\n# @package _global_"]
+)
+def test_an_experiment_file_without_its_first_line_is_named(tmp_path, content):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text(f"# Mine\n{content}\n")
+    status, err = run(tmp_path, "--config-dir", str(tmp_path), "+experiment=mine")
+    assert (status, err) == (2, "error: experiment/mine.yaml must begin with the line # @package _global_\n")
 
 
 @pytest.mark.parametrize(
@@ -229,6 +243,15 @@ def test_a_damaged_file_of_the_configuration_is_one_line_that_names_it(tmp_path)
     status, err = run(tmp_path, "--config-dir", str(tmp_path), "+experiment=bad")
     assert status == 2 and err.startswith("error: the configuration cannot be read: while parsing")
     assert err.count("\n") == 1 and f'"{tmp_path}/experiment/bad.yaml", line 2' in err
+
+
+def test_lists_without_quotes_are_one_line_that_names_the_place(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text("# @package _global_\nblocks:\n  - {mix: [M,S],[S]}\n")
+    status, err = run(tmp_path, "--config-dir", str(tmp_path), "+experiment=mine")
+    place = f"{tmp_path}/experiment/mine.yaml, line 3"
+    message = f'{place}: a list is not a key; quote several values: mix: "[M,S],[M,S,S]"'
+    assert (status, err) == (2, f"error: {message}\n")
 
 
 def test_keys_that_nobody_has_explained_are_an_error_too(tmp_path):
