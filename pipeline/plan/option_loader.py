@@ -11,7 +11,7 @@ import dataclasses
 import re
 import sys
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.base.system import factory
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import config_folders
-from pipeline.plan import option_values
+from pipeline.plan import option_declarations, option_values
 from pipeline.plan.script_options import ScriptConfig
 from pipeline.plan.workload_config import WorkloadConfig
 
@@ -55,6 +55,7 @@ def load(name: str) -> type[WorkloadConfig]:
         hints = typing.get_type_hints(options)
         flags = [field.name for field in dataclasses.fields(options) if field.metadata.get("is_flag", True)]
         option_values.refuse_types({name: hints[name] for name in flags})
+        _refuse_declarations(name, options, hints, option_declarations.explain_wrong_arguments)
         declared = [
             (field.name, hints[field.name], _redeclare(options, field)) for field in dataclasses.fields(options)
         ]
@@ -66,9 +67,31 @@ def load(name: str) -> type[WorkloadConfig]:
         joined = dataclasses.make_dataclass(options.__name__, [*common, *declared], bases=(options, WorkloadConfig))
         joined.__module__, joined.__qualname__ = __name__, name.replace(".", "__")
         OmegaConf.structured(joined)
-    except (OmegaConfBaseException, TypeError, NameError, ValueError) as error:
+        _refuse_declarations(name, options, hints, _explain_refused_default)
+    except OmegaConfBaseException as error:
+        _refuse_declarations(name, options, hints, option_declarations.explain_wrong_default)
+        raise ConfigError(f"/schema/{name}: {str(error).splitlines()[0]}") from error
+    except (TypeError, NameError) as error:
         raise ConfigError(f"/schema/{name}: {str(error).splitlines()[0]}") from error
     return joined
+
+
+def _refuse_declarations(
+    name: str,
+    options: type[Any],
+    hints: Mapping[str, Any],
+    explain: Callable[[dataclasses.Field[Any], Any], str | None],
+) -> None:
+    """Raise `ConfigError` for the first option of a class whose declaration is wrong."""
+    for option in dataclasses.fields(options):
+        if (wrong := explain(option, hints[option.name])) is not None:
+            raise ConfigError(f"/schema/{name}: {option.name}: {wrong}; correct it")
+
+
+def _explain_refused_default(option: dataclasses.Field[Any], _: Any) -> str | None:
+    default = option_values.read_default(option)
+    wrong = None if default is dataclasses.MISSING else option_values.explain_wrong(option, default)
+    return None if wrong is None else f"the default {wrong.removeprefix(f'{option.name}=')}"
 
 
 def __getattr__(name: str) -> type[WorkloadConfig]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.base.system import errors
 from pipeline.base.system.errors import ConfigError
 
 
@@ -41,9 +43,11 @@ def build_object(spec: Spec, **arguments: object) -> Any:
 def find(name: str, key: str) -> Any:
     """Import an object by its dotted name; ConfigError with `key` if that fails."""
     module_name, _, class_name = name.rpartition(".")
+    if not module_name or module_name.startswith("."):
+        raise ConfigError(f"{key} is not a class that can be imported ({name} names no module); check the name")
     try:
         return getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and not f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigError(
                 f"{key}: {module_name} cannot be imported: {error}; install the missing module"
@@ -57,8 +61,10 @@ def find(name: str, key: str) -> Any:
         remedy = "check the name" if is_package_found else "put the folder of its package on PYTHONPATH"
         raise ConfigError(f"{key} is not a class that can be imported ({error}); {remedy}") from error
     except Exception as error:  # a module may raise any exception while it is imported
+        modules = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == "<module>"]
+        place = f" ({errors.locate(error, modules[-1].filename)})" if modules else ""
         raise ConfigError(
-            f"{key}: {module_name} cannot be imported: {type(error).__name__}: {error}; correct the module"
+            f"{key}: {module_name} cannot be imported: {type(error).__name__}: {error}{place}; correct the module"
         ) from error
 
 
