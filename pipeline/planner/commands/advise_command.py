@@ -44,10 +44,11 @@ def answer_of(study: Study) -> CommandAnswer:
             f"experiment {study.experiment!r} has no group of several jobs; measure groups: "
             f"{entry_points.spell('run', '-m', 'scenario=naive,mps', 'degree=2,3', 'repeats=5')}"
         )
-    sweeps = [follow_up_sweep.build_command(study, advice) for advice in advices]
-    text = "\n".join(
-        [*_table(advices), "", *(line for pair in zip(advices, sweeps, strict=True) for line in _describe(*pair))]
-    )
+    commands = [follow_up_sweep.build_command(study, advice) for advice in advices]
+    missing = [command and follow_up_sweep.find_missing_choice(command) for command in commands]
+    sweeps = [None if choice else command for command, choice in zip(commands, missing, strict=True)]
+    described = [line for parts in zip(advices, sweeps, missing, strict=True) for line in _describe(*parts)]
+    text = "\n".join([*_table(advices), "", *described])
     if study.is_simulated:
         text += f"\n{MEASURED_SIMULATED}"
     cases = list(map(_to_json, advices, sweeps))
@@ -73,13 +74,14 @@ def _table(advices: list[Advice]) -> list[str]:
     return words.align_table([heads, *lines], left_columns=(0, 2, 3, 4, 5, 6))
 
 
-def _describe(advice: Advice, sweep: str | None) -> list[str]:
+def _describe(advice: Advice, sweep: str | None, missing: str | None) -> list[str]:
     taken = f"use {advice.mode}" if advice.mode else "no advice"
     return [
         f"{jobs_in_words(advice.case, advice.degree)}: {taken}: {advice.because}",
         *(f"    {change}" for change in advice.changes),
         *(f"    not considered: {mode}" for mode in advice.not_considered),
         *([f"    to get advice, run: {sweep}"] if sweep else []),
+        *([f"    to get advice, measure again without {missing}, which does not exist any more"] if missing else []),
     ]
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from pipeline.base.domain.precision_goal import MIN_BLOCKS
-from pipeline.base.domain.sharing_modes import MPS, NAIVE
+from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
 from pipeline.base.system import entry_points, user_command
+from pipeline.base.system.paths import list_choices
 from pipeline.planner.results.advice import Advice
 from pipeline.record.store import content
 from pipeline.report.evaluate.cells import label_cases
@@ -18,6 +20,7 @@ from pipeline.report.read.study_records import Row, Study
 
 # Keys that the new command sets or must not inherit.
 _DECIDED = ("repeats", "resume", "only", "shard", "time_limit_s", "dry_run", "plan_file", "reproduce")
+_BASELINE = ("baseline",)  # a study without baselines could never compare a mode with serial
 _WHICH_GPU = ("hydra/launcher", "hydra.launcher", "gpu.device")
 
 
@@ -30,15 +33,35 @@ def build_command(study: Study, advice: Advice) -> str | None:
         return None
     if len(advice.undecided) < 2:
         return _add_modes(advice, together)
-    names = dict.fromkeys(row.name for row in together if row.mode in advice.undecided)
+    undecided = [row for row in together if row.mode in advice.undecided]
+    names = dict.fromkeys(row.name for row in undecided)
     only = f"only=[{','.join(map(_quote, names))}]"
+    scenarios = list(dict.fromkeys(row.scenario for row in undecided))
+    without = _BASELINE if SERIAL.label in advice.undecided else ()
     num_gpus = len({row.gpu_uuid for row in rows})
     if 1 < num_gpus < MIN_GPUS:  # use one more GPU and a separate store, because a block has one GPU
         decided = [f"repeats={MIN_BLOCKS}", only, f"tracking.root=mlruns_{num_gpus + 1}"]
-        return _compose(together, decided, without=_WHICH_GPU)
+        return _compose(together, decided, without=(*_WHICH_GPU, *without), scenarios=scenarios)
     if advice.blocks_needed is None:
         return None
-    return _compose(together, [f"repeats={advice.blocks_needed}", "resume=true", only])
+    decided = [f"repeats={advice.blocks_needed}", "resume=true", only]
+    return _compose(together, decided, without=without, scenarios=scenarios)
+
+
+def find_missing_choice(command: str) -> str | None:
+    """Return the first choice of a command line, as `listeners=pressure`, that no configuration folder has any longer.
+
+    The recorded command line of a study may name a file that was removed later.
+    """
+    overrides, _ = user_command.divide(shlex.split(command))
+    for word in overrides:
+        key, _, value = word.partition("=")
+        group = key.lstrip("+").partition("@")[0]
+        choices = [] if "(" in value else list_choices(group, overrides)
+        for name in re.findall(r"[\w.-]+", value) if choices else ():
+            if name not in choices and name != "null":
+                return f"{group}={name}"
+    return None
 
 
 def _add_modes(advice: Advice, together: Sequence[Row]) -> str | None:
@@ -53,14 +76,22 @@ def _add_modes(advice: Advice, together: Sequence[Row]) -> str | None:
     return _compose(together, [f"scenario={','.join([*sorted(good), *new])}", repeats, "resume=true"]) if new else None
 
 
-def _compose(rows: Sequence[Row], decided: Sequence[str], without: Sequence[str] = ()) -> str | None:
-    """Return the newest command line of the rows with other overrides."""
+def _compose(
+    rows: Sequence[Row], decided: Sequence[str], without: Sequence[str] = (), scenarios: Sequence[str] = ()
+) -> str | None:
+    """Return the newest command line of the rows with other overrides.
+
+    If several commands measured the rows, the newest one may lack some of `scenarios`, which are then set.
+    """
     recorded = max(rows, key=lambda row: row.start_ms).facts.get("command_line", "")
     words = content.split_command(recorded)
     if not words:
         return None
     start, words = entry_points.divide(words)
     overrides, command_line = user_command.divide(words)
+    typed = [word.partition("=")[2].split(",") for word in overrides if user_command.key_of(word) == "scenario"]
+    if typed and not set(scenarios) <= set(typed[-1]):
+        decided = [f"scenario={','.join(scenarios)}", *decided]
     keys = {user_command.key_of(word) for word in decided}
     unchanged = [
         word

@@ -227,6 +227,32 @@ def test_the_sweep_that_would_settle_it_can_be_typed(make_plan) -> None:
     assert names == dict.fromkeys(["serial-1x-tiny", "naive-2x-tiny", "mps-2x-tiny"], advice.blocks_needed)
 
 
+def test_a_mode_that_is_compared_with_serial_is_measured_with_baselines() -> None:
+    rows = as_typed(blocks(1, naive=1.2), "run.py degree=2 workload=tiny baseline=never")
+    (advice,) = advice_on(*rows)
+    command = build_command(study(*rows), advice)
+    assert command == "python run.py degree=2 workload=tiny repeats=5 resume=true 'only=[naive-2x-tiny]'"
+
+
+def test_modes_of_several_commands_are_all_in_the_sweep() -> None:
+    of_naive = as_typed(blocks(3, naive=1.80), "run.py scenario=naive degree=2 workload=tiny")
+    of_mps = as_typed(
+        [each for each in blocks(3, mps=1.79) if each.scenario == "mps"], "run.py scenario=mps degree=2 workload=tiny"
+    )
+    rows = [*of_naive, *(replace(each, start_ms=each.start_ms + 1000) for each in of_mps)]
+    (advice,) = advice_on(*rows)
+    command = build_command(study(*rows), advice)
+    assert command is not None and " -m degree=2 workload=tiny scenario=" in command
+    (scenario,) = [word for word in shlex.split(command) if word.startswith("scenario=")]
+    assert set(scenario.removeprefix("scenario=").split(",")) == {"naive", "mps"}
+
+
+def test_a_command_with_a_file_that_was_removed_is_not_proposed() -> None:
+    answer = answer_of(study(*as_typed(blocks(3, naive=1.2, mps=1.9), f"{TYPED} listeners=[host,pressure]")))
+    assert "    to get advice, measure again without listeners=pressure, which does not exist any more" in answer.text
+    assert answer.data["cases"][0]["sweep"] is None
+
+
 def test_a_launcher_is_typed_again_but_where_another_gpu_is_needed() -> None:
     typed = f"{TYPED} hydra/launcher=gpus hydra.launcher.devices=[0,1]"
     rows = as_typed(blocks(3, naive=1.80, mps=1.79), typed)
