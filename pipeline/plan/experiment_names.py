@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from hydra.core.hydra_config import HydraConfig
 
+from pipeline.base.domain.layout import REHEARSAL
 from pipeline.plan.config_schema import Config, GpuKind
 
-_REHEARSAL, _REPRODUCTIONS = "-rehearsal", "-reproductions"
+_REPRODUCTIONS = "-reproductions"
 
 
 def is_rehearsal(config: Config) -> bool:
@@ -29,16 +30,16 @@ def separate_rehearsals(configs: Iterable[Config]) -> None:
 
 def name_rehearsal(experiment: str) -> str:
     """Return the experiment for rehearsals of an experiment's studies; return a rehearsal's name unchanged."""
-    return experiment.removesuffix(_REHEARSAL) + _REHEARSAL
+    return experiment.removesuffix(REHEARSAL) + REHEARSAL
 
 
 def name_reproductions(experiment: str, *, is_rehearsed: bool) -> str:
     """Return the experiment for reproductions of an experiment's groups, on a simulated or a real GPU."""
-    studies = experiment.removesuffix(_REPRODUCTIONS).removesuffix(_REHEARSAL)
+    studies = experiment.removesuffix(_REPRODUCTIONS).removesuffix(REHEARSAL)
     return (name_rehearsal(studies) if is_rehearsed else studies) + _REPRODUCTIONS
 
 
 def name_company(experiment: str) -> str:
     """Return the experiment for load on other GPUs: `NAME_company`, or `NAME_company-rehearsal` for a rehearsal."""
-    studies = experiment.removesuffix(_REHEARSAL)
+    studies = experiment.removesuffix(REHEARSAL)
     return f"{studies}_company{experiment[len(studies) :]}"

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import time
 
+REHEARSAL = "-rehearsal"
+"""Suffix of the experiments of rehearsals."""
 DATABASE = "mlflow.db"
 STORE_LOCK = ".init.lock"
 STORE_ARTIFACTS = "artifacts"

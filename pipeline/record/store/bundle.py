@@ -29,7 +29,7 @@ from pipeline.base.mlflow_internals import database_tables
 from pipeline.base.system import locks
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.record.store import bundle_archive, run_artifacts
-from pipeline.record.store.local_store import Store, describe_error, open_store, translate_errors
+from pipeline.record.store.local_store import Store, describe_error, explain_missing, open_store, translate_errors
 from pipeline.record.store.portable_paths import PortablePaths
 
 _NAMES_FOLDERS = frozenset((CONFIG, GROUP, JOB_FILE))
@@ -46,8 +46,9 @@ def export(store: Store, experiment: str, file: Path) -> int:
     """
     with translate_errors(f"could not read experiment {experiment!r} from {store.uri}"):
         stored = store.client.get_experiment_by_name(experiment)
+        known = sorted(found.name for found in store.client.search_experiments())
     if stored is None or stored.lifecycle_stage != "active":
-        raise ConfigError(f"{store.uri} has no experiment {experiment!r}; choose another experiment with --experiment")
+        raise ConfigError(explain_missing(experiment, store.uri, known, "choose another with --experiment: "))
     with tempfile.TemporaryDirectory(prefix="colloc-export-") as scratch:
         runs = _read_runs(store, stored.experiment_id)
         artifacts: dict[str, Path] = {}

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 import psutil
 
 from pipeline.base import mlflow_internals
-from pipeline.base.domain.layout import DATABASE, STORE_ARTIFACTS, STORE_LOCK
+from pipeline.base.domain.layout import DATABASE, REHEARSAL, STORE_ARTIFACTS, STORE_LOCK
 from pipeline.base.mlflow_internals import database_tables, pages
 from pipeline.base.system import entry_points, locks, tracking_root
 from pipeline.base.system.errors import ConfigError, TrackingError
@@ -358,3 +358,14 @@ def _sync_seldom() -> None:
                 connection.execute("PRAGMA synchronous=NORMAL")
 
     event.listen(Engine, "connect", set_up)
+
+
+def explain_missing(experiment: str, where: object, known: Collection[str], remedy: str = "available: ") -> str:
+    """Explain that a store lacks an experiment; `known` are the names of its experiments.
+
+    `remedy` precedes their list. A rehearsal is proposed instead of the list.
+    """
+    if f"{experiment}{REHEARSAL}" in known:
+        return f"{where}: {experiment!r} has only a rehearsal; use {experiment}{REHEARSAL}"
+    names = ", ".join(repr(name) for name in known if name != "Default") or "none"
+    return f"{where} has no experiment {experiment!r}; {remedy}{names}"

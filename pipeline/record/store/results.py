@@ -26,7 +26,7 @@ from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import TrackingError
 from pipeline.observe.study_progress import PastGroup
 from pipeline.record.store import bundle, run_artifacts
-from pipeline.record.store.local_store import Store, describe_error, is_server, translate_errors
+from pipeline.record.store.local_store import Store, describe_error, explain_missing, is_server, translate_errors
 from pipeline.record.store.store_access import open_if_there
 from pipeline.record.stored_group import FinishedGroup, Original
 
@@ -203,7 +203,7 @@ def _find_in_bundle(file: Path, experiment: str, role: str) -> list[Any]:
     """Return runs of a bundle in the form of MLflow's runs. Making a database for them would take seconds."""
     name, runs = bundle.load_runs(file.absolute())
     if name != experiment:
-        raise TrackingError(f"{file} has no experiment {experiment!r}; available: {name!r}")
+        raise TrackingError(explain_missing(experiment, file, [name]))
     return _restore_stored_names(_make_run(run) for run in runs if run["tags"].get(Tag.ROLE) == role)
 
 
@@ -233,8 +233,7 @@ def _open_existing(root_or_uri: Path | str, experiment: str) -> Store:
             f"{root_or_uri} contains no store; specify the store of experiment {experiment!r} with --root or --uri"
         )
     if find_experiment(store, experiment) is None:
-        names = ", ".join(repr(name) for name in list_experiments(store) if name != "Default") or "none"
-        raise TrackingError(f"{root_or_uri} has no experiment {experiment!r}; available: {names}")
+        raise TrackingError(explain_missing(experiment, root_or_uri, list_experiments(store)))
     return store
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.base.system import tracking_root
 from pipeline.base.system.errors import ConfigError
+from pipeline.record.store.local_store import explain_missing
 from pipeline.record.store.results import list_experiments
 from pipeline.record.store.store_access import open_named
 
@@ -51,8 +52,6 @@ def find_stores(stores: Sequence[Path | str], experiment: str) -> list[Path | st
     names = {store: list_experiments(open_named(store)) for store in stores}
     if matches := [store for store in stores if experiment in names[store]]:
         return matches
-    known = sorted({repr(name) for store_names in names.values() for name in store_names if name != "Default"})
-    raise ConfigError(
-        f"no experiment {experiment!r} in {', '.join(map(str, stores))}; "
-        f"choose one with --experiment: {', '.join(known) or 'none exists yet'}"
-    )
+    known = sorted({name for store_names in names.values() for name in store_names})
+    remedy = "choose one with --experiment: "
+    raise ConfigError(explain_missing(experiment, " and ".join(map(str, stores)), known, remedy))

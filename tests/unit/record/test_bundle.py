@@ -217,7 +217,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "a wrong digest": (lambda _, files: files.update({GROUP_FILE: b"[]"}), "does not match its digest"),
     "a wrong size": (lambda _, files: files.update({GROUP_FILE: b"[1]"}), "has 3 bytes instead of 2"),
     "a file that is not listed": (lambda _, files: files.update({"more": b""}), "which its manifest does not list"),
-    "a missing file": (lambda _, files: files.pop(GROUP_FILE) and None, "lacks 1 files, such as artifacts/"),
+    "a missing file": (lambda _, files: files.pop(GROUP_FILE) and None, "lacks 1 file, such as artifacts/"),
     "an absolute path": (add_file("/tmp/colloc-x"), "which is no artifact of a run"),
     "a path outside": (add_file(f"artifacts/{RUN_ID}/../../../x"), "which is no artifact of a run"),
     "a second spelling": (add_file(f"artifacts/{RUN_ID}//x"), "which is no artifact of a run"),

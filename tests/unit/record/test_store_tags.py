@@ -52,5 +52,7 @@ def test_an_experiment_that_is_not_there_is_named_with_those_that_are(root: Path
     store = open_store(root)
     for name in ("study-rehearsal", "other"):
         store.open_experiment(name)
-    with pytest.raises(TrackingError, match=r"has no experiment 'study'; available: 'other', 'study-rehearsal'$"):
+    with pytest.raises(TrackingError, match=r"has no experiment 'nothing'; available: 'other', 'study-rehearsal'$"):
+        results.load_groups(root, "nothing")
+    with pytest.raises(TrackingError, match=r": 'study' has only a rehearsal; use study-rehearsal$"):
         results.load_groups(root, "study")
