@@ -8,6 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -28,6 +29,7 @@ _REFUSED_VALUE = re.compile(r"Error merging override (.*)", re.DOTALL)
 _SWEPT_OPTION = re.compile(r"Sweeping over Hydra's configuration is not supported : '(?P<key>[^=]*)=(?P<values>.*)'")
 _NO_FILE = re.compile(r"In '.*': Could not load '(.*)/(.*)'")
 _IN_FILE = re.compile(r"In '(.*)': \w+ raised while composing config")
+_NO_FOLDER = re.compile(r"Additional config directory '(.*)' not found")
 _IS_PRESENT = re.compile(r"Could not append to config\. An item is already at '(.*?)'")
 _NEEDS_PLUS = re.compile(r"Could not override '(.*)'\.")
 _DELETION = re.compile(
@@ -35,6 +37,8 @@ _DELETION = re.compile(
     r"|Config group override deletion value must be a string : .*key_or_group='(?P<group>.*?)'"
 )
 _WANTED = {IntegerNode: "a whole number", FloatNode: "a number", BooleanNode: "true or false", StringNode: "a text"}
+_CONDITIONS = {"window.epochs": "window=work"}
+"""Keys that have an effect only with another setting."""
 _MOST_NAMED = 4
 _SEARCH_PATH = "Config search path"
 
@@ -112,6 +116,8 @@ def _explain_words(text: str, *, is_of_hydra: bool) -> str:
         return f"a group needs the name of one choice, such as gpu=cpu; {help_command} lists all choices"
     if present := _IS_PRESENT.match(text):
         return f"{present[1]} already exists; write {present[1]}=VALUE without the plus"
+    if folder := _NO_FOLDER.match(text):
+        return _explain_missing_folder(Path(folder[1]))
     if missing := _NO_FILE.match(text):
         return _explain_missing(missing[1], missing[2], list_choices(missing[1]))
     if (unset := _NEEDS_PLUS.match(text)) and (choices := list_choices(unset[1])):
@@ -146,6 +152,13 @@ def _explain_missing(group: str, choice: str, choices: Iterable[str]) -> str:
     near = difflib.get_close_matches(choice, names, n=1)
     remedy = f"choose one of {', '.join(names)}" if names else f"{group} has no choices"
     return f"{group}={choice} does not exist; {f'did you mean {near[0]}? Or ' if near else ''}{remedy}"
+
+
+def _explain_missing_folder(folder: Path) -> str:
+    beside = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
+    near = difflib.get_close_matches(folder.name, beside, n=1)
+    remedy = f"did you mean {folder.parent / near[0]}?" if near else "name a folder with configuration files"
+    return f"--config-dir {folder} does not exist; {remedy}"
 
 
 def explain_unknown_key(key: str, known: Iterable[str]) -> str:
@@ -188,7 +201,19 @@ def _explain_unknown(key: str, parent: Any) -> str:
         some = choices if len(choices) <= _MOST_NAMED else [*choices[:_MOST_NAMED], "others"]
         current = f"{group}={chosen}" if chosen else f"this {group}"
         return f"{key} does not exist in {current}; add {group}={' or '.join(some)}"
+    if elsewhere := list(_list_keys_named(name, parent._get_root())):
+        return f"{key} does not exist; did you mean {' or '.join(elsewhere)}?"
     return explain_unknown_key(key, known)
+
+
+def _list_keys_named(name: str, root: Any) -> Iterator[str]:
+    """Yield the keys of the configuration with this name, at the top level or one level below."""
+    for key, node in OmegaConf.to_container(root, resolve=False, enum_to_str=True).items():
+        if key == name:
+            yield key
+        elif key != "hydra" and isinstance(node, dict) and name in node:
+            place = f"{key}.{name}"
+            yield f"{place}, with {_CONDITIONS[place]}" if place in _CONDITIONS else place
 
 
 def explain_refusal(key: str, cause: OmegaConfBaseException) -> str:

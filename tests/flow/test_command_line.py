@@ -111,6 +111,9 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
             )
             for value in ("1", "[1]")
         ),
+        ("workload.epochs=3", "workload.epochs does not exist; did you mean window.epochs, with window=work?"),
+        ("batch_size=8", "batch_size does not exist; did you mean workload.batch_size?"),
+        ("scenario.degree=3", "scenario.degree does not exist; did you mean degree?"),
         ("~env=1e3", "~env=VALUE does not match the value of env; write ~env"),
         ("gpu.admin=,", "gpu.admin=, must be a list; write 'gpu.admin=[A,B]'"),
         ("~window.x", "Could not delete from config. 'window.x' does not exist"),
@@ -222,7 +225,7 @@ def test_an_experiment_file_without_its_first_line_is_named(tmp_path, content):
         (["degree=2", "--foo"], "unrecognized arguments: --foo"),
         (["--cfg", "foo"], "argument --cfg/-c: invalid choice: 'foo'"),
         (["degree=2", "--config-dir"], "argument --config-dir/-cd: expected one argument"),
-        (["--config-dir", "nosuch", "degree=2"], "Additional config directory '"),
+        (["--config-dir", "nosuch", "degree=2"], "--config-dir "),
         (["+seed=3"], "seed already exists; write seed=VALUE without the plus"),
     ],
 )
@@ -235,6 +238,12 @@ def test_an_option_that_cannot_be_used_is_one_line(tmp_path, arguments, message)
 def test_a_sweep_of_no_values_is_refused(tmp_path, argument):
     message = f"{argument} matches no value; use existing values"
     assert run(tmp_path, "-m", argument, "seed=1,2") == (2, f"error: {message}\n")
+
+
+def test_a_folder_of_configurations_with_a_typing_mistake_is_named_with_the_right_one(tmp_path):
+    (tmp_path / "configs").mkdir()
+    message = f"--config-dir {tmp_path}/confgs does not exist; did you mean {tmp_path}/configs?"
+    assert run(tmp_path, "--config-dir", "confgs") == (2, f"error: {message}\n")
 
 
 def test_a_damaged_file_of_the_configuration_is_one_line_that_names_it(tmp_path):

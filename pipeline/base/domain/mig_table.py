@@ -8,6 +8,7 @@ The memory of an instance depends on the driver, so that a model alone does not 
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,6 +17,7 @@ from typing import Any
 
 from pipeline.base.system.errors import ConfigError
 
+_SIMULATED = "simulated_"
 _TABLE = Path(__file__).with_name("mig_profiles.json")
 # Kinds of engines that instances share out among themselves, as NVML names them.
 ENGINES = ("copy", "decoder", "encoder", "jpeg", "ofa")
@@ -156,11 +158,15 @@ def find(name: str) -> Model:
     Raises:
         ConfigError: no model has this name.
     """
-    plain_name = _plain(name.removeprefix("simulated_"))
+    prefix = _SIMULATED if name.startswith(_SIMULATED) else ""
+    plain_name = _plain(name.removeprefix(_SIMULATED))
     for model, names in _rows():
         if plain_name in names:
             return model
-    raise ConfigError(f"GPU model '{name}' is unknown; choose one of {', '.join(models())}")
+    near = difflib.get_close_matches(plain_name, models(), n=1)
+    did_you_mean = f"did you mean {prefix}{near[0]}? Or " if near else ""
+    known = ", ".join(f"{prefix}{model}" for model in models())
+    raise ConfigError(f"GPU model '{name}' is unknown; {did_you_mean}choose one of {known}")
 
 
 @cache
@@ -176,7 +182,7 @@ def ci_profiles(compute_slices: int) -> tuple[CiProfile, ...]:
 
 def find_model_name(text: str) -> str:
     """Return the model name for a name, an alias or a driver's name; the text itself if it is unknown."""
-    called = _plain(text.removeprefix("simulated_"))
+    called = _plain(text.removeprefix(_SIMULATED))
     return next((model.name for model, names in _rows() if called in names), text)
 
 
