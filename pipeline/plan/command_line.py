@@ -208,10 +208,11 @@ def _explain_unknown(key: str, parent: Any) -> str:
 
 def _list_keys_named(name: str, root: Any) -> Iterator[str]:
     """Yield the keys of the configuration with this name, at the top level or one level below."""
-    for key, node in OmegaConf.to_container(root, resolve=False, enum_to_str=True).items():
+    for key in map(str, root):
+        node = OmegaConf.select(root, key, throw_on_missing=False, throw_on_resolution_failure=False)
         if key == name:
             yield key
-        elif key != "hydra" and isinstance(node, dict) and name in node:
+        elif key != "hydra" and isinstance(node, DictConfig) and name in node:
             place = f"{key}.{name}"
             yield f"{place}, with {_CONDITIONS[place]}" if place in _CONDITIONS else place
 

@@ -46,7 +46,7 @@ def export(store: Store, experiment: str, file: Path) -> int:
     """
     with translate_errors(f"could not read experiment {experiment!r} from {store.uri}"):
         stored = store.client.get_experiment_by_name(experiment)
-        known = sorted(found.name for found in store.client.search_experiments())
+        known = sorted(listed.name for listed in store.client.search_experiments())
     if stored is None or stored.lifecycle_stage != "active":
         raise ConfigError(explain_missing(experiment, store.uri, known, "choose another with --experiment: "))
     with tempfile.TemporaryDirectory(prefix="colloc-export-") as scratch:
