@@ -171,7 +171,9 @@ def _list_notes(
     flags: dict[str, list[str]] = defaultdict(list)
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, group_rows in zip(names, groups, strict=True):
-        of_flags = merge(row.marks.text for row in group_rows if row.marks.text)
+        marks = [row.marks for row in group_rows]
+        of_flags = merge(f"invalid: {mark.invalid}" for mark in marks if mark.invalid)
+        of_flags |= merge(mark.note for mark in marks if mark.note)
         of_reasons = merge(row.reason for row in group_rows if row.result is not Result.OK and row.reason)
         what = "blocks" if _count_blocks(group_rows) == len(group_rows) else "runs"
         for into, texts in ((flags, of_flags), (reasons, of_reasons)):

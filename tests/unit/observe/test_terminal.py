@@ -123,6 +123,23 @@ def test_programs_that_differ_in_a_flag_are_cases_of_their_own():
     assert names == ["1x-16", "2x-16", "1x-32", "2x-32"]
 
 
+def test_a_note_that_differs_only_in_numbers_is_said_once_for_all_blocks():
+    def row(block, **marks):
+        tags = {f"collocation.{name}": text for name, text in marks.items()}
+        return GroupResult(group=group("a", "a", block=block), result=Result.OK, reason="", tags=tags)
+
+    flag = "2 jobs, such as {}-a, made {} steps; raise window.seconds"
+    rows = [
+        row(1, flag=flag.format(0, 13)),
+        row(2, flag=flag.format(1, 11), invalid="overlap 0.87 is below 0.95"),
+        row(3, flag=flag.format(0, 15), invalid="overlap 0.5 is below 0.95"),
+    ]
+    assert format_table(rows, FIELDS).splitlines()[-2:] == [
+        "* naive-a+a (2 of 3 blocks): invalid: overlap 0.5 to 0.87 is below 0.95",
+        "* naive-a+a: 2 jobs, such as 0-a or 1-a, made 11 to 15 steps; raise window.seconds",
+    ]
+
+
 def test_a_reason_that_many_groups_share_is_said_once():
     groups = [group(*"a" * number) for number in range(2, 8)]
     rows = [GroupResult(group=each, result=Result.FAILED, reason="lost") for each in groups]
