@@ -52,8 +52,8 @@ def test_the_table_shows_what_there_is():
     assert lines[0].split() == ["group", "result", "samples/s", "overlap", "GPU", "MiB", "SMACT", "J/sample"]
     assert lines[1].split() == ["naive-a+a", "ok*", "1234.6", "0.900", "512", "0.12", "7.13e-09"]
     assert lines[2].split() == ["naive-b", "failed", "-", "-", "-", "-", "-"]
-    assert lines[3] == "* naive-a+a: invalid: overlap 0.900 is below 0.95; note: hot"
-    assert lines[4] == "naive-b: job 0-b: ended with status 3"
+    assert lines[3:5] == ["* naive-a+a: invalid: overlap 0.900 is below 0.95", "* naive-a+a: hot"]
+    assert lines[5] == "naive-b: job 0-b: ended with status 3"
 
 
 def test_a_group_has_one_line_for_all_its_blocks_beside_the_others_of_its_case():
