@@ -166,7 +166,8 @@ def _list_mixes(cells: Sequence[Cell]) -> Iterator[StressorEffect]:
 
 
 def _name(cell: Cell, label: str) -> str:
-    return f"{label} [{cell.case.setting}]" if cell.case.setting else label
+    """Return the label of a workload with the setting of its cell, which names co-runners."""
+    return f"{label} [{cell.case.setting}]" if cell.case.setting and not cell.co_runners else label
 
 
 def _list_co_runners(study: Study, cells: Sequence[Cell]) -> Iterator[StressorEffect]:
