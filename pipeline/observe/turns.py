@@ -54,9 +54,10 @@ def compute_rates(
     spans: dict[_Place, list[Window]] = {}
     for place, (begin_ns, end_ns) in _list_turns(log_of[taker.index]):
         counted = spans.setdefault(place, [])
+        settled_ns = begin_ns + int(float(params[SETTLE_S]) * 1e9)
         is_complete = end_ns - begin_ns >= float(params[TURN_S]) * 1e9
-        if is_complete and window[0] <= begin_ns and end_ns <= window[1]:
-            counted.append((begin_ns + int(float(params[SETTLE_S]) * 1e9), end_ns))
+        if is_complete and window[0] <= settled_ns and end_ns <= window[1]:
+            counted.append((settled_ns, end_ns))
     rates: dict[_Place, dict[int, float]] = defaultdict(dict)
     for state, (place, turns) in itertools.product(states, spans.items()):
         index = state.job.index
