@@ -62,7 +62,7 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
             planned.refuse_wrong(checked_for, device_was_chosen=config.gpu.kind is not GpuKind.auto)
     unfitted = _choose_window(config, workloads)
     window = _fit_window(unfitted, [workload for _, workload in (*measured, *beside)])
-    _refuse_unlogged(workloads, [workload for _, workload in beside])
+    _refuse_unlogged(workloads, beside)
 
     def make_jobs(entries: job_entries.Entries, window: Window, *, first: int = 0) -> tuple[Job, ...]:
         unique = {id(workload) for _, workload in entries}
@@ -172,19 +172,20 @@ def _fit_window(window: Window, workloads: Sequence[WorkloadConfig]) -> Window:
     return max((workload.fit_window(window) for workload in workloads), key=lambda fitted: fitted.seconds)
 
 
-def _refuse_unlogged(workloads: Sequence[WorkloadConfig], beside: Sequence[WorkloadConfig]) -> None:
+def _refuse_unlogged(workloads: Sequence[WorkloadConfig], beside: job_entries.Entries) -> None:
     """Refuse a program whose speed in the turns of a co-runner is unknown.
 
     Raises:
         ConfigError: a program cannot be stopped and logs no rate, and a co-runner takes turns.
     """
     unlogged = [w.name for w in workloads if w.ends_by_itself and not w.rate_source().is_logged]
-    if unlogged and any(workload.takes_turns for workload in beside):
-        raise ConfigError(
-            f"{unlogged[0]} logs no rate, so its speed in the turns of the stressor is unknown; set "
-            "workload.metric=NAME or workload.metric_pattern=EXPRESSION, or run it beside each stressor: "
-            "workload@sizes.stressor=stressor sizes.stressor.resource=l2,memory_bandwidth"
-        )
+    for size, load in beside:
+        if unlogged and load.takes_turns:
+            raise ConfigError(
+                f"{unlogged[0]} logs no rate, so its speed in the turns of {load.name} is unknown; set "
+                "workload.metric=NAME or workload.metric_pattern=EXPRESSION, or run it beside stressors of one resource: "
+                f"workload@sizes.{size}=stressor sizes.{size}.resource=l2,memory_bandwidth"
+            )
 
 
 def _make_workload(
