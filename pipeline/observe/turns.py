@@ -63,7 +63,7 @@ def compute_rates(
         index = state.job.index
         if state is takers[0] and place[0] == IDLE:
             continue
-        rate = _compute_rate(log_of[index], logged_of[index], turns)
+        rate = compute_rate(log_of[index], logged_of[index], turns)
         if rate is not None:
             rates[place][index] = rate
     measured = [
@@ -100,7 +100,7 @@ def _list_turns(log: Events) -> Iterator[tuple[_Place, Window]]:
             yield (match[1], float(match[2])), (begin_ns, end_ns)
 
 
-def _compute_rate(log: Events, logged: LoggedRate | None, turns: Sequence[Window]) -> float | None:
+def compute_rate(log: Events, logged: LoggedRate | None, turns: Sequence[Window]) -> float | None:
     """Return the rate of a job over several turns; `None` if no turn shows one."""
     if logged is not None:
         parts = [_sum_logged(logged.points, turn) for turn in turns]

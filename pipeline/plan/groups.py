@@ -183,7 +183,7 @@ def _refuse_unlogged(workloads: Sequence[WorkloadConfig], beside: job_entries.En
         if unlogged and load.takes_turns:
             raise ConfigError(
                 f"{unlogged[0]} logs no rate, so its speed in the turns of {load.name} is unknown; set "
-                "workload.metric=NAME or workload.metric_pattern=EXPRESSION, or run it beside stressors of one resource: "
+                "workload.metric=NAME or workload.metric_pattern=EXPRESSION, or run beside stressors of one resource: "
                 f"workload@sizes.{size}=stressor sizes.{size}.resource=l2,memory_bandwidth"
             )
 

@@ -40,7 +40,8 @@ def sketches(effects: Sequence[StressorEffect]) -> Iterator[Sketch]:
             title=f"{clean_text(workload)} beside stressors",
             caption=(
                 "Slowdown of the workload beside a stressor of one resource, against the share of time in which the "
-                "stressor works; 1 is the speed alone. Medians over the blocks and 95 % t intervals. "
+                "stressor works; 1 is the speed alone, or in the idle turns of the stressor. Medians over the blocks "
+                "and 95 % t intervals. "
                 f"{HOLLOW_CAPTION}"
             ),
             section="Sensitivity",
