@@ -21,7 +21,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     job.phase("import")
     import torch
 
-    from workloads.rates import stressor_loads, stressor_turns
+    from workloads.rates import stressor_loads, turn_loop
 
     job.phase("build")
     device = program.find_device(args)
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace, job: client.NullJob) -> None:
     loads = {resource: stressor_loads.build(resource, device, args.threads) for resource in args.resources}
     params = program.describe_run(device) | program.record_options(args)
     job.param(**{key: param for key, param in params.items() if param is not None})
-    stressor_turns.measure(args, job, loads)
+    turn_loop.measure(args, job, loads)
 
 
 if __name__ == "__main__":

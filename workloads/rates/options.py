@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass, replace
 
 from workloads.options import Device, option
-from workloads.rates import stressor_turns
+from workloads.rates import turn_loop
 
 Operation = enum.Enum(
     "Operation",
@@ -160,7 +160,7 @@ class StressorTurns:
                 f"lead_s={self.lead_s:g} is below window.settle_s={settle_s:g}, so the first turns would not be "
                 "measured; remove lead_s"
             )
-        num_turns = len(stressor_turns.list_round(self.resources, self.dials))
+        num_turns = len(turn_loop.list_round(self.resources, self.dials))
         return self.lead_s - settle_s + (self.rounds * num_turns + 1) * self.turn_s  # the last turn is a reserve
 
     def small(self) -> StressorTurns:

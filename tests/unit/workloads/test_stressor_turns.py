@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from workloads import client, program
-from workloads.rates import duty_cycle, stressor_turns
+from workloads.rates import duty_cycle, turn_loop
 from workloads.rates.options import StressorTurns
-from workloads.rates.stressor_turns import IDLE, list_round
+from workloads.rates.turn_loop import IDLE, list_round
 
 MS = 1_000_000
 
@@ -87,7 +87,7 @@ class Phases(client.NullJob):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (duty_cycle, stressor_turns):
+    for module in (duty_cycle, turn_loop):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -96,7 +96,7 @@ def take_turns(clock: Clock, epochs: int = 2, **job: int) -> tuple[Phases, dict[
     words = ["--resources", "host_cores", "host_memory", "--dials", "0.5", "1", "--turn-s", "0.1"]
     words += ["--turn-settle-s", "0.02", "--lead-s", "0.3", "--device", "cpu", "--epochs", str(epochs)]
     phases, loads = Phases(clock, **job), {"host_cores": Calls(clock), "host_memory": Calls(clock)}
-    stressor_turns.measure(program.parse(StressorTurns, words), phases, loads)
+    turn_loop.measure(program.parse(StressorTurns, words), phases, loads)
     return phases, loads
 
 

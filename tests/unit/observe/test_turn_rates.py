@@ -17,7 +17,7 @@ from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import RateSource
 from pipeline.launch.event_reader import read
 from pipeline.launch.events import Events
-from pipeline.observe import group_row, turns
+from pipeline.observe import group_row, turn_rates
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation
 from pipeline.observe.program_rates.logged_rate import LoggedRate
@@ -119,12 +119,12 @@ def test_a_group_without_turns_has_no_rates_in_turns(tmp_path: Path) -> None:
     assert Tag.TURNS not in row.tags
 
 
-def compute(tmp_path: Path, log: Events, logged: LoggedRate | None = None, **workload: Any) -> turns.BatchTurns:
+def compute(tmp_path: Path, log: Events, logged: LoggedRate | None = None, **workload: Any) -> turn_rates.BatchTurns:
     pair = with_stressor()
     first = dataclasses.replace(pair.jobs[0], workload=dataclasses.replace(pair.jobs[0].workload, **workload))
     states = [state(tmp_path, job, turn_events() if job.index else []) for job in (first, pair.jobs[1])]
     logs = {0: log, 1: read(states[1].folder / "events.jsonl")}
-    return turns.compute_rates(states, logs, {0: logged, 1: None}, (S, 9 * S))
+    return turn_rates.compute_rates(states, logs, {0: logged, 1: None}, (S, 9 * S))
 
 
 def test_logged_values_count_if_they_cover_no_time_outside_a_turn(tmp_path: Path) -> None:

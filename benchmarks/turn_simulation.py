@@ -1,6 +1,6 @@
 """A simulation of rates in the turns of a stressor: how far a rate from the first to the last step of turns is off.
 
-    python -m benchmarks.turn_rates --turn-s 0.8 --settle-s 0.1 --launches 20000
+    python -m benchmarks.turn_simulation --turn-s 0.8 --settle-s 0.1 --launches 20000
 
 The scatter of the steps is the standard deviation of their length over its mean: a gamma distribution, which is
 exponential with a scatter of 1.
@@ -15,7 +15,7 @@ from array import array
 
 from pipeline.launch.events import Events
 from pipeline.launch.job_steps import NO_EPOCH, Steps
-from pipeline.observe.turns import compute_rate
+from pipeline.observe.turn_rates import compute_rate
 
 SCATTERS = (0.05, 0.2, 1.0)
 STEPS = (3, 5, 10, 30)
