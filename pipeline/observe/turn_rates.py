@@ -22,7 +22,7 @@ from pipeline.launch.requests import Requests
 from pipeline.observe.program_rates.logged_rate import LoggedRate, Points
 from pipeline.observe.sample_figures import Window
 
-_TURN = re.compile(r"turn (\w+) (\d[\d.]*)")
+_TURN = re.compile(r"turn (\w+) (\d+(?:\.\d+)?)")
 _MOST_NAMES = 3
 _Place = tuple[str, float]
 """A resource and a dial."""
@@ -46,7 +46,7 @@ def compute_rates(
     Only turns inside the window count, without the time in which they settle. All turns of a resource and dial count as
     one. A rate is that from the first to the last step in each turn.
     """
-    takers = [state for state in states if TURN_S in dict(state.job.workload.params)]
+    takers = [state for state in states if _takes_turns(state)]
     if len(takers) != 1 or window is None:
         return BatchTurns()
     taker = takers[0].job
@@ -79,10 +79,14 @@ def make_tags(batches: Iterable[BatchTurns]) -> dict[str, str]:
     return {Tag.TURNS: format_turns(rates)} if rates else {}
 
 
+def _takes_turns(state: JobState) -> bool:
+    return {TURN_S, SETTLE_S} <= dict(state.job.workload.params).keys()
+
+
 def _describe_gaps(turns: Sequence[TurnRates], states: Sequence[JobState]) -> Iterator[str]:
     """Yield a note for each job that has no rate in the turns of a resource and dial."""
-    for job in (state.job for state in states):
-        is_taker = TURN_S in dict(job.workload.params)
+    for state in states:
+        job, is_taker = state.job, _takes_turns(state)
         lacking = [turn for turn in turns if job.index not in turn.rates and not (is_taker and turn.is_idle)]
         if lacking:
             names = [turn.resource if turn.is_idle else f"{turn.resource} {turn.dial:g}" for turn in lacking]

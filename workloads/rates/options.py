@@ -21,6 +21,7 @@ Resource = enum.Enum(
     start=0,
 )
 """Resources that a stressor loads; `shared_memory` includes the L1 cache, `host_memory` the page cache."""
+_LEAST_DIAL = 0.01
 _OF_HOST = (Resource.host_cores, Resource.host_memory)
 TrackingPrecision = enum.Enum("TrackingPrecision", "fp32 fp64", start=0)
 
@@ -125,7 +126,7 @@ class StressorTurns:
     resources: list[str] = option(
         choices=tuple(Resource.__members__), help="loaded resources ([sensitivity.md](sensitivity.md#stressors))"
     )
-    dials: list[float] = option(help="dials of each resource, above 0 and up to 1", least=0)
+    dials: list[float] = option(help="dials of each resource, from 0.01 to 1", least=0)
     turn_s: float = option(1.0, least=0, help="length of a turn in seconds")
     turn_settle_s: float = option(0.2, least=0, help="time at the beginning of a turn that is not measured")
     lead_s: float = option(
@@ -146,8 +147,8 @@ class StressorTurns:
         for resource in self.resources:
             _check_resource("resources", Resource[resource], device)
         for dial in self.dials:
-            if not 0 < dial <= 1:
-                raise ValueError(f"dials={dial:g} must be above 0 and up to 1; turns without load are added")
+            if not _LEAST_DIAL <= dial <= 1:
+                raise ValueError(f"dials={dial:g} must be from {_LEAST_DIAL} to 1; turns without load are added")
         if self.turn_s < 2 * max(self.turn_settle_s, 0.01):
             raise ValueError(
                 f"turn_s={self.turn_s:g} must be at least twice turn_settle_s={self.turn_settle_s:g}, and 0.02; raise "

@@ -86,8 +86,8 @@ def test_groups_of_a_stressor_that_takes_turns_are_as_long_as_its_rounds(make_pl
     [
         (["sizes.T.resources=[host_cores,l2]"], "resources=l2 needs a GPU, .*; use host_cores or host_memory"),
         (["sizes.T.resources=[l3]"], "resources=l3 must be one of issue_fp32, "),
-        (["sizes.T.dials=[0.5,0]"], "dials=0 must be above 0"),
-        (["sizes.T.dials=[2]"], "dials=2 must be above 0 and up to 1"),
+        (["sizes.T.dials=[0.5,0]"], r"dials=0 must be from 0\.01 to 1"),
+        (["sizes.T.dials=[2]"], r"dials=2 must be from 0\.01 to 1"),
         (["sizes.T.lead_s=0.1"], r"lead_s=0\.1 is below window\.settle_s=0\.4, .*; remove lead_s"),
     ],
 )

@@ -156,8 +156,8 @@ def test_wrong_results_name_the_resource(clock: Clock, monkeypatch: pytest.Monke
         (["--resources", "l2", "--dials", "1"], "resources=l2 needs a GPU"),
         (["--resources", "host_cores", "host_cores", "--dials", "1"], "must name at least one, each once"),
         (["--resources", "host_cores", "--dials"], "must name at least one, each once"),
-        (["--resources", "host_cores", "--dials", "0"], "dials=0 must be above 0 and up to 1"),
-        (["--resources", "host_cores", "--dials", "1.5"], "dials=1.5 must be above 0 and up to 1"),
+        (["--resources", "host_cores", "--dials", "0"], "dials=0 must be from 0.01 to 1"),
+        (["--resources", "host_cores", "--dials", "1.5"], "dials=1.5 must be from 0.01 to 1"),
         (["--resources", "host_cores", "--dials", "1", "--turn-s", "0.3"], "must be at least twice turn_settle_s=0.2"),
     ],
 )
