@@ -64,7 +64,7 @@ def _paint(effects: Sequence[StressorEffect]) -> Figure:
         set_title(axes, mode)
     highest = max(1.1, *(axes.get_ylim()[1] for axes in panels))
     for axes in panels:
-        axes.set_ylim(0, highest)
+        axes.set_ylim(0, 1.05 * highest)
     handles = collect_handles(panels)
     add_legend(figure, list(handles.values()), list(handles))
     return figure

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipeline.base.domain.records import Group
@@ -17,6 +18,7 @@ from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import RateSource
 from pipeline.launch.event_reader import read
 from pipeline.launch.events import Events
+from pipeline.launch.requests import Requests
 from pipeline.observe import group_row, turn_rates
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.observation import Observation
@@ -140,6 +142,13 @@ def test_logged_values_count_if_they_cover_no_time_outside_a_turn(tmp_path: Path
     rare = LoggedRate(points=points[::5], source="output")
     (gap,) = compute(tmp_path / "rare", Events(), rare, rate=RateSource(pattern="x")).gaps
     assert gap.startswith("job 0-a logged no value for a turn of idle, l2 0.5, l2 1; raise turn_s")
+
+
+def test_answers_of_a_service_count_from_the_first_to_the_last_in_a_turn(tmp_path: Path) -> None:
+    done_ns = np.array([event["t_ns"] for event in step_events()[1:]])
+    log = Events(requests=Requests({"done_ns": np.repeat(done_ns, 2), "intended_ns": np.repeat(done_ns, 2) - S // 100}))
+    for turn in compute(tmp_path, log).rates:  # two requests in each answered batch
+        assert turn.rates[0] == pytest.approx(2 / 0.03 * SPEED[turn.resource, turn.dial], rel=1e-3)
 
 
 def test_the_rate_of_jittering_steps_has_no_bias(tmp_path: Path) -> None:
