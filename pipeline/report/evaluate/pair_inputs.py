@@ -14,7 +14,13 @@ from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.stressor_effects import RESOURCE, STRESSOR, StressorEffect, list_effects, runs_stressor
+from pipeline.report.evaluate.stressor_effects import (
+    STRESSOR,
+    StressorEffect,
+    list_effects,
+    list_resources,
+    runs_stressor,
+)
 from pipeline.report.read.study_records import Row, Study
 
 FULL = 1.0
@@ -150,11 +156,12 @@ def _find_failures(cells: Iterable[Cell]) -> dict[tuple[str, str, str], str]:
     failures = {}
     for cell in (cell for cell in cells if runs_stressor(cell) and cell.case.is_mix and not cell.is_ranked):
         programs = dict(zip(cell.case.workloads, cell.case.params, strict=True))
-        resources = [params[RESOURCE] for params in programs.values() if params.get("workload") == STRESSOR]
+        stressors = [params for params in programs.values() if params.get("workload") == STRESSOR]
         for label, params in programs.items():
-            if params.get("workload") != STRESSOR and resources and cell.sharing != SERIAL:
+            if params.get("workload") != STRESSOR and stressors and cell.sharing != SERIAL:
                 name = _name_workload(label, cell.case.setting)
-                failures[cell.mode, name, resources[0]] = cell.marks_of_rows or cell.reason
+                for resource in list_resources(stressors[0]):
+                    failures[cell.mode, name, resource] = cell.marks_of_rows or cell.reason
     return failures
 
 

@@ -26,8 +26,9 @@ def make_stressor_table(effects: Sequence[StressorEffect]) -> Table:
     slowdowns = ("slowdown", "low", "high", "slowdown of the stressor", "low of the stressor", "high of the stressor")
     note = (
         "Speed alone over speed together, in the same block; median over the blocks and 95 % t interval (with three "
-        "blocks or more). Slowdown: of the workload beside the stressor (sensitivity). Dial: share of time in which "
-        "the stressor works."
+        "blocks or more). Beside a stressor that takes turns, the speed alone is that in its idle turns of the same "
+        "launch. Slowdown: of the workload beside the stressor (sensitivity). Dial: share of time in which the "
+        "stressor works."
     )
     columns = ("workload", "mode", "resource", "dial", *slowdowns)
     return Table("sensitivity", "Workloads beside stressors", columns, tuple(rows), note)
