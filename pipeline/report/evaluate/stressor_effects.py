@@ -6,7 +6,9 @@ launch, and to the turns of the same stressor alone. A stressor of one resource 
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +19,7 @@ from pipeline.base.domain.normalisation import SLOWDOWN
 from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.domain.tags import PREFIX, Tag
 from pipeline.base.domain.turns import TURN_S, parse_turns
-from pipeline.base.system.words import natural_key
+from pipeline.base.system.words import format_count, natural_key
 from pipeline.report.evaluate.cells import Cell, label_cases
 from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.statistics import MARGIN, Estimate, times_in_words
@@ -26,7 +28,7 @@ from pipeline.report.read.study_records import JobRow, Study
 STRESSOR = "stressor"
 """Workload that loads one resource; `RESOURCE` and `DIAL` are its params. Without them, it takes turns."""
 RESOURCE, DIAL = "resource", "dial"
-_RESOURCES = "resources"
+_RESOURCES, _DIALS = "resources", "dials"
 _TURNS = Tag.TURNS.removeprefix(PREFIX)
 _Place = tuple[str, float]
 """A resource and a dial."""
@@ -66,7 +68,12 @@ def list_resources(params: Mapping[str, str]) -> list[str]:
 
 def list_effects(study: Study, cells: Sequence[Cell]) -> list[StressorEffect]:
     """Return the effects of all pairs of a workload and a stressor, by workload, mode, resource and dial."""
-    effects = [*_list_turns(study, cells), *_list_mixes(cells), *_list_co_runners(study, cells)]
+    effects = [
+        *_list_turns(study, cells),
+        *_list_mixes(cells),
+        *_list_co_runners(study, cells),
+        *_list_without_figures(cells),
+    ]
     return sorted(
         effects,
         key=lambda effect: (
@@ -90,15 +97,25 @@ def find_strongest(effects: Sequence[StressorEffect]) -> list[StressorEffect]:
 
 
 def describe_effects(effects: Sequence[StressorEffect]) -> list[str]:
-    """Return a clause on the highest slowdown of each workload in each mode."""
-    return [
-        f"{effect.workload} takes {times_in_words(effect.sensitivity)} its time alone beside its worst stressor "
-        f"({effect.resource}, dial {effect.dial:g}, {effect.mode})"
-        if effect.sensitivity.median > 1 + MARGIN
-        else f"no stressor slows down {effect.workload} by more than {100 * MARGIN:g} % ({effect.mode})"
-        for effect in find_strongest(effects)
-        if effect.sensitivity is not None
-    ]
+    """Return a clause on the highest slowdown of each workload in each mode, and on what it rests."""
+    clauses = []
+    for effect in find_strongest(effects):
+        of_place = [one for one in effects if (one.workload, one.mode) == (effect.workload, effect.mode)]
+        known = [one.sensitivity for one in of_place if one.sensitivity is not None]
+        details = [] if len(known) == len(of_place) else [f"{len(known)} of {len(of_place)} loads have a figure"]
+        if any(slowdown.low is None for slowdown in known):
+            details.append(f"{format_count(min(slowdown.n for slowdown in known), 'block')}, no interval")
+        assert effect.sensitivity is not None
+        if effect.sensitivity.median > 1 + MARGIN:
+            place = "; ".join([f"{effect.resource}, dial {effect.dial:g}, {effect.mode}", *details])
+            times = times_in_words(effect.sensitivity)
+            clauses.append(f"{effect.workload} takes {times} its time alone beside its worst stressor ({place})")
+        else:
+            highest = max((slowdown.high for slowdown in known if slowdown.high is not None), default=math.inf)
+            begin = "no stressor slows" if not details and highest <= 1 + MARGIN else "no stressor was seen to slow"
+            place = "; ".join([effect.mode, *details])
+            clauses.append(f"{begin} down {effect.workload} by more than {100 * MARGIN:g} % ({place})")
+    return clauses
 
 
 def _list_turns(study: Study, cells: Sequence[Cell]) -> Iterator[StressorEffect]:
@@ -163,6 +180,21 @@ def _list_mixes(cells: Sequence[Cell]) -> Iterator[StressorEffect]:
                 cell.values.get(name_workload_metric(SLOWDOWN, params.get("workload", "")), {}),
                 cell.values.get(name_workload_metric(SLOWDOWN, STRESSOR), {}),
             )
+
+
+def _list_without_figures(cells: Sequence[Cell]) -> Iterator[StressorEffect]:
+    """Yield the effects that pairs would have shown whose groups failed or are invalid."""
+    for cell in (cell for cell in cells if cell.case.is_mix and cell.sharing != SERIAL and not cell.is_ranked):
+        programs = list(zip(cell.case.workloads, cell.case.params, strict=True))
+        for stressor in (params for _, params in programs if params.get("workload") == STRESSOR):
+            for label, params in ((label, params) for label, params in programs if params.get("workload") != STRESSOR):
+                for resource, dial in itertools.product(list_resources(stressor), _list_dials(stressor)):
+                    place = {RESOURCE: resource, DIAL: str(dial)}
+                    yield _make_effect(cell, _name(cell, label), params, place, {}, {})
+
+
+def _list_dials(params: Mapping[str, str]) -> list[float]:
+    return [float(params[DIAL])] if DIAL in params else list(json.loads(params[_DIALS]))
 
 
 def _name(cell: Cell, label: str) -> str:

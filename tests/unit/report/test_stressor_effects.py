@@ -104,7 +104,8 @@ def test_the_stressor_of_a_script_is_a_co_runner() -> None:
 
 def test_a_pair_without_its_baseline_has_no_slowdown() -> None:
     rows = [pair for pair in pairs(1) if pair.scenario != "serial"]
-    assert effects_of(*rows) == {}
+    effects = effects_of(*rows).values()
+    assert effects and {(effect.sensitivity, effect.pressure) for effect in effects} == {(None, None)}
 
 
 def test_the_worst_stressor_leads_and_no_throughput_of_a_job_alone() -> None:
@@ -118,14 +119,15 @@ def test_the_worst_stressor_leads_and_no_throughput_of_a_job_alone() -> None:
     clauses = describe_effects(list_effects(study(*rows), cells))
     assert (
         clauses[0]
-        == "resnet26_cifar10 bs128 takes 2.00 times its time alone beside its worst stressor (l2, dial 1, naive)"
+        == "resnet26_cifar10 bs128 takes 2.00 times its time alone beside its worst stressor (l2, dial 1, naive; 1 "
+        "block, no interval)"
     )
     unaffected = [one for one in pairs(1) if not any(part.params.get("resource") == "l2" for part in one.jobs)]
     unaffected = [one for one in unaffected if one.scenario != "naive"]
     cells = make_cells(study(*unaffected))
     assert select_leading_numbers(study(*unaffected), cells, []) == ()
     assert describe_effects(list_effects(study(*unaffected), cells)) == [
-        "no stressor slows down resnet26_cifar10 bs128 by more than 2 % (MPS)"
+        "no stressor was seen to slow down resnet26_cifar10 bs128 by more than 2 % (MPS; 1 block, no interval)"
     ]
 
 
@@ -171,11 +173,20 @@ def test_the_baseline_in_turns_is_the_idle_turn_of_the_same_launch() -> None:
     assert effects_of(*slow)["naive", "l2", 1.0].sensitivity.median == pytest.approx(2)
 
 
-def test_turns_of_invalid_rows_and_without_a_rate_have_no_effect() -> None:
-    assert effects_of(*pairs_in_turns(1, invalid="another program used the GPU")) == {}
+def test_turns_of_invalid_rows_and_without_a_rate_have_no_figure() -> None:
+    invalid = effects_of(*pairs_in_turns(1, invalid="another program used the GPU")).values()
+    assert invalid and {(effect.sensitivity, effect.pressure) for effect in invalid} == {(None, None)}
     without_idle = turns_of({("l2", 1.0): {0: 500.0, 1: 100.0}, ("idle", 0.0): {}})
     effect = effects_of(*pairs_in_turns(1, facts=without_idle))["naive", "l2", 1.0]
     assert effect.sensitivity is None and effect.pressure.median == pytest.approx(4)
+
+
+def test_a_clause_says_how_many_loads_have_a_figure() -> None:
+    rows = [*pairs_in_turns(1), *pairs_in_turns(2), *pairs_in_turns(3)]
+    failed = [one for one in pairs(1) if one.scenario != "serial" and one.jobs[1].params["resource"] == "host_cores"]
+    rows += [replace(one, result=Result.FAILED) for one in failed]
+    clauses = describe_effects(list_effects(study(*rows), make_cells(study(*rows))))
+    assert len(clauses) == 2 and all("4 of 7 loads have a figure" in clause for clause in clauses)
 
 
 def test_the_table_the_figure_and_predictions_read_turns() -> None:
