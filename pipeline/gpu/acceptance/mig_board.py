@@ -149,7 +149,7 @@ class MigBoard:
             self._destroy_created(state)
 
     def _destroy_created(self, state: MigState) -> None:
-        """Destroy instances that commands of this process created elsewhere than requested, as their output says."""
+        """Destroy instances that commands of this process created and the journal does not know after a kill."""
         for gi_id in self.record.list_existing():
             for device in state.devices:
                 if device.gi_id == gi_id:
@@ -224,7 +224,10 @@ class MigBoard:
         arguments = self.control.to_record() | {"profile_id": profile_id, "start": start, "boot": boot_id()}
         with self.journal.guard("mig_instance", **arguments) as step:
             reading = self.run_refused(self.control.creation_command(profile_id, start))
-            if not reading["is_changed"]:
+            created = self.control.find_created(reading["printed"], self.control.read(), profile_id, start)
+            if reading["is_changed"] and created is not None:
+                self.journal.amend(step, **dataclasses.asdict(created))
+            elif not reading["is_changed"]:
                 # The step would otherwise undo an instance with the same profile and start that exists already.
                 self.journal.discard(step)
         return reading

@@ -6,6 +6,7 @@ Instances of other users are never changed: a GPU that already has instances, or
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from pipeline.base.domain.records import Commands, Device
 from pipeline.base.system import entry_points
@@ -110,8 +111,7 @@ def make_instance(
     place = {"profile_id": planned.profile.profile_id, "start": planned.start}
     arguments = control.to_record() | place | {"boot": boot_id()} | ({"is_divided": True} if planned.parts else {})
     step = stack.enter_context(journal.guard("mig_instance", **arguments))
-    created = control.create(**place, is_divided=bool(planned.parts))
-    journal.amend(step, gi_id=created.gi_id)
+    created = control.create(**place, amend=partial(journal.amend, step), is_divided=bool(planned.parts))
     return created, _make_parts(control, planned, created, journal, stack)
 
 
@@ -134,9 +134,12 @@ def _make_parts(
             )
         )
         devices[position] = control.create_part(
-            instance.gi_id, compute.find_profile_id(planned.profile, slices), slices, beside
+            instance.gi_id,
+            compute.find_profile_id(planned.profile, slices),
+            slices,
+            beside,
+            partial(journal.amend, step),
         )
-        journal.amend(step, ci_id=devices[position].ci_id)
     return [devices[position] for position in sorted(devices)]
 
 
