@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.base.domain import mps_chunks
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Device, Group, Job, Slot
 from pipeline.base.domain.sharing_modes import PARTITION
@@ -21,8 +22,7 @@ from pipeline.prepare.mps.mps_daemon import MpsDaemon
 from pipeline.prepare.mps.sm_partitions import Partition
 from pipeline.prepare.sharing.mps import Mps, list_values, parse_version, value_at
 
-# Static partitions need CUDA 13.1 and an Ampere GPU. Source: NVIDIA's MPS documentation, release 615.
-_SINCE_CUDA, _SINCE_CAPABILITY = (13, 1), (8, 0)
+_SINCE_CUDA = (13, 1)  # source: NVIDIA's MPS documentation, release 615
 _PROOF_LIMIT_S, _LOOK_S = 5.0, 0.1
 
 
@@ -93,7 +93,8 @@ class MpsStatic(Mps):
         if not details:  # the device was not read, so its capabilities are unknown
             return
         capability = parse_version(details.get("compute_capability", "0.0"))
-        if capability < _SINCE_CAPABILITY:
+        size = mps_chunks.find_size(capability)
+        if size is None:
             raise ConfigError(f"{what} needs an Ampere GPU or newer, not {device.name}; use scenario=mps_percent")
         if parse_version(details.get("cuda_version", "0.0")) < _SINCE_CUDA:
             remedy = ", or rehearse it with gpu.driver=590" if device.is_simulated else ""
@@ -105,12 +106,12 @@ class MpsStatic(Mps):
             raise ConfigError(
                 f"{what}: the number of multiprocessors of {device.name} is unknown; choose another gpu.model"
             )
-        most = sm_partitions.count_chunks(capability, int(details.get("multiprocessors", 0)))
         num_needed = sum(chunks or [1] * group.degree)
-        if "multiprocessors" in details and num_needed > most:
+        multiprocessors = details.get("multiprocessors")
+        if multiprocessors and num_needed > (most := mps_chunks.count_chunks(size, int(multiprocessors))):
             raise ConfigError(
-                f"{what}: {device.name} has at most {most} chunks of multiprocessors, but the jobs need {num_needed}; "
-                "lower scenario.chunks, or use fewer jobs"
+                f"{what}: {device.name} has at most {most} chunks of {size} multiprocessors, but the jobs need "
+                f"{num_needed}; lower scenario.chunks, or use fewer jobs"
             )
 
     @contextmanager
