@@ -58,7 +58,7 @@ def _describe(python: Path, setting: str) -> Interpreter:
         probed = ask(python)
     except CommandError as error:
         raise ConfigError(f"env.prefix={setting}: the interpreter cannot run jobs: {error}; {_WANTED}") from error
-    packages = [editable.add_state(package, probed.places[package.name]) for package in probed.packages]
+    packages = [editable.add_state(package) for package in probed.packages]
     prefix = probed.prefix
     if conda_meta.is_conda(prefix):
         recorded = _lock_conda(probed, packages)
@@ -73,7 +73,7 @@ def _describe(python: Path, setting: str) -> Interpreter:
 def _lock_conda(probed: Probe, packages: Sequence[Distribution]) -> Lock:
     records = conda_meta.read_records(probed.prefix)
     brought = {str(probed.prefix / file) for record in records for file in record.get("files", ())}
-    by_pip = [package for package in packages if f"{probed.places[package.name]}/METADATA" not in brought]
+    by_pip = [package for package in packages if f"{package.place}/METADATA" not in brought]
     explicit = conda_file.make_explicit_lock(probed.python, records, CondaFile(), by_pip)
     variables = activation.read_state(probed.prefix)
     if not variables:
