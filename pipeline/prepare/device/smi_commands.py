@@ -18,6 +18,7 @@ import psutil
 from pipeline.base.domain.driver_programs import Execute, Programs
 from pipeline.base.system import entry_points, helper_program
 from pipeline.base.system.errors import CommandError, SharingError
+from pipeline.base.system.remedy_spelling import choose_remedy
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +82,10 @@ class Smi:
         log.debug("%s: status %d: %s", " ".join(words), completed.status, completed.printed_line)
         is_refused = self.admin and completed.status != 0 and _SUDO_REFUSES in completed.printed_line
         if "permission" in completed.printed_line.lower() or is_refused:
+            option = choose_remedy("set 'gpu.admin=[sudo,-n]'", "add --admin sudo,-n")
             raise SharingError(
                 f"no permission for `{' '.join(words)}`: {completed.printed_line}; ask an administrator to allow this "
-                "command in sudoers, and set 'gpu.admin=[sudo,-n]' (--admin sudo,-n for the gpu commands)"
+                f"command in sudoers, and {option}"
             )
         return completed
 

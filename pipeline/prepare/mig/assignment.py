@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pipeline.base.domain import mig_names
 from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.remedy_spelling import choose_remedy
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import pynvml
 from pipeline.prepare.mig.profiles import list_offered
@@ -49,9 +50,10 @@ def assign(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
             if not fitting:
                 listed = ", ".join(read_profile(device) for device in devices) or "none"
                 profile_words = "" if request is None else f" of {request}"
+                remedy = choose_remedy("set scenario.profiles to profiles of its MIG devices", "its MIG devices are")
                 raise ConfigError(
-                    f"scenario.layout=existing: {gpu.name} ({gpu.uuid}) has no free MIG device{profile_words} "
-                    f"for job {job}; set scenario.profiles to profiles of its MIG devices: {listed}"
+                    f"{choose_remedy('scenario.layout=existing: ', '')}{gpu.name} ({gpu.uuid}) has no free MIG device"
+                    f"{profile_words} for job {job}; {remedy}: {listed}"
                 )
             by_job[job] = fitting[-1] if request is None else fitting[0]
             unassigned.remove(by_job[job])

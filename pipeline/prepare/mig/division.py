@@ -13,6 +13,7 @@ from pipeline.base.system import entry_points
 from pipeline.base.system.errors import SharingError
 from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.remedy_spelling import choose_remedy
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import gpu_reader
 from pipeline.prepare.mig import compute
@@ -32,17 +33,21 @@ def refuse_unready(device: Device, state: MigState) -> None:
         )
     if state.instances:
         ids = ", ".join(str(instance.gi_id) for instance in state.instances)
+        remedy = choose_remedy(
+            "use them with scenario=mig scenario.layout=existing, choose another GPU", "choose another GPU with --gpu"
+        )
         raise SharingError(
-            f"{which} already has the GPU instances {ids}; use them with scenario=mig scenario.layout=existing, "
-            f"choose another GPU, or remove them: {entry_points.spell('gpu', 'clean')} after a killed run, "
-            f"{entry_points.spell('gpu', 'destroy')} for instances made by hand"
+            f"{which} already has the GPU instances {ids}; {remedy}, or remove them: "
+            f"{entry_points.spell('gpu', 'clean')} after a killed run, {entry_points.spell('gpu', 'destroy')} for "
+            "instances made by hand"
         )
     if clients := gpu_reader.list_staying_processes(device.uuid, lambda process: True):
         whom = ", ".join(map(str, clients))
-        raise SharingError(
-            f"{which} cannot be divided while it is in use by {whom}; end these processes (gpu.tolerate has no "
-            "effect here), or choose another GPU"
+        remedy = choose_remedy(
+            "end these processes (gpu.tolerate has no effect here), or choose another GPU",
+            "end these processes, or choose another GPU with --gpu",
         )
+        raise SharingError(f"{which} cannot be divided while it is in use by {whom}; {remedy}")
 
 
 def list_commands(control: MigSmi, instances: Sequence[Instance], *, is_on: bool) -> Commands:
