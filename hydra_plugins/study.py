@@ -94,8 +94,8 @@ class StudySweeper(Sweeper):
             preset = _drop_overridden([*keys, *instead, *block], self.preset)
             if "mix" in block:  # the result is the total time of its work, which a steady window does not have
                 preset.pop("window", None)
-            kept = _drop_overridden([*keys, *instead], block, functools.partial(self._is_option, typed))
-            grid = {**preset, **kept, **instead}
+            remaining = _drop_overridden([*keys, *instead], block, functools.partial(self._is_option, typed))
+            grid = {**preset, **remaining, **instead}
             jobs += overrides.list_combinations(
                 [*parser.parse_overrides([_as_override(*item) for item in grid.items()]), *typed]
             )

@@ -66,9 +66,6 @@ class Smi:
     def time_slice_command(self, number: int) -> tuple[str, ...]:
         return self.admin_command("compute-policy", "-i", self.uuid, _SET_TIME_SLICE, str(number))
 
-    def policy_command(self) -> tuple[str, ...]:
-        return (self.program, "compute-policy", "-i", self.uuid, "-l")
-
     def run(self, words: Sequence[str]) -> helper_program.Completed:
         """Run one of the commands above; the caller has to read back its effect.
 

@@ -24,8 +24,7 @@ class CurrentEnv:
     def preview(self) -> Interpreter:
         return _describe()
 
-    def resolve(self) -> Interpreter:
-        return _describe()
+    resolve = preview
 
 
 @study_cache.cache_for_study

@@ -28,13 +28,12 @@ class ExistingEnv:
                 "env=existing names no environment; set env.prefix=~/miniconda3/envs/NAME, or for one workload "
                 "workload.env_prefix (sizes.S.env_prefix, ...)"
             )
-        self._given, self._python = prefix, _find_interpreter(prefix)
+        self._prefix, self._python = prefix, _find_interpreter(prefix)
 
     def preview(self) -> Interpreter:
-        return _describe(self._python, self._given)
+        return _describe(self._python, self._prefix)
 
-    def resolve(self) -> Interpreter:
-        return self.preview()
+    resolve = preview
 
 
 def _find_interpreter(prefix: str) -> Path:
@@ -60,7 +59,7 @@ def _describe(python: Path, setting: str) -> Interpreter:
         raise ConfigError(f"env.prefix={setting}: the interpreter cannot run jobs: {error}; {_WANTED}") from error
     packages = [editable.add_state(package) for package in probed.packages]
     prefix = probed.prefix
-    if conda_meta.is_conda(prefix):
+    if (prefix / "conda-meta").is_dir():
         recorded = _lock_conda(probed, packages)
         environ = activation.capture_variables(prefix, f"the conda environment {prefix}")
     else:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit
 
+from pipeline.base.domain.package_locks import normalize_name
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.secrets import strip_logins
 
@@ -103,7 +104,7 @@ def select_imported(packages: Iterable[Distribution]) -> tuple[Distribution, ...
     """
     by_name: dict[str, Distribution] = {}
     for package in packages:
-        by_name.setdefault(re.sub(r"[-_.]+", "-", package.name).lower(), package)
+        by_name.setdefault(normalize_name(package.name), package)
     return tuple(by_name.values())
 
 

@@ -39,7 +39,7 @@ def assign(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
         one = next(
             (
                 taken
-                for gi_id in _list_instances(unassigned)
+                for gi_id in dict.fromkeys(device.gi_id for device in unassigned)
                 if (taken := _assign_from_instance(unassigned, jobs, requests, gi_id))
             ),
             None,
@@ -99,10 +99,6 @@ def _parse_slices(profile: str) -> int:
     """Return 3 for `3g.20gb`; 0 for a text that is not a profile."""
     number = profile.partition("g")[0]
     return int(number) if number.isdecimal() else 0
-
-
-def _list_instances(devices: Sequence[Device]) -> list[int | None]:
-    return list(dict.fromkeys(device.gi_id for device in devices))
 
 
 def _assign_from_instance(

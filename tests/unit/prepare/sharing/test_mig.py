@@ -18,6 +18,7 @@ import pytest
 
 from pipeline.base.domain import mig_table
 from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Commands, Device, Group, Job
 from pipeline.base.system import host_info
 from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
@@ -25,7 +26,7 @@ from pipeline.clean import temporary_folder
 from pipeline.clean.journal import replay
 from pipeline.prepare.device import device_choice, nvml
 from pipeline.prepare.mig import assignment, compute, mig_smi
-from pipeline.prepare.sharing.mig import Mig, MigSlots
+from pipeline.prepare.sharing.mig import Mig
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.naive import Naive
 from pipeline.simulation.install import install_driver
@@ -54,7 +55,7 @@ class Machine(simulated.Machine):
         return dataclasses.replace(made, **(values | changes))
 
     @contextmanager
-    def shared(self, *sizes: str | None, admin: tuple[str, ...] = (), **options: Any) -> Iterator[MigSlots]:
+    def shared(self, *sizes: str | None, admin: tuple[str, ...] = (), **options: Any) -> Iterator[Slots]:
         group = self.group(*sizes, admin=admin)
         scratch = Path(self.folder, "scratch")
         scratch.mkdir()
