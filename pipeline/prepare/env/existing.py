@@ -11,10 +11,10 @@ from pipeline.base.system import study_cache
 from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.base.system.paths import expand_path
 from pipeline.prepare.env import activation, conda_file, conda_meta, editable, lock
+from pipeline.prepare.env.builder import find_interpreter, make_path_variables
 from pipeline.prepare.env.conda_file import CondaFile
 from pipeline.prepare.env.lock import Distribution, Lock
 from pipeline.prepare.env.probe import Probe, ask
-from pipeline.prepare.env.recipe import find_interpreter, make_path_variables
 
 _WANTED = "set it to the folder of a conda or virtual environment, or to the path of an interpreter"
 

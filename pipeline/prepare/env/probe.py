@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError, ConfigError
+from pipeline.prepare.env.builder import find_interpreter
 from pipeline.prepare.env.lock import Distribution, make_distribution, select_imported
-from pipeline.prepare.env.recipe import find_interpreter
 
 _LIMIT_S = 120.0
 _PROGRAM = """
