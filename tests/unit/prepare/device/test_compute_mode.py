@@ -46,9 +46,9 @@ class Machine(simulated.Machine):
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine.make(tmp_path, "h100_80gb")
-    with install_driver(made.file.path):
-        yield made
+    machine = Machine.make(tmp_path, "h100_80gb")
+    with install_driver(machine.file.path):
+        yield machine
 
 
 def test_one_process_computes_and_the_mode_is_put_back(machine):

@@ -69,7 +69,7 @@ def folder() -> Iterator[Path]:
 
 def daemons(folder: Path) -> list[int]:
     """Every process whose MPS folder lies below the folder, found without the product's own means."""
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             environ, line = ((process / name).read_bytes().split(b"\0") for name in ("environ", "cmdline"))
@@ -77,8 +77,8 @@ def daemons(folder: Path) -> list[int]:
             continue
         is_below = any(item.startswith(f"CUDA_MPS_PIPE_DIRECTORY={folder}".encode()) for item in environ)
         if is_below and b"pipeline.simulation.mps.control_program" in line:
-            found.append(int(process.name))
-    return sorted(found)
+            pids.append(int(process.name))
+    return sorted(pids)
 
 
 @contextmanager
