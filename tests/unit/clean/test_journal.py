@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.system.errors import SharingError
+from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean.journal import Journal, JournalError, UndoStep, describe, find_journals, replay, undo_all
 from pipeline.clean.kinds import undoes
@@ -264,6 +265,14 @@ def test_a_file_that_others_could_have_written_is_not_believed(journal, tmp_path
         with pytest.raises(JournalError, match=r"remove it; python -m pipeline.gpu clean reads only files"):
             use()
     assert target.read_bytes() == line
+
+
+def test_a_step_of_an_earlier_boot_is_removed_without_being_carried_out(journal, tmp_path):
+    for name, arguments in (("a", {"boot": boot_id()}), ("b", {"boot": "an earlier one"}), ("c", {})):
+        journal.add("file", path=str(tmp_path / name), **arguments)
+    assert len(replay(journal)) == 3
+    assert undone(tmp_path) == ["c", "a"]
+    assert not journal.path.exists()
 
 
 def test_a_file_of_ours_that_somebody_moved_into_the_lock_folder_is_no_journal(journal, tmp_path):

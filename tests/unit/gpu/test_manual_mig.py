@@ -306,7 +306,7 @@ def test_what_another_user_made_by_hand_is_named_and_left(a100: Kept, monkeypatc
 def test_after_a_restart_nothing_of_it_is_taken_for_ours(a100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     a100.driver.set_mig_mode(0, is_on=True)
     a100.run("create", "3g")
-    for module in ("pipeline.gpu.status", "pipeline.prepare.mig.mig_smi"):
+    for module in ("pipeline.gpu.status", "pipeline.clean.journal"):
         monkeypatch.setattr(f"{module}.boot_id", lambda: "another")
     told = a100.gpu_told()
     assert [gpu_instance["is_made_by_hand"] for gpu_instance in told["gpu_instances"]] == [False]

@@ -98,7 +98,7 @@ def test_what_somebody_else_has_set_meanwhile_stays(machine, caplog):
 
 def test_after_a_restart_of_the_machine_nothing_is_put_back(machine, monkeypatch):
     killed(machine)
-    monkeypatch.setattr(time_slice, "boot_id", lambda: "another")
+    monkeypatch.setattr("pipeline.clean.journal.boot_id", lambda: "another")
     replay(machine.journal)
     assert machine.gpu.timeslice == 3
     assert not machine.journal.path.exists()

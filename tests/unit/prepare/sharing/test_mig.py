@@ -515,7 +515,7 @@ def test_a_mode_that_is_on_after_a_restart_is_ours_only_where_the_gpu_keeps_it(
             mode = machine.journal.read_steps()[0]
         machine.journal.add(mode.kind, **mode.arguments)
         machine.driver.set_mig_mode(0, is_on=True)
-        monkeypatch.setattr(mig_smi, "boot_id", lambda: "another")
+        monkeypatch.setattr("pipeline.clean.journal.boot_id", lambda: "another")
         assert [step.kind for step in replay(machine.journal)] == ["mig_mode"]
         assert machine.gpu.mig_current is is_theirs
 
