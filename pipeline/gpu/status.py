@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipeline import rehearsal
 from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.domain.records import Device
 from pipeline.base.system import entry_points, locks
@@ -57,6 +58,14 @@ def open_driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
                 yield "0"
     else:
         yield gpu
+
+
+def find_simulated_programs(machine: str | None) -> dict[str, str] | None:
+    """Write the programs of a simulated machine beside its file, and return their paths; `None` for this machine."""
+    if machine is None:
+        return None
+    file = StateFile(expand_path("--machine", machine).resolve())
+    return {name: str(path) for name, path in rehearsal.write_programs_beside(file).items()}
 
 
 def find_gpu(selector: str | None, folder: Path) -> Device:

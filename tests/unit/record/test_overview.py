@@ -472,9 +472,9 @@ def test_a_local_store_is_read_without_mlflow_as_through_it(root, monkeypatch) -
     experiment = store.open_experiment("e")
     for number, role in enumerate(("group", "job", "group"), start=1):
         tags = {"collocation.role": role, "collocation.plan": "p", "collocation.result": "ok", "other": "x"}
-        made = store.client.create_run(experiment, start_time=number, run_name=f"r{number}", tags=tags)
+        run = store.client.create_run(experiment, start_time=number, run_name=f"r{number}", tags=tags)
         if number == 1:
-            store.client.set_terminated(made.info.run_id, end_time=9)
+            store.client.set_terminated(run.info.run_id, end_time=9)
     deleted = store.client.create_run(experiment, tags={"collocation.role": "group"})
     store.client.delete_run(deleted.info.run_id)
     names = ("plan", "result")

@@ -100,7 +100,7 @@ def test_a_query_is_the_recorded_one_and_invents_no_reading(smi: Smi, name: str)
     arguments, recorded, _ = recording(name)
     status, text = smi(*arguments)
     assert status == 0
-    lines, expected = (masked(each).splitlines() for each in (text, recorded))
+    lines, expected = (masked(text_part).splitlines() for text_part in (text, recorded))
     assert lines[:-1] == expected[:-1]
     cells, recorded_cells = lines[-1].split(", "), expected[-1].split(", ")
     assert len(cells) == len(recorded_cells)
@@ -255,8 +255,8 @@ def test_compute_instances_divide_a_gpu_instance(smi: Smi) -> None:
         "|  0    2   1   1  |                                  |N/A    N/A |  3   0    3    0    3 |",
     ]
     names = re.findall(r"MIG (\S+) +Device +(\d+): \(UUID: (\S+)\)", smi("-L")[1])
-    assert [each[:2] for each in names] == [("1c.3g.40gb", "0"), ("1c.3g.40gb", "1")]
-    assert len({each[2] for each in names}) == 2
+    assert [cells[:2] for cells in names] == [("1c.3g.40gb", "0"), ("1c.3g.40gb", "1")]
+    assert len({cells[2] for cells in names}) == 2
     assert len([line for line in smi("mig", "-lci")[1].splitlines() if " MIG 1c.3g.40gb " in line]) == 2
     assert smi("mig", "-gi", "2", "-cci")[0] == codes.INSUFFICIENT_RESOURCES
     assert smi("mig", "-gi", "5", "-cci") == (6, "No GPU instances found: Not Found\n")

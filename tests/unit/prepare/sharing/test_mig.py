@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from pipeline.base.domain import mig_table
 from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Commands, Device, Group, Job
 from pipeline.base.system import host_info
 from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
@@ -24,7 +26,7 @@ from pipeline.clean import temporary_folder
 from pipeline.clean.journal import replay
 from pipeline.prepare.device import device_choice, nvml
 from pipeline.prepare.mig import assignment, compute, mig_smi
-from pipeline.prepare.sharing.mig import Mig, MigSlots
+from pipeline.prepare.sharing.mig import Mig
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.naive import Naive
 from pipeline.simulation.install import install_driver
@@ -46,14 +48,14 @@ class Machine(simulated.Machine):
         return Path(self.programs["nvidia-smi"])
 
     def group(self, *sizes: str | None, **changes: Any) -> Group:
-        made = make_group(*("job" for _ in sizes))
-        jobs = tuple(Job(index=j.index, workload=j.workload, size=s) for j, s in zip(made.jobs, sizes, strict=True))
+        group = make_group(*("job" for _ in sizes))
+        jobs = tuple(Job(index=j.index, workload=j.workload, size=s) for j, s in zip(group.jobs, sizes, strict=True))
         gpu = gpu_settings(lock_dir=self.folder, admin=changes.pop("admin", ()))
         values = {"jobs": jobs, "scenario": "mig", "device": self.device, "gpu": gpu}
-        return dataclasses.replace(made, **(values | changes))
+        return dataclasses.replace(group, **(values | changes))
 
     @contextmanager
-    def shared(self, *sizes: str | None, admin: tuple[str, ...] = (), **options: Any) -> Iterator[MigSlots]:
+    def shared(self, *sizes: str | None, admin: tuple[str, ...] = (), **options: Any) -> Iterator[Slots]:
         group = self.group(*sizes, admin=admin)
         scratch = Path(self.folder, "scratch")
         scratch.mkdir()
@@ -62,6 +64,12 @@ class Machine(simulated.Machine):
                 yield slots
         finally:
             shutil.rmtree(scratch)
+
+    def break_mig(self, fault: str) -> None:
+        with self.file.change() as cell:
+            gpu = cell.state.gpus[0]
+            health = dataclasses.replace(gpu.health, mig_fault=fault)
+            cell.state = cell.state.replace_gpu(0, dataclasses.replace(gpu, health=health))
 
     def profiles(self) -> list[str]:
         """Names of the profiles that exist, by start."""
@@ -190,7 +198,7 @@ def test_compute_instances_share_a_gpu_instance_and_are_undone_before_it(a100: M
     asked = ("1c.3g.20gb", "2c.3g", "1g")
     with a100.shared(None, None, None, profiles=asked, admin=(str(a100.folder / "admin"),)) as slots:
         assert a100.profiles() == ["3g.20gb", "1g.5gb"]
-        divided = next(each for each in a100.gpu.instances if each.profile_id == 9)
+        divided = next(instance for instance in a100.gpu.instances if instance.profile_id == 9)
         one, two, whole = slots.slots
         assert one.gi_id == two.gi_id == divided.id != whole.gi_id
         assert [dict(slot.facts)["mig_profile"] for slot in slots.slots] == ["1c.3g.20gb", "2c.3g.20gb", "1g.5gb"]
@@ -247,7 +255,7 @@ def test_a_compute_instance_whose_id_nobody_wrote_down_is_the_one_that_came(h100
             h100.journal.undo(step)
         finally:
             h100.journal.forget()
-        return [each.id for each in h100.gpu.instances[0].compute_instances]
+        return [compute_instance.id for compute_instance in h100.gpu.instances[0].compute_instances]
 
     for other in ({"gi_id": gi_id + 1}, {"slices": 2}, {"boot": "an earlier one"}, {"ci_id": 5}, {"beside": [0, 1]}):
         assert undo(**other) == [0, 1]
@@ -268,7 +276,7 @@ def test_a_mode_that_was_on_stays_on(h100: Machine) -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("sizes", "options", "made"),
+    ("sizes", "options", "profiles"),
     [
         ([None] * 3, {}, ["2g.20gb"] * 3),
         ([None] * 2, {"profile": "1g.10gb"}, ["1g.10gb"] * 2),
@@ -276,9 +284,9 @@ def test_a_mode_that_was_on_stays_on(h100: Machine) -> None:
         (["L", "S"], {"size_profile": (("L", "4g"),)}, ["4g.40gb", "1g.10gb"]),
     ],
 )
-def test_what_is_asked_for_is_what_is_made(h100: Machine, sizes: list[Any], options: Any, made: list[str]) -> None:
+def test_what_is_asked_for_is_what_is_made(h100: Machine, sizes: list[Any], options: Any, profiles: list[str]) -> None:
     with h100.shared(*sizes, **options):
-        assert sorted(h100.profiles()) == sorted(made)
+        assert sorted(h100.profiles()) == sorted(profiles)
 
 
 def refused(machine: Machine, kind: type[CollocationError], *sizes: str | None, **options: Any) -> str:
@@ -292,9 +300,9 @@ def refused(machine: Machine, kind: type[CollocationError], *sizes: str | None, 
 
 
 def test_instances_of_somebody_else_are_left_alone(h100: Machine) -> None:
-    made = h100.driver.create_gpu_instance(0, FOREIGN)
+    gpu_instance = h100.driver.create_gpu_instance(0, FOREIGN)
     message = refused(h100, SharingError)
-    assert f"already has the GPU instances {made.id};" in message
+    assert f"already has the GPU instances {gpu_instance.id};" in message
 
 
 def test_a_gpu_in_use_is_refused(a100: Machine, sleeper: int) -> None:
@@ -391,6 +399,30 @@ def test_an_instance_without_a_compute_instance_is_taken_back(a100: Machine) -> 
     assert "with 1 compute instance (it printed" in refused(a100, SharingError)
 
 
+@pytest.mark.parametrize(("fault", "profiles"), [("displaced", ["1g.5gb"]), ("narrow", ["2c.3g", "1c.3g"])])
+def test_instances_that_a_faulty_driver_creates_otherwise_are_destroyed(
+    a100: Machine, fault: str, profiles: list[str]
+) -> None:
+    a100.break_mig(fault)
+    assert "did not create" in refused(a100, SharingError, *[None] * len(profiles), profiles=profiles)
+
+
+def test_an_instance_elsewhere_is_undone_by_its_id_and_not_the_one_in_its_place(h100: Machine) -> None:
+    h100.break_mig("displaced")
+    control = mig_smi.MigSmi(uuid=h100.device.uuid, program=h100.programs["nvidia-smi"])
+    place = {"profile_id": FOREIGN, "start": 2}
+    step = h100.journal.add("mig_instance", **control.to_record(), **place, boot=host_info.boot_id())
+    with pytest.raises(SharingError, match=f"did not create a GPU instance of profile {FOREIGN} at slice 2"):
+        control.create(**place, amend=partial(h100.journal.amend, step))
+    (created,) = h100.gpu.instances
+    assert created.start != 2
+    h100.break_mig("")
+    foreign = h100.driver.create_gpu_instance(0, **place)
+    for _ in range(2):
+        h100.journal.undo(step)
+        assert h100.gpu.instances == (foreign,)
+
+
 def test_in_use_with_nobody_on_it_is_tried_again(a100: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mig_smi, "_RETRY_S", 0.05)
     before = a100.gpu
@@ -463,9 +495,10 @@ def test_what_does_not_list_instances_is_an_error(h100: Machine) -> None:
 
 
 def test_a_later_instance_with_another_id_is_not_destroyed(h100: Machine) -> None:
-    made = h100.driver.create_gpu_instance(0, FOREIGN, 2)
+    instance = h100.driver.create_gpu_instance(0, FOREIGN, 2)
     place = {"uuid": h100.device.uuid, "admin": [], "profile_id": FOREIGN, "start": 2}
-    for which in ({"boot": host_info.boot_id(), "gi_id": made.id + 1}, {"boot": "an earlier one", "gi_id": made.id}):
+    other_id = {"boot": host_info.boot_id(), "gi_id": instance.id + 1}
+    for which in (other_id, {"boot": "an earlier one", "gi_id": instance.id}):
         h100.journal.undo(h100.journal.add("mig_instance", **place, **which))
         assert h100.profiles() == ["2g.20gb"]
     for _ in range(2):
@@ -482,7 +515,7 @@ def test_a_mode_that_is_on_after_a_restart_is_ours_only_where_the_gpu_keeps_it(
             mode = machine.journal.read_steps()[0]
         machine.journal.add(mode.kind, **mode.arguments)
         machine.driver.set_mig_mode(0, is_on=True)
-        monkeypatch.setattr(mig_smi, "boot_id", lambda: "another")
+        monkeypatch.setattr("pipeline.clean.journal.boot_id", lambda: "another")
         assert [step.kind for step in replay(machine.journal)] == ["mig_mode"]
         assert machine.gpu.mig_current is is_theirs
 
@@ -511,11 +544,11 @@ def test_slices_that_no_job_gets_are_a_warning(h100: Machine) -> None:
     name = h100.group(None).device.name
     assert warning == f"[3g.40gb,3g.40gb] leaves 1 of 7 compute slices of {name} unused"
     grouped, unused = Mig(profiles=["2c.3g", "3g"]).warnings(h100.group(None, None))
-    made = (
+    created = (
         "[2c.3g.40gb,3g.40gb] needs the GPU instances 3g.40gb(2c), 3g.40gb; "
         "compute instances share the memory of their GPU instance"
     )
-    assert grouped == made and "leaves 2 of 7 " in unused
+    assert grouped == created and "leaves 2 of 7 " in unused
 
 
 def run_killed(machine: Machine, fatal: int) -> int:
@@ -659,7 +692,7 @@ def test_jobs_get_the_instances_that_are_there_and_nothing_is_changed(divided: M
 
 def test_jobs_get_parts_of_one_gpu_instance_that_is_there(divided: Machine) -> None:
     """Beside 3g, 2g and 1g there are, after this, a 2g with two parts instead of a whole one."""
-    (two,) = (each.id for each in divided.gpu.instances if each.profile_id == 14)
+    (two,) = (instance.id for instance in divided.gpu.instances if instance.profile_id == 14)
     divided.driver.destroy_compute_instance(0, two, 0)
     for _ in range(2):
         divided.driver.create_compute_instance(0, two, 0)
@@ -686,6 +719,6 @@ def test_parts_that_follow_each_other_come_from_the_gpu_instance_that_has_them_a
     for width in (0, 1):
         h100.driver.create_compute_instance(0, second, width)
     device = nvml.list_devices()[0]
-    assert [each.gi_id for each in assignment.assign(device, ["1c.3g", "2c.3g"])] == [second, second]
-    assert [each.gi_id for each in assignment.assign(device, ["1c.3g", "2c.3g", "1c.3g"])] == [second, second, first]
-    assert [each.gi_id for each in assignment.assign(device, ["1c.3g", "1c.3g"])] == [first, second]
+    assert [part.gi_id for part in assignment.assign(device, ["1c.3g", "2c.3g"])] == [second, second]
+    assert [part.gi_id for part in assignment.assign(device, ["1c.3g", "2c.3g", "1c.3g"])] == [second, second, first]
+    assert [part.gi_id for part in assignment.assign(device, ["1c.3g", "1c.3g"])] == [first, second]
