@@ -173,8 +173,9 @@ def _profiles(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingChe
 
 
 def _slowdown(question: _Question, cell: Cell) -> FindingCheck | None:
-    programs = [(params["workload"], question.publication.program(params)) for params in cell.case.params]
-    meant = (name for name, program in programs if program is not None and program.name == question.finding.of)
+    jobs = zip(cell.case.workloads, cell.case.params, strict=True)
+    programs = [(label, question.publication.program(params)) for label, params in jobs]
+    meant = (label for label, program in programs if program is not None and program.name == question.finding.of)
     return _check_range(question, cell, cell.values.get(name_workload_metric(SLOWDOWN, next(meant, "")), {}))
 
 

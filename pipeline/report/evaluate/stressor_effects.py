@@ -91,14 +91,14 @@ def _list_mixes(cells: Sequence[Cell]) -> Iterator[StressorEffect]:
         stressors = {label: params for label, params in programs if params.get("workload") == STRESSOR}
         measured = {label: params for label, params in programs if params.get("workload") != STRESSOR}
         if len(stressors) == len(measured) == 1:
-            (label, params), (stressor,) = *measured.items(), stressors.values()
+            ((label, params),), ((stressor_label, stressor),) = measured.items(), stressors.items()
             yield _make_effect(
                 cell,
                 f"{label} [{cell.case.setting}]" if cell.case.setting else label,
                 params,
                 stressor,
-                cell.values.get(name_workload_metric(SLOWDOWN, params.get("workload", "")), {}),
-                cell.values.get(name_workload_metric(SLOWDOWN, STRESSOR), {}),
+                cell.values.get(name_workload_metric(SLOWDOWN, label), {}),
+                cell.values.get(name_workload_metric(SLOWDOWN, stressor_label), {}),
             )
 
 
