@@ -35,6 +35,7 @@ from pipeline.report.evaluate.metrics import (
     BEST_SOLO,
     ENERGY_VS_ALONE,
     ENERGY_VS_BEST_SOLO,
+    EPOCH_TIME_VS_SOLO,
     HOST,
     INSTANCE_MEMORY,
     LATENCY_DEVIATION,
@@ -343,7 +344,7 @@ def _epochs(row: Row, baselines: BlockBaselines) -> dict[str, float]:
         figures["energy_per_epoch_j"] = work * energy_j
     solo = baselines.solo(row, row.jobs[0])
     alone = _mean_epoch_s([solo], measured=measured) if solo is not None else None
-    return figures | ({"epoch_time_vs_solo_ratio": together / alone} if alone else {})
+    return figures | ({EPOCH_TIME_VS_SOLO: together / alone} if alone else {})
 
 
 def _mean_epoch_s(jobs: Sequence[JobRow], *, measured: bool) -> float | None:
