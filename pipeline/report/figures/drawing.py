@@ -82,6 +82,8 @@ NO_INTERVAL = "no interval"
 HOLLOW_CAPTION = "Hollow: no interval, which needs three blocks (with several GPUs, three GPUs)."
 _PER_ROW = 3
 _LEGEND_HEIGHT = 0.5
+LEAST_CHARACTER = 0.062
+"""Mean width of a character of the smallest font. Unit: inches."""
 _CHARACTER_WIDTH = 5.0
 """Mean width of a character of axis labels. Unit: points."""
 _LEVELS = (":", "-.", (0, (5, 1)))
@@ -247,6 +249,11 @@ def _say_boxes() -> None:
     logger.warning("DejaVu Sans lacks some letters, which are boxes in the PDFs; use the page or the SVGs instead")
 
 
+def find_widest() -> float:
+    """Return the largest width of a new figure: that of the text, or of a column. Unit: inches."""
+    return min(WIDEST, _limit.get())
+
+
 def new_figure(width: float, height: float) -> Figure:
     """Make an empty figure with a layout without overlapping texts. Unit: inches."""
     from matplotlib.figure import Figure
@@ -264,7 +271,7 @@ def make_panels(number: int, height: float, *, most_bars: int = 0, columns: int 
         columns: panels in a row, 2 or 3; other values are ignored.
     """
     most = columns if columns in range(2, _PER_ROW + 1) else min(_PER_ROW, int(WIDEST / (0.6 + 0.13 * most_bars)))
-    columns = max(1, min(number, most)) if _limit.get() > COLUMN else 1
+    columns = max(1, min(number, most)) if find_widest() > COLUMN else 1
     rows = -(-number // columns) or 1
     figure = new_figure(WIDEST, height * rows + _LEGEND_HEIGHT)
     panels = [axes for row in figure.subplots(rows, columns, squeeze=False) for axes in row]
