@@ -11,7 +11,7 @@ from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import CollocationError
 from pipeline.base.system.paths import expand_path
-from pipeline.clean import leftovers
+from pipeline.clean import leftovers, temporary_folder
 from pipeline.clean.journal import Journal
 from pipeline.gpu.status import describe, find_targets, is_there, list_undone, make_printable, open_driver, undo
 from pipeline.prepare.device import lease
@@ -27,6 +27,7 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
         abandoned = leftovers.find_abandoned()
         hanging = {str(path): pids for path in abandoned if (pids := leftovers.clear_abandoned(path))}
         rehearsal.remove_abandoned()
+        temporary_folder.remove_abandoned()
         programs = (
             {}
             if machine is None

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import os
 import shutil
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 
 from pipeline.base.mlflow_internals import database_tables
 from pipeline.base.system.errors import ConfigError, TrackingError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.store import bundle, bundle_archive, run_artifacts
 from pipeline.record.store.local_store import Store, open_store
 from pipeline.record.store.store_access import explain_read_only, open_named
@@ -90,6 +94,42 @@ def test_a_bundle_has_all_runs_points_and_artifacts_and_is_read_like_a_store(sto
         ]
 
 
+OPENING = """
+import sys, time
+from pathlib import Path
+from pipeline.record.store import bundle
+print(bundle.open_bundle(Path(sys.argv[1])).root, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_an_unpacked_bundle_of_a_killed_process_is_removed_and_that_of_a_living_one_is_not(
+    exported: Path, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR), "TMPDIR": str(scratch)}
+
+    def start() -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", OPENING, str(exported)]
+        return subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True)
+
+    with start() as living, start() as killed:
+        try:
+            kept, lost = (Path((process.stdout or sys.stdin).readline().strip()) for process in (living, killed))
+            assert sorted(scratch.iterdir()) == sorted((kept, lost))
+            killed.kill()
+            killed.wait()
+            with start() as later:
+                new = Path((later.stdout or sys.stdin).readline().strip())
+                later.kill()
+            assert sorted(scratch.iterdir()) == sorted((kept, new)) and (kept / "mlflow.db").is_file()
+        finally:
+            living.kill()
+            killed.kill()
+
+
 def test_a_bundle_depends_on_its_content_only(store: Store, tmp_path: Path) -> None:
     first, second = tmp_path / "first.tar.xz", tmp_path / "second.tar.xz"
     bundle.export(store, "study", first)
@@ -130,10 +170,10 @@ def test_a_moved_store_is_exported_and_read_with_the_artifacts_beside_its_databa
     moved = open_named(tmp_path / "moved")
     bundle.export(moved, "study", tmp_path / "after.tar.xz")
     assert (tmp_path / "before.tar.xz").read_bytes() == (tmp_path / "after.tar.xz").read_bytes()
-    assert run_artifacts.fetch(moved, RUN_ID, "group.json", "") == (
+    assert run_artifacts.fetch(moved, RUN_ID, "group.json", tmp_path) == (
         tmp_path / "moved" / "artifacts" / "study" / RUN_ID / "artifacts" / "group.json"
     )
-    assert run_artifacts.fetch(moved, RUN_ID, "none", "") is None
+    assert run_artifacts.fetch(moved, RUN_ID, "none", tmp_path) is None
     assert "was moved; run" in explain_read_only(tmp_path / "moved", "study")
 
 
