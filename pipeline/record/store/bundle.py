@@ -26,8 +26,9 @@ from pipeline.base import mlflow_internals
 from pipeline.base.domain.layout import CONFIG, DATABASE, ENVIRONMENT, GROUP, JOB_FILE, STORE_LOCK
 from pipeline.base.domain.package_locks import make_portable
 from pipeline.base.mlflow_internals import database_tables
-from pipeline.base.system import locks
+from pipeline.base.system import locks, words
 from pipeline.base.system.errors import ConfigError, TrackingError
+from pipeline.base.system.words import format_count
 from pipeline.clean import temporary_folder
 from pipeline.record.store import bundle_archive, run_artifacts
 from pipeline.record.store.local_store import Store, describe_error, open_store, translate_errors
@@ -52,14 +53,22 @@ def export(store: Store, experiment: str, file: Path) -> int:
     with temporary_folder.hold_scratch() as scratch:
         runs = _read_runs(store, stored.experiment_id)
         artifacts: dict[str, Path] = {}
+        without = []
         for run in runs:
-            folder = run_artifacts.fetch_all(store, run["run_id"], run.pop("artifact_uri"), scratch)
+            uri = run.pop("artifact_uri")
+            if not run_artifacts.has_folder(uri, run["run_id"]):
+                without.append(f"{run['run_id']}: {uri!r}")
+                continue
+            folder = run_artifacts.fetch_all(store, run["run_id"], uri, scratch)
             for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
                 artifacts[f"artifacts/{run['run_id']}/{path.relative_to(folder).as_posix()}"] = path
         try:
             bundle_archive.write(file, experiment, dict(_make_portable(runs, artifacts)))
         except OSError as error:
             raise ConfigError(f"could not write {file}: {error.strerror}; choose another file with --out") from error
+    if without:
+        counted = format_count(len(without), "run")
+        words.say(f"note: no artifacts of {counted} in {file}: artifact_uri is no folder of the run ({without[0]})")
     return len(runs)
 
 

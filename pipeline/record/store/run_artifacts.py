@@ -32,6 +32,12 @@ def locate(uri: str, root: Path) -> Path | None:
     return folder
 
 
+def has_folder(uri: str, run_id: str) -> bool:
+    """Return whether the artifact URI of a run names a folder of this run; MLflow reads an empty one as the current."""
+    address = urlsplit(uri)
+    return address.scheme not in ("", "file") or run_id in Path(unquote(address.path)).parts
+
+
 def list_names(store: Store, run_id: str) -> list[str]:
     """Return the names of the artifacts of a run, except those in folders.
 
@@ -66,7 +72,10 @@ def fetch(store: Store, run_id: str, name: str, scratch: Path) -> Path | None:
 
 
 def _locate_run(store: Store, run_id: str) -> Path | None:
-    return None if store.root is None else locate(store.client.get_run(run_id).info.artifact_uri, store.root)
+    if store.root is None:
+        return None
+    uri = store.client.get_run(run_id).info.artifact_uri
+    return locate(uri, store.root) if has_folder(uri, run_id) else store.root / run_id  # a folder that does not exist
 
 
 def fetch_all(store: Store, run_id: str, uri: str, scratch: Path) -> Path:

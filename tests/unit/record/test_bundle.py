@@ -7,10 +7,12 @@ import json
 import lzma
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +184,25 @@ def test_missing_artifacts_are_an_error_not_an_empty_bundle(store: Store, tmp_pa
     with pytest.raises(TrackingError, match="the artifacts of the experiment are missing"):
         bundle.export(store, "study", tmp_path / "study.tar.xz")
     assert not (tmp_path / "study.tar.xz").exists()
+
+
+@pytest.mark.parametrize("uri", ["", ".", "file:///"])
+def test_a_run_without_a_folder_of_its_own_has_no_artifacts(
+    uri: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as database, database:
+        database.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (uri, RUN_ID))
+    (tmp_path / "current").mkdir()
+    (tmp_path / "current" / "group.json").write_text("private")
+    monkeypatch.chdir(tmp_path / "current")
+    file = tmp_path / "study.tar.xz"
+    assert bundle.export(store, "study", file) == 2
+    with tarfile.open(file) as archive:
+        assert not [name for name in archive.getnames() if RUN_ID in name]
+    assert capsys.readouterr().err == (
+        f"note: no artifacts of 1 run in {file}: artifact_uri is no folder of the run ({RUN_ID}: {uri!r})\n"
+    )
+    assert run_artifacts.fetch(open_store(tmp_path / "mlruns"), RUN_ID, "group.json", tmp_path) is None
 
 
 def test_importing_twice_adds_no_run_twice(store: Store, tmp_path: Path, template_store: Path) -> None:
