@@ -44,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
+        stores = named_stores(options)
         folder = options.out or default_folder(options.experiment)
         check_folder(folder, options.experiment)
-        stores = named_stores(options)
         written, study, summary = report(
             stores,
             options.experiment,

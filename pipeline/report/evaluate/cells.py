@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.base.domain import service_figures, work_units
@@ -48,6 +49,7 @@ _BEYOND_NOISE = 1.5
 
 The factor is that large because, on a host with other users, the log ratio of two eager runs scatters by 0.14.
 """
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 TIMES = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
 """Metrics whose lower value is the faster one."""
 
@@ -374,6 +376,17 @@ def group_places(cells: Sequence[Cell]) -> dict[tuple[Case, int], list[Cell]]:
     return group_by(cells, lambda cell: (cell.case, cell.degree))
 
 
+def merge_notes(notes: Iterable[str]) -> tuple[str, ...]:
+    """Return one note for all notes that differ in their numbers only: the one with the highest last number."""
+    by_kind: dict[str, tuple[float, str]] = {}
+    for note in notes:
+        kind, numbers = _NUMBER.sub("", note), _NUMBER.findall(note)
+        last = float(numbers[-1]) if numbers else 0.0
+        if kind not in by_kind or last > by_kind[kind][0]:
+            by_kind[kind] = last, note
+    return tuple(note for _, note in by_kind.values())
+
+
 def invert(by_block: Mapping[int, float]) -> dict[int, float]:
     """Return the inverse of each positive figure."""
     return {block: 1 / value for block, value in by_block.items() if value > 0}
@@ -423,7 +436,7 @@ def _cell(
         reason=next((row.reason for row, _ in rows if row.result is not Result.OK), ""),
         invalid=tuple(dict.fromkeys(row.marks.invalid for row, _ in rows if row.marks.invalid)),
         num_invalid=sum(bool(row.marks.invalid) for row, _ in rows),
-        row_notes=tuple(dict.fromkeys(row.marks.note for row, _ in rows if row.marks.note)),
+        row_notes=merge_notes(row.marks.note for row, _ in rows if row.marks.note),
     )
     for row, figures in rows:
         cell.results[row.result] += 1

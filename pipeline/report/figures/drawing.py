@@ -81,6 +81,8 @@ NO_INTERVAL = "no interval"
 """The label of hollow points and bars."""
 HOLLOW_CAPTION = "Hollow: no interval, which needs three blocks (with several GPUs, three GPUs)."
 _PER_ROW = 3
+_HANDLE = 3.2
+"""The length of a line in a legend, in which two dashes are seen beside a marker. Unit: font size."""
 _LEGEND_HEIGHT = 0.5
 LEAST_CHARACTER = 0.062
 """Mean width of a character of the smallest font. Unit: inches."""
@@ -300,9 +302,13 @@ def add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str] | N
     if any(NO_INTERVAL in axes.get_legend_handles_labels()[1] for axes in figure.axes):
         hollow: dict[str, Any] = {"marker": "s", "linestyle": "none", "markerfacecolor": PAPER, "color": INK}
         handles, names = [*handles, Line2D([], [], **hollow)], [*names, NO_INTERVAL]
-    columns = int(figure.get_figwidth() * 72 / (36 + 4.8 * max(map(len, names), default=0)))
-    columns = max(1, min(columns, len(names)))
-    figure.legend(handles=handles, labels=names, loc="outside lower left", ncols=columns, fontsize=7.5)
+    columns = int(figure.get_figwidth() * 72 / (21 + 7.5 * _HANDLE + 4.8 * max(map(len, names), default=0)))
+    rows = -(-len(names) // max(1, min(columns, len(names)))) or 1
+    columns = -(-len(names) // rows) or 1  # the legend is filled column by column, so its rows have equal lengths
+    # A dashed line shows two dashes beside its marker.
+    figure.legend(
+        handles=handles, labels=names, loc="outside lower left", ncols=columns, fontsize=7.5, handlelength=_HANDLE
+    )
 
 
 def collect_handles(panels: Sequence[Axes]) -> dict[str, Any]:

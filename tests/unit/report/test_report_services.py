@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate import outcomes
-from pipeline.report.evaluate.cells import list_metrics, make_cells
+from pipeline.report.evaluate.cells import list_metrics, make_cells, merge_notes
 from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
 from pipeline.report.evaluate.verdicts import Decision, verdicts
 from pipeline.report.figures import copies, gain, mixes
@@ -242,3 +242,8 @@ def test_what_is_as_many_as_the_requests_is_said_once() -> None:
         "throughput_total_images_per_s",
     ]
     assert "energy_per_image_j" in eight
+
+
+def test_of_notes_that_differ_in_their_numbers_the_highest_is_shown() -> None:
+    notes = [f"the window is too short for a p99, about {seconds} s are needed" for seconds in (5, 50.5, 10)]
+    assert merge_notes([*notes, "few steps", "few steps"]) == (notes[1], "few steps")
