@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.base.domain import service_figures, work_units
+from pipeline.base.domain.marks import merge_notes
 from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP, select_independent
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, SharingMode
@@ -49,7 +49,6 @@ _BEYOND_NOISE = 1.5
 
 The factor is that large because, on a host with other users, the log ratio of two eager runs scatters by 0.14.
 """
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 TIMES = (TOTAL_TIME, MEAN_LATENCY, P99_LATENCY)
 """Metrics whose lower value is the faster one."""
 
@@ -374,17 +373,6 @@ def list_cases(cells: Sequence[Cell]) -> list[Case]:
 def group_places(cells: Sequence[Cell]) -> dict[tuple[Case, int], list[Cell]]:
     """Return the cells of each case and degree."""
     return group_by(cells, lambda cell: (cell.case, cell.degree))
-
-
-def merge_notes(notes: Iterable[str]) -> tuple[str, ...]:
-    """Return one note for all notes that differ in their numbers only: the one with the highest last number."""
-    by_kind: dict[str, tuple[float, str]] = {}
-    for note in notes:
-        kind, numbers = _NUMBER.sub("", note), _NUMBER.findall(note)
-        last = float(numbers[-1]) if numbers else 0.0
-        if kind not in by_kind or last > by_kind[kind][0]:
-            by_kind[kind] = last, note
-    return tuple(note for _, note in by_kind.values())
 
 
 def invert(by_block: Mapping[int, float]) -> dict[int, float]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.base.domain.marks import merge_notes
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate import outcomes
-from pipeline.report.evaluate.cells import list_metrics, make_cells, merge_notes
+from pipeline.report.evaluate.cells import list_metrics, make_cells
 from pipeline.report.evaluate.mixed_services import compare_services, describe_mix
 from pipeline.report.evaluate.verdicts import Decision, verdicts
 from pipeline.report.figures import copies, gain, mixes
