@@ -10,7 +10,7 @@ from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import CollocationError
-from pipeline.clean import leftovers
+from pipeline.clean import leftovers, temporary_folder
 from pipeline.clean.journal import Journal
 from pipeline.gpu.status import (
     describe,
@@ -35,6 +35,7 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
         abandoned = leftovers.find_abandoned()
         hanging = {str(path): pids for path in abandoned if (pids := leftovers.clear_abandoned(path))}
         rehearsal.remove_abandoned()
+        temporary_folder.remove_abandoned()
         # MIG devices come first: their processes, such as MPS daemons in their journals, block instances of the GPU.
         meant.sort(key=lambda device: device.parent is None)
         # Absent devices and devices of a finished simulation must not be cleaned with the real driver programs.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from pipeline.base.system import entry_points, locks
 from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
 from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.paths import expand_path
-from pipeline.clean import journal, leftovers
+from pipeline.clean import journal, leftovers, temporary_folder
 from pipeline.clean.journal import BY_HAND, Journal, UndoStep
 from pipeline.prepare.device import gpu_reader, lease, nvml
 from pipeline.prepare.device.device_choice import choose
@@ -51,8 +50,8 @@ def open_driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
         with install_driver(file.path):
             yield gpu
     elif gpu is not None and gpu.startswith(profiles.SIMULATED):
-        with tempfile.TemporaryDirectory() as folder:
-            file = StateFile(Path(folder) / "machine.json")
+        with temporary_folder.hold_scratch() as folder:
+            file = StateFile(folder / "machine.json")
             file.create([gpu])
             with install_driver(file.path):
                 yield "0"

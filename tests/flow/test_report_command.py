@@ -194,7 +194,7 @@ def test_a_store_that_may_only_be_read_is_reported_also_from_another_place(
         else:
             assert "no group of experiment" in done.stderr
     assert sorted(moved.rglob("*")) == before
-    assert not list(tmp_path.glob("colloc-store-*"))
+    assert not list(tmp_path.glob("colloc-scratch-*"))
 
 
 def test_refusals_name_what_there_is_and_touch_nothing(filled: Path, tmp_path: Path, capsys) -> None:

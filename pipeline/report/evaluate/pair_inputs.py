@@ -137,16 +137,14 @@ def _find_pairs(cells: Iterable[Cell]) -> dict[tuple[str, PairName], MeasuredPai
         if not (is_alone and cell.is_ranked and cell.case.is_mix and cell.degree == len(cell.case.workloads) == 2):
             continue
         slowdowns = {}
-        for label, params in zip(cell.case.workloads, cell.case.params, strict=True):
-            by_block = cell.values.get(name_workload_metric(SLOWDOWN, params.get("workload", "")), {})
+        for label in cell.case.workloads:
+            by_block = cell.values.get(name_workload_metric(SLOWDOWN, label), {})
             if by_block:
                 slowdowns[_name_workload(label, cell.case.setting)] = cell.estimate(by_block)
         labels = [_name_workload(label, cell.case.setting) for label in cell.case.workloads]
         first, second = sorted(labels, key=natural_key)
-        # Variants of one workload have a common figure, which is that of the slower one.
-        is_known = len(slowdowns) == 2 and len({params.get("workload") for params in cell.case.params}) == 2
         pairs[cell.mode, (first, second)] = MeasuredPair(
-            slowdowns=(slowdowns[first], slowdowns[second]) if is_known else (),
+            slowdowns=(slowdowns[first], slowdowns[second]) if len(slowdowns) == 2 else (),
             throughput=cell.estimates.get(SPEEDUP),
         )
     return pairs

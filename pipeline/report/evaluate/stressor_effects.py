@@ -171,14 +171,14 @@ def _list_mixes(cells: Sequence[Cell]) -> Iterator[StressorEffect]:
         stressors = {label: params for label, params in programs if params.get("workload") == STRESSOR}
         measured = {label: params for label, params in programs if params.get("workload") != STRESSOR}
         if len(stressors) == len(measured) == 1 and all(RESOURCE in params for params in stressors.values()):
-            (label, params), (stressor,) = *measured.items(), stressors.values()
+            ((label, params),), ((stressor_label, stressor),) = measured.items(), stressors.items()
             yield _make_effect(
                 cell,
                 _name(cell, label),
                 params,
                 stressor,
-                cell.values.get(name_workload_metric(SLOWDOWN, params.get("workload", "")), {}),
-                cell.values.get(name_workload_metric(SLOWDOWN, STRESSOR), {}),
+                cell.values.get(name_workload_metric(SLOWDOWN, label), {}),
+                cell.values.get(name_workload_metric(SLOWDOWN, stressor_label), {}),
             )
 
 

@@ -120,6 +120,8 @@ def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(whole: Conte
     assert mode == f"{won}; there is no verdict in 1."
     assert sure == "5 complete blocks; intervals are 95 %, verdicts are corrected for all comparisons."
     assert "1 computed wrong results, 1 ran out of memory and 1 did not run" in count_unranked(whole.cells)
+    (reason,) = {cell.reason for cell in whole.cells if cell.finding is Result.SKIPPED}
+    assert count_unranked(whole.cells).endswith(f"they are not ranked. MIG: {reason}.")
     assert describe_missing(whole.study) == []
 
 

@@ -47,15 +47,16 @@ def stressor(resource: str, dial: float, speed: float, index: int = 1) -> JobRow
 
 
 def beside(
-    name: str, use: Use, mode: str = "mps", block: int = 1, dials: Sequence[float] = (0.33, 0.67, 1)
+    name: str | dict[str, str], use: Use, mode: str = "mps", block: int = 1, dials: Sequence[float] = (0.33, 0.67, 1)
 ) -> list[Row]:
     """Return a workload alone and beside every stressor, and the stressors alone."""
-    rows = [row("serial", (job(0, params(name), ALONE),), block)]
+    own = name if isinstance(name, dict) else params(name)
+    rows = [row("serial", (job(0, own, ALONE),), block)]
     for resource, dial in itertools.product(RESOURCES, dials):
         load = {resource: float(dial)}
         rows.append(row("serial", (stressor(resource, dial, 1.0, 0),), block))
         jobs = (
-            job(0, params(name), ALONE / slow_down(use, load)),
+            job(0, own, ALONE / slow_down(use, load)),
             stressor(resource, dial, 1 / slow_down(load, use)),
         )
         rows.append(row(mode, jobs, block))
@@ -169,6 +170,19 @@ def test_the_report_explains_measured_pairs_by_a_resource_and_their_predictions(
     assert table.rows[1][2:4] == ("b bs128", pytest.approx(truth)) and table.rows[1][6] == pytest.approx(truth)
     assert [line[7] for line in table.rows] == ["memory_bandwidth", "memory_bandwidth", None, None]
     assert "MPS: the median error is 0.0 %, the largest 0.0 %." in table.note
+
+
+def test_variants_of_one_workload_have_a_slowdown_each() -> None:
+    variants = [params(step_mode="eager"), params(step_mode="cuda_graph")]
+    uses = (MEMORY, {"memory_bandwidth": 0.3})
+    rows = [one for own, use in zip(variants, uses, strict=True) for one in beside(own, use)]
+    measured = (job(0, variants[0], ALONE / 1.25), job(1, variants[1], ALONE / 2))
+    whole = study(*unique([*rows, row("mps", measured)]))
+    (predicted,) = predict_pairs(collect_inputs(whole, make_cells(whole)))
+    assert predicted.workloads == ("resnet26_cifar10 bs128", "resnet26_cifar10 bs128 (CUDA graph)")
+    assert predicted.measured is not None
+    assert [slowdown.median for slowdown in predicted.measured.slowdowns] == [1.25, 2]
+    assert predicted.error is not None and predicted.error.num_pairs == 1
 
 
 def test_a_single_measured_pair_does_not_choose_its_own_model() -> None:
