@@ -228,6 +228,10 @@ def test_what_was_not_measured_is_not_known_with_the_reason() -> None:
     assert pairs["a", "d"].reason == "d bs128 has no slowdown beside l2 at dial 1"
     assert pairs["a", "e"].reason == "e bs128 has no slowdown beside stressors at dial 1"
     assert pairs["a", "c"].slowdowns == () and pairs["a", "c"].throughput is None
+    measured = pairs["a", "c"].measured
+    assert measured is not None and [known.median for known in measured.slowdowns] == pytest.approx(
+        [slow_down(MEMORY, MEMORY)] * 2
+    )
     assert pairs["a", "b"].reason == "" and len(pairs["a", "b"].slowdowns) == 2
 
 
