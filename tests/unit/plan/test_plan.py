@@ -367,7 +367,7 @@ CHOICES = [pytest.param(choice_of(path), marks=marks_of(path)) for path in sorte
 
 
 @pytest.mark.torch
-@pytest.mark.sampled(41)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_yaml_composes_and_plans(make_plan, choice, tmp_path, monkeypatch):
     uv = dict.fromkeys(("env=venv", "workload=framework_env", "workload=infer_unet"), "uv")

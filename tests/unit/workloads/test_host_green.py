@@ -101,6 +101,7 @@ def test_a_driver_without_green_contexts_or_with_an_error_is_unsupported(driver)
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_operations_of_each_library_have_finite_results_of_moderate_size() -> None:
     for name, compute in host_green.list_operations("cpu"):
         first, again = compute(), compute()
@@ -130,6 +131,7 @@ def attempt(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[bool], Any]]
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_an_operation_that_fails_or_differs_makes_the_mode_unsupported(attempt) -> None:
     import torch
 
