@@ -30,7 +30,7 @@ from pipeline.prepare.sharing.naive import Naive
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.gpu_clients import Clients
-from tests.support import fast_programs, simulated
+from tests.support import simulated
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
 
@@ -73,7 +73,6 @@ class Machine(simulated.Machine):
 def installed_machine(folder: Path, model: str, *, is_on: bool = False) -> Iterator[Machine]:
     """A machine with one GPU below pynvml."""
     machine = Machine.make(folder, model, is_on=is_on)
-    fast_programs.use_in(folder / "bin", machine.file.path)
     with install_driver(machine.file.path):
         yield machine
 
