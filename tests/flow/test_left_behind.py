@@ -78,7 +78,7 @@ def a100(tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch) 
     shutil.copytree(template_store, tmp_path / "mlruns")
     with tempfile.TemporaryDirectory(prefix="left-", dir="/tmp") as folder:  # the path of a socket must be short
         monkeypatch.setattr(leftovers, "_PARENT", Path(folder))
-        yield Kept.make(tmp_path, has_real_programs=True, short_lived=Path(folder))
+        yield Kept.make(tmp_path, short_lived=Path(folder))
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ class Machine(simulated.Machine):
 def machine(tmp_path: Path, template_store: Path) -> Machine:
     """An A100 whose programs write down how they are called."""
     shutil.copytree(template_store, tmp_path / "mlruns")
-    machine = Machine.make(tmp_path, has_real_programs=True)
+    machine = Machine.make(tmp_path)
     machine.record_commands(**dict.fromkeys(("sudo", "nvidia-cuda-mps-control"), "exit 1"))
     return machine
 

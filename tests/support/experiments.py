@@ -114,6 +114,7 @@ def _kept_sweeper(arguments: tuple[str, ...]) -> Any:
 
 
 def _sweeper(arguments: Sequence[str], conf: Path) -> Any:
+    _read_files_once()
     with _initialized(conf):
         config = compose("config", list(arguments), return_hydra_config=True)
         hydra = GlobalHydra.instance().hydra
@@ -133,8 +134,13 @@ def _initialized(conf: Path) -> Iterator[None]:
 
 @functools.cache
 def _prepare_hydra() -> None:
-    """Prepare Hydra as `run.py` does at its start, and let it compose in half of the time."""
+    """Prepare Hydra as `run.py` does at its start."""
     config_schema.register()
+
+
+@functools.cache
+def _read_files_once() -> None:
+    """Let Hydra compose in half of the time; not in the server of `forks`, whose programs are as they are for users."""
     ConfigRepository.load_config = _load_once(ConfigRepository.load_config)
     # Hydra copies its sources, and with them the store, for each composition; what it loads from the store is a copy.
     ConfigStore.__deepcopy__ = lambda self, _: self

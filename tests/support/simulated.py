@@ -29,7 +29,7 @@ class Machine:
 
     Attributes:
         device: GPU 0 as NVML reports it; the project cannot distinguish it from a real GPU.
-        programs: paths of the programs, by name of the real program, such as `nvidia-smi`.
+        programs: paths of the programs, by name of the real program, such as `nvidia-smi`; they run as forks.
         locks: folder of locks and journals.
     """
 
@@ -47,7 +47,6 @@ class Machine:
         is_on: bool = False,
         locks: Path | None = None,
         branch: str = RECORDED,
-        has_real_programs: bool = False,
         **of: Any,
     ) -> Self:
         """Create a machine with these GPUs (by default, one A100), whose files are in `folder`.
@@ -61,8 +60,6 @@ class Machine:
             is_on: whether GPU 0 is in MIG mode.
             locks: folder of locks and journals; by default `folder`.
             branch: branch of the driver.
-            has_real_programs: whether the programs are processes of their own, as other users can start them, instead
-                of forks.
             of: further attributes of the derived class.
         """
         folder.mkdir(exist_ok=True)
@@ -71,8 +68,7 @@ class Machine:
         if is_on:
             Driver(file).set_mig_mode(0, is_on=True)
         programs = {name: str(path) for name, path in write_programs(folder / "bin", file.path).items()}
-        if not has_real_programs:
-            fast_programs.use_in(folder / "bin", file.path)
+        fast_programs.use_in(folder / "bin", file.path)
         with install_driver(file.path):
             device = nvml.list_devices()[0]
         return cls(folder=folder, file=file, device=device, programs=programs, locks=locks or folder, **of)
