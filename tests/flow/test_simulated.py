@@ -371,6 +371,7 @@ def test_what_a_killed_study_left_on_a_kept_machine_is_undone_by_the_next(run, t
     assert (gpu.instances, gpu.mig_current) == ((), False)
 
 
+@pytest.mark.slow
 def test_idle_power_is_measured_before_mps_has_a_context_and_while_jobs_wait(run, tmp_path):
     kept = a100_in(tmp_path)
     with kept.change() as cell:
