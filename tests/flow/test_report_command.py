@@ -39,6 +39,7 @@ def command(root: Path, *arguments: object) -> int:
     return main(["--experiment", scale.EXPERIMENT, "--root", str(root), *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_a_report_lies_in_its_folder_and_in_a_run_that_disturbs_nothing(
     filled: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
