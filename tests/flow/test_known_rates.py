@@ -16,7 +16,7 @@ HELD_UP_S = 0.05 * 1.2 - 0.005  # less than what counts as a stall in this windo
 PROGRAM = f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("begin_s", "length_s", "is_flagged"),
     [

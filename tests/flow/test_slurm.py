@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from mlflow import MlflowClient
 
 from pipeline.base.system import squeue
 from pipeline.base.system.errors import TrackingError
@@ -171,6 +170,8 @@ def test_shards_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_o
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     # By its own task or by the other, whichever began first: both have one spool.
+    from mlflow import MlflowClient
+
     ran = [run for run, _ in groups(MlflowClient(server), f"{tmp_path.name}-rehearsal")]
     assert [run.data.tags["collocation.result"] for run in ran].count("interrupted") == 1
     overview = array.overview()

@@ -30,7 +30,7 @@ from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.state_file import Fault
 from pipeline.simulation.mps.control_program import write_executable
-from tests.support import fast_programs, simulated
+from tests.support import simulated
 
 PROFILE_2G = 14
 Ask = Callable[..., tuple[int, Any]]
@@ -89,7 +89,6 @@ def a100(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         return {name: Path(path) for name, path in kept.programs.items()}
 
     kept = Kept.make(tmp_path, "a100_40gb", locks=locks, run=run, run_as_real=run_as_real)
-    fast_programs.use_in(tmp_path / "bin", kept.file.path)
     monkeypatch.setattr("pipeline.rehearsal.write_programs_beside", programs)
     monkeypatch.setattr(gpu_reader, "_STARTS_WITHIN_S", 0.05)
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # what others leave there is none of ours

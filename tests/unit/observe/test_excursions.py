@@ -60,7 +60,7 @@ def test_a_suggested_window_is_long_enough():
         (0.3, 3000, 300),
         (0.6, 8000, 200),
         pytest.param(0.8, 25_000, 300, marks=pytest.mark.slow),
-        pytest.param(0.9, 80_000, 200, marks=pytest.mark.slow),
+        pytest.param(0.9, 80_000, 200, marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_interval_of_a_p99_covers_the_true_one(load, requests, studies):

@@ -296,8 +296,8 @@ def test_a_study_whose_program_has_changed_is_not_done_while_its_new_tasks_wait(
     assert found(new) == found(replace(new, time_ms=0), "9_1") == ("old", ["done", "done"])
 
 
-def test_arrays_of_one_study_are_noted_together_and_those_of_another_in_their_place(tmp_path) -> None:
-    store = open_store(tmp_path)
+def test_arrays_of_one_study_are_noted_together_and_those_of_another_in_their_place(root) -> None:
+    store = open_store(root)
     for new in (given("7"), given("9", command_line="run.py hydra/launcher=slurm resume=true")):
         slurm_arrays.note(store, "e", new)
     found = slurm_arrays._read(store, "e")

@@ -19,6 +19,7 @@ from listeners.nvml import NvmlListener
 from listeners.smi import SmiListener
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system.helper_program import run
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.prepare.device import nvml
 from pipeline.simulation.install import install_driver, write_programs
 from pipeline.simulation.machine import codes
@@ -475,7 +476,7 @@ with install.install_driver(Path(sys.argv[1])):
 assert not seen, seen
 """
     argv = [sys.executable, "-c", script, str(state_file.path)]
-    assert run(argv, timeout_s=60, environ={**os.environ, "PYTHONPATH": str(Path.cwd())}).status == 0
+    assert run(argv, timeout_s=60, environ={**os.environ, "PYTHONPATH": str(PROJECT_DIR)}).status == 0
 
 
 def test_a_command_answers_quickly(state_file: StateFile, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import plan_text
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.state_file import Gpu
-from tests.support import fast_programs, simulated
+from tests.support import simulated
 
 SCENARIOS = sorted(path.stem for path in (PROJECT_DIR / "conf/scenario").glob("*.yaml"))
 # Every scenario that changes a setting of the GPU, with and without gpu.exclusive_process.
@@ -86,7 +86,6 @@ def machine(make_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> 
     folder = Path(tempfile.mkdtemp(prefix="null-", dir="/tmp"))
     try:
         machine = Machine.make(folder, branch="615", make_plan=make_plan)
-        fast_programs.use_in(folder / "bin", machine.file.path)
         programs = machine.record_commands(dcgmi=f'exec {machine.programs["dcgmi"]} "$@"', sudo="exit 1")
         (programs / "nvidia-cuda-mps-control").symlink_to(machine.programs["nvidia-cuda-mps-control"])
         monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")

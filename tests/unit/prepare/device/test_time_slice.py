@@ -21,7 +21,7 @@ from pipeline.prepare.device.smi_commands import Smi
 from pipeline.prepare.sharing.timeslice import Timeslice
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.codes import NO_PERMISSION, NOT_SUPPORTED
-from tests.support import fast_programs, simulated
+from tests.support import simulated
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
 
@@ -46,7 +46,6 @@ class Machine(simulated.Machine):
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
     machine = Machine.make(tmp_path, "h100_80gb")
-    fast_programs.use_in(tmp_path / "bin", machine.file.path)
     with install_driver(machine.file.path):
         yield machine
 

@@ -20,7 +20,7 @@ from pipeline.prepare.sharing.mps_static import MpsStatic
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.mps.control_program import connect
 from pipeline.simulation.mps.sm_partitions import Device, Partitions
-from tests.support import fast_programs, simulated
+from tests.support import simulated
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
 from tests.unit.prepare.sharing.test_mps import client, daemons, folder  # noqa: F401
@@ -38,7 +38,6 @@ class Machine(simulated.Machine):
 @pytest.fixture
 def machine(folder: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:  # noqa: F811
     simulated_machine = Machine.make(folder, "h100_80gb", branch=getattr(request, "param", "615"))
-    fast_programs.use_in(simulated_machine.folder / "bin", simulated_machine.file.path)
     with install_driver(simulated_machine.file.path):
         yield simulated_machine
 
