@@ -25,6 +25,7 @@ from typing import Any
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -92,10 +93,10 @@ class StudySweeper(Sweeper):
         jobs: list[list[str]] = []
         for block in _select_blocks(keys, blocks) or [{}]:
             preset = _drop_overridden([*keys, *instead, *block], self.preset)
-            options = {key: grid for key, grid in block.items() if key not in instead and self._is_option(key, typed)}
             if "mix" in block:  # the result is the total time of its work, which a steady window does not have
                 preset.pop("window", None)
-            grid = {**preset, **_drop_overridden([*keys, *instead], block), **options, **instead}
+            remaining = _drop_overridden([*keys, *instead], block, functools.partial(self._is_option, typed))
+            grid = {**preset, **remaining, **instead}
             jobs += overrides.list_combinations(
                 [*parser.parse_overrides([_as_override(*item) for item in grid.items()]), *typed]
             )
@@ -104,7 +105,7 @@ class StudySweeper(Sweeper):
             raise ConfigError(f"{none} matches no value; use existing values")
         return jobs
 
-    def _is_option(self, key: str, typed: Sequence[Override]) -> bool:
+    def _is_option(self, typed: Sequence[Override], key: str) -> bool:
         """Return whether this is an option of a block's workload that the workloads on the command line have too.
 
         For example, `workload=resnet152_imagenet` keeps a block's `workload.step_mode`. The options of another GPU or
@@ -112,7 +113,7 @@ class StudySweeper(Sweeper):
         """
         parent, _, name = key.rpartition(".")
         choices = [choice for choice in typed if key.startswith(f"{user_command.place_of(choice.get_key_element())}.")]
-        if not key.startswith(_PROGRAMS) or not choices or key in {override.get_key_element() for override in typed}:
+        if not key.startswith(_PROGRAMS) or not choices:
             return False
         composed = (self._compose_choices(*words) for words in overrides.list_combinations(choices))
         return all(name in (OmegaConf.select(config, parent) or {}) for config in composed)
@@ -169,13 +170,19 @@ def _select_modes(
     return [override for override in typed if override not in choices], selected
 
 
-def _drop_overridden(keys: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a block without the given keys and the keys below them.
+def _drop_overridden(
+    keys: Sequence[str], block: Mapping[str, Any], is_kept: Callable[[str], bool] = lambda _: False
+) -> dict[str, Any]:
+    """Return a block without the overridden keys and the keys below them, except for those that are kept.
 
     For example, `scenario` also drops `scenario.profile`, because a new scenario may not have this key.
     """
     prefixes = tuple(f"{user_command.place_of(key)}." for key in keys)
-    return {key: grid for key, grid in block.items() if not f"{user_command.place_of(key)}.".startswith(prefixes)}
+    return {
+        key: grid
+        for key, grid in block.items()
+        if not f"{user_command.place_of(key)}.".startswith(prefixes) or is_kept(key)
+    }
 
 
 def _as_override(key: str, value: Any) -> str:
@@ -249,7 +256,9 @@ class StudyLauncher(Launcher):
         """Return whether an override chooses a file of `conf/` instead of setting a value."""
         group = override.key_or_group
         if group not in self.is_group:
-            self.is_group[group] = bool(self.hydra_context.config_loader.get_group_options(group))
+            # `get_group_options` of the loader would copy all sources first, which takes ten times as long.
+            sources = [source for source in self.hydra_context.config_loader.get_sources() if source.is_group(group)]
+            self.is_group[group] = any(source.list(group, ObjectType.CONFIG) for source in sources)
         return self.is_group[group]
 
 

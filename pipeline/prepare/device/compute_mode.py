@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from pipeline.base.domain.driver_programs import Programs
-from pipeline.base.domain.records import Commands, Group
+from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.host_info import boot_id
 from pipeline.clean.journal import Journal
@@ -49,11 +49,6 @@ def refuse_forbidden(group: Group, at_once: int) -> None:
     )
 
 
-def list_commands(smi: Smi, previous: str) -> Commands:
-    """List the commands that set the exclusive mode, and that restore the previous mode."""
-    return Commands(do=(smi.compute_mode_command(EXCLUSIVE),), undo=(smi.compute_mode_command(previous),))
-
-
 @contextmanager
 def hold_exclusive(smi: Smi, journal: Journal) -> Iterator[None]:
     """Set the exclusive mode during the body; do nothing if the mode is already set."""
@@ -67,10 +62,8 @@ def hold_exclusive(smi: Smi, journal: Journal) -> Iterator[None]:
 
 
 @undoes("compute_mode", "set the compute mode back to {mode}")
-def restore(programs: Programs, uuid: str, admin: Sequence[str], mode: str, boot: str | None = None) -> None:
-    """Undo `hold_exclusive`, unless another program or a restart has changed the mode since then."""
-    if boot not in (None, boot_id()):
-        return
+def restore(programs: Programs, uuid: str, admin: Sequence[str], mode: str) -> None:
+    """Undo `hold_exclusive`, unless another program has changed the mode since then."""
     await_last_write(uuid)
     current = nvml.read_compute_mode(uuid)
     if current == EXCLUSIVE:

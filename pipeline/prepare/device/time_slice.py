@@ -40,7 +40,8 @@ def read(smi: Smi) -> str:
         SharingError: nvidia-smi does not print the time slice.
     """
     try:
-        completed = helper_program.run(smi.policy_command(), timeout_s=_READ_LIMIT_S, check=False)
+        argv = (smi.program, "compute-policy", "-i", smi.uuid, "-l")
+        completed = helper_program.run(argv, timeout_s=_READ_LIMIT_S, check=False)
     except CommandError as error:
         raise SharingError(f"the time slice of {smi.uuid} cannot be read: {error}; use scenario=naive") from error
     time_slice = _find_value(completed.stdout) if completed.status == 0 else None
@@ -88,10 +89,8 @@ def hold(target: str, smi: Smi, journal: Journal) -> Iterator[None]:
 
 
 @undoes("time_slice", "set the time slice back to {found}")
-def restore(programs: Programs, uuid: str, admin: Sequence[str], found: str, ours: str, boot: str) -> None:
-    """Undo `hold`, unless another program or a restart has changed the time slice since then."""
-    if boot != boot_id():
-        return
+def restore(programs: Programs, uuid: str, admin: Sequence[str], found: str, ours: str) -> None:
+    """Undo `hold`, unless another program has changed the time slice since then."""
     smi = Smi.locate(programs, uuid, admin)
     await_last_write(uuid)
     current = read(smi)

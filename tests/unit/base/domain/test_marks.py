@@ -14,6 +14,7 @@ from pipeline.base.domain.marks import merge, merge_notes
         (["made 13 steps", "made 9 steps", "made 11.5 steps"], {"made 9 to 13 steps": 3}),
         (["2 jobs, such as 0-a,", "2 jobs, such as 1-a,"], {"2 jobs, such as 0-a or 1-a,": 2}),
         (["job 0-a", "job 1-a", "job 2-a"], {"job 0-a or others": 3}),
+        (["about 5 s are needed", "about 50.5 s are needed"], {"about 5 to 50.5 s are needed": 2}),
         (["below 4 (3 to 5)", "below 6 (2.5 to 7)"], {"below 4 to 6 (2.5 to 7)": 2}),
         (["resnet18 bs8", "resnet50 bs8"], {"resnet18 bs8": 1, "resnet50 bs8": 1}),
         (["v1.2.3 failed", "v1.2.4 failed"], {"v1.2.3 failed": 1, "v1.2.4 failed": 1}),

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.prepare.env import certificates, uv
-from pipeline.prepare.env.recipe import Builder
+from pipeline.prepare.env.builder import Builder
 
 SYSTEM = {"UV_SYSTEM_CERTS": "true", "UV_NATIVE_TLS": "true"}
 
@@ -53,17 +53,17 @@ def test_a_system_without_certificates_is_not_trusted_alone(monkeypatch, places)
 
 
 def test_the_certificate_of_pip_is_that_of_uv(monkeypatch, places):
-    own = {"SSL_CERT_FILE": str(places / "ca.pem")}
+    variables = {"SSL_CERT_FILE": str(places / "ca.pem")}
     (places / "global.conf").write_text(f"[global]\ncert = {places}/ca.pem\nindex-url = https://u:%@h/simple\n")
-    assert certificates.choose_variables() == SYSTEM | own
+    assert certificates.choose_variables() == SYSTEM | variables
     (places / "user.conf").write_text(f"[install]\ncert = {places}/folder\n[global]\ncert = {places}/ca.pem\n")
     assert certificates.choose_variables() == SYSTEM | {"SSL_CERT_DIR": str(places / "folder")}
     (places / "user.conf").write_text("cert = of no section\n")
-    assert certificates.choose_variables() == SYSTEM | own
+    assert certificates.choose_variables() == SYSTEM | variables
     monkeypatch.setenv("PIP_CERT", str(places / "absent.pem"))
     assert certificates.choose_variables() == SYSTEM
     monkeypatch.setenv("PIP_CERT", str(places / "ca.pem"))
-    assert certificates.choose_variables() == SYSTEM | own
+    assert certificates.choose_variables() == SYSTEM | variables
     monkeypatch.setenv("SSL_CERT_DIR", "/certificates")
     assert certificates.choose_variables() == SYSTEM
 
@@ -74,8 +74,8 @@ def test_the_files_of_pip_are_looked_for_where_pip_does(monkeypatch, places):
     monkeypatch.setenv("PIP_CONFIG_FILE", "/own.conf")
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setenv("XDG_CONFIG_DIRS", "/a:/b")
-    own, _, *others = map(str, certificates._list_config_files())
-    assert [own, *others] == [
+    first, _, *others = map(str, certificates._list_config_files())
+    assert [first, *others] == [
         *("/own.conf", "/home/me/.config/pip/pip.conf", "/home/me/.pip/pip.conf", "/etc/pip.conf"),
         *("/b/pip/pip.conf", "/a/pip/pip.conf"),
     ]
@@ -88,7 +88,7 @@ def test_uv_has_them_beside_the_variables_of_the_user(monkeypatch, places):
     monkeypatch.setenv("UV_INDEX_URL", "https://mirror/simple")
     ran = []
     monkeypatch.setattr(
-        "pipeline.prepare.env.recipe.helper_program.run", lambda argv, **how: ran.append(how["environ"])
+        "pipeline.prepare.env.builder.helper_program.run", lambda argv, **how: ran.append(how["environ"])
     )
     uv.run(Builder(title="t", scratch=places, lock=0), ["--version"], places)
     (environ,) = ran
@@ -101,6 +101,6 @@ def test_an_issuer_that_nobody_knows_is_an_error_with_its_remedy(monkeypatch, pl
     def fail(argv, **_):
         raise CommandError(argv, 2, "cause: invalid peer certificate: UnknownIssuer")
 
-    monkeypatch.setattr("pipeline.prepare.env.recipe.helper_program.run", fail)
+    monkeypatch.setattr("pipeline.prepare.env.builder.helper_program.run", fail)
     with pytest.raises(ConfigError, match=r"UnknownIssuer\n    set SSL_CERT_FILE"):
         uv.run(Builder(title="t", scratch=places, lock=0), ["--version"], places)

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.base.domain.records import Interpreter
 from pipeline.base.system.errors import ConfigError
-from pipeline.prepare.env import existing, lock
+from pipeline.prepare.env import current, existing, lock
 from pipeline.prepare.env.conda import CondaEnv
 from pipeline.prepare.env.existing import ExistingEnv
 from pipeline.prepare.env.venv import VenvEnv
@@ -29,8 +29,8 @@ def prefix(tmp_path: Path) -> Path:
 
 
 def site(prefix: Path) -> Path:
-    (found,) = prefix.glob("lib/python*/site-packages")
-    return found
+    (folder,) = prefix.glob("lib/python*/site-packages")
+    return folder
 
 
 def install(prefix: Path, name: str, version: str, **files: str) -> Path:
@@ -55,11 +55,11 @@ def git(folder: Path, *arguments: str) -> str:
 def test_a_virtual_environment_by_folder_or_by_interpreter_is_used_as_it_is(prefix, monkeypatch):
     before = sorted((path, path.lstat().st_mtime_ns) for path in prefix.rglob("*"))
     monkeypatch.setenv("HOME", str(prefix.parent))
-    found = [described(given) for given in (prefix, prefix / "bin/python", "~/mine")]
-    assert found[0] == found[1] == found[2]
-    assert "tiny==1.0" in found[0].lock and found[0].python == prefix / "bin/python"
+    interpreters = [described(spelling) for spelling in (prefix, prefix / "bin/python", "~/mine")]
+    assert interpreters[0] == interpreters[1] == interpreters[2]
+    assert "tiny==1.0" in interpreters[0].lock and interpreters[0].python == prefix / "bin/python"
     program = "import sys; print(sys.prefix)"
-    environ = os.environ | dict(found[0].environ)
+    environ = os.environ | dict(interpreters[0].environ)
     done = subprocess.run(["python", "-B", "-c", program], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(prefix)
     assert sorted((path, path.lstat().st_mtime_ns) for path in prefix.rglob("*")) == before
@@ -85,8 +85,8 @@ def test_a_package_that_can_be_edited_is_recorded_with_its_commit_and_decides_by
     origin = json.dumps({"url": folder.as_uri(), "dir_info": {"editable": True}})
     install(prefix, "ours", "0.1", direct_url=origin)
 
-    def line(found: Interpreter) -> str:
-        (one,) = (line for line in found.lock if line.startswith("ours @ "))
+    def line(interpreter: Interpreter) -> str:
+        (one,) = (line for line in interpreter.lock if line.startswith("ours @ "))
         return one
 
     clean = described(prefix)
@@ -113,19 +113,69 @@ def test_a_conda_environment_is_recorded_by_its_packages_and_what_pip_added(pref
     (prefix / "etc/conda/activate.d").mkdir(parents=True)
     (prefix / "etc/conda/activate.d/tiny.sh").write_text("export TINY=yes\n")
     install(prefix, "added", "3.0")
-    found = described(prefix)
-    assert found.lock[0] == "# environment lock: conda"
-    assert "# pip added==3.0" in found.lock and not any("pip tiny" in line for line in found.lock)
-    assert "https://conda.example.org/tiny.conda" in found.lock
-    assert "s3cret" not in str(found.lock) and any("TOKEN" in line for line in found.lock)
-    variables = dict(found.environ)
+    interpreter = described(prefix)
+    assert interpreter.lock[0] == "# environment lock: conda"
+    assert "# pip added==3.0" in interpreter.lock and not any("pip tiny" in line for line in interpreter.lock)
+    assert "https://conda.example.org/tiny.conda" in interpreter.lock
+    assert "s3cret" not in str(interpreter.lock) and any("TOKEN" in line for line in interpreter.lock)
+    variables = dict(interpreter.environ)
     assert (variables["CONDA_PREFIX"], variables["TINY"], variables["TOKEN"]) == (str(prefix), "yes", "s3cret")
 
 
+def add_base(prefix: Path, base: Path) -> None:
+    """Put the packages of a conda environment below those of a virtual environment, as system site packages are."""
+    venv.create(base, symlinks=True)
+    (site(prefix) / "base.pth").write_text(f"{site(base)}\n")
+    build_folder = json.dumps({"url": "file:///croot/lower_1/work", "dir_info": {}})
+    for name, version in (("Tiny", "0.9"), ("typing_extensions", "4.1"), ("lower", "2.0")):
+        info = install(base, name, version, direct_url=build_folder)
+        (info / "INSTALLER").write_text("conda\n")
+
+
+def test_of_environments_upon_each_other_the_lock_lists_what_is_imported_once(prefix, tmp_path):
+    install(prefix, "typing.extensions", "4.2")
+    alone = described(prefix)
+    add_base(prefix, tmp_path / "base")
+    interpreter = described(prefix)
+    assert [line for line in interpreter.lock if not line.startswith("#")] == [
+        "lower==2.0",
+        "tiny==1.0",
+        "typing.extensions==4.2",
+    ]
+    assert interpreter.lock_digest != alone.lock_digest
+    program = "import importlib.metadata as m; print(m.version('tiny'), m.version('typing-extensions'))"
+    argv = [interpreter.python, "-I", "-c", program]
+    imported = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert imported.split() == ["1.0", "4.2"]
+
+
+@pytest.mark.slow
+def test_the_lock_of_environments_upon_each_other_can_be_installed(prefix, tmp_path, monkeypatch):
+    pytest.importorskip("uv")
+    add_base(prefix, tmp_path / "base")
+    recorded = described(prefix)
+    for name, version in (("lower", "2.0"), ("tiny", "1.0"), ("typing_extensions", "4.1")):
+        wheel(tmp_path / "wheels", name, version)
+    for name, value in (("OFFLINE", "1"), ("NO_INDEX", "1"), ("FIND_LINKS", str(tmp_path / "wheels"))):
+        monkeypatch.setenv(f"UV_{name}", value)
+    (tmp_path / "environment.txt").write_text("\n".join(recorded.lock))
+    built = VenvEnv(str(tmp_path / "environment.txt"), cache_root=str(tmp_path / "cache")).resolve()
+    assert built.lock_digest == recorded.lock_digest
+
+
+def test_the_current_environment_lists_what_is_imported_once(prefix, tmp_path, monkeypatch):
+    add_base(prefix, tmp_path / "base")
+    monkeypatch.setattr(sys, "path", [str(site(prefix)), str(site(tmp_path / "base"))])
+    current._describe.cache_clear()
+    packages = [line for line in current.CurrentEnv().resolve().lock if not line.startswith("#")]
+    current._describe.cache_clear()
+    assert packages == ["lower==2.0", "tiny==1.0", "typing_extensions==4.1"]
+
+
 def test_an_interpreter_of_the_system_is_one(tmp_path):
-    found = described(Path(sys.executable).resolve())
-    assert found.python.exists() and found.lock[0] == "# environment lock: venv"
-    assert dict(found.environ)["VIRTUAL_ENV"] == ""
+    interpreter = described(Path(sys.executable).resolve())
+    assert interpreter.python.exists() and interpreter.lock[0] == "# environment lock: venv"
+    assert dict(interpreter.environ)["VIRTUAL_ENV"] == ""
 
 
 @pytest.mark.parametrize(
@@ -153,8 +203,8 @@ def test_the_jobs_of_a_mix_may_have_environments_of_their_own(prefix, make_plan,
     monkeypatch.chdir(prefix.parent)
     (prefix.parent / "train.py").write_text("")
     mix = [f"workload@sizes.{size}=script" for size in "SM"] + [f"sizes.{size}.script=train.py" for size in "SM"]
-    own = ["env=existing", f"env.prefix={sys.executable}", f"sizes.M.env_prefix={prefix}"]
-    group = make_plan([*mix, "mix=[S,M]", *own], is_sweep=False).groups[0]
+    env_options = ["env=existing", f"env.prefix={sys.executable}", f"sizes.M.env_prefix={prefix}"]
+    group = make_plan([*mix, "mix=[S,M]", *env_options], is_sweep=False).groups[0]
     assert [dict(job.workload.env.options)["prefix"] for job in group.jobs] == [sys.executable, str(prefix)]
     assert group.jobs[0].workload.digest != group.jobs[1].workload.digest
 
@@ -175,7 +225,8 @@ def test_an_environment_that_was_built_is_the_same_one_as_itself_where_it_lies(t
     else:
         (tmp_path / "requirements.txt").write_text("\n".join(sources))
         built = VenvEnv(str(tmp_path / "requirements.txt"), cache_root=str(tmp_path / "cache")).resolve()
-    found = described(built.python.parent.parent)
-    assert (found.lock_digest, found.python, found.environ) == (built.lock_digest, built.python, built.environ)
+    interpreter = described(built.python.parent.parent)
+    assert interpreter.lock_digest == built.lock_digest
+    assert (interpreter.python, interpreter.environ) == (built.python, built.environ)
     unrecorded = {*sources, *(f"# requested: {line}" for line in lock.read_request(built.lock))}
-    assert {line for line in built.lock if line.removeprefix("# pip ") not in unrecorded} == set(found.lock)
+    assert {line for line in built.lock if line.removeprefix("# pip ") not in unrecorded} == set(interpreter.lock)
