@@ -93,13 +93,13 @@ def throughput(
 
 
 def _start(argv: Sequence[str], index: int, folder: Path, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    own = folder / str(index)
-    own.mkdir()
-    (own / "job.json").write_text(json.dumps({"index": index, "socket": str(folder / "s")}))
-    with (own / "log").open("wb") as log:
+    job_folder = folder / str(index)
+    job_folder.mkdir()
+    (job_folder / "job.json").write_text(json.dumps({"index": index, "socket": str(folder / "s")}))
+    with (job_folder / "log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, *argv],
-            env={**os.environ, **environ, "COLLOCATION_JOB": str(own)},
+            env={**os.environ, **environ, "COLLOCATION_JOB": str(job_folder)},
             stdout=log,
             stderr=log,
             start_new_session=True,

@@ -47,9 +47,9 @@ def run(root: Path, exporter: str, overrides: Sequence[str], every_s: float) -> 
             peak_kib = max([peak_kib, *(int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line)])
             if exporter == "prometheus":
                 began = time.perf_counter()
-                if found := scrape():
+                if num_scraped := scrape():
                     scrape_ms.append((time.perf_counter() - began) * 1e3)
-                    num_series = max(num_series, found)
+                    num_series = max(num_series, num_scraped)
             time.sleep(every_s)
     if process.returncode != 0:
         raise RuntimeError((root.parent / "log").read_text())
@@ -68,23 +68,29 @@ def scrape() -> int:
 
 def table(root: Path, rounds: int, overrides: Sequence[str], every_s: float) -> list[str]:
     """Measure both sides alternately; return medians with minimum and maximum, and the ratios of paired throughputs."""
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    figures_by_side: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
     for number in range(rounds):
         for side in SIDES if number % 2 else reversed(SIDES):
             figures = run(root, side, overrides, every_s)
-            found[side].append(figures)
+            figures_by_side[side].append(figures)
             sys.stderr.write(f"round {number + 1}, {side}: {figures}\n")
     lines = ["| exporter | own CPU, % of a core | peak memory, MiB | samples/s |", "|---|---|---|---|"]
     rates = {}
     for side in SIDES:
         rows = results.load_groups(root, experiment_of(side, overrides)).sort_values("start_time")
         rates[side] = list(rows["metrics.throughput_total_samples_per_s"])
-        columns = (list(rows["metrics.orchestrator_cpu_pct"]), [each["peak MiB"] for each in found[side]], rates[side])
+        columns = (
+            list(rows["metrics.orchestrator_cpu_pct"]),
+            [figures["peak MiB"] for figures in figures_by_side[side]],
+            rates[side],
+        )
         lines.append(f"| {side} | {' | '.join(map(spread, columns))} |")
     ratios = [mine / without for without, mine in zip(*rates.values(), strict=True)]
-    scraped = found["prometheus"]
+    scraped = figures_by_side["prometheus"]
     lines += ["", f"throughput with / without, in pairs: {spread(ratios)}"]
-    lines.append(f"series: {scraped[-1]['series']:.0f}; scrape, ms: {spread([each['scrape, ms'] for each in scraped])}")
+    lines.append(
+        f"series: {scraped[-1]['series']:.0f}; scrape, ms: {spread([figures['scrape, ms'] for figures in scraped])}"
+    )
     return lines
 
 

@@ -165,8 +165,8 @@ def chain(name: str, device: str, size) -> tuple[Callable[[], object], float]:  
     if device == "cpu":
         from workloads.rates.operations import MultiplyAdd
 
-        own = MultiplyAdd(name.removesuffix("_cuda"), torch.device("cpu"), size)
-        return own.call, own.work
+        operation = MultiplyAdd(name.removesuffix("_cuda"), torch.device("cpu"), size)
+        return operation.call, operation.work
     import triton.language as tl
 
     from workloads.rates.kernels import multiply_add

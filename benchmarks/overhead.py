@@ -116,7 +116,7 @@ def scripts(folder: Path, options: argparse.Namespace) -> list[str]:
     ]
     for name, rows in figures.items():
         added_s, *others_s = zip(*rows, strict=True)
-        others = (f"{statistics.median(each):.2f}" for each in others_s)
+        others = (f"{statistics.median(seconds):.2f}" for seconds in others_s)
         lines.append(f"| {name} | {_spread(added_s)} | {' | '.join(others)} |")
     pairs = zip(figures["orchestrator"], figures["shell loop"], strict=True)
     ratios = [mine[0] / theirs[0] for mine, theirs in pairs]

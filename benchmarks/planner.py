@@ -38,7 +38,10 @@ _RATE_MU, _RATE_SIGMA = 0.3, 0.6
 def make_profile(num_services: int, seed: int) -> tuple[dict[str, Any], Profile]:
     """Synthetic services in the format of a services file, and the rows of their profile."""
     chance = random.Random(seed)  # noqa: S311  made-up figures, no secret
-    sizes = {each.name: each.compute_slices for each in layouts.list_slice_profiles(profiles.load_model(GPU))}
+    sizes = {
+        slice_profile.name: slice_profile.compute_slices
+        for slice_profile in layouts.list_slice_profiles(profiles.load_model(GPU))
+    }
     services, rows = [], []
     for number in range(num_services):
         name, base, power = f"service{number:04d}", chance.lognormvariate(4, 1), chance.uniform(0.7, 1.3)
@@ -112,10 +115,10 @@ def time_parvagpu(folder: Path) -> None:
 
 def time_services(folder: Path, num_services: int, seed: int, methods: bool) -> None:
     """Plan synthetic services exactly, and compare with other methods."""
-    demand, made = make_profile(num_services, seed)
-    profile_table.write(folder / "profile.csv", made)
+    demand, profile = make_profile(num_services, seed)
+    profile_table.write(folder / "profile.csv", profile)
     plan, took = time_command("serve", folder, demand)
-    print(f"{num_services} services, {len(made.rows)} rows: {_planned(plan)}, {took}")
+    print(f"{num_services} services, {len(profile.rows)} rows: {_planned(plan)}, {took}")
     if methods:
         compared, _ = time_command("compare", folder, demand)
         for row in compared["methods"]:
@@ -129,8 +132,8 @@ def time_services(folder: Path, num_services: int, seed: int, methods: bool) -> 
 
 def time_change(folder: Path, num_services: int, seed: int) -> None:
     """Plan with the fewest changes after every rate has changed by up to 10 %."""
-    demand, made = make_profile(num_services, seed)
-    profile_table.write(folder / "profile.csv", made)
+    demand, profile = make_profile(num_services, seed)
+    profile_table.write(folder / "profile.csv", profile)
     today = folder / "today.json"
     time_command("serve", folder, demand, "--out", str(today))
     chance = random.Random(seed)  # noqa: S311  made-up figures, no secret
@@ -147,8 +150,8 @@ def time_change(folder: Path, num_services: int, seed: int) -> None:
 
 def time_transition(folder: Path, num_services: int, seed: int) -> None:
     """Plan the transition from a plan of synthetic services to a plan for other rates, with no common instances."""
-    demand, made = make_profile(num_services, seed)
-    profile_table.write(folder / "profile.csv", made)
+    demand, profile = make_profile(num_services, seed)
+    profile_table.write(folder / "profile.csv", profile)
     plans = [str(folder / "today.json"), str(folder / "tomorrow.json")]
     chance = random.Random(seed)  # noqa: S311  made-up figures, no secret
     num_gpus = []
@@ -157,10 +160,10 @@ def time_transition(folder: Path, num_services: int, seed: int) -> None:
         for service in demand["services"]:
             service["rate_per_s"] *= chance.uniform(0.7, 1.3)
     for spare in (1, 8):
-        found, took = time_call(folder, "transition", *plans, "--spare", str(spare))
+        transition, took = time_call(folder, "transition", *plans, "--spare", str(spare))
         print(
-            f"transition from {num_gpus[0]} to {num_gpus[1]} GPUs, {spare} spare: {len(found['steps'])} steps, at most "
-            f"{found['longest_chain']} one after another, checked; {took}"
+            f"transition from {num_gpus[0]} to {num_gpus[1]} GPUs, {spare} spare: {len(transition['steps'])} steps, at "
+            f"most {transition['longest_chain']} one after another, checked; {took}"
         )
 
 

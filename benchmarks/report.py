@@ -120,9 +120,11 @@ def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
             tags |= {"collocation.start_ns": "1000", "collocation.end_ns": str(num_samples * _STEP_NS)}
             tags |= {"collocation.workload_digest": f"digest-{workload}"}
             place = {"placement.mig_profile": _PROFILES[degree]} if scenario == "mig" else {}
-            own = {"workload": workload, "batch_size": "128", "job.samples_per_epoch": "50000"}
+            job_params = {"workload": workload, "batch_size": "128", "job.samples_per_epoch": "50000"}
             child = f"{machine:08x}{number:016x}{index + 1:08x}"
-            add(child, f"{index}-{workload}", start_ms, common | tags, own | place, throughput_samples_per_s=rate)
+            add(
+                child, f"{index}-{workload}", start_ms, common | tags, job_params | place, throughput_samples_per_s=rate
+            )
         folder = artifacts / run_id / "artifacts"
         folder.mkdir(parents=True)
         if table is None:
@@ -144,11 +146,11 @@ def fill(root: Path, num_runs: int, num_samples: int, machine: int = 0) -> None:
 def _samples(count: int) -> dict[SeriesKey, Series]:
     times = array("q", range(0, count * _STEP_NS, _STEP_NS))
     fields = {"gract_ratio": 0.9, "smact_ratio": 0.6, "dram_active_ratio": 0.3}
-    found = {
+    series = {
         SeriesKey("gpm", None, None, name): Series(times, array("d", [value] * count)) for name, value in fields.items()
     }
-    found[SeriesKey("nvml", None, None, "memory_used_mib")] = Series(times, array("d", [4000.0] * count))
-    return found
+    series[SeriesKey("nvml", None, None, "memory_used_mib")] = Series(times, array("d", [4000.0] * count))
+    return series
 
 
 def measure(root: Path, out: Path) -> tuple[float, float, float]:

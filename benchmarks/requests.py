@@ -48,9 +48,9 @@ class Job(client.Job):
     def read_requests(self, folder: Path) -> requests.Requests:
         """Return the recorded requests, read as the orchestrator reads them."""
         self._write_requests()
-        found = requests.read(folder / client.REQUESTS_FILE)
-        assert found is not None
-        return found
+        recorded = requests.read(folder / client.REQUESTS_FILE)
+        assert recorded is not None
+        return recorded
 
 
 class Fake:
@@ -101,11 +101,11 @@ def serve(rate: float, service_s: float, seconds: float, arrival: str, seed: int
             server.serve(0)
             server.drain()
         share = (_children_s() - before) / seconds
-        found = job.read_requests(folder)
-        figures = latency.compute_figures(found, window, is_rate_given=True)
-        if late := latency.describe_lateness(found, window):
+        recorded = job.read_requests(folder)
+        figures = latency.compute_figures(recorded, window, is_rate_given=True)
+        if late := latency.describe_lateness(recorded, window):
             print(f"flagged: {late}")
-        return Served(figures, share, found, window)
+        return Served(figures, share, recorded, window)
 
 
 def generator(options: argparse.Namespace) -> None:
@@ -141,24 +141,26 @@ def queue(options: argparse.Namespace) -> None:
     print("| load | requests | over | mean | p50 | p95 | p99 |")
     print("|---|---|---|---|---|---|---|")
     for load in (0.5, 0.8):
-        figures, _, found, window = serve(load / 0.005, 0.005, options.seconds, "poisson", options.seed)
-        perfect = latency.compute_figures(_perfect(found, 5_000_000), window)
+        figures, _, recorded, window = serve(load / 0.005, 0.005, options.seconds, "poisson", options.seed)
+        perfect = latency.compute_figures(_perfect(recorded, 5_000_000), window)
         theory = {"latency_mean_ms": 5 + 5 * load / (2 * (1 - load))}
-        theory |= {f"latency_p{each}_ms": 5 + 5 * waiting_quantile(load, each / 100) for each in (50, 95, 99)}
+        theory |= {
+            f"latency_p{percentile}_ms": 5 + 5 * waiting_quantile(load, percentile / 100) for percentile in (50, 95, 99)
+        }
         for name, wanted in (("the same arrivals", perfect), ("M/D/1", theory)):
             ratios = (f"{figures[key] / wanted[key]:.3f}" for key in theory)
             print(f"| {load} | {figures['num_requests']:.0f} | {name} | {' | '.join(ratios)} |", flush=True)
     print(f"at the same time, {_sleeper()}")
 
 
-def _perfect(found: requests.Requests, service_ns: int) -> requests.Requests:
+def _perfect(recorded: requests.Requests, service_ns: int) -> requests.Requests:
     """Return the same requests with ideal times.
 
     Each begins when it is due or, if later, when the service is free, and is served for exactly `service_s`.
     """
     import numpy as np
 
-    due = found["intended_ns"]
+    due = recorded["intended_ns"]
     turns = np.arange(len(due)) * service_ns
     records = np.zeros(len(due), np.dtype(list(requests.RECORD)))
     records["intended_ns"] = records["sent_ns"] = due

@@ -113,8 +113,8 @@ def script(place: Place) -> list[int]:
     """Run a user's script that logs to MLflow: two copies side by side, and the serial baseline."""
     file = place.folder / "script.py"
     file.write_text(SCRIPT, encoding="utf-8")
-    own = ["workload=script", f"workload.script={file}", "gpu=cpu"]
-    return [place.study("-m", "scenario=serial,naive", "degree=2", *own)]
+    script_options = ["workload=script", f"workload.script={file}", "gpu=cpu"]
+    return [place.study("-m", "scenario=serial,naive", "degree=2", *script_options)]
 
 
 def server_away(place: Place) -> list[int]:
@@ -147,7 +147,8 @@ def kill_and_clean(place: Place) -> list[int]:
 
 
 STUDIES: dict[str, Callable[[Place], list[int]]] = {
-    each.__name__: each for each in (run_committed_experiment, run_simulated_mig, script, server_away, kill_and_clean)
+    study.__name__: study
+    for study in (run_committed_experiment, run_simulated_mig, script, server_away, kill_and_clean)
 }
 
 
@@ -184,13 +185,13 @@ class Rules:
 
 def describe(folder: Path, rules: Rules) -> dict[str, Any]:
     """Return a study's results by name, without times and paths."""
-    found: dict[str, Any] = {"statuses": json.loads((folder / "statuses.json").read_text(encoding="utf-8"))}
+    outcome: dict[str, Any] = {"statuses": json.loads((folder / "statuses.json").read_text(encoding="utf-8"))}
     for database in sorted(folder.rglob("mlflow.db")):
-        found |= dict(_runs(database, rules))
+        outcome |= dict(_runs(database, rules))
     report = folder / "report"
     for file in sorted(report.rglob("*")) if report.is_dir() else ():
-        found[f"report: {file.relative_to(report)}"] = _shape(file)
-    return found
+        outcome[f"report: {file.relative_to(report)}"] = _shape(file)
+    return outcome
 
 
 def _runs(database: Path, rules: Rules) -> Iterator[tuple[str, Any]]:
@@ -199,23 +200,23 @@ def _runs(database: Path, rules: Rules) -> Iterator[tuple[str, Any]]:
     client = mlflow.MlflowClient(f"sqlite:///{database}")
     for experiment in client.search_experiments():
         runs = client.search_runs([experiment.experiment_id], max_results=10_000)
-        by_id = {each.info.run_id: each for each in runs}
+        by_id = {run.info.run_id: run for run in runs}
         seen: dict[str, int] = {}
-        for each in sorted(runs, key=lambda each: (each.info.start_time, each.info.run_name or "")):
-            tags = each.data.tags
+        for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_name or "")):
+            tags = run.data.tags
             parent = by_id.get(tags.get("mlflow.parentRunId", ""))
-            name = f"{parent.info.run_name} / {each.info.run_name}" if parent else str(each.info.run_name)
+            name = f"{parent.info.run_name} / {run.info.run_name}" if parent else str(run.info.run_name)
             name = f"{experiment.name}: {name} block {tags.get('collocation.block')}"
             seen[name] = seen.get(name, 0) + 1
             key = f"{name} #{seen[name]}"
-            yield f"{key} status", each.info.status
-            yield f"{key} params", _named(each.data.params, rules)
+            yield f"{key} status", run.info.status
+            yield f"{key} params", _named(run.data.params, rules)
             yield f"{key} tags", {kept: _words(value) for kept, value in _named(tags, rules).items()}
-            metrics = _named({name: str(value) for name, value in each.data.metrics.items()}, rules)
+            metrics = _named({name: str(value) for name, value in run.data.metrics.items()}, rules)
             yield f"{key} metrics", {kept: value if kept in EXACT else "a number" for kept, value in metrics.items()}
             # Artifacts of a server cannot be listed, because the server has ended.
-            if not each.info.artifact_uri.startswith("mlflow-artifacts"):
-                artifacts = {item.path for item in client.list_artifacts(each.info.run_id)}
+            if not run.info.artifact_uri.startswith("mlflow-artifacts"):
+                artifacts = {item.path for item in client.list_artifacts(run.info.run_id)}
                 yield f"{key} artifacts", sorted(artifacts - rules.without)
 
 

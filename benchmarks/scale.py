@@ -74,8 +74,8 @@ def status(folder: Path) -> list[str]:
     from pipeline.base.domain.tags import GROUP, Tag, fact_tag
 
     store = open_store(folder)
-    tags = {fact_tag(f"fact{each}"): "x" * 20 for each in range(30)}
-    params = {f"param{each}": "1" for each in range(12)}
+    tags = {fact_tag(f"fact{position}"): "x" * 20 for position in range(30)}
+    params = {f"param{position}": "1" for position in range(12)}
     template = store.client.create_run(store.open_experiment("e"), tags={Tag.ROLE: GROUP}).info.run_id
     size = GROUPS // SHARDS
     with closing(sqlite3.connect(folder / DATABASE)) as database, database:
@@ -143,8 +143,8 @@ def measure_sending(folder: Path, uri: str) -> list[str]:
         return _send(folder / f"worker{number}", group, random.Random(number), are_ready, experiment, uri)  # noqa: S311
 
     with ThreadPoolExecutor(SENDERS) as workers:
-        found = list(workers.map(work, range(SENDERS)))
-    took_s = sorted(each for took, _ in found for each in took)
+        sent = list(workers.map(work, range(SENDERS)))
+    took_s = sorted(delay for took, _ in sent for delay in took)
     client = open_store(folder, uri).client
     store = client.get_experiment_by_name(experiment)
     assert store is not None
@@ -160,7 +160,7 @@ def measure_sending(folder: Path, uri: str) -> list[str]:
         "| groups | runs, of | p50, s | p95, s | longest, s | longest spool, groups | left in spools |",
         "|---|---|---|---|---|---|---|",
         f"| {len(took_s)} | {runs} of {SENDERS * ROUNDS * (1 + JOBS)} | {quantiles[9]:.2f} | {quantiles[18]:.2f} "
-        f"| {took_s[-1]:.2f} | {max(longest for _, longest in found)} | {left} |",
+        f"| {took_s[-1]:.2f} | {max(longest for _, longest in sent)} | {left} |",
         f"load average {os.getloadavg()[0]:.1f} at the end",
     ]
 
@@ -172,10 +172,10 @@ def _finished_group(folder: Path) -> Path:
     away = ["tracking=server", "tracking.uri=http://127.0.0.1:9", "shard=1", f"plan_file={folder}/plan.json"]
     environ = os.environ | {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
     done = subprocess.run([*RUN, *study, *away], env=environ, capture_output=True, text=True, check=False)
-    found = list((folder / "mlruns" / layout.SPOOL).glob("*/*/record.json"))
-    if len(found) != 1:
+    records = list((folder / "mlruns" / layout.SPOOL).glob("*/*/record.json"))
+    if len(records) != 1:
         raise RuntimeError(f"no group to send: {done.stderr}")
-    return found[0].parent
+    return records[0].parent
 
 
 def _send(

@@ -143,8 +143,8 @@ def main() -> None:
         is_split = studies != "two"
         findings = judge_pairs(window, Noise[noise], Jobs[jobs], arguments.pairs, is_split=is_split, slowdown=slowdown)
         numbers = (findings.num_wrong, findings.num_found)
-        wrong, found = (f"{100 * number / findings.num_pairs:.1f} %" for number in numbers)
-        cells = (Jobs[jobs].words, Noise[noise].value, studies, wrong, found if slowdown else "-")
+        wrong, num_found = (f"{100 * number / findings.num_pairs:.1f} %" for number in numbers)
+        cells = (Jobs[jobs].words, Noise[noise].value, studies, wrong, num_found if slowdown else "-")
         print(f"| {' | '.join(cells)} |", flush=True)
 
 

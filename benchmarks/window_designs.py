@@ -355,16 +355,16 @@ def format_tables(
         yield f"| {' | '.join(columns)} |"
         yield "|---" * len(columns) + "|"
         for (name, window), noise in itertools.product(DESIGNS.items(), noises):
-            found = judge_design(
+            judged = judge_design(
                 window, noise, jobs, num_tables=num_tables, num_workloads=num_workloads, num_blocks=num_blocks
             )
             serial, naive, graph = (
                 f"{coverage.share:.3f}, {100 * coverage.half_width:.1f} %"
-                for coverage in (found.coverage[kind] for kind in (VS_SERIAL, MPS_VS_NAIVE, VS_GRAPH))
+                for coverage in (judged.coverage[kind] for kind in (VS_SERIAL, MPS_VS_NAIVE, VS_GRAPH))
             )
             yield (
-                f"| {name} | {found.study_s:.0f} s | {noise.value} | {100 * found.wrong_share:.1f} % | {serial} | "
-                f"{100 * found.drifting_share:.0f} % | {naive} | {graph} |"
+                f"| {name} | {judged.study_s:.0f} s | {noise.value} | {100 * judged.wrong_share:.1f} % | {serial} | "
+                f"{100 * judged.drifting_share:.0f} % | {naive} | {graph} |"
             )
 
 

@@ -92,10 +92,10 @@ class StudySweeper(Sweeper):
         jobs: list[list[str]] = []
         for block in _select_blocks(keys, blocks) or [{}]:
             preset = _drop_overridden([*keys, *instead, *block], self.preset)
-            options = {key: grid for key, grid in block.items() if key not in instead and self._is_option(key, typed)}
             if "mix" in block:  # the result is the total time of its work, which a steady window does not have
                 preset.pop("window", None)
-            grid = {**preset, **_drop_overridden([*keys, *instead], block), **options, **instead}
+            remaining = _drop_overridden([*keys, *instead], block, functools.partial(self._is_option, typed))
+            grid = {**preset, **remaining, **instead}
             jobs += overrides.list_combinations(
                 [*parser.parse_overrides([_as_override(*item) for item in grid.items()]), *typed]
             )
@@ -104,7 +104,7 @@ class StudySweeper(Sweeper):
             raise ConfigError(f"{none} matches no value; use existing values")
         return jobs
 
-    def _is_option(self, key: str, typed: Sequence[Override]) -> bool:
+    def _is_option(self, typed: Sequence[Override], key: str) -> bool:
         """Return whether this is an option of a block's workload that the workloads on the command line have too.
 
         For example, `workload=resnet152_imagenet` keeps a block's `workload.step_mode`. The options of another GPU or
@@ -112,7 +112,7 @@ class StudySweeper(Sweeper):
         """
         parent, _, name = key.rpartition(".")
         choices = [choice for choice in typed if key.startswith(f"{user_command.place_of(choice.get_key_element())}.")]
-        if not key.startswith(_PROGRAMS) or not choices or key in {override.get_key_element() for override in typed}:
+        if not key.startswith(_PROGRAMS) or not choices:
             return False
         composed = (self._compose_choices(*words) for words in overrides.list_combinations(choices))
         return all(name in (OmegaConf.select(config, parent) or {}) for config in composed)
@@ -177,13 +177,19 @@ def _select_modes(
     return [override for override in typed if override not in choices], selected
 
 
-def _drop_overridden(keys: Sequence[str], block: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a block without the given keys and the keys below them.
+def _drop_overridden(
+    keys: Sequence[str], block: Mapping[str, Any], is_kept: Callable[[str], bool] = lambda _: False
+) -> dict[str, Any]:
+    """Return a block without the overridden keys and the keys below them, except for those that are kept.
 
     For example, `scenario` also drops `scenario.profile`, because a new scenario may not have this key.
     """
     prefixes = tuple(f"{user_command.place_of(key)}." for key in keys)
-    return {key: grid for key, grid in block.items() if not f"{user_command.place_of(key)}.".startswith(prefixes)}
+    return {
+        key: grid
+        for key, grid in block.items()
+        if not f"{user_command.place_of(key)}.".startswith(prefixes) or is_kept(key)
+    }
 
 
 def _as_override(key: str, value: Any) -> str:

@@ -19,6 +19,7 @@ from pipeline.base.domain import mig_table
 from pipeline.base.domain.records import Device, Result, Slot
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import expand_path
+from pipeline.base.system.remedy_spelling import choose_remedy
 from pipeline.clean import temporary_folder
 from pipeline.launch.job_state import JobState
 from pipeline.plan.config_schema import AUTO_DEVICE, Config, GpuConfig, GpuKind
@@ -196,7 +197,8 @@ def _write_programs(state_file: StateFile, folder: Path) -> dict[str, Path]:
         return write_programs(folder, state_file.path)
     except OSError as error:
         raise ConfigError(
-            f"programs of the simulated machine cannot be written to {folder}: {error}; set gpu.machine to another file"
+            f"programs of the simulated machine cannot be written to {folder}: {error}; set "
+            f"{choose_remedy('gpu.machine', '--machine')} to another file"
         ) from error
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import CollocationError
+from pipeline.base.system.remedy_spelling import choose_remedy
 
 # The sticky bit protects the file from systemd-tmpfiles, which removes old files of /var/tmp. Source: its function
 # dir_cleanup; XDG Base Directory Specification, XDG_RUNTIME_DIR.
@@ -45,7 +46,8 @@ def append(path: Path, record: dict[str, Any]) -> None:
         descriptor = _open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     except FileNotFoundError as error:
         raise JournalError(
-            f"{path.parent.parent} does not exist; create it, or choose another folder with gpu.lock_dir"
+            f"{path.parent.parent} does not exist; create it, or choose another folder with "
+            f"{choose_remedy('gpu.lock_dir', '--lock-dir')}"
         ) from error
     try:
         os.fchmod(descriptor, _FILE_MODE)

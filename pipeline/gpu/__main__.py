@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.base.domain import mig_names, mig_table
 from pipeline.base.domain.command_answer import CommandAnswer
-from pipeline.base.system import entry_points, locks, startup, words
+from pipeline.base.system import entry_points, locks, remedy_spelling, startup, words
 from pipeline.base.system.errors import CollocationError, exit_status
 from pipeline.prepare.mig import compute, layouts, profiles
 
@@ -132,7 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Execute one command and return the exit status."""
     arguments = make_parser().parse_args(argv)
     try:
-        answer: CommandAnswer = arguments.answer(arguments)
+        with remedy_spelling.name_options():
+            answer: CommandAnswer = arguments.answer(arguments)
     except CollocationError as error:
         sys.stderr.write("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]) + "\n")
         return exit_status(error)

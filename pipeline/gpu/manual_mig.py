@@ -197,7 +197,8 @@ def open_target(request: ManualMigRequest) -> Iterator[Target]:
         if request.is_model:
             control = MigSmi(uuid=device.uuid, program="nvidia-smi", admin=request.admin or ())
         else:
-            control = MigSmi.locate(programs, device.uuid, _read_admin(by_hand))
+            admin = next((step.arguments["admin"] for step in by_hand.read_steps() if "admin" in step.arguments), ())
+            control = MigSmi.locate(programs, device.uuid, admin)
             refuse_absent_admin(control.admin, f"--admin {','.join(control.admin)}", "--admin sudo,-n")
         yield Target(
             device=device,
@@ -207,10 +208,6 @@ def open_target(request: ManualMigRequest) -> Iterator[Target]:
             journal=Journal(request.folder, device.uuid, programs),
             manual_journal=by_hand,
         )
-
-
-def _read_admin(by_hand: Journal) -> Sequence[str]:
-    return next((step.arguments["admin"] for step in by_hand.read_steps() if "admin" in step.arguments), ())
 
 
 def _find_programs(request: ManualMigRequest) -> dict[str, str] | None:

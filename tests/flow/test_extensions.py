@@ -33,8 +33,8 @@ OF_FORKS = ("tests/__init__.py", "tests/support/__init__.py", "tests/support/for
 FAIR = """
     from contextlib import contextmanager
     from pipeline.base.system.errors import ConfigError
+    from pipeline.base.domain.protocols import Slots
     from pipeline.base.domain.records import Commands, Slot
-    from pipeline.prepare.sharing.naive import WholeDevice
 
     class Fair:
         def __init__(self, share):
@@ -50,7 +50,7 @@ FAIR = """
         def prepare(self, device, group, scratch):
             share = str(self.share)
             slot = Slot(visible_devices="", environ=(("SHARE", share),), facts=(("share", share),))
-            yield WholeDevice([slot] * group.degree, device)
+            yield Slots([slot] * group.degree, lambda pids: None)
     """
 FAIR_MODE = """
     FAIR = SharingMode(name="fair", label="fair slices", word="fair slices", colour="#aa3300", dark_colour="#ee7744")

@@ -62,6 +62,7 @@ def _warm_up(
     The kernels of the step are then chosen, compiled or captured.
     """
     first = next(batches.epoch(1))
+    is_drawing_refused = job.is_tenant and args.step_mode != "cuda_graph"
     with steps.undo(training):
         # In the first step, cuDNN tries every algorithm of each layer, forward and backward.
         with job.take_turn() if tunes_in_turn else nullcontext():
@@ -70,7 +71,10 @@ def _warm_up(
             else:
                 make_step = steps.make_compiled_step if args.step_mode == "compile" else steps.make_eager_step
                 step = make_step(training)
-            if args.warmup_steps > 0:
+            if is_drawing_refused:
+                with steps.refuse_drawing(training.device):
+                    step(*first)
+            elif args.warmup_steps > 0:
                 step(*first)
         again_and_again = chain.from_iterable(map(batches.epoch, repeat(1)))
         for batch in islice(again_and_again, max(0, args.warmup_steps - 1)):

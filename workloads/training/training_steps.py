@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from workloads.model_options import SHARES_DROPOUT
 from workloads.training.recipes import Recipe
 
 Forward = Callable[[Tensor], Tensor]
@@ -155,6 +156,22 @@ def capture_step(training: Training, inputs: Tensor, labels: Tensor) -> Step:
         return loss
 
     return replay
+
+
+@contextmanager
+def refuse_drawing(device: torch.device) -> Iterator[None]:
+    """Raise ValueError if the body draws random numbers on the device, as models with stochastic depth do by default.
+
+    Threads of a process share the generator, so the losses of one job would depend on the others.
+    """
+    before = _read_generator(device)
+    yield
+    if not torch.equal(before, _read_generator(device)):
+        raise ValueError(SHARES_DROPOUT)
+
+
+def _read_generator(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 @contextmanager

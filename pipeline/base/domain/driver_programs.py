@@ -11,6 +11,7 @@ from pathlib import Path
 from pipeline.base.domain.records import Device, Group
 from pipeline.base.system import helper_program
 from pipeline.base.system.errors import ConfigError, SharingError
+from pipeline.base.system.remedy_spelling import choose_remedy
 
 Execute = Callable[[Sequence[str]], helper_program.Completed]
 """Executes a command of nvidia-smi instead of `helper_program.run`, for example to record its output."""
@@ -47,13 +48,14 @@ class Programs:
         program = self.path(name)
         if program is None:
             package = f" ({_PACKAGES[name]})" if name in _PACKAGES else ""
+            option = choose_remedy(f", or set scenario.program=/path/to/{name} if the scenario has this key", "")
             raise SharingError(
-                f"{self.purpose} needs {name}, which is not on PATH; install the driver{package}, or set "
-                f"scenario.program=/path/to/{name} if the scenario has this key"
+                f"{self.purpose} needs {name}, which is not on PATH; install the driver{package}{option}"
             )
         path = Path(program).absolute()
         if not path.is_file() or not os.access(path, os.X_OK):
-            raise SharingError(f"{self.purpose}: {program} is not executable; check scenario.program")
+            remedy = choose_remedy("check scenario.program", f"install the driver's {name}")
+            raise SharingError(f"{self.purpose}: {program} is not executable; {remedy}")
         return str(path)
 
 

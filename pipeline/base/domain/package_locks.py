@@ -73,8 +73,13 @@ def make_portable(lock: str) -> str:
     return "\n".join([*portable[:header], *note, *portable[header:]]) + "\n"
 
 
+def normalize_name(name: str) -> str:
+    """Return the name by which installers know a package, however it is spelled (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def _read_name(line: str) -> str:
-    return line.replace(" @ ", "==").partition("==")[0].lower()
+    return normalize_name(line.replace(" @ ", "==").partition("==")[0])
 
 
 def _make_line_portable(line: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -11,19 +12,18 @@ from pipeline.base.domain.records import Commands, Device, Group, Interpreter, S
 from pipeline.base.domain.samples import FieldTable, Sample
 
 
-class Slots(Protocol):
-    """The slots that a sharing mode created, one per job."""
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The slots that a sharing mode created, one per job.
 
-    @property
-    def slots(self) -> Sequence[Slot]:
-        """The slots in the order of the jobs."""
+    Attributes:
+        slots: the slots in the order of the jobs.
+        verify: function that checks that every job is on its planned device, and else raises SharingError. Its argument
+            has the PID of each job by its index; the jobs are ready and hold a CUDA context.
+    """
 
-    def verify(self, pids: Mapping[int, int]) -> None:
-        """Check that every job is on its planned device; the jobs are ready and hold a CUDA context.
-
-        Raises:
-            SharingError: a job is on another device.
-        """
+    slots: Sequence[Slot]
+    verify: Callable[[Mapping[int, int]], None]
 
 
 class Sharing(Protocol):
@@ -52,8 +52,8 @@ class Sharing(Protocol):
         """Set the device up for the group; restore its previous state on exit.
 
         `scratch` is the group's temporary folder, with a path short enough for sockets and pipes. Slots of a mode
-        without MPS have the variables of `without_mps` (`prepare/device/refusals.py`), because jobs would otherwise use
-        an MPS server of the machine.
+        without MPS have the variables of `isolate_from_mps` (`prepare/device/refusals.py`), because jobs would
+        otherwise use an MPS server of the machine.
 
         Raises:
             SharingError: the device cannot be shared in this mode; it is unchanged.

@@ -26,6 +26,7 @@ from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean import processes
 from pipeline.clean.journal import Journal
 from pipeline.gpu.selftest import load_process
+from pipeline.gpu.selftest.simulated_load import count_multiprocessors
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.smi_commands import run_program
 from pipeline.prepare.mig import assignment, division, mig_smi
@@ -149,7 +150,7 @@ class MigBoard:
             self._destroy_created(state)
 
     def _destroy_created(self, state: MigState) -> None:
-        """Destroy instances that commands of this process created elsewhere than requested, as their output says."""
+        """Destroy instances that commands of this process created and the journal does not know after a kill."""
         for gi_id in self.record.list_existing():
             for device in state.devices:
                 if device.gi_id == gi_id:
@@ -185,7 +186,7 @@ class MigBoard:
                 "ci_id": device.ci_id,
                 "profile": assignment.read_profile(device),
                 "compute_slices": widths.get((cast(int, device.gi_id), cast(int, device.ci_id))),
-                "multiprocessors": _read_count(device),
+                "multiprocessors": count_multiprocessors(device),
                 "memory_mib": device.memory_mib,
             }
             for device in self.list_devices()
@@ -224,7 +225,10 @@ class MigBoard:
         arguments = self.control.to_record() | {"profile_id": profile_id, "start": start, "boot": boot_id()}
         with self.journal.guard("mig_instance", **arguments) as step:
             reading = self.run_refused(self.control.creation_command(profile_id, start))
-            if not reading["is_changed"]:
+            created = self.control.find_created(reading["printed"], self.control.read(), profile_id, start)
+            if reading["is_changed"] and created is not None:
+                self.journal.amend(step, **dataclasses.asdict(created))
+            elif not reading["is_changed"]:
                 # The step would otherwise undo an instance with the same profile and start that exists already.
                 self.journal.discard(step)
         return reading
@@ -269,11 +273,6 @@ def hide_uuids(text: str) -> str:
     return _UUID.sub(r"\1", text)
 
 
-def _read_count(device: Device) -> int | None:
-    count = dict(device.details).get("multiprocessors")
-    return None if count is None else int(count)
-
-
 class SimulatedJob:
     """Replacement for `load_process.Loader` on a simulated GPU: a process that holds memory and computes nothing."""
 
@@ -287,7 +286,7 @@ class SimulatedJob:
     @property
     def facts(self) -> dict[str, Any]:
         """Multiprocessors as the driver reports them; 1 if it does not."""
-        return {"multiprocessors": _read_count(self._device) or 1, "threads_per_multiprocessor": 2048}
+        return {"multiprocessors": count_multiprocessors(self._device) or 1, "threads_per_multiprocessor": 2048}
 
     def wait_for_device(self) -> None:
         """Return at once: the process holds the device since its start."""

@@ -39,7 +39,7 @@ class Rehearsal:
     def start_loader(self, device: Device, _scratch: Path) -> Iterator[SimulatedLoader]:
         """Start the replacement of the process that loads a device."""
         self.set_load(device, IDLE)
-        yield SimulatedLoader(self, device)
+        yield SimulatedLoader(self, device, self._file)
 
     def set_load(self, device: Device, load: Load) -> None:
         """Set the load that the counters of a device show."""
@@ -49,19 +49,16 @@ class Rehearsal:
         with self._file.change() as cell:
             cell.state = dataclasses.replace(cell.state, sources=(source,))
 
-    def count_threads(self, device: Device) -> int:
-        """Return the maximum number of threads of a multiprocessor of the device."""
-        return next(occupied.threads_each(gpu) for gpu in self._file.read().gpus if gpu.uuid == device.gpu_uuid)
-
 
 class SimulatedLoader:
     """Replacement for `load_process.Loader` that starts no process."""
 
-    def __init__(self, rehearsal: Rehearsal, device: Device) -> None:
+    def __init__(self, rehearsal: Rehearsal, device: Device, file: StateFile) -> None:
         self._rehearsal, self._device = rehearsal, device
+        gpu = next(gpu for gpu in file.read().gpus if gpu.uuid == device.gpu_uuid)
         self.facts: dict[str, Any] = {
             "multiprocessors": count_multiprocessors(device),
-            "threads_per_multiprocessor": rehearsal.count_threads(device),
+            "threads_per_multiprocessor": occupied.threads_each(gpu),
         }
 
     def wait_for_device(self) -> None:

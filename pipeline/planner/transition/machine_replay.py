@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -254,8 +255,8 @@ class _Replay:
         larger_first = sorted(missing, key=lambda slice_: (size[slice_.profile], -slice_.start), reverse=True)
         for slice_ in larger_first:
             arguments = {**held.control.to_record(), **held.place(slice_), "boot": boot_id()}
-            with _until_complete(held.journal, "mig_instance", arguments):
-                held.control.create(arguments["profile_id"], arguments["start"])
+            with _until_complete(held.journal, "mig_instance", arguments) as amend:
+                held.control.create(arguments["profile_id"], arguments["start"], amend)
 
     def _plan_anew(self, failed: Step) -> bool:
         """Plan the remaining steps without the GPU of a failed step; return whether a plan was found."""
@@ -284,12 +285,12 @@ class _Replay:
 
 
 @contextmanager
-def _until_complete(book: Journal, kind: str, arguments: Mapping[str, Any]) -> Iterator[None]:
-    """Keep a step in the journal while the body runs; undo it if the body fails."""
+def _until_complete(book: Journal, kind: str, arguments: Mapping[str, Any]) -> Iterator[Callable[..., None]]:
+    """Keep a step in the journal while the body runs, which may amend it; undo it if the body fails."""
     with UndoStack() as stack:
         step = book.add(kind, **arguments)
         stack.callback(book.undo, step)
-        yield
+        yield partial(book.amend, step)
         stack.pop_all()
         book.discard(step)
 

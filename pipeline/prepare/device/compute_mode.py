@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from pipeline.base.domain.driver_programs import Programs
-from pipeline.base.domain.records import Commands, Group
+from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.host_info import boot_id
 from pipeline.clean.journal import Journal
@@ -47,11 +47,6 @@ def refuse_forbidden(group: Group, at_once: int) -> None:
         f"scenario={group.scenario}: the compute mode {mode} of {device.name} ({device.uuid}) allows {what}; "
         f"change it as administrator: nvidia-smi -i {device.uuid} -c DEFAULT"
     )
-
-
-def list_commands(smi: Smi, previous: str) -> Commands:
-    """List the commands that set the exclusive mode, and that restore the previous mode."""
-    return Commands(do=(smi.compute_mode_command(EXCLUSIVE),), undo=(smi.compute_mode_command(previous),))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.records import Device
 from pipeline.base.system import host_info, locks
 from pipeline.base.system.errors import GpuBusyError, InUseError
+from pipeline.base.system.remedy_spelling import choose_remedy
 from pipeline.prepare.device import gpu_reader
 
 # A query for the holder locks the file for a short time, which a lease waits for. Unit: s.
@@ -105,9 +106,13 @@ def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
 
     if processes := strangers():
         listed = ", ".join(map(str, processes))
+        remedy = choose_remedy(
+            "end these processes, wait with wait=true, choose another GPU with gpu.device, or accept programs with "
+            "little load: 'gpu.tolerate=[NAME]'",
+            "end these processes, or choose another GPU with --gpu",
+        )
         raise InUseError(
-            f"{device.name} ({device.uuid}) is in use by {listed}; end these processes, wait with wait=true, choose "
-            "another GPU with gpu.device, or accept programs with little load: 'gpu.tolerate=[NAME]'",
+            f"{device.name} ({device.uuid}) is in use by {listed}; {remedy}",
             f"{device.name} ({device.uuid}), which is in use by {listed}",
             lambda: not strangers(),
         )
@@ -121,7 +126,8 @@ def _check_folder(folder: Path) -> None:
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         what = "is not writable" if folder.is_dir() else "does not exist"
         raise GpuBusyError(
-            f"gpu.lock_dir={folder} {what}; choose a folder that survives a restart and is writable for every user"
+            f"{choose_remedy('gpu.lock_dir=', '--lock-dir ')}{folder} {what}; choose a folder that survives a restart "
+            "and is writable for every user"
         )
 
 
@@ -135,9 +141,12 @@ def _lock(path: Path, device: Device, *, is_shared: bool = False) -> int:
                 time.sleep(_LOOK_S)
                 continue
             other = _find_blocker(path, is_shared=True) or describe_holder(device, path.parent) or Holder()
-            raise InUseError(
-                f"{device.name} ({device.uuid}) is held by another orchestrator: {other} (lock file {path}); "
+            remedy = choose_remedy(
                 "wait with wait=true, or choose another device with gpu.device",
+                "wait until it ends, or choose another device with --gpu",
+            )
+            raise InUseError(
+                f"{device.name} ({device.uuid}) is held by another orchestrator: {other} (lock file {path}); {remedy}",
                 f"{device.name} ({device.uuid}), which is held by {other}",
                 lambda: _find_blocker(path, is_shared=is_shared) is None,
             )
@@ -193,7 +202,7 @@ def _open(path: Path, device: Device) -> int:
     except OSError as error:
         raise GpuBusyError(
             f"cannot open the lock file {path} of {device.name}: {error.strerror}; remove the lock file if it is not a "
-            "plain file that every user can write, or choose another gpu.lock_dir"
+            f"plain file that every user can write, or choose another {choose_remedy('gpu.lock_dir', '--lock-dir')}"
         ) from error
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:  # otherwise another user's file would be truncated

@@ -21,6 +21,7 @@ from typing import Any
 
 from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import CollocationError, ConfigError
+from pipeline.base.system.remedy_spelling import choose_remedy
 
 _log = logging.getLogger(__name__)
 MIG_PREFIX = "MIG-"
@@ -63,7 +64,7 @@ def session() -> Iterator[None]:
         ConfigError: the NVIDIA driver is missing or does not work.
     """
     if not _start():
-        raise ConfigError("this machine has no NVIDIA driver; install one, or use gpu=cpu")
+        raise ConfigError(f"this machine has no NVIDIA driver; install one{_or_use_cpu()}")
     try:
         yield
     finally:
@@ -149,18 +150,20 @@ def _start() -> bool:
             return False
         raise ConfigError(
             "the kernel module of the NVIDIA GPU is not loaded; run `modprobe nvidia` and `dkms status` to find the "
-            "cause, or use gpu=cpu"
+            f"cause{_or_use_cpu()}"
         ) from error
     except pynvml.NVMLError_LibRmVersionMismatch as error:
         raise ConfigError(
             "the NVIDIA kernel module and libnvidia-ml have different versions, probably after a driver upgrade; "
-            "restart the machine, reload the nvidia kernel modules, or use gpu=cpu"
+            f"restart the machine or reload the nvidia kernel modules{_or_use_cpu()}"
         ) from error
     except pynvml.NVMLError as error:
-        raise ConfigError(
-            f"NVML does not start: {error}; run `nvidia-smi` to find the cause, or use gpu=cpu"
-        ) from error
+        raise ConfigError(f"NVML does not start: {error}; run `nvidia-smi` to find the cause{_or_use_cpu()}") from error
     return True
+
+
+def _or_use_cpu() -> str:
+    return choose_remedy(", or use gpu=cpu", "")
 
 
 def _has_nvidia_hardware() -> bool:

@@ -18,6 +18,7 @@ import psutil
 from pipeline.base.domain.driver_programs import Execute, Programs
 from pipeline.base.system import entry_points, helper_program
 from pipeline.base.system.errors import CommandError, SharingError
+from pipeline.base.system.remedy_spelling import choose_remedy
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +66,6 @@ class Smi:
     def time_slice_command(self, number: int) -> tuple[str, ...]:
         return self.admin_command("compute-policy", "-i", self.uuid, _SET_TIME_SLICE, str(number))
 
-    def policy_command(self) -> tuple[str, ...]:
-        return (self.program, "compute-policy", "-i", self.uuid, "-l")
-
     def run(self, words: Sequence[str]) -> helper_program.Completed:
         """Run one of the commands above; the caller has to read back its effect.
 
@@ -81,9 +79,10 @@ class Smi:
         log.debug("%s: status %d: %s", " ".join(words), completed.status, completed.printed_line)
         is_refused = self.admin and completed.status != 0 and _SUDO_REFUSES in completed.printed_line
         if "permission" in completed.printed_line.lower() or is_refused:
+            option = choose_remedy("set 'gpu.admin=[sudo,-n]'", "add --admin sudo,-n")
             raise SharingError(
                 f"no permission for `{' '.join(words)}`: {completed.printed_line}; ask an administrator to allow this "
-                "command in sudoers, and set 'gpu.admin=[sudo,-n]' (--admin sudo,-n for the gpu commands)"
+                f"command in sudoers, and {option}"
             )
         return completed
 

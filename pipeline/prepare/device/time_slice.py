@@ -40,7 +40,8 @@ def read(smi: Smi) -> str:
         SharingError: nvidia-smi does not print the time slice.
     """
     try:
-        completed = helper_program.run(smi.policy_command(), timeout_s=_READ_LIMIT_S, check=False)
+        argv = (smi.program, "compute-policy", "-i", smi.uuid, "-l")
+        completed = helper_program.run(argv, timeout_s=_READ_LIMIT_S, check=False)
     except CommandError as error:
         raise SharingError(f"the time slice of {smi.uuid} cannot be read: {error}; use scenario=naive") from error
     time_slice = _find_value(completed.stdout) if completed.status == 0 else None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError, ConfigError
-from pipeline.prepare.env.recipe import make_path_variables
+from pipeline.prepare.env.builder import make_path_variables
 
 _LIMIT_S = 120.0
 # Sources the packages' activation scripts in the order of their names, like conda.

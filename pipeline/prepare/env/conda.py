@@ -14,10 +14,10 @@ import yaml
 from pipeline.base.domain.records import EnvTool
 from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.env import activation, conda_file, conda_meta, lock, rattler, uv
+from pipeline.prepare.env.builder import Builder, digest_facts, find_interpreter
 from pipeline.prepare.env.built_env import BuiltEnv
 from pipeline.prepare.env.lock import Distribution, Lock
 from pipeline.prepare.env.probe import Probe, probe_new
-from pipeline.prepare.env.recipe import Builder, digest_facts, find_interpreter
 
 # These variables suppress questions; no command-line flag does so in every version of conda and mamba.
 _NEVER_ASK = {"CONDA_ALWAYS_YES": "true", "MAMBA_ALWAYS_YES": "true"}
@@ -65,7 +65,7 @@ class CondaEnv(BuiltEnv):
         self.check_tools()
         if self._tool is EnvTool.rattler:
             request = {name: getattr(self._content, name) for name in ("channels", "specs", "packages")}
-            task = json.dumps(request | {"prefix": str(prefix), "cache": str(self.cache.root / "rattler")})
+            task = json.dumps(request | {"prefix": str(prefix), "cache": str(self.root / "rattler")})
             # -P keeps the script's folder off the module path, where its files would shadow the standard library.
             builder.step([sys.executable, "-P", str(Path(rattler.__file__))], tool=self.tool, stdin=task)
         else:

@@ -8,11 +8,6 @@ from pathlib import Path
 from typing import Any
 
 
-def is_conda(prefix: Path) -> bool:
-    """Return whether an environment was created by conda, mamba, micromamba or py-rattler."""
-    return (prefix / "conda-meta").is_dir()
-
-
 def read_records(prefix: Path) -> list[dict[str, Any]]:
     """Read the installed packages, dependencies first, because some tools install a list in its order."""
     by_name: dict[str, dict[str, Any]] = {}

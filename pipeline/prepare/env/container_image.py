@@ -43,8 +43,7 @@ class ContainerEnv:
     def preview(self) -> Interpreter:
         return _describe(self._container, self._python, self._image)
 
-    def resolve(self) -> Interpreter:
-        return self.preview()
+    resolve = preview
 
 
 def _refuse_words(command: Sequence[str], bind: Sequence[str]) -> None:

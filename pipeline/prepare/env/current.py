@@ -24,28 +24,27 @@ class CurrentEnv:
     def preview(self) -> Interpreter:
         return _describe()
 
-    def resolve(self) -> Interpreter:
-        return _describe()
+    resolve = preview
 
 
 @study_cache.cache_for_study
 def _describe() -> Interpreter:
     """Describe the orchestrator's environment once per study, because listing its packages takes 10 ms."""
-    packages = [
-        editable.add_state(
-            Distribution(name=name, version=version, direct_url=dist.read_text("direct_url.json")),
-            str(getattr(dist, "_path", "")),
-        )
-        for dist in metadata.distributions()
-        for name, version in [_read_name_and_version(dist)]
-        if name not in ("", _OWN_NAME)
-    ]
-    lock = env_lock.lock_packages("current", sys.version.split()[0], dict.fromkeys(packages))
+    installed = env_lock.select_imported(map(_read_package, metadata.distributions()))
+    packages = [editable.add_state(package) for package in installed if package.name not in ("", _OWN_NAME)]
+    lock = env_lock.lock_packages("current", sys.version.split()[0], packages)
     return Interpreter(python=Path(sys.executable), lock=lock.lines, lock_digest=lock.digest)
 
 
-def _read_name_and_version(dist: metadata.Distribution) -> tuple[str, str]:
+def _read_package(dist: metadata.Distribution) -> Distribution:
     """Read name and version by a regular expression: `dist.name` and `dist.version` take 90 ms for 140 packages."""
     text = next(filter(None, map(dist.read_text, ("METADATA", "PKG-INFO", ""))), "")
     fields = dict(reversed(_FIELD.findall(text.partition("\n\n")[0])))
-    return fields.get("Name", ""), fields.get("Version", "")
+    direct_url = dist.read_text("direct_url.json")
+    return env_lock.make_distribution(
+        name=fields.get("Name", ""),
+        version=fields.get("Version", ""),
+        direct_url=direct_url,
+        installer=dist.read_text("INSTALLER") if direct_url else None,
+        place=str(getattr(dist, "_path", "")),
+    )

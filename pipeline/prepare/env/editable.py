@@ -18,13 +18,13 @@ _READ_BYTES = 1 << 24  # for a longer file, such as a compiled library, the time
 _NO_SOURCES = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 
-def add_state(package: Distribution, place: str) -> Distribution:
+def add_state(package: Distribution) -> Distribution:
     """Add commit and code digest to an editable package, because its version does not identify its code.
 
-    `place` is the path of the package's metadata. An old `setup.py develop` records no URL of the package's folder, so
-    this folder is found by the path.
+    An old `setup.py develop` records no URL of the package's folder, so this folder is found by the path of the
+    package's metadata.
     """
-    folder = _find_folder(package, place)
+    folder = _find_folder(package)
     if folder is None or not folder.is_dir():
         return package
     repository = git.read(folder)
@@ -36,14 +36,14 @@ def add_state(package: Distribution, place: str) -> Distribution:
     )
 
 
-def _find_folder(package: Distribution, place: str) -> Path | None:
+def _find_folder(package: Distribution) -> Path | None:
     origin = package.origin
     if "dir_info" in origin:
         is_editable = origin["dir_info"].get("editable", False)
         return Path(unquote(urlsplit(str(origin["url"])).path)) if is_editable else None
-    beside = Path(place).parent
+    beside = Path(package.place).parent
     is_project = any((beside / name).is_file() for name in ("setup.py", "pyproject.toml"))
-    return beside if place.endswith(".egg-info") and is_project else None
+    return beside if package.place.endswith(".egg-info") and is_project else None
 
 
 def _digest_modules(folder: Path) -> str:

@@ -11,10 +11,10 @@ from pipeline.base.system import study_cache
 from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.base.system.paths import expand_path
 from pipeline.prepare.env import activation, conda_file, conda_meta, editable, lock
+from pipeline.prepare.env.builder import find_interpreter, make_path_variables
 from pipeline.prepare.env.conda_file import CondaFile
 from pipeline.prepare.env.lock import Distribution, Lock
 from pipeline.prepare.env.probe import Probe, ask
-from pipeline.prepare.env.recipe import find_interpreter, make_path_variables
 
 _WANTED = "set it to the folder of a conda or virtual environment, or to the path of an interpreter"
 
@@ -28,13 +28,12 @@ class ExistingEnv:
                 "env=existing names no environment; set env.prefix=~/miniconda3/envs/NAME, or for one workload "
                 "workload.env_prefix (sizes.S.env_prefix, ...)"
             )
-        self._given, self._python = prefix, _find_interpreter(prefix)
+        self._prefix, self._python = prefix, _find_interpreter(prefix)
 
     def preview(self) -> Interpreter:
-        return _describe(self._python, self._given)
+        return _describe(self._python, self._prefix)
 
-    def resolve(self) -> Interpreter:
-        return self.preview()
+    resolve = preview
 
 
 def _find_interpreter(prefix: str) -> Path:
@@ -58,9 +57,9 @@ def _describe(python: Path, setting: str) -> Interpreter:
         probed = ask(python)
     except CommandError as error:
         raise ConfigError(f"env.prefix={setting}: the interpreter cannot run jobs: {error}; {_WANTED}") from error
-    packages = [editable.add_state(package, probed.places[package.name]) for package in probed.packages]
+    packages = [editable.add_state(package) for package in probed.packages]
     prefix = probed.prefix
-    if conda_meta.is_conda(prefix):
+    if (prefix / "conda-meta").is_dir():
         recorded = _lock_conda(probed, packages)
         environ = activation.capture_variables(prefix, f"the conda environment {prefix}")
     else:
@@ -73,7 +72,7 @@ def _describe(python: Path, setting: str) -> Interpreter:
 def _lock_conda(probed: Probe, packages: Sequence[Distribution]) -> Lock:
     records = conda_meta.read_records(probed.prefix)
     brought = {str(probed.prefix / file) for record in records for file in record.get("files", ())}
-    by_pip = [package for package in packages if f"{probed.places[package.name]}/METADATA" not in brought]
+    by_pip = [package for package in packages if f"{package.place}/METADATA" not in brought]
     explicit = conda_file.make_explicit_lock(probed.python, records, CondaFile(), by_pip)
     variables = activation.read_state(probed.prefix)
     if not variables:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit
 
+from pipeline.base.domain.package_locks import normalize_name
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.secrets import strip_logins
 
@@ -53,11 +54,13 @@ class Distribution:
     Attributes:
         direct_url: content of `direct_url.json` (PEP 610) if the package was installed from a URL or folder; for an
             editable package, `editable.py` adds the key `state`.
+        place: path of its metadata.
     """
 
     name: str
     version: str
     direct_url: str | None = None
+    place: str = ""
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -84,6 +87,25 @@ class Distribution:
         _, _, fragment = self.requirement().partition("#")
         commit = self.origin.get("vcs_info", {}).get("commit_id", "")
         return " ".join(filter(None, (f"{self.name}=={self.version}", fragment, commit)))
+
+
+def make_distribution(
+    name: str, version: str, direct_url: str | None, installer: str | None, place: str
+) -> Distribution:
+    """Make a package from its metadata; the folder in which conda built it is left out, because it no longer exists."""
+    is_by_conda = (installer or "").strip() == "conda"
+    return Distribution(name=name, version=version, direct_url=None if is_by_conda else direct_url, place=place)
+
+
+def select_imported(packages: Iterable[Distribution]) -> tuple[Distribution, ...]:
+    """Select the packages that an interpreter imports: the first of each name, in the order of its module path.
+
+    Further ones are in environments below it, such as the one whose site packages a virtual environment includes.
+    """
+    by_name: dict[str, Distribution] = {}
+    for package in packages:
+        by_name.setdefault(normalize_name(package.name), package)
+    return tuple(by_name.values())
 
 
 def pin(package: Distribution) -> Distribution:
@@ -124,14 +146,12 @@ def make_header(kind: str, python: str) -> tuple[str, ...]:
     return f"{_FIRST_LINE}{kind}", f"# python: {python}", f"# platform: {name_platform()}"
 
 
-def lock_packages(kind: str, python: str, packages: Iterable[str | Distribution], options: Sequence[str] = ()) -> Lock:
+def lock_packages(kind: str, python: str, packages: Sequence[Distribution], options: Sequence[str] = ()) -> Lock:
     """Make the lock of Python packages; `options` are the lines of a requirements file that name package sources."""
-    listed = list(packages)
-    lines = [package if isinstance(package, str) else package.requirement() for package in listed]
-    identity = [package if isinstance(package, str) else package.identity() for package in listed]
+    lines = sorted(strip_logins(package.requirement()) for package in packages)
     return Lock(
-        lines=(*make_header(kind, python), *map(strip_logins, options), *sorted(map(strip_logins, lines))),
-        identity=(f"python=={python}", *identity),
+        lines=(*make_header(kind, python), *map(strip_logins, options), *lines),
+        identity=(f"python=={python}", *(package.identity() for package in packages)),
     )
 
 

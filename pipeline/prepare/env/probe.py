@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError, ConfigError
-from pipeline.prepare.env.lock import Distribution
-from pipeline.prepare.env.recipe import find_interpreter
+from pipeline.prepare.env.builder import find_interpreter
+from pipeline.prepare.env.lock import Distribution, make_distribution, select_imported
 
 _LIMIT_S = 120.0
 _PROGRAM = """
@@ -18,22 +18,22 @@ import json, sys
 if sys.version_info < (3, 8):
     sys.exit("Python %d.%d: jobs need 3.8 or newer" % sys.version_info[:2])
 from importlib import metadata
-found = {d.metadata["Name"]: [d.metadata["Name"], d.version, d.read_text("direct_url.json"), str(d._path)]
-         for d in reversed(list(metadata.distributions())) if d.metadata["Name"]}
+packages = [{"name": d.metadata["Name"], "version": d.version, "place": str(d._path),
+             "direct_url": d.read_text("direct_url.json"), "installer": d.read_text("INSTALLER")}
+            for d in metadata.distributions() if d.metadata["Name"]]
 print(json.dumps({"prefix": sys.prefix, "executable": sys.executable, "python": sys.version.split()[0],
-                  "packages": sorted(found.values(), key=lambda each: each[0])}))
+                  "packages": packages}))
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Facts that a working interpreter reported; `places` maps each package's name to its metadata folder."""
+    """Facts that a working interpreter reported."""
 
     python: str
     executable: Path
     prefix: Path
     packages: tuple[Distribution, ...]
-    places: dict[str, str]
 
 
 def ask(python: Path, before: Sequence[str] = ()) -> Probe:
@@ -58,8 +58,7 @@ def ask(python: Path, before: Sequence[str] = ()) -> Probe:
             python=facts["python"],
             executable=Path(facts["executable"]),
             prefix=Path(facts["prefix"]),
-            packages=tuple(Distribution(name=n, version=v, direct_url=url) for n, v, url, _ in facts["packages"]),
-            places={name: place for name, _, _, place in facts["packages"]},
+            packages=select_imported(make_distribution(**package) for package in facts["packages"]),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise CommandError([str(python)], 0, f"printed {answer[:200]!r}") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.env import certificates
-from pipeline.prepare.env.recipe import Builder
+from pipeline.prepare.env.builder import Builder
 
 _UNTRUSTED = "invalid peer certificate"
 

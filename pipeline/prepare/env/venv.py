@@ -10,10 +10,10 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import expand_path
 from pipeline.prepare.env import lock, uv
 from pipeline.prepare.env import requirements as env_requirements
+from pipeline.prepare.env.builder import Builder, digest_facts, find_interpreter, make_path_variables
 from pipeline.prepare.env.built_env import BuiltEnv
 from pipeline.prepare.env.lock import Lock
 from pipeline.prepare.env.probe import probe_new
-from pipeline.prepare.env.recipe import Builder, digest_facts, find_interpreter, make_path_variables
 
 _SUFFIXES = (".txt", ".in", ".toml", ".lock")
 

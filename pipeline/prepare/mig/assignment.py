@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pipeline.base.domain import mig_names
 from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.remedy_spelling import choose_remedy
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import pynvml
 from pipeline.prepare.mig.profiles import list_offered
@@ -38,7 +39,7 @@ def assign(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
         one = next(
             (
                 taken
-                for gi_id in _list_instances(unassigned)
+                for gi_id in dict.fromkeys(device.gi_id for device in unassigned)
                 if (taken := _assign_from_instance(unassigned, jobs, requests, gi_id))
             ),
             None,
@@ -49,9 +50,10 @@ def assign(gpu: Device, requests: Sequence[str | None]) -> list[Device]:
             if not fitting:
                 listed = ", ".join(read_profile(device) for device in devices) or "none"
                 profile_words = "" if request is None else f" of {request}"
+                remedy = choose_remedy("set scenario.profiles to profiles of its MIG devices", "its MIG devices are")
                 raise ConfigError(
-                    f"scenario.layout=existing: {gpu.name} ({gpu.uuid}) has no free MIG device{profile_words} "
-                    f"for job {job}; set scenario.profiles to profiles of its MIG devices: {listed}"
+                    f"{choose_remedy('scenario.layout=existing: ', '')}{gpu.name} ({gpu.uuid}) has no free MIG device"
+                    f"{profile_words} for job {job}; {remedy}: {listed}"
                 )
             by_job[job] = fitting[-1] if request is None else fitting[0]
             unassigned.remove(by_job[job])
@@ -97,10 +99,6 @@ def _parse_slices(profile: str) -> int:
     """Return 3 for `3g.20gb`; 0 for a text that is not a profile."""
     number = profile.partition("g")[0]
     return int(number) if number.isdecimal() else 0
-
-
-def _list_instances(devices: Sequence[Device]) -> list[int | None]:
-    return list(dict.fromkeys(device.gi_id for device in devices))
 
 
 def _assign_from_instance(

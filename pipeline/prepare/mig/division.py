@@ -6,12 +6,14 @@ Instances of other users are never changed: a GPU that already has instances, or
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from pipeline.base.domain.records import Commands, Device
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import SharingError
 from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.remedy_spelling import choose_remedy
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import gpu_reader
 from pipeline.prepare.mig import compute
@@ -31,17 +33,21 @@ def refuse_unready(device: Device, state: MigState) -> None:
         )
     if state.instances:
         ids = ", ".join(str(instance.gi_id) for instance in state.instances)
+        remedy = choose_remedy(
+            "use them with scenario=mig scenario.layout=existing, choose another GPU", "choose another GPU with --gpu"
+        )
         raise SharingError(
-            f"{which} already has the GPU instances {ids}; use them with scenario=mig scenario.layout=existing, "
-            f"choose another GPU, or remove them: {entry_points.spell('gpu', 'clean')} after a killed run, "
-            f"{entry_points.spell('gpu', 'destroy')} for instances made by hand"
+            f"{which} already has the GPU instances {ids}; {remedy}, or remove them: "
+            f"{entry_points.spell('gpu', 'clean')} after a killed run, {entry_points.spell('gpu', 'destroy')} for "
+            "instances made by hand"
         )
     if clients := gpu_reader.list_staying_processes(device.uuid, lambda process: True):
         whom = ", ".join(map(str, clients))
-        raise SharingError(
-            f"{which} cannot be divided while it is in use by {whom}; end these processes (gpu.tolerate has no "
-            "effect here), or choose another GPU"
+        remedy = choose_remedy(
+            "end these processes (gpu.tolerate has no effect here), or choose another GPU",
+            "end these processes, or choose another GPU with --gpu",
         )
+        raise SharingError(f"{which} cannot be divided while it is in use by {whom}; {remedy}")
 
 
 def list_commands(control: MigSmi, instances: Sequence[Instance], *, is_on: bool) -> Commands:
@@ -110,8 +116,7 @@ def make_instance(
     place = {"profile_id": planned.profile.profile_id, "start": planned.start}
     arguments = control.to_record() | place | {"boot": boot_id()} | ({"is_divided": True} if planned.parts else {})
     step = stack.enter_context(journal.guard("mig_instance", **arguments))
-    created = control.create(**place, is_divided=bool(planned.parts))
-    journal.amend(step, gi_id=created.gi_id)
+    created = control.create(**place, amend=partial(journal.amend, step), is_divided=bool(planned.parts))
     return created, _make_parts(control, planned, created, journal, stack)
 
 
@@ -134,9 +139,12 @@ def _make_parts(
             )
         )
         devices[position] = control.create_part(
-            instance.gi_id, compute.find_profile_id(planned.profile, slices), slices, beside
+            instance.gi_id,
+            compute.find_profile_id(planned.profile, slices),
+            slices,
+            beside,
+            partial(journal.amend, step),
         )
-        journal.amend(step, ci_id=devices[position].ci_id)
     return [devices[position] for position in sorted(devices)]
 
 

@@ -6,10 +6,11 @@ nvidia-smi destroys all instances.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.base.domain.driver_programs import Programs
@@ -30,6 +31,7 @@ _LOSES_MODE = (9, 0)  # Hopper and later. Source: NVIDIA MIG User Guide
 _CLEAN = f"{entry_points.spell('gpu', 'clean')} (`destroy` for instances made by hand)"
 # `GPU  MIG NAME  profile id  instance id  start:size` of `nvidia-smi mig -lgi`; the widths differ between drivers.
 _INSTANCE_ROW = re.compile(r"^\|\s*\d+\s+MIG \S+\s+(\d+)\s+(\d+)\s+(\d+):\d+\s*\|$", re.MULTILINE)
+_CREATED_ID = re.compile(r"created (GPU|compute) instance ID +(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,7 @@ class MigSmi(Smi):
     def read(self) -> MigState:
         """Read mode, instances and MIG devices; if NVML hides the instances, read them through nvidia-smi."""
         state = read_state(self.uuid)
-        return state if state.instances is not None else replace(state, instances=self._list_by_program())
+        return state if state.instances is not None else dataclasses.replace(state, instances=self._list_by_program())
 
     def switch_on(self) -> None:
         """Switch MIG mode on; raise SharingError if the change stays pending, which the caller has to undo."""
@@ -72,26 +74,55 @@ class MigSmi(Smi):
                 f"as administrator: nvidia-smi -i {self.uuid} -mig 1, then nvidia-smi -i {self.uuid} --gpu-reset"
             )
 
-    def create(self, profile_id: int, start: int, *, is_divided: bool = False) -> GpuInstance:
+    def create(
+        self, profile_id: int, start: int, amend: Callable[..., None], *, is_divided: bool = False
+    ) -> GpuInstance:
         """Create a GPU instance at a memory slice, with one full compute instance unless it is to be divided.
 
-        After an error, the GPU instance may exist without its compute instance.
+        `amend` adds to the undo step what was created, also if it differs from the request. After an error, the GPU
+        instance may exist without its compute instance.
         """
         output = self.run(self.creation_command(profile_id, start, is_divided=is_divided)).printed_line
         state = self.read()
-        created = [i for i in state.instances or () if (i.profile_id, i.start) == (profile_id, start)]
-        num_parts = 0 if is_divided else 1
-        if len(created) != 1 or sum(device.gi_id == created[0].gi_id for device in state.devices) != num_parts:
+        created = self.find_created(output, state, profile_id, start)
+        if created is not None:
+            amend(**dataclasses.asdict(created))
+        num_parts = sum(device.gi_id == created.gi_id for device in state.devices) if created else 0
+        if (
+            created is None
+            or (created.profile_id, created.start) != (profile_id, start)
+            or num_parts != int(not is_divided)
+        ):
             raise SharingError(
                 f"nvidia-smi did not create a GPU instance of profile {profile_id} at slice {start} of {self.uuid} "
-                f"with {format_count(num_parts, 'compute instance')} (it printed: {output}); {_suggest_remedy(output)}"
+                f"with {format_count(int(not is_divided), 'compute instance')} (it printed: {output}); "
+                f"{_suggest_remedy(output)}"
             )
-        return created[0]
+        return created
 
-    def create_part(self, gi_id: int, profile_id: int, slices: int, beside: Collection[int]) -> MigDevice:
-        """Create a compute instance with `slices` in a GPU instance; `beside` has the ids of existing ones."""
+    def find_created(self, output: str, state: MigState, profile_id: int, start: int) -> GpuInstance | None:
+        """Find the GPU instance that a creation command made: by the id in its output, else by profile and start."""
+        gi_id = _parse_created_id("GPU", output)
+        instances = state.instances or ()
+        if gi_id is not None:
+            return next((instance for instance in instances if instance.gi_id == gi_id), None)
+        return next((i for i in instances if (i.profile_id, i.start) == (profile_id, start)), None)
+
+    def create_part(
+        self, gi_id: int, profile_id: int, slices: int, beside: Collection[int], amend: Callable[..., None]
+    ) -> MigDevice:
+        """Create a compute instance with `slices` in a GPU instance; `beside` has the ids of existing ones.
+
+        `amend` adds to the undo step what was created, also if it has another width.
+        """
         output = self.run(self.part_creation_command(gi_id, profile_id)).printed_line
-        created = [device for device in self.read().devices if device.gi_id == gi_id and device.ci_id not in beside]
+        ci_id = _parse_created_id("compute", output)
+        inside = [device for device in self.read().devices if device.gi_id == gi_id]
+        created = [
+            device for device in inside if (device.ci_id not in beside if ci_id is None else device.ci_id == ci_id)
+        ]
+        if len(created) == 1:
+            amend(ci_id=created[0].ci_id, slices=created[0].compute_slices)
         if len(created) != 1 or created[0].compute_slices != slices:
             raise SharingError(
                 f"nvidia-smi did not create one {slices}c compute instance in GPU instance {gi_id} of {self.uuid} (it "
@@ -155,10 +186,10 @@ def destroy_instance(
 ) -> None:
     """Undo `MigSmi.create`: destroy the compute instance, then the GPU instance. Safe to repeat, also after a failure.
 
-    Only an instance of this profile at this memory slice is destroyed, and none after a restart of the machine. `gi_id`
-    is `None` if the orchestrator was killed before it recorded the id. In a divided GPU instance, a separate step of
-    the journal destroys each compute instance first; any other compute instance belongs to another program, and then
-    the GPU instance is not destroyed.
+    Only an instance of this profile at this memory slice is destroyed, and none after a restart of the machine. These
+    are the requested ones, and `gi_id` is `None`, until the creation has recorded what it created. In a divided GPU
+    instance, a separate step of the journal destroys each compute instance first; any other compute instance belongs to
+    another program, and then the GPU instance is not destroyed.
 
     Raises:
         SharingError: the GPU instance still exists.
@@ -270,6 +301,10 @@ def _describe_holders(uuid: str) -> str:
         "no process is on the GPU, so stop monitors (DCGM, an exporter), or reset the GPU as administrator: "
         f"nvidia-smi -i {uuid} --gpu-reset"
     )
+
+
+def _parse_created_id(kind: str, output: str) -> int | None:
+    return next((int(number) for created, number in _CREATED_ID.findall(output) if created == kind), None)
 
 
 def _suggest_remedy(output: str) -> str:

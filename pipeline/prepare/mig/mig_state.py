@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pipeline.base.system import study_cache
 from pipeline.base.system.errors import SharingError
+from pipeline.base.system.remedy_spelling import choose_remedy
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.nvml import pynvml
 from pipeline.prepare.mig import profiles
@@ -77,9 +78,8 @@ def read_state(uuid: str) -> MigState:
         try:
             current, pending = pynvml.nvmlDeviceGetMigMode(handle)
         except pynvml.NVMLError_NotSupported as error:
-            raise SharingError(
-                f"{uuid} does not support MIG; choose another GPU with gpu.device, or scenario=mps"
-            ) from error
+            remedy = choose_remedy("gpu.device, or scenario=mps", "--gpu")
+            raise SharingError(f"{uuid} does not support MIG; choose another GPU with {remedy}") from error
         return MigState(
             is_on=bool(current),
             is_pending_on=bool(pending),

@@ -19,9 +19,6 @@ from dataclasses import dataclass
 from pipeline.base.system.errors import CommandError, SharingError
 from pipeline.prepare.mps.control_program import ControlProgram
 
-# Multiprocessors of a chunk, by lowest compute capability. Sources: MPS documentation, Static SM Partitioning; the
-# reported chunk of an L40S (8.9) has four.
-_CHUNK = (((9, 0), 8), ((8, 0), 4))
 # The first command about partitions initialises CUDA, which takes seconds.
 _LIMIT_S = 60.0
 _NAME = re.compile(r"\bGPU-[0-9a-fA-F-]+/(\S+)")
@@ -55,11 +52,6 @@ class _Row:
     used: int
     multiprocessors: int
     is_in_use: bool
-
-
-def count_chunks(compute_capability: tuple[int, int], multiprocessors: int) -> int:
-    """Return the upper limit of chunks on a GPU, which may have fewer; 0 before Ampere."""
-    return next((multiprocessors // size for since, size in _CHUNK if compute_capability >= since), 0)
 
 
 def divide(control: ControlProgram, uuid: str, request: Sequence[int] | None, num_jobs: int) -> list[Partition]:

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Device, Group, HostProgram
 from pipeline.base.domain.work_units import REQUESTS
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.prepare.sharing.naive import WholeDevice
 from pipeline.prepare.sharing.streams import Streams
 
 _TEXT_PROGRAMS = "workloads.text_imports"
@@ -37,7 +37,7 @@ class Green(Streams):
         self._multiprocessors = multiprocessors
 
     @contextmanager
-    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:
+    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
         file = _locate_answers(scratch)
         file.write_text(json.dumps(_answers), encoding="utf-8")
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain.driver_programs import Programs, find_group_programs
@@ -29,19 +28,6 @@ from pipeline.prepare.mig.mig_state import MigDevice, MigState, list_processes_o
 _EXISTING = "existing"
 """Value of `scenario.layout` for existing MIG devices; no instance is created."""
 _MAX_INSTANCES = 7  # largest number of GPU instances on any GPU model
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigSlots:
-    """One slot per job, each on MIG devices of the GPU `device`."""
-
-    slots: Sequence[Slot]
-    jobs: Sequence[Job]
-    device: Device
-
-    def verify(self, pids: Mapping[int, int]) -> None:
-        check_places(self.slots, self.jobs, pids)
-        refusals.refuse_mps_clients(self.device, ())
 
 
 def check_places(slots: Sequence[Slot], jobs: Sequence[Job], pids: Mapping[int, int]) -> None:
@@ -152,7 +138,12 @@ class Mig:
             environ = refusals.isolate_from_mps(scratch)
             by_job = [places[begin : begin + self._per_job] for begin in range(0, len(places), self._per_job)]
             slots = tuple(dataclasses.replace(_merge_places(job_places), environ=environ) for job_places in by_job)
-            yield MigSlots(slots=slots, jobs=group.jobs, device=device)
+
+            def verify(pids: Mapping[int, int]) -> None:
+                check_places(slots, group.jobs, pids)
+                refusals.refuse_mps_clients(device, ())
+
+            yield Slots(slots, verify)
 
     @contextmanager
     def divide(self, device: Device, group: Group) -> Iterator[tuple[Slot, ...]]:

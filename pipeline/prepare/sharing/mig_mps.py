@@ -8,39 +8,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain import mig_names
 from pipeline.base.domain.driver_programs import find_group_programs
 from pipeline.base.domain.protocols import Slots
-from pipeline.base.domain.records import Device, Group, Job, Slot
+from pipeline.base.domain.records import Device, Group
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean.journal import Journal
 from pipeline.prepare.mig.layouts import AUTO, Layout
 from pipeline.prepare.mig.profiles import read_gpu
-from pipeline.prepare.mps.client_proof import MpsSlots
 from pipeline.prepare.mps.control_program import CONTROL
 from pipeline.prepare.mps.mps_daemon import run_daemon
 from pipeline.prepare.sharing.mig import Mig, check_places
 from pipeline.prepare.sharing.mps import Mps, MpsPercent, refuse_too_many
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MigMpsSlots:
-    """One slot per job. Jobs may share a MIG device; each job is a client of the MPS server of its MIG device."""
-
-    clients: MpsSlots
-    jobs: Sequence[Job]
-
-    @property
-    def slots(self) -> Sequence[Slot]:
-        return self.clients.slots
-
-    def verify(self, pids: Mapping[int, int]) -> None:
-        check_places(self.slots, self.jobs, pids)
-        self.clients.verify(pids)
 
 
 class MigMps(Mig):
@@ -109,7 +91,12 @@ class MigMps(Mig):
             dealt = self._deal(group)
             of_jobs = [places[position] for position in dealt]
             with self._mps.as_clients(of_jobs, [servers[position] for position in dealt], group) as clients:
-                yield MigMpsSlots(clients=clients, jobs=group.jobs)
+
+                def verify(pids: Mapping[int, int]) -> None:
+                    check_places(clients.slots, group.jobs, pids)
+                    clients.verify(pids)
+
+                yield Slots(clients.slots, verify)
 
     def _deal(self, group: Group) -> Sequence[int]:
         num_instances = len(self.list_sizes(group))

@@ -77,16 +77,17 @@ class Mps:
         previous = dict(group.device.details).get("compute_mode", "default")
         if not group.gpu.exclusive_process or previous == compute_mode.EXCLUSIVE:
             return Commands()
-        return compute_mode.list_commands(Smi.locate(find_group_programs(group), group.device.uuid), previous)
+        command = Smi.locate(find_group_programs(group), group.device.uuid).compute_mode_command
+        return Commands(do=(command(compute_mode.EXCLUSIVE),), undo=(command(previous),))
 
     @contextmanager
     def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
         places = [Slot.from_device(device)] * group.degree
         with (
             self.run_server(device, group, scratch) as server,
-            self.as_clients(places, [server] * group.degree, group) as slots,
+            self.as_clients(places, [server] * group.degree, group) as clients,
         ):
-            yield slots
+            yield Slots(clients.slots, clients.verify)
 
     @contextmanager
     def run_server(

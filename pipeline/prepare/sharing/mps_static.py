@@ -6,62 +6,21 @@ import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.base.domain import mps_chunks
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Device, Group, Job, Slot
 from pipeline.base.domain.sharing_modes import PARTITION
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.prepare.device import refusals
 from pipeline.prepare.mps import sm_partitions
-from pipeline.prepare.mps.client_proof import MpsSlots
 from pipeline.prepare.mps.control_program import ControlProgram
-from pipeline.prepare.mps.mps_daemon import MpsDaemon
 from pipeline.prepare.mps.sm_partitions import Partition
 from pipeline.prepare.sharing.mps import Mps, list_values, parse_version, value_at
 
-# Static partitions need CUDA 13.1 and an Ampere GPU. Source: NVIDIA's MPS documentation, release 615.
-_SINCE_CUDA, _SINCE_CAPABILITY = (13, 1), (8, 0)
+_SINCE_CUDA = (13, 1)  # source: NVIDIA's MPS documentation, release 615
 _PROOF_LIMIT_S, _LOOK_S = 5.0, 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionSlots:
-    """One slot per job, each in a separate partition, and the proof that each job uses its partition.
-
-    Slots and partitions are in the order of the jobs.
-    """
-
-    clients: MpsSlots
-    jobs: Sequence[Job]
-    server: MpsDaemon
-    partitions: Sequence[Partition]
-
-    @property
-    def slots(self) -> Sequence[Slot]:
-        return self.clients.slots
-
-    def verify(self, pids: Mapping[int, int]) -> None:
-        """Check that each job is an MPS client and that each partition has a client, so each job is in its partition.
-
-        Partitions of unmodified scripts are not checked, because scripts do not report when they initialise CUDA.
-        """
-        self.clients.verify(pids)
-        due = {
-            self.partitions[job.index]: job
-            for job in self.jobs
-            if job.index in pids and not job.workload.ends_by_itself
-        }
-        deadline = time.monotonic() + _PROOF_LIMIT_S
-        while due and (unused := sm_partitions.list_unused(self.server.control, list(due))):
-            if time.monotonic() > deadline:
-                names = ", ".join(f"{due[partition].name} (pid {pids[due[partition].index]})" for partition in unused)
-                raise SharingError(
-                    f"these jobs are not in their MPS static partitions: {names}; do not change CUDA_MPS_SM_PARTITION "
-                    "in a job"
-                )
-            time.sleep(_LOOK_S)
 
 
 class MpsStatic(Mps):
@@ -93,7 +52,8 @@ class MpsStatic(Mps):
         if not details:  # the device was not read, so its capabilities are unknown
             return
         capability = parse_version(details.get("compute_capability", "0.0"))
-        if capability < _SINCE_CAPABILITY:
+        size = mps_chunks.find_size(capability)
+        if size is None:
             raise ConfigError(f"{what} needs an Ampere GPU or newer, not {device.name}; use scenario=mps_percent")
         if parse_version(details.get("cuda_version", "0.0")) < _SINCE_CUDA:
             remedy = ", or rehearse it with gpu.driver=590" if device.is_simulated else ""
@@ -105,12 +65,12 @@ class MpsStatic(Mps):
             raise ConfigError(
                 f"{what}: the number of multiprocessors of {device.name} is unknown; choose another gpu.model"
             )
-        most = sm_partitions.count_chunks(capability, int(details.get("multiprocessors", 0)))
         num_needed = sum(chunks or [1] * group.degree)
-        if "multiprocessors" in details and num_needed > most:
+        multiprocessors = details.get("multiprocessors")
+        if multiprocessors and num_needed > (most := mps_chunks.count_chunks(size, int(multiprocessors))):
             raise ConfigError(
-                f"{what}: {device.name} has at most {most} chunks of multiprocessors, but the jobs need {num_needed}; "
-                "lower scenario.chunks, or use fewer jobs"
+                f"{what}: {device.name} has at most {most} chunks of {size} multiprocessors, but the jobs need "
+                f"{num_needed}; lower scenario.chunks, or use fewer jobs"
             )
 
     @contextmanager
@@ -123,12 +83,36 @@ class MpsStatic(Mps):
         with self.run_server(device, group, scratch, divide) as server:
             places = [_place_in_partition(Slot.from_device(device), partition) for partition in created]
             with self.as_clients(places, [server] * group.degree, group) as clients:
-                yield PartitionSlots(clients=clients, jobs=group.jobs, server=server, partitions=created)
+
+                def verify(pids: Mapping[int, int]) -> None:
+                    clients.verify(pids)
+                    _check_partitions(server.control, created, group.jobs, pids)
+
+                yield Slots(clients.slots, verify)
 
     def _list_chunks(self, num_jobs: int) -> list[int] | None:
         if self._chunks is None:
             return None
         return [value_at("chunks", self._chunks, position, num_jobs) for position in range(num_jobs)]
+
+
+def _check_partitions(
+    control: ControlProgram, partitions: Sequence[Partition], jobs: Sequence[Job], pids: Mapping[int, int]
+) -> None:
+    """Check that each partition has a client; each job is a client, so each is in its partition.
+
+    Partitions of unmodified scripts are not checked, because scripts do not report when they initialise CUDA.
+    """
+    due = {partitions[job.index]: job for job in jobs if job.index in pids and not job.workload.ends_by_itself}
+    deadline = time.monotonic() + _PROOF_LIMIT_S
+    while due and (unused := sm_partitions.list_unused(control, list(due))):
+        if time.monotonic() > deadline:
+            names = ", ".join(f"{due[partition].name} (pid {pids[due[partition].index]})" for partition in unused)
+            raise SharingError(
+                f"these jobs are not in their MPS static partitions: {names}; do not change CUDA_MPS_SM_PARTITION in a "
+                "job"
+            )
+        time.sleep(_LOOK_S)
 
 
 def _place_in_partition(place: Slot, partition: Partition) -> Slot:

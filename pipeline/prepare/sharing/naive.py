@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Commands, Device, Group, Slot
 from pipeline.prepare.device import compute_mode, refusals
-
-
-@dataclass(frozen=True, slots=True)
-class WholeDevice:
-    """One slot per job, all on the same device."""
-
-    slots: Sequence[Slot]
-    device: Device
-    tolerated: Sequence[str] = ()
-
-    def verify(self, pids: Mapping[int, int]) -> None:
-        """Check that no job is a client of an MPS daemon that runs on the machine."""
-        if self.device.is_gpu:
-            refusals.refuse_mps_clients(self.device, self.tolerated)
 
 
 class Naive:
@@ -41,10 +27,10 @@ class Naive:
         return Commands()
 
     @contextmanager
-    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:
+    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
         self.check(group)
         if not device.is_gpu:
-            yield WholeDevice(tuple(Slot(visible_devices="") for _ in group.jobs), device)
+            yield Slots([Slot(visible_devices="")] * group.degree, lambda pids: None)
             return
         slot = dataclasses.replace(Slot.from_device(device), environ=refusals.isolate_from_mps(scratch))
-        yield WholeDevice(tuple(slot for _ in group.jobs), device, group.gpu.tolerate)
+        yield Slots([slot] * group.degree, lambda pids: refusals.refuse_mps_clients(device, group.gpu.tolerate))

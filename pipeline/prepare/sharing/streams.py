@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Device, Group, HostProgram
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.prepare.device import compute_mode, refusals
-from pipeline.prepare.sharing.naive import Naive, WholeDevice
+from pipeline.prepare.sharing.naive import Naive
 
 # torch hands out 32 streams in turn, and a tenant may take a second one for its warm-up.
 MOST_TENANTS = 16
@@ -37,12 +38,10 @@ class Streams(Naive):
         refuse_differences(group)
 
     @contextmanager
-    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:
+    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
         host = self.choose_host(group, scratch)
-        with super().prepare(device, group, scratch) as device_slots:
-            yield dataclasses.replace(
-                device_slots, slots=tuple(dataclasses.replace(slot, host=host) for slot in device_slots.slots)
-            )
+        with super().prepare(device, group, scratch) as shared:
+            yield Slots([dataclasses.replace(slot, host=host) for slot in shared.slots], shared.verify)
 
     def choose_host(self, group: Group, scratch: Path) -> HostProgram:
         """Return the program that hosts the jobs; `scratch` is the temporary folder of the group."""

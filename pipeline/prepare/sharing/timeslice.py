@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.base.domain.driver_programs import find_group_programs
+from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Commands, Device, Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import refusals, time_slice
 from pipeline.prepare.device.smi_commands import Smi
-from pipeline.prepare.sharing.naive import Naive, WholeDevice
+from pipeline.prepare.sharing.naive import Naive
 
 
 class Timeslice(Naive):
@@ -49,7 +50,7 @@ class Timeslice(Naive):
         return time_slice.list_commands(smi, self._timeslice, previous)
 
     @contextmanager
-    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[WholeDevice]:
+    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
         self.check(group)
         smi = self._smi(group)
         journal = Journal(group.gpu.lock_dir, device.uuid, find_group_programs(group, {"nvidia-smi": self._program}))

@@ -171,6 +171,7 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[
 def _read_machine(settings: dict[str, Any]) -> None:
     """Add the machine's faults and GPUs, the UUIDs of visible devices, and the smallest share that one has of a GPU."""
     # Imported late, because the import would take a third of the time of a command.
+    from pipeline.base.domain import mps_chunks
     from pipeline.simulation.machine.queries import mig_devices, model_of
     from pipeline.simulation.machine.state_file import StateFile, mig_uuid
 
@@ -179,11 +180,14 @@ def _read_machine(settings: dict[str, Any]) -> None:
     settings["visible"] = _visible(state.gpus)
     for gpu in state.gpus:
         model = model_of(gpu)
-        chunk = 8 if model.compute_capability >= (9, 0) else 4
+        chunk = mps_chunks.find_size(model.compute_capability)
+        assert chunk is not None, "every GPU with MIG has static partitions"
+        multiprocessors = model.num_multiprocessors or 0
+        num_chunks = mps_chunks.count_chunks(chunk, multiprocessors)
         domain, bus, rest = gpu.bus_id.split(":")
         number, function = rest.split(".")
         pci = f"{domain[-4:]}:{bus}.{number}.{function:0>2}"
-        settings["devices"].append(Device(gpu.uuid, model.num_multiprocessors or 0, chunk, model.product, pci))
+        settings["devices"].append(Device(gpu.uuid, multiprocessors, chunk, num_chunks, model.product, pci))
         for instance, ci in mig_devices(gpu):
             if mig_uuid(gpu, instance, ci) in settings["visible"]:
                 settings["share"] = min(settings["share"], ci.size / model.compute_slices)

@@ -19,9 +19,6 @@ _USAGE = {
     "add": "Usage: sm_partition add <device UUID> <number of chunks>",
     "rm": "Usage: sm_partition rm <device UUID> <partition ID> or sm_partition rm <device UUID>/<partition ID>",
 }
-# Reported numbers of chunks by number of multiprocessors; they depend on the chip layout. For other GPUs, this project
-# assumes as many chunks as fit.
-_RECORDED_CHUNKS = {132: 15, 92: 10}
 
 
 @dataclass(slots=True)
@@ -31,6 +28,7 @@ class Device:
     Attributes:
         multiprocessors: number of multiprocessors.
         chunk: number of multiprocessors in a chunk.
+        num_chunks: number of chunks.
         pci: bus id in the daemon's format, `0000:00.06.00`.
         partitions: number of chunks of each partition, by id.
     """
@@ -38,6 +36,7 @@ class Device:
     uuid: str
     multiprocessors: int
     chunk: int
+    num_chunks: int
     name: str = ""
     pci: str = ""
     partitions: dict[str, int] = field(default_factory=dict)
@@ -45,8 +44,7 @@ class Device:
     @property
     def free(self) -> int:
         """Chunks that are not in a partition."""
-        most = self.multiprocessors // self.chunk
-        return _RECORDED_CHUNKS.get(self.multiprocessors, most) - sum(self.partitions.values())
+        return self.num_chunks - sum(self.partitions.values())
 
     def multiprocessors_of(self, partition: str) -> int:
         """Return the multiprocessors of a partition; the last chunk also has the multiprocessors that fill no chunk."""
@@ -55,7 +53,7 @@ class Device:
 
     @property
     def _spare(self) -> int:
-        return self.multiprocessors - (self.free + sum(self.partitions.values())) * self.chunk
+        return self.multiprocessors - self.num_chunks * self.chunk
 
     @property
     def free_multiprocessors(self) -> int:

@@ -39,7 +39,9 @@ class Calls:
     """
 
     def __init__(self, state_file: Path) -> None:
-        self.functions: dict[str, Callable[..., int | None]] = dict.fromkeys(_NOT_SUPPORTED, _refuse_unsupported)
+        self.functions: dict[str, Callable[..., int | None]] = dict.fromkeys(
+            _NOT_SUPPORTED, lambda *_: codes.NOT_SUPPORTED
+        )
         methods = [name for name in dir(type(self)) if name.startswith("_nvml")]
         self.functions |= {name.removeprefix("_"): getattr(self, name) for name in methods}
         self.driver = Driver(StateFile(state_file))
@@ -109,10 +111,6 @@ class Calls:
                 self._structures[meaning] = kind()
                 self._meanings[ctypes.addressof(self._structures[meaning])] = meaning
             handle.contents = self._structures[meaning]
-
-
-def _refuse_unsupported(*_: object) -> int:
-    return codes.NOT_SUPPORTED
 
 
 def pointee(argument: Any) -> Any:

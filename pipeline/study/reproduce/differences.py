@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.domain import layout, stored_names, work_units
-from pipeline.base.domain.package_locks import compare_locks, compare_packages
+from pipeline.base.domain.package_locks import compare_locks, compare_packages, normalize_name
 from pipeline.base.domain.records import Group
 from pipeline.base.system import secrets
 from pipeline.base.system.errors import ConfigError
@@ -178,7 +178,7 @@ def _compare_requests(original: Original, group: Group, inventory: Inventory) ->
 
 def _map_requests(request: Iterable[str]) -> dict[str, str]:
     names = {line: re.match(r"(?:[\w./-]+::)?([A-Za-z0-9][\w.-]*)(?![\w./:-])", line) for line in request}
-    return {re.sub("[-_.]+", "-", name[1]).lower() if name else line: line for line, name in names.items()}
+    return {normalize_name(name[1]) if name else line: line for line, name in names.items()}
 
 
 def _compare_sources(original: Original, group: Group) -> Iterable[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import tempfile
 import uuid
@@ -14,7 +15,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.records import Device
+from pipeline.base.system import remedy_spelling
+from pipeline.base.system.errors import CollocationError
 from pipeline.clean import leftovers, processes
 from pipeline.clean.journal import BY_HAND, Journal
 from pipeline.gpu.__main__ import main
@@ -386,3 +390,54 @@ def test_what_cannot_be_taken_back_is_said_and_done_by_the_next_start(
     assert a100.places() == [(PROFILE_2G, 0)]
     a100.run("destroy")
     assert a100.gpu == before
+
+
+NAMED = Device(kind="nvidia", uuid="GPU-1", name="a GPU")
+KEYS = re.compile(r"\b(?:scenario|gpu)[.=]\w|\bwait=|\bsizes\.")
+"""Words of a study's configuration, which none of these commands has."""
+
+
+@pytest.mark.parametrize("command", [["create", "1g"], ["acceptance", "--only", "mode"]])
+def test_a_gpu_that_cannot_be_divided_is_refused_with_options_of_the_command(
+    a100: Kept, sleeper: int, command: list[str]
+) -> None:
+    if command[0] == "acceptance":
+        command = [*command, "--out", str(a100.folder / "out")]
+    a100.driver.set_mig_mode(0, is_on=True)
+    foreign = a100.foreign()
+    text = refused(a100, *command)
+    assert f"already has the GPU instances {foreign}; choose another GPU with --gpu, or remove them" in text
+    assert not KEYS.search(text)
+    a100.driver.destroy_compute_instance(0, foreign, 0)
+    a100.driver.destroy_gpu_instance(0, foreign)
+    a100.driver.set_mig_mode(0, is_on=False)
+    Clients(a100.file).hold(a100.gpu.uuid, sleeper, "train", 100)
+    text = refused(a100, *command)
+    assert "; end these processes, or choose another GPU with --gpu" in text and not KEYS.search(text)
+
+
+@pytest.mark.parametrize("command", [["clean"], ["selftest"], ["destroy"]])
+def test_a_gpu_that_a_study_holds_is_refused_with_options_of_the_command(a100: Kept, command: list[str]) -> None:
+    with lease.hold(gpu_of(a100), a100.locks):
+        status, text = a100.run(*command)
+    assert status != 0 and "or choose another" in text and "--gpu" in text and not KEYS.search(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "keys", "options"),
+    [
+        (lambda folder: Programs().find("no-such-program"), "scenario.program", "install the driver"),
+        (lambda folder: Programs(configured={"a": str(folder)}).find("a"), "scenario.program", "install the driver"),
+        (lambda folder: Journal(folder / "none", "GPU-1").add("mig_mode"), "gpu.lock_dir", "with --lock-dir"),
+        (lambda folder: lease.hold(NAMED, folder / "none").__enter__(), "gpu.lock_dir=", "--lock-dir /"),
+    ],
+)
+def test_errors_name_keys_in_a_study_and_options_in_a_command(
+    tmp_path: Path, error: Callable[[Path], object], keys: str, options: str
+) -> None:
+    with pytest.raises(CollocationError) as of_study:
+        error(tmp_path)
+    with remedy_spelling.name_options(), pytest.raises(CollocationError) as of_command:
+        error(tmp_path)
+    assert keys in str(of_study.value)
+    assert options in str(of_command.value) and not KEYS.search(str(of_command.value))

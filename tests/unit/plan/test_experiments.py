@@ -10,7 +10,7 @@ import pytest
 from hydra_plugins.study import _as_override
 from pipeline.base.system import override_values
 from tests.support import forks
-from tests.support.experiments import composed, composed_by_hydra, configs_of
+from tests.support.experiments import composed, composed_by_hydra, configs_of, sweeper_of
 
 
 def dry_run(tmp_path: Path, *overrides: str, is_real: bool = False) -> list[str]:
@@ -85,6 +85,14 @@ def test_a_number_of_jobs_leaves_out_the_blocks_that_cannot_have_it(tmp_path, ov
 def test_another_workload_keeps_the_options_of_blocks_that_it_has(typed, step_modes):
     configs = configs_of(["+experiment=robroek_curves", *typed])
     assert {config.workload.step_mode.name for config in configs} == step_modes
+
+
+def test_options_that_blocks_keep_are_swept_in_the_order_of_the_block():
+    grid = "{workload: resnet26_cifar10, workload.batch_size: '8,16', degree: '1,2'}"
+    words = [f"blocks=[{grid}]", "workload=resnet152_imagenet"]
+    combinations = sweeper_of(words).expand(words)
+    options = [[word for word in combination if not word.startswith("workload=")] for combination in combinations]
+    assert options == [[f"workload.batch_size={size}", f"degree={degree}"] for size in (8, 16) for degree in (1, 2)]
 
 
 def test_another_scenario_drops_the_options_of_blocks():

@@ -14,7 +14,7 @@ from pipeline.simulation.mps.command_answers import Answers, Limits, Server
 from pipeline.simulation.mps.sm_partitions import Device, Partitions
 from tests.conftest import DATA
 
-H100 = Device("GPU-11111111-2222-3333-4444-555555555555", 132, 8, "NVIDIA H100 80GB HBM3", "0000:00.06.00")
+H100 = Device("GPU-11111111-2222-3333-4444-555555555555", 132, 8, 15, "NVIDIA H100 80GB HBM3", "0000:00.06.00")
 PID = 595  # of the recorded server
 
 

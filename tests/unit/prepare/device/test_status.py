@@ -12,6 +12,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Kept(simulated.Machine):
             for start in starts:
                 place = {"profile_id": PROFILE_2G, "start": start}
                 step = self.journal.add("mig_instance", **control.to_record(), **place, boot=host_info.boot_id())
-                self.journal.amend(step, gi_id=control.create(**place).gi_id)
+                control.create(**place, amend=partial(self.journal.amend, step))
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.base.system.errors import CommandError, ConfigError
 from pipeline.prepare.env import certificates, uv
-from pipeline.prepare.env.recipe import Builder
+from pipeline.prepare.env.builder import Builder
 
 SYSTEM = {"UV_SYSTEM_CERTS": "true", "UV_NATIVE_TLS": "true"}
 
@@ -88,7 +88,7 @@ def test_uv_has_them_beside_the_variables_of_the_user(monkeypatch, places):
     monkeypatch.setenv("UV_INDEX_URL", "https://mirror/simple")
     ran = []
     monkeypatch.setattr(
-        "pipeline.prepare.env.recipe.helper_program.run", lambda argv, **how: ran.append(how["environ"])
+        "pipeline.prepare.env.builder.helper_program.run", lambda argv, **how: ran.append(how["environ"])
     )
     uv.run(Builder(title="t", scratch=places, lock=0), ["--version"], places)
     (environ,) = ran
@@ -101,6 +101,6 @@ def test_an_issuer_that_nobody_knows_is_an_error_with_its_remedy(monkeypatch, pl
     def fail(argv, **_):
         raise CommandError(argv, 2, "cause: invalid peer certificate: UnknownIssuer")
 
-    monkeypatch.setattr("pipeline.prepare.env.recipe.helper_program.run", fail)
+    monkeypatch.setattr("pipeline.prepare.env.builder.helper_program.run", fail)
     with pytest.raises(ConfigError, match=r"UnknownIssuer\n    set SSL_CERT_FILE"):
         uv.run(Builder(title="t", scratch=places, lock=0), ["--version"], places)

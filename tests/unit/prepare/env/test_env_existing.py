@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.base.domain.records import Interpreter
 from pipeline.base.system.errors import ConfigError
-from pipeline.prepare.env import existing, lock
+from pipeline.prepare.env import current, existing, lock
 from pipeline.prepare.env.conda import CondaEnv
 from pipeline.prepare.env.existing import ExistingEnv
 from pipeline.prepare.env.venv import VenvEnv
@@ -120,6 +120,55 @@ def test_a_conda_environment_is_recorded_by_its_packages_and_what_pip_added(pref
     assert "s3cret" not in str(found.lock) and any("TOKEN" in line for line in found.lock)
     variables = dict(found.environ)
     assert (variables["CONDA_PREFIX"], variables["TINY"], variables["TOKEN"]) == (str(prefix), "yes", "s3cret")
+
+
+def add_base(prefix: Path, base: Path) -> None:
+    """Put the packages of a conda environment below those of a virtual environment, as system site packages are."""
+    venv.create(base, symlinks=True)
+    (site(prefix) / "base.pth").write_text(f"{site(base)}\n")
+    build_folder = json.dumps({"url": "file:///croot/lower_1/work", "dir_info": {}})
+    for name, version in (("Tiny", "0.9"), ("typing_extensions", "4.1"), ("lower", "2.0")):
+        info = install(base, name, version, direct_url=build_folder)
+        (info / "INSTALLER").write_text("conda\n")
+
+
+def test_of_environments_upon_each_other_the_lock_lists_what_is_imported_once(prefix, tmp_path):
+    install(prefix, "typing.extensions", "4.2")
+    alone = described(prefix)
+    add_base(prefix, tmp_path / "base")
+    found = described(prefix)
+    assert [line for line in found.lock if not line.startswith("#")] == [
+        "lower==2.0",
+        "tiny==1.0",
+        "typing.extensions==4.2",
+    ]
+    assert found.lock_digest != alone.lock_digest
+    program = "import importlib.metadata as m; print(m.version('tiny'), m.version('typing-extensions'))"
+    imported = subprocess.run([found.python, "-I", "-c", program], capture_output=True, text=True, check=True).stdout
+    assert imported.split() == ["1.0", "4.2"]
+
+
+@pytest.mark.slow
+def test_the_lock_of_environments_upon_each_other_can_be_installed(prefix, tmp_path, monkeypatch):
+    pytest.importorskip("uv")
+    add_base(prefix, tmp_path / "base")
+    recorded = described(prefix)
+    for name, version in (("lower", "2.0"), ("tiny", "1.0"), ("typing_extensions", "4.1")):
+        wheel(tmp_path / "wheels", name, version)
+    for name, value in (("OFFLINE", "1"), ("NO_INDEX", "1"), ("FIND_LINKS", str(tmp_path / "wheels"))):
+        monkeypatch.setenv(f"UV_{name}", value)
+    (tmp_path / "environment.txt").write_text("\n".join(recorded.lock))
+    built = VenvEnv(str(tmp_path / "environment.txt"), cache_root=str(tmp_path / "cache")).resolve()
+    assert built.lock_digest == recorded.lock_digest
+
+
+def test_the_current_environment_lists_what_is_imported_once(prefix, tmp_path, monkeypatch):
+    add_base(prefix, tmp_path / "base")
+    monkeypatch.setattr(sys, "path", [str(site(prefix)), str(site(tmp_path / "base"))])
+    current._describe.cache_clear()
+    packages = [line for line in current.CurrentEnv().resolve().lock if not line.startswith("#")]
+    current._describe.cache_clear()
+    assert packages == ["lower==2.0", "tiny==1.0", "typing_extensions==4.1"]
 
 
 def test_an_interpreter_of_the_system_is_one(tmp_path):

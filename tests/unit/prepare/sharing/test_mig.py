@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from pipeline.base.domain import mig_table
 from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Commands, Device, Group, Job
 from pipeline.base.system import host_info
 from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
@@ -24,7 +26,7 @@ from pipeline.clean import temporary_folder
 from pipeline.clean.journal import replay
 from pipeline.prepare.device import device_choice, nvml
 from pipeline.prepare.mig import assignment, compute, mig_smi
-from pipeline.prepare.sharing.mig import Mig, MigSlots
+from pipeline.prepare.sharing.mig import Mig
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.naive import Naive
 from pipeline.simulation.install import install_driver
@@ -53,7 +55,7 @@ class Machine(simulated.Machine):
         return dataclasses.replace(made, **(values | changes))
 
     @contextmanager
-    def shared(self, *sizes: str | None, admin: tuple[str, ...] = (), **options: Any) -> Iterator[MigSlots]:
+    def shared(self, *sizes: str | None, admin: tuple[str, ...] = (), **options: Any) -> Iterator[Slots]:
         group = self.group(*sizes, admin=admin)
         scratch = Path(self.folder, "scratch")
         scratch.mkdir()
@@ -62,6 +64,12 @@ class Machine(simulated.Machine):
                 yield slots
         finally:
             shutil.rmtree(scratch)
+
+    def break_mig(self, fault: str) -> None:
+        with self.file.change() as cell:
+            gpu = cell.state.gpus[0]
+            health = dataclasses.replace(gpu.health, mig_fault=fault)
+            cell.state = cell.state.replace_gpu(0, dataclasses.replace(gpu, health=health))
 
     def profiles(self) -> list[str]:
         """Names of the profiles that exist, by start."""
@@ -389,6 +397,30 @@ def test_a_list_that_fails_half_way_is_taken_back(a100: Machine) -> None:
 def test_an_instance_without_a_compute_instance_is_taken_back(a100: Machine) -> None:
     a100.fail("nvmlGpuInstanceCreateComputeInstance", codes.INSUFFICIENT_RESOURCES)
     assert "with 1 compute instance (it printed" in refused(a100, SharingError)
+
+
+@pytest.mark.parametrize(("fault", "profiles"), [("displaced", ["1g.5gb"]), ("narrow", ["2c.3g", "1c.3g"])])
+def test_instances_that_a_faulty_driver_creates_otherwise_are_destroyed(
+    a100: Machine, fault: str, profiles: list[str]
+) -> None:
+    a100.break_mig(fault)
+    assert "did not create" in refused(a100, SharingError, *[None] * len(profiles), profiles=profiles)
+
+
+def test_an_instance_elsewhere_is_undone_by_its_id_and_not_the_one_in_its_place(h100: Machine) -> None:
+    h100.break_mig("displaced")
+    control = mig_smi.MigSmi(uuid=h100.device.uuid, program=h100.programs["nvidia-smi"])
+    place = {"profile_id": FOREIGN, "start": 2}
+    step = h100.journal.add("mig_instance", **control.to_record(), **place, boot=host_info.boot_id())
+    with pytest.raises(SharingError, match=f"did not create a GPU instance of profile {FOREIGN} at slice 2"):
+        control.create(**place, amend=partial(h100.journal.amend, step))
+    (created,) = h100.gpu.instances
+    assert created.start != 2
+    h100.break_mig("")
+    foreign = h100.driver.create_gpu_instance(0, **place)
+    for _ in range(2):
+        h100.journal.undo(step)
+        assert h100.gpu.instances == (foreign,)
 
 
 def test_in_use_with_nobody_on_it_is_tried_again(a100: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

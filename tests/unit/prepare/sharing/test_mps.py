@@ -22,6 +22,7 @@ import pytest
 
 from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.machine_state import cpu_device
+from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Group, Interpreter, Job, Slot
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.paths import PROJECT_DIR
@@ -32,7 +33,6 @@ from pipeline.launch.spawn import Spawner
 from pipeline.prepare.mps import client_proof as mps_clients
 from pipeline.prepare.mps import control_program as mps_control
 from pipeline.prepare.mps import mps_daemon
-from pipeline.prepare.mps.client_proof import MpsSlots
 from pipeline.prepare.mps.control_program import ControlProgram
 from pipeline.prepare.sharing.mps import Mps, MpsPercent
 from pipeline.simulation.mps.control_program import connect, write_program
@@ -96,7 +96,7 @@ def prepared(
         yield slots
 
 
-def control_of(slots: MpsSlots) -> mps_daemon.ControlProgram:
+def control_of(slots: Slots) -> mps_daemon.ControlProgram:
     """What a user would ask the daemon of the slots with."""
     pipes = Path(dict(slots.slots[0].environ)["CUDA_MPS_PIPE_DIRECTORY"])
     return mps_daemon.ControlProgram(program=str(pipes.parents[1] / mps_daemon.CONTROL), pipes=pipes)
@@ -108,12 +108,12 @@ def served_by(control: mps_daemon.ControlProgram) -> str:
     return psutil.Process(pid).environ()["CUDA_VISIBLE_DEVICES"]
 
 
-def server_of(slots: MpsSlots) -> int:
+def server_of(slots: Slots) -> int:
     (server,) = control_of(slots).list_pids("get_server_list")
     return server
 
 
-def pid_of_daemon(slots: MpsSlots) -> int:
+def pid_of_daemon(slots: Slots) -> int:
     return int((control_of(slots).pipes / "nvidia-cuda-mps-control.pid").read_text())
 
 
@@ -191,10 +191,10 @@ def scripts(*names: str) -> tuple[Job, ...]:
     return tuple(Job(index=i, workload=workload(name, ends_by_itself=True)) for i, name in enumerate(names))
 
 
-def unseen(slots: MpsSlots) -> str:
+def unseen(slots: Slots) -> str:
     """What is said of scripts that were not seen as clients so far."""
     try:
-        slots.check_scripts()
+        slots.verify.__self__.check_scripts()  # type: ignore[attr-defined]  a method of `MpsSlots`
     except SharingError as error:
         return str(error)
     return ""

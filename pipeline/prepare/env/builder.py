@@ -1,54 +1,20 @@
-"""Recipes of environments, and the builder that runs the steps of a recipe."""
+"""The builder that runs the steps of building an environment, and facts about environments that all kinds share."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError, ConfigError
-from pipeline.prepare.env.lock import Lock
 
 BUILD_LIMIT_S = 3600.0
 FORMAT = 1  # version of the files that the cache stores next to an environment
 _SHOWN_LINES = 40
-
-
-class Recipe(ABC):
-    """The steps of building an environment.
-
-    Attributes:
-        kind: name of the environment's kind, such as `venv` in `env=venv`.
-        title: name of the environment in messages.
-        tool: name of the program that builds the environment.
-        key: digest of everything that determines the built environment.
-    """
-
-    kind: str
-    title: str
-    tool: str
-    key: str
-
-    @abstractmethod
-    def check_tools(self) -> None:
-        """Raise `ConfigError` if a program that the build needs is missing."""
-
-    @abstractmethod
-    def build(self, prefix: Path, builder: Builder) -> Lock:
-        """Build the environment in its final folder, which does not exist yet; return the installed packages.
-
-        Raises:
-            ConfigError: solving or installing failed, or the environment cannot run jobs or cannot be recorded.
-        """
-
-    @abstractmethod
-    def activation(self, prefix: Path) -> tuple[tuple[str, str], ...]:
-        """Variables of the activated environment, for its jobs; they hide the orchestrator's own packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
