@@ -254,7 +254,7 @@ class GroupExecution:
         profiler: Profiler = factory.build_object(group.profiler.build)
         stack.enter_context(profiler.prepare(group))
         sharing: Sharing = factory.build_object(group.sharing)
-        slots = stack.enter_context(sharing.prepare(group.device, group, self.record.scratch))
+        slots = stack.enter_context(sharing.prepare(group, self.record.scratch))
         self.slots = slots.slots
         self.record.place(self.slots)
         self.places = [slot.placement for slot in slots.slots]

@@ -47,7 +47,7 @@ FAIR = """
         def privileged(self, group):
             return Commands()
         @contextmanager
-        def prepare(self, device, group, scratch):
+        def prepare(self, group, scratch):
             share = str(self.share)
             slot = Slot(visible_devices="", environ=(("SHARE", share),), facts=(("share", share),))
             yield Slots([slot] * group.degree, lambda pids: None)

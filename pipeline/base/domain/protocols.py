@@ -29,8 +29,8 @@ class Slots:
 class Sharing(Protocol):
     """A sharing mode of the device: naive, MPS, MIG, ..."""
 
-    def check(self, group: Group) -> object:
-        """Check the group without changing anything; the result is passed to `prepare` as `Group.layout`.
+    def check(self, group: Group) -> None:
+        """Check the group without changing anything.
 
         A mode that starts no MPS server refuses `gpu.exclusive_process` (`prepare/device/compute_mode.py`).
 
@@ -48,7 +48,7 @@ class Sharing(Protocol):
             SharingError: a required program is missing.
         """
 
-    def prepare(self, device: Device, group: Group, scratch: Path) -> AbstractContextManager[Slots]:
+    def prepare(self, group: Group, scratch: Path) -> AbstractContextManager[Slots]:
         """Set the device up for the group; restore its previous state on exit.
 
         `scratch` is the group's temporary folder, with a path short enough for sockets and pipes. Slots of a mode

@@ -342,7 +342,6 @@ class Group:
     shard: int = 0
     case: int = 0
     launch: str = ""
-    layout: object = field(default=None, compare=False)
 
     @property
     def job_names(self) -> str:

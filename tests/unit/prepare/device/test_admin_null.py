@@ -62,7 +62,7 @@ class Machine(simulated.Machine):
     def prepared(self, group: Group) -> Iterator[None]:
         """The GPU set up for the group."""
         sharing: Sharing = factory.build_object(group.sharing)
-        with sharing.prepare(group.device, group, self.folder):
+        with sharing.prepare(group, self.folder):
             yield
 
     @property

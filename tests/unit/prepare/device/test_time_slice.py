@@ -56,7 +56,7 @@ def test_jobs_run_on_the_whole_gpu_with_the_time_slice_which_is_put_back(machine
     group, sharing = machine.group("a", "b"), Timeslice("long")
     smi = (machine.programs["nvidia-smi"], "compute-policy", "-i", machine.device.uuid, "--set-timeslice")
     assert sharing.privileged(group) == Commands(do=((*smi, "3"),), undo=((*smi, "1"),))
-    with sharing.prepare(group.device, group, tmp_path) as slots:
+    with sharing.prepare(group, tmp_path) as slots:
         assert machine.gpu.timeslice == 3
         assert [slot.visible_devices for slot in slots.slots] == [machine.device.uuid] * 2
         assert "CUDA_MPS_PIPE_DIRECTORY" in dict(slots.slots[0].environ)

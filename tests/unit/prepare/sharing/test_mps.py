@@ -92,7 +92,7 @@ def prepared(
 ):
     program = write_program(folder, faults=faults, branch=branch)
     fast_programs.use_mps(program)
-    with sharing(program=str(program), **options).prepare(group.device, group, folder) as slots:
+    with sharing(program=str(program), **options).prepare(group, folder) as slots:
         yield slots
 
 
@@ -332,7 +332,7 @@ def test_answers_that_the_daemon_drops_are_asked_for_again(folder):
     dropped = f'count={folder}/"${{line%% *}}"; if [ ! -e "$count" ]; then : > "$count"; exit 1; fi; {PASS_ON}'
     program = wrap_program(folder, dropped)
     group = group_in(folder, "a")
-    with Mps(program=program).prepare(GPU, group, folder) as slots:
+    with Mps(program=program).prepare(group, folder) as slots:
         assert {"get_server_list", "start_server", "get_server_status"} <= {path.name for path in folder.iterdir()}
         assert slots.slots
 
@@ -345,7 +345,7 @@ def test_a_start_that_is_refused_says_so_at_once(folder):
     begin = time.monotonic()
     with (
         pytest.raises(SharingError, match=says),
-        Mps(program=program).prepare(GPU, group_in(folder, "a"), folder),
+        Mps(program=program).prepare(group_in(folder, "a"), folder),
     ):
         pytest.fail("there is no server")
     assert time.monotonic() - begin < mps_daemon._APPEAR_LIMIT_S
@@ -356,7 +356,7 @@ def test_a_server_that_ends_unseen_and_unlogged_is_not_waited_for(folder, monkey
     program = wrap_program(folder, f'case "$line" in start_server*) exit 0;; esac; {PASS_ON}')
     with (
         pytest.raises(SharingError, match=r"there is no server \(docs/mps\.md"),
-        Mps(program=program).prepare(GPU, group_in(folder, "a"), folder),
+        Mps(program=program).prepare(group_in(folder, "a"), folder),
     ):
         pytest.fail("there is no server")
 
@@ -443,7 +443,7 @@ def run_killed(folder: Path, fatal: int | None) -> int:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(step)
-        with Mps(program=str(folder / "nvidia-cuda-mps-control")).prepare(GPU, group_in(folder, "a"), folder):
+        with Mps(program=str(folder / "nvidia-cuda-mps-control")).prepare(group_in(folder, "a"), folder):
             if fatal is None:
                 os.kill(os.getpid(), signal.SIGKILL)
         os._exit(0)
@@ -537,7 +537,7 @@ def test_a_list_of_another_length_than_the_jobs_is_refused_before_anything_happe
     group = group_in(folder, "a", "b", "c")
     with pytest.raises(ConfigError, match="for 3 jobs"):
         sharing.check(group)
-    with pytest.raises(ConfigError, match="for 3 jobs"), sharing.prepare(GPU, group, folder):
+    with pytest.raises(ConfigError, match="for 3 jobs"), sharing.prepare(group, folder):
         pass
     assert list(folder.iterdir()) == []
 
@@ -554,7 +554,7 @@ def test_a_list_of_another_length_than_the_jobs_is_refused_before_anything_happe
 def test_a_device_that_mps_cannot_share_is_refused_with_the_remedy(folder, monkeypatch, device, options, says):
     monkeypatch.setenv("PATH", "/nonexistent")
     group = group_in(folder, "a", device=device)
-    with pytest.raises((ConfigError, SharingError), match=says), Mps(**options).prepare(device, group, folder):
+    with pytest.raises((ConfigError, SharingError), match=says), Mps(**options).prepare(group, folder):
         pass
     assert list(folder.iterdir()) == []
 
@@ -573,12 +573,12 @@ def test_the_program_is_found_on_path_but_never_for_a_simulated_gpu(folder, monk
     write_program(folder)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     group = group_in(folder, "a")
-    with Mps().prepare(GPU, group, folder) as slots:
+    with Mps().prepare(group, folder) as slots:
         assert daemons(folder) == sorted([server_of(slots), pid_of_daemon(slots)])
     simulated = dataclasses.replace(group, device=dataclasses.replace(GPU, kind="simulated"))
     with (
         pytest.raises(SharingError, match="needs nvidia-cuda-mps-control, which is not on PATH"),
-        Mps().prepare(simulated.device, simulated, folder),
+        Mps().prepare(simulated, folder),
     ):
         pass
 
