@@ -1,39 +1,17 @@
-"""Observations of a group: while the group runs (`Watched`), and after its end (`Observation`)."""
+"""Everything that was observed of a group, from which its row is computed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from pipeline.base.domain.records import Device, Slot
-from pipeline.base.domain.samples import FieldTable, Sample
+from pipeline.base.domain.samples import Sample
 from pipeline.launch.interleaving import Slice
-from pipeline.launch.job_group import JobGroup
 from pipeline.launch.job_state import JobState
 from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import Span
-
-
-@dataclass(slots=True)
-class Watched:
-    """The running group, for listeners, the live view and exporters (`pipeline.base.domain.protocols.Live`)."""
-
-    device: Device
-    slots: Sequence[Slot]
-    folder: Path
-    samples: Sequence[Sample]
-    fields: Fields
-    running: JobGroup | None = None
-
-    @property
-    def tables(self) -> Sequence[FieldTable]:
-        return self.fields.tables
-
-    def pids(self) -> Mapping[int, int]:
-        return self.running.pids() if self.running is not None else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

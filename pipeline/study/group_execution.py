@@ -8,7 +8,7 @@ import logging
 import resource
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from pipeline.base.domain import driver_programs, idle_measurements, layout
-from pipeline.base.domain.protocols import Listener, Profiler, Sharing, Slots
+from pipeline.base.domain.protocols import Listener, Profiler, Sharing, ShowGroup, Slots
 from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Result, Slot
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.tags import Tag, listener_tag
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import factory, host_info, interrupts, words
@@ -40,7 +41,7 @@ from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.host_load import FOREIGN_LOAD
 from pipeline.observe.idle_power import IdlePower
-from pipeline.observe.observation import Observation, Watched
+from pipeline.observe.observation import Observation
 from pipeline.observe.phases import Phases
 from pipeline.prepare.device import lease
 from pipeline.record import trace
@@ -66,7 +67,7 @@ class StudyResources:
     Attributes:
         interpreters: interpreters by requested environment.
         sender, warm_start: services that are idle during a window.
-        view: function that returns a context that shows a group while the group runs.
+        show_group: function that returns a context that shows a group while the group runs.
         idle_power: power of the devices without work, as far as measured.
         outputs: device and inode of each file to which the orchestrator writes its messages.
         own_files: files and folders that the orchestrator, not a job, changes during a group; without the store.
@@ -77,7 +78,7 @@ class StudyResources:
     spool: Spool
     sender: Sender
     warm_start: WarmStart
-    view: Callable[[Group, Watched], AbstractContextManager[None]]
+    show_group: ShowGroup
     rehearsal: Rehearsal | None = None
     outputs: Collection[tuple[int, int]] = ()
     own_files: Collection[Path] = ()
@@ -139,8 +140,8 @@ class GroupExecution:
         if (num_bytes := self._bytes_to_read()) > _LARGE_BYTES:
             words.say(f"{self.group.name}: reading {num_bytes / 1e9:.1f} GB of job output")
         try:
-            seen = self._observation(interrupted, self._changed_files())
-            row = group_row.judge(self.group, seen)
+            observation = self._observation(interrupted, self._changed_files())
+            row = group_row.judge(self.group, observation)
             self.record.add_artifact(layout.PHASES, phases.as_json(row.spans, self.clock.record.offsets[0][1]))
             if self.slices:
                 self.record.add_artifact(layout.SLICES, json.dumps([dataclasses.asdict(part) for part in self.slices]))
@@ -161,8 +162,8 @@ class GroupExecution:
         group = dataclasses.replace(group, device=self.group.device)
         states = self._states()[: len(group.jobs)]
         try:
-            seen = self._observation(interrupted=False, changed=None)
-            row = group_row.judge(group, dataclasses.replace(seen, batches=[states], spans=()))
+            observation = self._observation(interrupted=False, changed=None)
+            row = group_row.judge(group, dataclasses.replace(observation, batches=[states], spans=()))
         except Exception as error:  # noqa: BLE001  as in `judge`
             self._keep_traceback(error, f"the figures of {group.name} could not be computed")
             return endings.make_row_without_figures(group, error, states)
@@ -263,12 +264,18 @@ class GroupExecution:
             for spec in group.listeners
             if not self._is_pointless(spec)
         ]
-        watched = Watched(group.device, slots.slots, self.record.folder, self.record.sink.samples, self.fields)
+        running_group = RunningGroup(
+            device=group.device,
+            slots=slots.slots,
+            folder=self.record.folder,
+            samples=self.record.sink.samples,
+        )
         for spec, listener in listeners:
-            self._observe(spec, listener, watched, stack)
-        self.fields = watched.fields = Fields(listener.table for listener in self.helpers)
+            self._observe(spec, listener, running_group, stack)
+        self.fields = Fields(listener.table for listener in self.helpers)
+        running_group.tables = self.fields.tables
         self.record.add_artifact(layout.FIELDS, self.fields.as_json())
-        stack.enter_context(self.shared.view(group, watched))
+        stack.enter_context(self.shared.show_group(group, running_group))
         for jobs in [[job] for job in group.jobs] if group.sequential else [group.jobs]:
             self.phases.begin(phases.LAUNCH)
             starts = [self._start(job, slots.slots[job.index], profiler) for job in jobs]
@@ -278,7 +285,7 @@ class GroupExecution:
                 running = JobGroup(starts, files, group.limits, block=group.block, pin_cpus=group.pin_cpus, go_on=go_on)
                 self.batches.append(running.states)
                 processes.enter_context(running)
-                watched.running = running
+                running_group.pids = running.pids
                 if running.wait_ready():
                     self._measure(running, slots, starts, profiler)
             if running.went_wrong and not go_on:
@@ -356,8 +363,8 @@ class GroupExecution:
         self.tags[listener_tag(spec.name)] = "left out: no GPU"
         return True
 
-    def _observe(self, spec: ListenerSpec, listener: Listener, watched: Watched, stack: UndoStack) -> None:
-        observing = listener.observe(watched, self.record.sink)
+    def _observe(self, spec: ListenerSpec, listener: Listener, running_group: RunningGroup, stack: UndoStack) -> None:
+        observing = listener.observe(running_group, self.record.sink)
         with interrupts.hold_interrupts(), self._unless_required(spec):
             observing.__enter__()
             self.helpers.append(listener)

@@ -14,6 +14,7 @@ from pathlib import Path
 from pipeline.base.domain import layout
 from pipeline.base.domain.protocols import ShowGroup
 from pipeline.base.domain.records import Group, Plan, Result, Resume
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.system import entry_points, host_info, interrupts, words
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.interrupts import Interrupted, UndoStack
@@ -23,7 +24,6 @@ from pipeline.observe import failures, phases
 from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.memory_forecast import MemoryForecast
-from pipeline.observe.observation import Watched
 from pipeline.observe.study_progress import Progress
 from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import automatic_repeats, launches, plan_builder, plan_text
@@ -205,8 +205,8 @@ class StudyRun:
 
     def _run(self, groups: Sequence[Group], view: PlainView, showing: ShowGroup) -> None:
         @contextmanager
-        def watch(group: Group, watched: Watched) -> Iterator[None]:
-            with view.watch(group, watched), showing(group, watched):
+        def show_group(group: Group, running: RunningGroup) -> Iterator[None]:
+            with view.show(group, running), showing(group, running):
                 yield
 
         servers = executor.warm_start(groups, self.inventory.interpreters, is_enabled=self.config.warm_start)
@@ -216,7 +216,7 @@ class StudyRun:
                 spool=self.spool,
                 sender=self.sender,
                 warm_start=stack.enter_context(servers),
-                view=watch,
+                show_group=show_group,
                 rehearsal=self.request.simulated,
                 outputs=self.request.invocation.outputs,
                 own_files=self._list_own_files(),

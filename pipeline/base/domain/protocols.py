@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline.base.domain.records import Commands, Device, Group, Interpreter, Slot
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import FieldTable, Sample
 
 
@@ -67,37 +68,6 @@ class Sink(Protocol):
         """Store one sample."""
 
 
-class Watch(Protocol):
-    """The device and the running job processes that a listener observes."""
-
-    @property
-    def device(self) -> Device:
-        """The device under observation."""
-
-    @property
-    def slots(self) -> Sequence[Slot]:
-        """One slot per job."""
-
-    def pids(self) -> Mapping[int, int]:
-        """Return the PID of each running job by its index; jobs may share a process."""
-
-
-class Live(Watch, Protocol):
-    """A running group, for exporters."""
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the group, which contains the folders of the jobs."""
-
-    @property
-    def samples(self) -> Sequence[Sample]:
-        """All samples so far, in order of arrival; the sequence may grow while it is read."""
-
-    @property
-    def tables(self) -> Sequence[FieldTable]:
-        """The quantities of each listener."""
-
-
 class Listener(Protocol):
     """A sampler of sensors. Constructed with its interval and its own options."""
 
@@ -108,7 +78,7 @@ class Listener(Protocol):
     def pids(self) -> Sequence[int]:
         """Return the PIDs of the helper programs, whose CPU time is counted as overhead."""
 
-    def observe(self, watch: Watch, sink: Sink) -> AbstractContextManager[None]:
+    def observe(self, group: RunningGroup, sink: Sink) -> AbstractContextManager[None]:
         """Sample until the context ends.
 
         Entering returns after the first sample is stored; leaving stops, joins and flushes.
@@ -118,7 +88,7 @@ class Listener(Protocol):
         """
 
 
-ShowGroup = Callable[[Group, Live], AbstractContextManager[None]]
+ShowGroup = Callable[[Group, RunningGroup], AbstractContextManager[None]]
 """Function that returns a context in which a group is shown."""
 
 
