@@ -347,7 +347,8 @@ def _make_comparison_tags(group: Group, jobs: Sequence[JobResult], observation: 
     checked = [
         job
         for job in jobs
-        if group.window.kind is not WindowKind.INTERLEAVED or observation.first_with.get(job.job.index) == len(jobs)
+        if group.window.kind is not WindowKind.INTERLEAVED
+        or observation.jobs_at_first_steps.get(job.job.index) == len(jobs)
     ]
     bits = {
         job.job.index: array("f", (value for _, _, value in sorted(job.series.get("first_loss", ())))).tobytes().hex()

@@ -23,7 +23,8 @@ class Observation:
         places: placement of each job, if the job was started.
         reason: why the group ended early, if no job was the cause.
         slices: slices of an interleaved launch, including slices with other numbers of jobs.
-        first_with: number of jobs that ran when a job of an interleaved launch made its first steps, by job index.
+        jobs_at_first_steps: number of jobs that ran when a job of an interleaved launch made its first steps, by its
+            index.
         idle_w, waiting_w: power of the device without jobs, and while the jobs wait at the barrier, if measured.
         changed: files below the working directory that changed while the group ran, if they were searched.
         tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
@@ -44,4 +45,4 @@ class Observation:
     changed: Changes | None = None
     clock: ClockRecord = field(default_factory=ClockRecord)
     slices: Sequence[Slice] = ()
-    first_with: Mapping[int, int] = field(default_factory=dict)
+    jobs_at_first_steps: Mapping[int, int] = field(default_factory=dict)
