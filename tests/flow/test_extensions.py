@@ -44,7 +44,7 @@ FAIR = """
                 raise ConfigError(f"scenario.share={self.share} must be a share")
         def warnings(self, group):
             return ("shares are not enforced",)
-        def privileged(self, group):
+        def list_setting_commands(self, group):
             return Commands()
         @contextmanager
         def prepare(self, group, scratch):
@@ -130,7 +130,7 @@ TRACER = """
             self.depth = depth
         def check(self, group):
             pass
-        def privileged(self, group):
+        def list_setting_commands(self, group):
             return Commands()
         def prepare(self, group):
             return nullcontext()

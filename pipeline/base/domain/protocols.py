@@ -42,8 +42,8 @@ class Sharing(Protocol):
     def warnings(self, group: Group) -> tuple[str, ...]:
         """Return warnings for the user before the group runs."""
 
-    def privileged(self, group: Group) -> Commands:
-        """Return the commands by which `prepare` changes settings of the device, and restores them.
+    def list_setting_commands(self, group: Group) -> Commands:
+        """List the commands by which `prepare` changes settings of the device, and restores them.
 
         Raises:
             SharingError: a required program is missing.
@@ -140,8 +140,8 @@ class Profiler(Protocol):
             ConfigError: the profiler cannot be used or does not exist; the message names the searched paths.
         """
 
-    def privileged(self, group: Group) -> Commands:
-        """Return the commands by which `prepare` changes settings of the device, and restores them.
+    def list_setting_commands(self, group: Group) -> Commands:
+        """List the commands by which `prepare` changes settings of the device, and restores them.
 
         Raises:
             SharingError: a required program is missing.

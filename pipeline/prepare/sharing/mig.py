@@ -124,7 +124,7 @@ class Mig:
             warnings.append(f"[{names}] leaves {unused} of {gpu.compute_slices} compute slices of {gpu.name} unused")
         return tuple(warnings)
 
-    def privileged(self, group: Group) -> Commands:
+    def list_setting_commands(self, group: Group) -> Commands:
         if self._uses_existing:
             return Commands()
         device = group.device

@@ -73,7 +73,7 @@ class Mps:
     def warnings(self, group: Group) -> tuple[str, ...]:
         return ()
 
-    def privileged(self, group: Group) -> Commands:
+    def list_setting_commands(self, group: Group) -> Commands:
         previous = dict(group.device.details).get("compute_mode", "default")
         if not group.gpu.exclusive_process or previous == compute_mode.EXCLUSIVE:
             return Commands()

@@ -23,7 +23,7 @@ class Naive:
     def warnings(self, group: Group) -> tuple[str, ...]:
         return ()
 
-    def privileged(self, group: Group) -> Commands:
+    def list_setting_commands(self, group: Group) -> Commands:
         return Commands()
 
     @contextmanager

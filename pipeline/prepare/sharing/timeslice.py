@@ -43,7 +43,7 @@ class Timeslice(Naive):
         if why_not is not None:
             raise ConfigError(f"{what}: {why_not}")
 
-    def privileged(self, group: Group) -> Commands:
+    def list_setting_commands(self, group: Group) -> Commands:
         smi = self._smi(group)
         # If the GPU was not read, the default time slice is assumed.
         previous = time_slice.read(smi) if group.device.details else time_slice.VALUES[0]

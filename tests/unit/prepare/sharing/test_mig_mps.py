@@ -165,5 +165,5 @@ def test_the_commands_that_need_an_administrator_are_named_in_order(make):
         *destroy,
         ["-i", uuid, "-mig", "0"],
     ]
-    commands = MigMps().privileged(group)
+    commands = MigMps().list_setting_commands(group)
     assert [list(words) for words in (*commands.do, *commands.undo)] == [[smi, *rest] for rest in expected]
