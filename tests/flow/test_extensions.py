@@ -66,7 +66,7 @@ ROOMS = """
     class Rooms(Streams):
         def __init__(self, colour):
             self.colour = colour
-        def choose_host(self, group):
+        def choose_host(self, group, scratch):
             return HostProgram(script=str(PROJECT_DIR / "workloads/host_rooms.py"), options=(("colour", self.colour),))
     """
 HOST_ROOMS = """
