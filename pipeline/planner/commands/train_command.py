@@ -138,6 +138,8 @@ def _describe(
     gap, name, unit = _gap(best, objective), _NAMES[objective], _UNITS[objective]
     proved = "found by search, not proved" if gap is None else "proved" if gap < _PROVED else f"gap {gap:.1%}"
     is_predicted = any(group.is_predicted for gpu in gpus for group in gpu.groups)
+    cost = best.cost(objective)
+    assert cost is not None  # groups without the quantity of the objective are not planned
     lines = [["GPU", "from s", "to s", "mode", "jobs"]]
     for number, gpu in enumerate(gpus):
         for group in gpu.groups:
@@ -145,13 +147,13 @@ def _describe(
             jobs = ", ".join(map(_describe_job, group.jobs))
             lines.append([str(number), _round(group.start_s), end, group.mode, jobs])
     return [
-        f"{name} {'~' if is_predicted else ''}{_round(best.cost(objective))} {unit} on "
+        f"{name} {'~' if is_predicted else ''}{_round(cost)} {unit} on "
         f"{format_count(problem.num_gpus, 'GPU')} ({proved}), without start-up times",
         "",
         *align_table(lines, left_columns=(0, 3, 4)),
         "",
         f"{name} in {unit} with serial and one other mode: "
-        f"{', '.join(f'{mode} {_round(cost)}' for mode, cost in by_mode.items())}",
+        f"{', '.join(f'{mode} {_round(other)}' for mode, other in by_mode.items())}",
         *(_describe_errors(problem) if is_predicted else ["all figures were measured, none predicted"]),
     ]
 
