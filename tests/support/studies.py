@@ -112,7 +112,7 @@ class KeptRows:
     def wait_for_store(self) -> dict[str, object]:
         return self._opened
 
-    def rest(self, until_s: float | None = None) -> None:
+    def finish_requests(self, until_s: float | None = None) -> None:
         pass
 
     def find_past_groups(self, store: str) -> list[Any]:
