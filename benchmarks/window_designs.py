@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 
 from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.records import Result
@@ -152,6 +151,8 @@ def simulate_host(noise: Noise, num_tables: int, num_cells: int, rng: np.random.
 
 def _simulate_correlated(deviation: float, time_s: float, shape: tuple[int, int], rng: np.random.Generator) -> Floats:
     """Return an Ornstein-Uhlenbeck process."""
+    from scipy.signal import lfilter  # takes a second, which tests of other functions need not wait for
+
     factor = math.exp(-CELL_S / time_s)
     steps = rng.standard_normal(shape)
     steps[:, 1:] *= math.sqrt(1 - factor**2)

@@ -33,6 +33,7 @@ from typing import Any
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
@@ -271,7 +272,9 @@ class StudyLauncher(Launcher):
         """Return whether an override chooses a file of `conf/` instead of setting a value."""
         group = override.key_or_group
         if group not in self.is_group:
-            self.is_group[group] = bool(self.hydra_context.config_loader.get_group_options(group))
+            # `get_group_options` of the loader would copy all sources first, which takes ten times as long.
+            sources = [source for source in self.hydra_context.config_loader.get_sources() if source.is_group(group)]
+            self.is_group[group] = any(source.list(group, ObjectType.CONFIG) for source in sources)
         return self.is_group[group]
 
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.base.domain import mig_table
@@ -32,7 +30,7 @@ from pipeline.simulation.machine.releases import RECORDED, RELEASES
 from pipeline.simulation.machine.state_file import MAX_GPUS, StateFile, start_ticks
 from pipeline.simulation.mps import control_program
 
-_PREFIX, _RANDOM = "colloc-simulated-", "[a-z0-9_]+"  # characters of the names that tempfile creates
+_PREFIX = "colloc-simulated-"
 _OUT_OF_MEMORY = "OutOfMemoryError: simulated GPU out of memory"
 
 
@@ -171,7 +169,7 @@ def prepare_machine(configs: Sequence[Config]) -> Iterator[Rehearsal | None]:
         with open_machine(path) as rehearsal:
             yield rehearsal
         return
-    with _hold_folder() as folder:
+    with temporary_folder.hold_scratch(_PREFIX) as folder:
         state_file = StateFile(folder / "machine.json")
         state_file.create(model_names, branch=driver or RECORDED)
         with install_driver(state_file.path):
@@ -233,20 +231,6 @@ def _find_model(config: GpuConfig) -> str:
     return mig_table.find(config.model).name
 
 
-@contextmanager
-def _hold_folder() -> Iterator[Path]:
-    with ExitStack() as stack:
-        try:
-            remove_abandoned()
-            folder = stack.enter_context(temporary_folder.hold(Path(tempfile.gettempdir()), _PREFIX))
-        except OSError as error:
-            raise ConfigError(
-                f"files of the simulated machine cannot be written: {error}; set TMPDIR to a writable folder"
-            ) from error
-        yield folder
-
-
 def remove_abandoned() -> None:
     """Remove the temporary machines of killed studies."""
-    for folder in temporary_folder.find_abandoned(Path(tempfile.gettempdir()), _PREFIX, _RANDOM):
-        shutil.rmtree(folder, ignore_errors=True)
+    temporary_folder.remove_abandoned(_PREFIX)

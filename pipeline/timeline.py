@@ -8,15 +8,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.base.domain import layout
 from pipeline.base.system import entry_points, startup
+from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, TrackingError
 from pipeline.base.system.words import format_count
+from pipeline.clean import temporary_folder
 from pipeline.record import trace as trace_file
 from pipeline.record.store import results, run_artifacts
 from pipeline.record.store.local_store import Store
@@ -47,7 +48,7 @@ def merge_timelines(root_or_uri: Path | str, experiment: str) -> tuple[dict[str,
 
 
 def _fetch_trace(store: Store, run_id: str) -> dict[str, Any] | None:
-    with tempfile.TemporaryDirectory() as scratch:
+    with temporary_folder.hold_scratch() as scratch:
         try:
             path = run_artifacts.fetch(store, run_id, layout.TIMELINE, scratch)
         except TrackingError as error:
@@ -68,7 +69,7 @@ def _fetch_trace(store: Store, run_id: str) -> dict[str, Any] | None:
 def make_parser(*_: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
     about = "Write the timeline of a study as a trace for Perfetto."
-    parser = argparse.ArgumentParser(prog=entry_points.spell("timeline"), description=about)
+    parser = CommandParser(prog=entry_points.spell("timeline"), description=about)
     parser.add_argument("--experiment", default="collocation", help="tracking.experiment (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("trace.json"), help="file to write (default: %(default)s)")
     parser.add_argument("--root", type=Path, default=Path("mlruns"), help="folder of the store (default: %(default)s)")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pipeline.base.domain import layout
 from pipeline.base.system import entry_points, squeue, startup
+from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, ConfigError, StoreError, TrackingError
 from pipeline.record import group_folder
 from pipeline.record.owner import spell_close_command
@@ -136,7 +137,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(prog=entry_points.spell("tracking"), description="Track studies in MLflow.")
+    parser = CommandParser(prog=entry_points.spell("tracking"), description="Track studies in MLflow.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("status", "show the progress of a study, shard by shard; exit status 0 if all shards are done"),

@@ -127,11 +127,18 @@ def _leave_cases_to_ci(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("sampled") is not None and item.get_closest_marker("slow") is None:
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for family in cases.values():
+        family.sort(key=_read_place)  # pytest-randomly has shuffled them: each run would have other cases
         (num_kept,) = next(family[0].iter_markers("sampled")).args
         kept = {index * len(family) // num_kept for index in range(num_kept)}
         for index, item in enumerate(family):
             if index not in kept:
                 item.add_marker(pytest.mark.slow)
+
+
+def _read_place(item: pytest.Item) -> list[int]:
+    """Return the position of a case among those of its test, for each of its `parametrize` markers."""
+    assert isinstance(item, pytest.Function)
+    return list(item.callspec.indices.values())
 
 
 def pytest_configure() -> None:

@@ -314,12 +314,12 @@ def fail_by_hand(bench: Bench, how: str, *, first: int = 1, stride: int = 1, mos
     tally = Tally()
     before = bench.snapshot()
     bench.command("create", _LAYOUT)
-    made = bench.snapshot()
+    snapshot = bench.snapshot()
     bench.command("destroy")
     for command in ("create", "destroy"):
         end = None if most is None else tally.points + most
         at = first
-        while tally.points != end and bench.try_by_hand(command, at, how, before, made, tally):
+        while tally.points != end and bench.try_by_hand(command, at, how, before, snapshot, tally):
             at += stride
     return tally
 

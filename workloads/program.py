@@ -106,7 +106,7 @@ def _describe_flag(field: Field[Any], hint: Any) -> dict[str, Any]:
     if isinstance(default, dict):
         return {**settings, "nargs": "*", "action": "extend", "type": model_argument, "default": list(default.items())}
     if get_origin(kind) is list:
-        return {**settings, "nargs": "*", "type": get_args(kind)[0]}
+        return {**settings, "nargs": "*", "type": get_args(kind)[0], "choices": field.metadata.get("choices") or None}
     if _is_enumeration(kind):
         return {**settings, "choices": list(kind.__members__), "default": getattr(default, "name", None)}
     is_path = bool(field.metadata.get("path"))

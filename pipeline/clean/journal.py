@@ -27,6 +27,7 @@ from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.layout import SHARED_PREFIX
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import CollocationError
+from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean import journal_file, kinds
 from pipeline.clean.journal_file import JournalError
@@ -116,6 +117,9 @@ class Journal:
     def undo(self, step: UndoStep) -> None:
         """Carry out a step with its latest arguments, and remove it from the journal; do nothing if it was undone.
 
+        A step with a `boot` is not carried out after a restart of the machine, which has undone it: another program may
+        have made the same change since then.
+
         Raises:
             JournalError: this version cannot undo the step, or the system refused an operation.
             CollocationError: the function that undoes the step failed; the step stays in the journal.
@@ -123,14 +127,16 @@ class Journal:
         current = {known.step_id: known for known in self.read_steps()}.get(step.step_id)
         if current is None:
             return
-        kind = kinds.find_kind(current.kind)
-        if kind is None or not kind.takes(current.arguments):
+        kind, arguments = kinds.find_kind(current.kind), dict(current.arguments)
+        is_undone_by_restart = arguments.pop("boot", None) not in (None, boot_id())
+        if kind is None or not kind.takes(arguments):
             raise JournalError(
                 f"{self.path} contains a step of kind {current.kind!r} that this version cannot undo; "
                 "clean up with the version that wrote the step"
             )
         try:
-            kind.undo(self._programs, **current.arguments)
+            if not is_undone_by_restart:
+                kind.undo(self._programs, **arguments)
         except OSError as error:
             what = f"cannot {describe(current)}: {error}"
             raise JournalError(f"{what}; fix this cause, then run {entry_points.spell('gpu', 'clean')}") from error

@@ -42,8 +42,9 @@ _F = TypeVar("_F", bound=Callable[..., None])
 def undoes(kind: str, words: str, *, ends_processes: bool = False) -> Callable[[_F], _F]:
     """Register a function that undoes the steps of a kind.
 
-    The function is called with the device's programs, and with the step's arguments by name. Repeated calls must be
-    safe, and an object that no longer exists is no error. The function raises a CollocationError if something is left.
+    The function is called with the device's programs, and with the step's arguments by name, without `boot`, and not
+    after another boot. Repeated calls must be safe, and an object that no longer exists is no error. The function
+    raises a CollocationError if something is left.
 
     Args:
         kind: name of the kind in journals; it must never change, because later versions must undo existing steps.

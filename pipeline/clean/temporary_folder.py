@@ -15,12 +15,16 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pipeline.base.system import locks
+from pipeline.base.system.errors import ConfigError
 
+SCRATCH = "colloc-scratch-"
+"""Prefix of the folders with temporary files, such as those of an unpacked bundle."""
 _UNNAMED = "new-"
+_RANDOM = "[a-z0-9_]+"  # as tempfile makes names
 
 
 @contextmanager
@@ -40,6 +44,28 @@ def hold(parent: Path, prefix: str, name: str | None = None) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.close(lock)
+
+
+@contextmanager
+def hold_scratch(prefix: str = SCRATCH) -> Iterator[Path]:
+    """Hold a folder for temporary files, below TMPDIR; first remove the folders that killed processes left.
+
+    Raises:
+        ConfigError: the folder cannot be created.
+    """
+    with ExitStack() as stack:
+        try:
+            remove_abandoned(prefix)
+            folder = stack.enter_context(hold(Path(tempfile.gettempdir()), prefix))
+        except OSError as error:
+            raise ConfigError(f"temporary files cannot be written: {error}; set TMPDIR to a writable folder") from error
+        yield folder
+
+
+def remove_abandoned(prefix: str = SCRATCH) -> None:
+    """Remove the folders below TMPDIR that killed processes of this user left."""
+    for folder in find_abandoned(Path(tempfile.gettempdir()), prefix, _RANDOM):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def find_abandoned(parent: Path, prefix: str, name: str) -> list[Path]:

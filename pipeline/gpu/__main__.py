@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pipeline.base.domain import mig_names, mig_table
 from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import entry_points, locks, remedy_spelling, startup, words
+from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, exit_status
 from pipeline.prepare.mig import compute, layouts, profiles
 
@@ -143,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
     """Return the parser of the command; the typed words are ignored."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=entry_points.spell("gpu"),
         description="Show the state and MIG profiles of GPUs, check a GPU, create MIG instances, and clean up after "
         "killed studies.",

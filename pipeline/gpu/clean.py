@@ -10,12 +10,20 @@ from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import CollocationError
-from pipeline.base.system.paths import expand_path
-from pipeline.clean import leftovers
+from pipeline.clean import leftovers, temporary_folder
 from pipeline.clean.journal import Journal
-from pipeline.gpu.status import describe, find_targets, is_there, list_undone, make_printable, open_driver, undo
+from pipeline.gpu.status import (
+    describe,
+    find_simulated_programs,
+    find_targets,
+    is_there,
+    list_undone,
+    make_printable,
+    open_driver,
+    undo,
+)
 from pipeline.prepare.device import lease
-from pipeline.simulation.machine.state_file import StateFile, is_made_for_study
+from pipeline.simulation.machine.state_file import is_made_for_study
 
 
 def clean(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
@@ -27,15 +35,11 @@ def clean(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
         abandoned = leftovers.find_abandoned()
         hanging = {str(path): pids for path in abandoned if (pids := leftovers.clear_abandoned(path))}
         rehearsal.remove_abandoned()
-        programs = (
-            {}
-            if machine is None
-            else rehearsal.write_programs_beside(StateFile(expand_path("--machine", machine).resolve()))
-        )
+        temporary_folder.remove_abandoned()
         # MIG devices come first: their processes, such as MPS daemons in their journals, block instances of the GPU.
         meant.sort(key=lambda device: device.parent is None)
         # Absent devices and devices of a finished simulation must not be cleaned with the real driver programs.
-        simulated = Programs(simulated={name: str(path) for name, path in programs.items()}, admin=())
+        simulated = Programs(simulated=find_simulated_programs(machine) or {}, admin=())
         gpus = [
             _clean(
                 device, folder, Programs() if is_real and is_there(device) else simulated, is_kept=machine is not None

@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline import rehearsal
 from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.domain.driver_programs import Programs, refuse_absent_admin
 from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import CollocationError, ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
-from pipeline.base.system.paths import expand_path
 from pipeline.clean import journal, leftovers
 from pipeline.clean.journal import BY_HAND, Journal
 from pipeline.gpu.status import (
     describe,
     find_gpu,
+    find_simulated_programs,
     is_made_by,
     list_undone,
     make_printable,
@@ -38,7 +37,6 @@ from pipeline.prepare.mig import compute, division, profiles
 from pipeline.prepare.mig.layouts import Instance, Layout
 from pipeline.prepare.mig.mig_smi import MigSmi
 from pipeline.prepare.mig.mig_state import MigDevice
-from pipeline.simulation.machine.state_file import StateFile
 
 _NOTHING = "no MIG instances were made by hand"
 
@@ -190,7 +188,7 @@ def open_target(request: ManualMigRequest) -> Iterator[Target]:
         # Commands for a simulated GPU never need an administrator.
         programs = Programs(
             purpose="MIG by hand",
-            simulated=_find_programs(request),
+            simulated=find_simulated_programs(request.machine),
             admin=request.admin if request.machine is None else (),
         )
         by_hand = Journal(request.folder, device.uuid, programs, BY_HAND)
@@ -208,13 +206,6 @@ def open_target(request: ManualMigRequest) -> Iterator[Target]:
             journal=Journal(request.folder, device.uuid, programs),
             manual_journal=by_hand,
         )
-
-
-def _find_programs(request: ManualMigRequest) -> dict[str, str] | None:
-    if request.machine is None:
-        return None
-    file = StateFile(expand_path("--machine", request.machine).resolve())
-    return {name: str(path) for name, path in rehearsal.write_programs_beside(file).items()}
 
 
 def _plan_layout(device: Device, request: str) -> Layout:

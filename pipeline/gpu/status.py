@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pipeline import rehearsal
 from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.domain.records import Device
 from pipeline.base.system import entry_points, locks
 from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
 from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.paths import expand_path
-from pipeline.clean import journal, leftovers
+from pipeline.clean import journal, leftovers, temporary_folder
 from pipeline.clean.journal import BY_HAND, Journal, UndoStep
 from pipeline.prepare.device import gpu_reader, lease, nvml
 from pipeline.prepare.device.device_choice import choose
@@ -50,13 +50,21 @@ def open_driver(gpu: str | None, machine: str | None) -> Iterator[str | None]:
         with install_driver(file.path):
             yield gpu
     elif gpu is not None and gpu.startswith(profiles.SIMULATED):
-        with tempfile.TemporaryDirectory() as folder:
-            file = StateFile(Path(folder) / "machine.json")
+        with temporary_folder.hold_scratch() as folder:
+            file = StateFile(folder / "machine.json")
             file.create([gpu])
             with install_driver(file.path):
                 yield "0"
     else:
         yield gpu
+
+
+def find_simulated_programs(machine: str | None) -> dict[str, str] | None:
+    """Write the programs of a simulated machine beside its file, and return their paths; `None` for this machine."""
+    if machine is None:
+        return None
+    file = StateFile(expand_path("--machine", machine).resolve())
+    return {name: str(path) for name, path in rehearsal.write_programs_beside(file).items()}
 
 
 def find_gpu(selector: str | None, folder: Path) -> Device:

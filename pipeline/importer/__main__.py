@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base.system import entry_points, startup
+from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import format_count
 from pipeline.importer import carma_experiment, experiment_file, radt_experiment
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=entry_points.spell("importer"),
         description="Turn an experiment of another tool into an experiment file.",
         epilog="exit status: 0 all jobs imported, 1 some left out (listed), 2 nothing written",

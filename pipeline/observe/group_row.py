@@ -6,6 +6,7 @@ The only side effect is reading the event files of a finished group.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import statistics
 from array import array
@@ -26,7 +27,7 @@ from pipeline.launch import event_reader
 from pipeline.launch.events import Events
 from pipeline.launch.interleaving import Slice
 from pipeline.launch.job_state import Ending, JobState
-from pipeline.observe import changed_files, endings, host_load, latency, phases, sample_figures, work
+from pipeline.observe import changed_files, endings, host_load, latency, phases, sample_figures, turn_rates, work
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
 from pipeline.observe.program_rates import logged_rate
@@ -41,6 +42,7 @@ def judge(group: Group, observation: Observation) -> GroupResult:
     """Compute the row of a group."""
     jobs: list[JobResult] = []
     batches: list[Batch] = []
+    in_turns: list[turn_rates.BatchTurns] = []
     read = sample_figures.group_by_subject(observation.samples)
     all_states = [state for batch in observation.batches for state in batch]
     log_of = {state.job.index: event_reader.read(state.folder / layout.EVENTS, state.lifetime) for state in all_states}
@@ -53,6 +55,7 @@ def judge(group: Group, observation: Observation) -> GroupResult:
         measured = [state for state in states if not state.job.is_co_runner]
         batch = _make_batch(group, measured, log_of, logged_of, observation.slices)
         batches.append(batch)
+        in_turns.append(turn_rates.compute_rates(states, log_of, logged_of, batch.window))
         for state in states:
             log, logged = log_of[state.job.index], logged_of[state.job.index]
             if not state.job.is_co_runner:
@@ -84,6 +87,7 @@ def judge(group: Group, observation: Observation) -> GroupResult:
         | _make_comparison_tags(group, measured_jobs, observation)
         | _describe_damages(all_states, log_of)
     )
+    tags |= turn_rates.make_tags(in_turns)
     changed = None if group.sequential else observation.changed
     if changed and (shared := changed_files.describe_shared(changed.folder, whose, all_states)):
         tags[Tag.SHARED_FILES] = shared
@@ -99,8 +103,10 @@ def judge(group: Group, observation: Observation) -> GroupResult:
     if absent:
         tags[Tag.ABSENT_FIGURES] = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
     marks = find_marks(group, observation, batches, processes, metrics)
+    notes = [marks.note, *itertools.chain(*(batch_turns.gaps for batch_turns in in_turns))]
     if Tag.DAMAGED in tags:
-        marks = marks._replace(note=join([marks.note, f"left out impossible values: {tags[Tag.DAMAGED]}"]))
+        notes.append(f"left out impossible values: {tags[Tag.DAMAGED]}")
+    marks = marks._replace(note=join(notes))
     tags |= {tag: mark for tag, mark in ((Tag.INVALID, marks.invalid), (Tag.FLAG, marks.note)) if mark}
     return GroupResult(
         group=group,

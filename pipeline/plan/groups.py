@@ -60,7 +60,9 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
         if id(workload) not in complete:
             complete[id(workload)] = planned = workload.complete()
             planned.refuse_wrong(checked_for, device_was_chosen=config.gpu.kind is not GpuKind.auto)
-    window = _choose_window(config, workloads)
+    unfitted = _choose_window(config, workloads)
+    window = _fit_window(unfitted, [workload for _, workload in (*measured, *beside)])
+    _refuse_unlogged(workloads, beside)
 
     def make_jobs(entries: job_entries.Entries, window: Window, *, first: int = 0) -> tuple[Job, ...]:
         unique = {id(workload) for _, workload in entries}
@@ -79,11 +81,15 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
     is_other_window = window.kind.is_steady is not config.window.kind.is_steady
     notes += _list_notes(together, inventory, is_other_window=is_other_window)
     in_turn = _make_serial(together, jobs)
-    distinct: dict[str, Job] = {}
-    for job in jobs:
-        distinct.setdefault(job.workload.digest, job)
-    alone = [_make_serial(together, (dataclasses.replace(job, index=0),)) for job in distinct.values()]
-    steady = _choose_window(config, [workload for _, workload in loads]) if loads else window
+    distinct: dict[str, tuple[Job, Window]] = {}
+    for job, workload in zip(jobs, workloads, strict=True):
+        distinct.setdefault(job.workload.digest, (job, _fit_window(unfitted, [workload])))
+    alone = [
+        _make_serial(dataclasses.replace(together, window=own_window), (dataclasses.replace(job, index=0),))
+        for job, own_window in distinct.values()
+    ]
+    load_programs = [workload for _, workload in loads]
+    steady = _fit_window(_choose_window(config, load_programs), load_programs) if loads else window
     loads_alone = [
         _make_serial(dataclasses.replace(together, window=steady), (dataclasses.replace(job, index=0),))
         for job in make_jobs(loads, steady)
@@ -159,6 +165,27 @@ def _choose_window(config: Config, workloads: Sequence[WorkloadConfig]) -> Windo
             slice_s=configured.slice_s,
         )
     return dataclasses.replace(window, kind=WindowKind.STEADY, epochs=0)
+
+
+def _fit_window(window: Window, workloads: Sequence[WorkloadConfig]) -> Window:
+    """Return the window with the length that all jobs need."""
+    return max((workload.fit_window(window) for workload in workloads), key=lambda fitted: fitted.seconds)
+
+
+def _refuse_unlogged(workloads: Sequence[WorkloadConfig], beside: job_entries.Entries) -> None:
+    """Refuse a program whose speed in the turns of a co-runner is unknown.
+
+    Raises:
+        ConfigError: a program cannot be stopped and logs no rate, and a co-runner takes turns.
+    """
+    unlogged = [w.name for w in workloads if w.ends_by_itself and not w.rate_source().is_logged]
+    for size, load in beside:
+        if unlogged and load.takes_turns:
+            raise ConfigError(
+                f"{unlogged[0]} logs no rate, so its speed in the turns of {load.name} is unknown; set "
+                "workload.metric=NAME or workload.metric_pattern=EXPRESSION, or run beside stressors of one resource: "
+                f"workload@sizes.{size}=stressor sizes.{size}.resource=l2,memory_bandwidth"
+            )
 
 
 def _make_workload(

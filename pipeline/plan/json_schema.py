@@ -24,6 +24,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from pipeline.base.system import entry_points, startup, words
+from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import config_folders, list_choices
 from pipeline.plan import config_schema, option_loader
@@ -84,9 +85,10 @@ KINDS: dict[str, Callable[[], Schema]] = {"experiment": make_experiment_schema, 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a schema; return the exit status."""
-    options = (parser := make_parser()).parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     if options.config_dir and not Path(options.config_dir).is_dir():
-        parser.error(f"--config-dir {options.config_dir} does not exist; check the name")
+        words.say(f"error: --config-dir {options.config_dir} does not exist; check the name")
+        return 2
     try:
         option_loader.list_classes(is_strict=True)  # reads --config-dir from the command line, as later calls do
     except ConfigError as error:
@@ -98,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=entry_points.spell("schema"),
         allow_abbrev=False,
         description="Print a JSON schema for editors to complete and check YAML files (docs/installation.md).",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import enum
 import json
@@ -15,6 +14,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from pipeline.base.system import factory
+from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import option_loader
 from pipeline.plan.workload_config import WorkloadConfig
@@ -75,7 +75,7 @@ def _describe_default(field: dataclasses.Field[Any]) -> str:
 
 def main() -> None:
     """Update the tables of the page."""
-    argparse.ArgumentParser(description="Update the tables of options in docs/configuration.md.").parse_args()
+    CommandParser(description="Update the tables of options in docs/configuration.md.").parse_args()
     PAGE.write_text(fill_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -14,7 +14,7 @@ import ast
 import functools
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,6 +84,7 @@ def _follow_imports(path: Path, roots: Sequence[Path], *, is_strict: bool) -> se
     """Return the file and all files that it imports, directly or not; unless strict, ignore invalid Python."""
     files, waiting = set[Path](), [path]
     listed = {root: _list_module_names(root) for root in roots}  # most imports are in none of these roots
+    find = functools.cache(_find_files)  # most modules are imported by several files
     while waiting:
         file = waiting.pop()
         if file in files:
@@ -91,12 +92,12 @@ def _follow_imports(path: Path, roots: Sequence[Path], *, is_strict: bool) -> se
         files.add(file)
         imports = _parse_imports(file.read_bytes(), str(file)) if is_strict else _read_imports(file)
         for level, name in imports or ():
-            parts = name.split(".")
+            parts = tuple(name.split("."))
             if level:
                 folders = [file.parents[min(level, len(file.parents)) - 1]]
             else:
                 folders = [root for root in roots if parts[0] in listed[root]]
-            waiting += next(filter(None, (_find_files(folder, parts) for folder in folders)), [])
+            waiting += next(filter(None, (find(folder, parts) for folder in folders)), [])
     return files
 
 
@@ -120,18 +121,16 @@ def _find_files(folder: Path, parts: Sequence[str]) -> list[Path]:
     files: list[Path] = []
     for length in range(1, len(parts) + 1):
         place = folder.joinpath(*parts[:length])
+        if not place.parent.is_dir():  # the rest of the name is in the file of a module
+            break
         candidates = (place.with_name(f"{place.name}.py"), place / "__init__.py")
         file = next((candidate for candidate in candidates if candidate.is_file()), None)
-        file = file or next((candidate for candidate in _list_compiled(place) if candidate.is_file()), None)
+        file = file or next((entry for entry in place.parent.glob(f"{place.name}.*.so") if entry.is_file()), None)
         if file is not None:
             files.append(file)
         elif not place.is_dir():  # a namespace package has no file
             break
     return files
-
-
-def _list_compiled(place: Path) -> Iterator[Path]:
-    return place.parent.glob(f"{place.name}.*.so") if place.parent.is_dir() else iter(())
 
 
 @functools.cache  # the programs of a study share most of their files

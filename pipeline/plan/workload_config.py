@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.records import Device
-from pipeline.base.domain.window import Window
+from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import Objective, RateSource
 from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
@@ -64,11 +64,13 @@ class WorkloadConfig:
         may_lack_packages: whether a group is skipped if its environment lacks a package; else the study is refused.
         is_load: whether the program only loads a resource, so that it is a co-runner in a mix with a program that
             cannot be stopped.
+        takes_turns: whether the program does different work in turns, in which the rates of other jobs are compared.
     """
 
     NODE: ClassVar[str] = "workload"
     may_lack_packages: ClassVar[bool] = False
     is_load: ClassVar[bool] = False
+    takes_turns: ClassVar[bool] = False
 
     name: str = explain("name in tables and MLflow; for `script`, the name of the script file", MISSING)
     options: str | None = explain("option class; set by `workload=`", None)
@@ -142,6 +144,10 @@ class WorkloadConfig:
     def explain_own_launch(self) -> str:
         """Return why a job must not be paused between steps, as interleaved windows do; empty if it may be paused."""
         return "its program does not pause between steps"
+
+    def fit_window_s(self, settle_s: float) -> float:
+        """Return the length that a steady window must have after this settling time, such as for all turns of a job."""
+        return 0.0
 
     def explain_own_process(self) -> str:
         """Return why a job needs a process of its own; empty if it can run in a thread beside other jobs."""
@@ -226,6 +232,18 @@ class WorkloadConfig:
         latency_ms = getattr(self, service_figures.OBJECTIVE, None)
         percentile = getattr(self, service_figures.OBJECTIVE_PERCENTILE, None)
         return None if latency_ms is None else Objective(latency_ms=latency_ms, percentile=percentile)
+
+    def fit_window(self, window: Window) -> Window:
+        """Return a window; if it is steady, with at least the length that the job needs.
+
+        Raises:
+            ConfigError: the hook `fit_window_s` refuses the settling time.
+        """
+        with self.hook("fit_window_s"):
+            seconds = self.fit_window_s(window.settle_s)
+        if not seconds or window.kind is not WindowKind.STEADY:
+            return window
+        return dataclasses.replace(window, seconds=max(window.seconds, round(seconds, 6)), most_s=0.0)
 
     def window_notes(self, window: Window) -> list[str]:
         """Return notes on a window for the user; raise `ConfigError` if the window is too short for an objective."""

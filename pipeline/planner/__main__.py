@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.system import entry_points, startup
+from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, exit_status
 
 COMMANDS = {
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser(*words: str) -> argparse.ArgumentParser:
     """Return the parser; import only the command that `words` begins with, and add its arguments."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=entry_points.spell("planner"),
         description="Plan which job runs on which partition of which GPU, from measured profiles. No GPU is used.",
         epilog=f"{entry_points.spell('planner')} COMMAND --help explains a command. Exit status: 0 on success; 1 if "

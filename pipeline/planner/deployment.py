@@ -165,12 +165,16 @@ def check_gpu(gpu: Gpu, where: str) -> None:
     """Check one GPU as `check` does."""
     for number, instance in enumerate(gpu.instances):
         if instance.processes == 0 or instance.batch == 0:
-            raise ConfigError(f"{where}.instances[{number}]: processes and batch must be at least 1")
+            raise ConfigError(f"{where}.instances[{number}]: processes and batch must be at least 1; write 1")
         if instance.share_pct is not None and not 0 < instance.share_pct <= 100:
-            raise ConfigError(f"{where}.instances[{number}]: share_pct must be above 0 and at most 100")
+            raise ConfigError(
+                f"{where}.instances[{number}]: share_pct must be above 0 and at most 100; write 100 for all"
+            )
         if (gpu.mode == "mig") != (instance.profile is not None and instance.start is not None):
-            rule = "needs profile and start" if gpu.mode == "mig" else "must have neither profile nor start"
-            raise ConfigError(f"{where}.instances[{number}]: {rule} on a GPU of mode {gpu.mode}")
+            rule, remedy = "must have neither profile nor start", "remove both"
+            if gpu.mode == "mig":
+                rule, remedy = "needs profile and start", "add both"
+            raise ConfigError(f"{where}.instances[{number}]: {rule} on a GPU of mode {gpu.mode}; {remedy}")
     if gpu.mode == "mig":
         _check_layout(gpu, where)
     else:
@@ -242,4 +246,6 @@ def _check_services(services: tuple[Service, ...], where: str) -> None:
             )
     for number, service in enumerate(services):
         if not service.rate_per_s > 0 or service.objective_ms == 0 or service.latency_share == 0:
-            raise ConfigError(f"{where}: services[{number}]: rate, objective and latency_share must be above 0")
+            raise ConfigError(
+                f"{where}: services[{number}]: rate, objective and latency_share must be above 0; correct the number"
+            )

@@ -19,6 +19,7 @@ T = TypeVar("T")
 _FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # The loader raises these for malformed numbers, dates and booleans, and for deep nesting.
 _UNREADABLE = (ValueError, KeyError, AttributeError, RecursionError)
+_REMEDY = "correct it there"
 
 
 class _Loader(_FASTEST):  # type: ignore[misc]
@@ -53,13 +54,12 @@ def read_mapping(path: Path, key: str) -> dict[str, Any]:
     try:
         raw = yaml.load(text, _Loader)  # noqa: S506  # a safe loader
     except _UNREADABLE as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+        raise ConfigError(f"{path}: not valid YAML: {error}; {_REMEDY}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         row = f" row {mark.line + 1}" if mark else ""
-        raise ConfigError(
-            f"{path}{row}: not valid YAML: {getattr(error, 'problem', None) or 'the text cannot be parsed'}"
-        ) from error
+        problem = getattr(error, "problem", None) or "the text cannot be parsed"
+        raise ConfigError(f"{path}{row}: not valid YAML: {problem}; {_REMEDY}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: not a mapping; write a list under the key {key}")
     return raw
@@ -87,7 +87,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+        raise ConfigError(f"{path}: not valid JSON: {error}; name a file that the planner wrote") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: not a JSON object; name a file that the planner wrote")
     return content
@@ -108,4 +108,6 @@ def decode(kind: type[T], raw: object, where: str) -> T:
         return json_decoder.decode(kind, raw, are_figures_checked=True)
     except JsonValueError as error:
         separator = "" if not error.path or error.path[0] == "[" else "." if ": " in where else ": "
-        raise ConfigError(f"{where}{separator}{error.path}{error.problem}") from error
+        remedy = "add it" if error.problem.endswith("is missing") else _REMEDY
+        known = error.problem if ";" in error.problem else f"{error.problem}; {remedy}"
+        raise ConfigError(f"{where}{separator}{error.path}{known}") from error

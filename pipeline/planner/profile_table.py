@@ -188,7 +188,7 @@ def _read_file(path: Path) -> Iterable[tuple[int, Row, bool]]:
                 raise ConfigError(f"{where}, {_SIMULATED_COLUMN}: {flag!r} is not a boolean; write true or false")
             yield reader.line_num, row, _TRUTHS[flag]
     except csv.Error as error:
-        raise ConfigError(f"{path} row {reader.line_num}: not a table in CSV: {error}") from error
+        raise ConfigError(f"{path} row {reader.line_num}: not a table in CSV: {error}; correct this row") from error
 
 
 def _check_columns(path: Path, names: Sequence[str]) -> None:

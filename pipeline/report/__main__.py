@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base.system import entry_points, startup
+from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, ConfigError, TrackingError
 from pipeline.base.system.words import format_count
 from pipeline.record.store.store_access import explain_read_only
@@ -43,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
+        stores = named_stores(options)
         folder = options.out or default_folder(options.experiment)
         check_folder(folder, options.experiment)
-        stores = named_stores(options)
         written, study, summary = report(
             stores,
             options.experiment,
@@ -112,7 +113,7 @@ def report(
 
 def make_parser(*_: str) -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=entry_points.spell("report"),
         description="Write the report of a study: an HTML page, figures as SVG and PDF, tables as CSV and LaTeX; log "
         "them to MLflow. Several studies in one table: "

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline.base.system import entry_points, tracking_root
+from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.report.evaluate import outcomes, verdicts
 from pipeline.report.evaluate.cells import make_cells
@@ -119,7 +120,7 @@ def _name(all_names: Sequence[tuple[str, ...]], place: int) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=entry_points.spell("report", COMMAND),
         description="Write one table of several studies and GPUs: the best sharing mode of each case, its speed-up and "
         "energy, and whether the verdicts agree. The command writes a page and board.csv.",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base.system import entry_points, tracking_root
+from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError
 from pipeline.record.store import bundle
 from pipeline.record.store.store_access import open_named
@@ -29,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=entry_points.spell("report", COMMAND),
         description="Write the runs and artifacts of a study to one file (tar.xz), which every command reads in place "
         "of a store: --root FILE. The file does not name folders, users and hosts of the machine.",

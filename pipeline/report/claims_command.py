@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline.base.system import entry_points
+from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
@@ -131,7 +132,7 @@ def _read_page(file: Path) -> str | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=entry_points.spell("report", COMMAND),
         description="Check the measured numbers of pages against the bundles of their studies, evaluated as in a "
         "report. The exit status is 1 if a claim does not hold or has no figure.",

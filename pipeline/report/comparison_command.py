@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base.system import entry_points
+from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.base.system.words import format_count, list_first
 from pipeline.record.store.local_store import is_server
@@ -238,7 +239,7 @@ def _write(file: Path, newest: ComparedStudy, references: Sequence[ComparedRefer
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=entry_points.spell("report", COMMAND),
         description="Compare a study with one or more references: by case and sharing mode, whether it is faster, "
         "slower or equal. Of several references, those on the GPU model of the newest study count. The exit status is "

@@ -45,7 +45,8 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
     sentences = [" ".join(filter(None, _sentences(best.get(place), members))) for place, members in by_case.items()]
     mixes = group_by(compare_services(cells), lambda share: (share.cell.case, share.cell.mode))
     sentences += [describe_mix(shares) for shares in mixes.values()]
-    sentences += [f"{clause}." for clause in describe_effects(list_effects(study, cells))]
+    simulated = " (simulated)" if study.is_simulated else ""
+    sentences += [f"{clause}{simulated}." for clause in describe_effects(list_effects(study, cells))]
     sentences += format_frameworks(study)
     sentences += other_gpus.summarize_shares(other_gpus.compare_company(study))
     cases = label_cases(study)

@@ -147,5 +147,5 @@ def _find(secret: str, root: Path) -> list[str]:
     """Name the files that hold a text: by another process, as ours would lose the locks of the store."""
     without = [f"--exclude={name}" for name in _NOT_MASKED]
     argv = ["grep", "-rlaF", *without, "-e", secret, str(root)]
-    found = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.splitlines()
-    return sorted({Path(path).name for path in found})
+    lines = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.splitlines()
+    return sorted({Path(path).name for path in lines})

@@ -45,6 +45,7 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(
     ("argument", "message"),
     [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from pipeline.record.store import results
@@ -16,6 +15,8 @@ pytestmark = pytest.mark.covers("workloads")
 @pytest.mark.torch
 @pytest.mark.slow
 def test_training_beside_inference_keeps_what_each_counts(run, tmp_path):
+    import pandas as pd
+
     model = "{layers: [1, 1], channels: [8, 16], stem_chs: 8, stem_type: ''}"
     status, _, err = run(
         *("mix=[T,I]", "+workload@sizes.T=tiny", "+workload@sizes.I=infer_tiny"),

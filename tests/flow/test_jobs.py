@@ -167,12 +167,12 @@ def test_co_runners_run_from_before_to_after_what_is_measured_and_are_no_part_of
     row = run("well", "well", "well", kind=kind, num_co_runners=2)
     assert row.result is Result.OK, row.reason
     first, *co_runners = row.jobs
-    assert all(each.start_ns < first.start_ns and first.end_ns < each.end_ns for each in co_runners)
+    assert all(co_runner.start_ns < first.start_ns and first.end_ns < co_runner.end_ns for co_runner in co_runners)
     own = first.metrics["throughput_samples_per_s"]
     if kind is WindowKind.WORK:
         own = first.metrics["num_samples"] / row.metrics["makespan_s"]
     assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(own)
-    theirs = sum(each.metrics["throughput_samples_per_s"] for each in co_runners)
+    theirs = sum(co_runner.metrics["throughput_samples_per_s"] for co_runner in co_runners)
     assert row.metrics["co_runners_throughput_total_samples_per_s"] == theirs > 0
     assert row.metrics["makespan_s"] == first.metrics["makespan_s"]
 

@@ -16,7 +16,7 @@ HELD_UP_S = 0.05 * 1.2 - 0.005  # less than what counts as a stall in this windo
 PROGRAM = f"workload.script={PROJECT_DIR / 'tests/toys/stalling.py'}"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("begin_s", "length_s", "is_flagged"),
     [
@@ -33,9 +33,9 @@ def test_a_stall_is_slow_or_flagged_and_never_fast(study_of, begin_s, length_s, 
     stall = f"workload.args=['--from={begin_s}','--for={length_s}','--only=0']"
     done = study_of(*TOY, "-m", PROGRAM, stall, *WINDOW, "degree=1,2", "baseline=never")
     assert done.status == 0, done.err
-    found = done.groups
-    assert sorted(len(jobs) for _, jobs in found) == [1, 2]
-    for group, jobs in found:
+    groups = done.groups
+    assert sorted(len(jobs) for _, jobs in groups) == [1, 2]
+    for group, jobs in groups:
         stalled = group.data.tags.get(Tag.INVALID, "")
         # Of a job that a busy machine kept from running for long, it is rightly said that it stood still.
         if is_flagged or max(job.data.metrics["held_up_s"] for job in jobs) < HELD_UP_S:
@@ -53,8 +53,8 @@ def test_a_job_that_ends_early_has_failed_and_the_group_has_no_total(study_of):
     leave = "workload.args=['--leave=0.9','--only=0']"
     done = study_of(*TOY, "-m", PROGRAM, leave, *WINDOW, "degree=1,2", "baseline=never")
     assert done.status == 1, done.err
-    found = done.groups
-    assert sorted(len(jobs) for _, jobs in found) == [1, 2]
-    for group, _ in found:
+    groups = done.groups
+    assert sorted(len(jobs) for _, jobs in groups) == [1, 2]
+    for group, _ in groups:
         assert group.data.tags[Tag.RESULT] == "failed"
         assert "throughput_total_samples_per_s" not in group.data.metrics

@@ -19,6 +19,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.store import results
 from pipeline.record.store.local_store import open_store
 from pipeline.report.__main__ import main
+from pipeline.report.figures import drawing
 from pipeline.report.read import group_series, rows
 from tests.support import forks
 from tests.support.tracking_cases import client, runs_of
@@ -38,7 +39,12 @@ def command(root: Path, *arguments: object) -> int:
     return main(["--experiment", scale.EXPERIMENT, "--root", str(root), *map(str, arguments)])
 
 
-def test_a_report_lies_in_its_folder_and_in_a_run_that_disturbs_nothing(filled: Path, tmp_path: Path, capsys) -> None:
+@pytest.mark.slow
+def test_a_report_lies_in_its_folder_and_in_a_run_that_disturbs_nothing(
+    filled: Path, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = drawing._save  # drawing PDFs takes longer than all else; the next test does
+    monkeypatch.setattr(drawing, "_save", lambda figure, kind: save(figure, kind) if kind == "svg" else b"%PDF")
     before = results.find_finished(filled, scale.EXPERIMENT)
     assert command(filled, "--out", tmp_path / "out") == 0
     said = capsys.readouterr().out
@@ -194,7 +200,7 @@ def test_a_store_that_may_only_be_read_is_reported_also_from_another_place(
         else:
             assert "no group of experiment" in done.stderr
     assert sorted(moved.rglob("*")) == before
-    assert not list(tmp_path.glob("colloc-store-*"))
+    assert not list(tmp_path.glob("colloc-scratch-*"))
 
 
 def test_refusals_name_what_there_is_and_touch_nothing(filled: Path, tmp_path: Path, capsys) -> None:

@@ -251,7 +251,7 @@ def test_a_second_orchestrator_is_refused(start, tmp_path):
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)])
 def test_a_signal_ends_everything_and_the_row_says_so(start, client, tmp_path, signum, status):
     is_real = signum == signal.SIGINT  # whose handler is Python's own unless the program is told otherwise
     process = start(

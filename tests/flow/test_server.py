@@ -75,9 +75,9 @@ class Bucket:
 
 @pytest.fixture
 def bucket():
-    found = Bucket()
-    yield found
-    found.go_away()
+    bucket = Bucket()
+    yield bucket
+    bucket.go_away()
 
 
 @pytest.fixture
@@ -135,8 +135,10 @@ def test_eight_workers_lose_no_row_and_send_none_twice_while_server_and_bucket_a
     assert statuses == [0] * 2 * WORKERS, said
     assert not list(tmp_path.glob("host*/mlruns/spool/*"))
 
-    found = read_overview(uri, "collocation-rehearsal")
-    assert [(shard.number, dict(shard.results)) for shard in found.shards] == [(shard, {"ok": 2}) for shard in shards]
+    overview = read_overview(uri, "collocation-rehearsal")
+    assert [(shard.number, dict(shard.results)) for shard in overview.shards] == [
+        (shard, {"ok": 2}) for shard in shards
+    ]
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)

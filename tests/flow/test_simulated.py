@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,13 +18,8 @@ from textwrap import dedent
 import pytest
 
 from pipeline import rehearsal
-from pipeline.base.domain.records import Slot
-from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.launch.job_state import JobState, ProcessStart
-from pipeline.plan import config_reader, plan_text
-from pipeline.plan.config_schema import Config, GpuConfig, GpuKind, ScenarioConfig
 from pipeline.prepare.device import lease
 from pipeline.record.store import results
 from pipeline.simulation.install import write_programs
@@ -35,7 +29,6 @@ from pipeline.simulation.machine.state_file import Fault, Settings, StateFile
 from pipeline.simulation.mps import control_program
 from tests.conftest import GPU
 from tests.support import fast_programs, forks, power_source
-from tests.support.rows import Gone, group
 from tests.support.simulated import set_faults
 from tests.support.studies import Study
 
@@ -46,8 +39,6 @@ BRIEF = ["window.settle_s=0.1", "limits.ready_s=60", "limits.stop_s=60"]
 OFTEN = [f"listeners.{name}.interval_ms=200" for name in ("host", "nvml", "smi")]
 SHORT = ["window.seconds=0.3", *BRIEF, *OFTEN]
 DECOYS = ("nvidia-smi", "dcgmi", "nvidia-cuda-mps-control", "nvidia-persistenced", "sudo")
-CHOICES = sorted(path.stem for path in (PROJECT_DIR / "conf/gpu").glob("simulated_*.yaml"))
-SIMULATED = dataclasses.replace(GPU, kind="simulated")
 
 
 @pytest.fixture
@@ -115,13 +106,6 @@ def rehearse(study_of, tmp_path, monkeypatch, decoys) -> Callable[..., Study]:
     return partial(study_of, gpu="simulated_a100_40gb")
 
 
-@pytest.fixture
-def temporary(tmp_path, monkeypatch) -> Path:
-    """A temporary folder of the test's own."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
-
-
 def a100_in(folder: Path) -> StateFile:
     """A machine to start a study on, which outlives it."""
     file = StateFile(folder / "kept.json")
@@ -141,12 +125,6 @@ def stored(folder: Path):
         )
         for role in ("group", "job")
     ]
-
-
-def configs(*models: str, **changes: object) -> list[Config]:
-    scenario = ScenarioConfig(name="naive", _target_="pipeline.prepare.sharing.naive.Naive")
-    gpus = [GpuConfig(kind=GpuKind.simulated, model=model, **changes) for model in models]
-    return [Config(scenario=scenario, workload={}, gpu=gpu) for gpu in gpus]
 
 
 def test_a_sweep_runs_to_its_end_and_says_everywhere_that_it_is_simulated(run, tmp_path, decoys):
@@ -318,95 +296,6 @@ def test_a_dry_run_leaves_nothing(rehearse, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("choice", CHOICES)
-def test_every_choice_finds_its_gpu(compose, temporary, choice):
-    typed = config_reader.read(compose([f"gpu={choice}"]))
-    assert f"simulated_{typed[0].gpu.model}" == choice
-    with rehearsal.prepare_machine(typed) as simulated:
-        device = simulated.find_device(typed[0].gpu)
-    assert device.is_simulated and device.is_gpu
-    assert device.memory_mib > 20_000
-
-
-def test_a_study_may_rehearse_on_several_models(temporary):
-    both = configs("a100_40gb", "h100_80gb")
-    with rehearsal.prepare_machine(both) as simulated:
-        a100, h100 = (simulated.find_device(config.gpu) for config in both)
-    assert (a100.name, h100.name) == ("NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3")
-    assert a100.uuid != h100.uuid
-
-
-def test_the_machine_goes_with_its_study(temporary):
-    import pynvml
-
-    library = pynvml.nvmlLib
-    with pytest.raises(RuntimeError), rehearsal.prepare_machine(configs("a100_40gb")):
-        assert pynvml.nvmlLib is not library
-        (folder,) = temporary.iterdir()
-        assert (folder / "machine.json").is_file()
-        raise RuntimeError
-    assert pynvml.nvmlLib is library
-    assert list(temporary.iterdir()) == []
-
-
-def test_what_a_killed_study_left_is_removed_and_a_running_one_is_left_alone(temporary):
-    text = (
-        "import sys, time\nfrom pipeline import rehearsal\nfrom pipeline.plan.config_schema import *\n"
-        "gpu = GpuConfig(kind=GpuKind.simulated, model='a30_24gb')\n"
-        "with rehearsal.prepare_machine([Config(gpu=gpu)]):\n    print('there', flush=True); time.sleep(60)\n"
-    )
-    environ = os.environ | {"TMPDIR": str(temporary)}
-    other = subprocess.Popen(
-        [sys.executable, "-c", text], cwd=PROJECT_DIR, env=environ, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert other.stdout is not None and other.stdout.readline() == "there\n"
-        (left,) = temporary.iterdir()
-        with rehearsal.prepare_machine(configs("a100_40gb")):
-            assert left.is_dir()
-    finally:
-        other.kill()
-        other.communicate()
-    assert left.is_dir()
-    with rehearsal.prepare_machine(configs("a100_40gb")):
-        assert not left.exists()
-
-
-def test_a_kept_machine_is_used_again_as_it_is(temporary, tmp_path):
-    path = tmp_path / "kept.json"
-    (config,) = configs("a100_40gb", machine=str(path))
-    with rehearsal.prepare_machine([config]) as simulated:
-        device = simulated.find_device(config.gpu)
-        smi = dict(device.programs)["nvidia-smi"]
-    # Between two studies its programs work: a journal may name them.
-    subprocess.run([smi, "-i", device.uuid, "-mig", "1"], check=True, capture_output=True)
-    with rehearsal.prepare_machine([config]) as simulated:
-        again = simulated.find_device(config.gpu)
-        assert (again.uuid, again.mig_enabled, dict(again.programs)["nvidia-smi"]) == (device.uuid, True, smi)
-    with rehearsal.open_machine(path) as simulated:
-        assert simulated.find_device(config.gpu).uuid == device.uuid
-    assert not list(temporary.glob("colloc-simulated-*"))
-
-
-def test_a_machine_with_several_gpus_has_one_chosen_by_index_or_uuid(temporary):
-    first, second = configs("a100_40gb", count=2)[0], configs("a100_40gb", count=2, device="1")[0]
-    other = configs("h100_80gb")[0]
-    with rehearsal.prepare_machine([first, second, other]) as simulated:
-        devices = [simulated.find_device(config.gpu) for config in (first, second, other)]
-        assert [device.index for device in devices] == [0, 1, 2]
-        (again,) = configs("a100_40gb", count=2, device=devices[1].uuid[:12])
-        assert simulated.find_device(again.gpu).uuid == devices[1].uuid
-        listed = subprocess.run([dict(devices[0].programs)["nvidia-smi"], "-L"], capture_output=True, text=True)
-        assert [device.uuid in line for device, line in zip(devices, listed.stdout.splitlines(), strict=True)]
-        for wrong in ("2", devices[2].uuid, "GPU-", ""):
-            (config,) = configs("a100_40gb", device=wrong)
-            with pytest.raises(ConfigError, match=r"gpu\.count=NUMBER simulates more"):
-                simulated.find_device(config.gpu)
-    with pytest.raises(ConfigError, match=r"gpu\.count=0"), rehearsal.prepare_machine(configs("a100_40gb", count=0)):
-        pass
-
-
 @pytest.mark.slow
 def test_a_stranger_on_another_gpu_does_not_matter(rehearse, tmp_path):
     kept = StateFile(tmp_path / "kept.json")
@@ -452,51 +341,6 @@ def test_ctrl_c_ends_the_waiting(start, tmp_path):
     assert waiting.returncode == 130 and kept.read() == before
 
 
-def test_the_gpus_of_kept_machines_are_different_ones(temporary, tmp_path):
-    uuids = []
-    for machine in (str(tmp_path / "a"), str(tmp_path / "b"), None, None):
-        (config,) = configs("a100_40gb", machine=machine)
-        with rehearsal.prepare_machine([config]) as simulated:
-            uuids.append(simulated.find_device(config.gpu).uuid)
-    assert len(set(uuids)) == 3
-    assert uuids[2] == uuids[3]
-
-
-def test_a_machine_that_cannot_be_kept_is_refused(temporary, tmp_path):
-    path = tmp_path / "kept.json"
-    (a100,) = configs("a100_40gb", machine=str(path))
-    (h100,) = configs("h100_80gb", machine=str(path))
-    with rehearsal.prepare_machine([a100]):
-        pass
-    with (
-        rehearsal.prepare_machine([h100]) as simulated,
-        pytest.raises(ConfigError, match=r"has 0 h100_80gb, not 1; set .* its GPUs \(a100_40gb\)"),
-    ):
-        simulated.find_device(h100.gpu)
-    with (
-        pytest.raises(ConfigError, match=r"gpu\.machine cannot be swept"),
-        rehearsal.prepare_machine([a100, *configs("a100_40gb")]),
-    ):
-        pass
-    newer = dataclasses.replace(a100, gpu=dataclasses.replace(a100.gpu, driver="590"))
-    unknown = dataclasses.replace(a100, gpu=dataclasses.replace(a100.gpu, driver="470"))
-    for asked, words in (
-        ([newer], "kept.json describes a machine with driver 580, but gpu.driver=590"),
-        ([a100, newer], "gpu.driver cannot be swept; run one study for each value"),
-        ([unknown], "gpu.driver=470 must be one of 535, 550, 570, 580, 590, 595, 615"),
-    ):
-        with pytest.raises(ConfigError, match=words), rehearsal.prepare_machine(asked):
-            pass
-    (tmp_path / "text").write_text("hello")
-    for wrong, words in (("text", "does not contain a simulated machine"), ("absent/kept", "cannot be locked")):
-        (config,) = configs("a100_40gb", machine=str(tmp_path / wrong))
-        with pytest.raises(ConfigError, match=words), rehearsal.prepare_machine([config]):
-            pass
-    assert not (tmp_path / "text.lock").exists(), "what is refused is left as it was"
-    with pytest.raises(ConfigError, match="there is no simulated machine"), rehearsal.open_machine(tmp_path / "absent"):
-        pass
-
-
 @pytest.mark.smoke
 def test_a_driver_that_fails_is_a_row_and_what_it_made_is_undone(rehearse, tmp_path):
     kept = a100_in(tmp_path)
@@ -506,22 +350,6 @@ def test_a_driver_that_fails_is_a_row_and_what_it_made_is_undone(rehearse, tmp_p
     assert "failed" in out and "Insufficient Resources" in out
     (gpu,), (fault,) = kept.read().gpus, kept.read().faults
     assert (gpu.instances, gpu.mig_current, fault.times) == ((), False, 0)
-
-
-@pytest.mark.parametrize(
-    "override", ["gpu.count=2", "gpu.machine=kept.json", "gpu.driver=590", "gpu.model=H100", "gpu.job_memory_mib=9"]
-)
-def test_what_describes_a_simulated_machine_is_refused_for_a_real_gpu(make_plan, override):
-    with pytest.raises(ConfigError, match=r"gpu\..* needs a simulated GPU"):
-        make_plan(["gpu=nvidia", override], device=GPU)
-
-
-def test_a_dry_run_keeps_no_machine(temporary, tmp_path):
-    (config,) = configs("a100_40gb", machine=str(tmp_path / "kept.json"))
-    config.dry_run = True
-    with rehearsal.prepare_machine([config]) as simulated:
-        simulated.find_device(config.gpu)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -543,6 +371,7 @@ def test_what_a_killed_study_left_on_a_kept_machine_is_undone_by_the_next(run, t
     assert (gpu.instances, gpu.mig_current) == ((), False)
 
 
+@pytest.mark.slow
 def test_idle_power_is_measured_before_mps_has_a_context_and_while_jobs_wait(run, tmp_path):
     kept = a100_in(tmp_path)
     with kept.change() as cell:
@@ -591,82 +420,6 @@ def test_after_a_change_of_the_gpu_the_block_that_was_begun_starts_again(run, tm
     assert first.data.tags["collocation.power_limit_w"] == "700"
 
 
-def test_nothing_real_is_mixed_in(temporary):
-    real = Config(gpu=GpuConfig(kind=GpuKind.auto))
-    with pytest.raises(ConfigError, match="not on both"), rehearsal.prepare_machine([*configs("a100_40gb"), real]):
-        pass
-    with rehearsal.prepare_machine([real]) as simulated:
-        assert simulated is None
-    assert list(temporary.iterdir()) == []
-
-
-def test_an_unknown_model_is_refused_with_those_that_are_known(temporary):
-    for model in ("v100", None):
-        with pytest.raises(ConfigError, match="a100_40gb"), rehearsal.prepare_machine(configs(model)):
-            pass
-    assert list(temporary.iterdir()) == []
-
-
-def _raise_not_ready(*_: object, **__: object) -> None:
-    raise RuntimeError("NOT_READY")
-
-
-def test_a_job_that_ended_is_charged_nothing_and_a_wrong_device_is_an_error(temporary, tmp_path, monkeypatch):
-    job = group("a").jobs[0]
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    (config,) = configs("a100_40gb")
-    with rehearsal.prepare_machine([config]) as simulated:
-        uuid = simulated.find_device(config.gpu).uuid
-        slots = [Slot(visible_devices=uuid)]
-        gone, here = (
-            JobState(job=job, folder=tmp_path, started=ProcessStart(process=Gone(pid), at_ns=0))
-            for pid in (ended.pid, os.getpid())
-        )
-        simulated.charge([gone], slots, ["python"], 10)
-        with monkeypatch.context() as patch:
-            patch.setattr(control_program, "connect", _raise_not_ready)
-            simulated.charge([gone], slots, ["python"], 10)
-            with pytest.raises(SharingError, match="cannot become a client of MPS: NOT_READY"):
-                simulated.charge([here], slots, ["python"], 10)
-        assert not gone.went_wrong
-        with pytest.raises(SharingError, match="GPU-absent: Not Found"):
-            simulated.charge([here], [Slot(visible_devices="GPU-absent")], ["python"], 10)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (["scenario=mps", "scenario.program=/usr/bin/nvidia-cuda-mps-control"], "cannot be used with a simulated GPU"),
-        (["gpu.job_memory_mib=0"], "at least 1"),
-        (["+listeners.smi.options.program=/usr/bin/nvidia-smi"], "cannot be used with a simulated GPU"),
-        (["workload.step_mode=cuda_graph"], "the job would run on a simulated NVIDIA H100"),
-    ],
-)
-def test_what_cannot_be_rehearsed_is_refused(make_plan, overrides, words):
-    with pytest.raises(ConfigError, match=words):
-        make_plan(["gpu=simulated_h100_80gb", *overrides], device=SIMULATED)
-
-
-def test_a_simulated_device_needs_no_privilege_and_may_be_forbidden_to_change(make_plan):
-    admin = {
-        given: make_plan(["gpu=simulated_h100_80gb", f"gpu.admin={given}"], device=SIMULATED).groups[0].gpu.admin
-        for given in ("[sudo,-n]", "null")
-    }
-    assert admin == {"[sudo,-n]": (), "null": None}
-
-
-def test_the_plan_trains_on_the_cpu_and_its_digest_knows_what_is_declared(make_plan):
-    plans = [
-        make_plan(["gpu=simulated_h100_80gb", f"gpu.job_memory_mib={mib}"], device=SIMULATED) for mib in (512, 513)
-    ]
-    argv = plans[0].groups[0].jobs[0].workload.argv
-    assert argv[argv.index("--device") + 1] == "cpu"
-    real = make_plan([], device=GPU)
-    assert "simulated" not in plan_text.format_plan(real)
-    assert len({plan.groups[0].digest for plan in (*plans, real)}) == 3
-
-
 @pytest.mark.torch
 @pytest.mark.slow
 def test_a_framework_answers_on_several_instances_and_a_missing_one_is_a_row(run, tmp_path):
@@ -687,19 +440,3 @@ def test_a_framework_answers_on_several_instances_and_a_missing_one_is_a_row(run
     assert job["group.tags.collocation.simulated"] == "true"
     (found,) = Path(tmp_path).rglob("probe.json")
     assert json.loads(found.read_text())["framework"] == "torch"
-
-
-def test_the_jobs_of_one_process_are_charged_together(temporary, tmp_path):
-    jobs = group("a", "b", "c").jobs
-    (config,) = configs("a100_40gb")
-    with rehearsal.prepare_machine([config]) as simulated:
-        uuid = simulated.find_device(config.gpu).uuid
-        states = [
-            JobState(
-                job=job, folder=tmp_path, host_folder=tmp_path, started=ProcessStart(process=Gone(os.getpid()), at_ns=0)
-            )
-            for job in jobs
-        ]
-        simulated.charge(states, [Slot(visible_devices=uuid)] * 3, ["python"] * 3, 15_000)
-        assert [state.went_wrong for state in states] == [False, False, True]
-        assert "no room for 15000 MiB" in states[2].ended.noticed.reason

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from mlflow import MlflowClient
 
 from pipeline.base.system import squeue
 from pipeline.base.system.errors import TrackingError
@@ -48,8 +47,8 @@ def server(tmp_path_factory):
 @pytest.fixture(scope="module")
 def slurm():
     """A cluster of two nodes."""
-    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, slurm_cluster.cluster(Path(folder), gpus=2) as found:
-        yield found
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, slurm_cluster.cluster(Path(folder), gpus=2) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -125,17 +124,17 @@ def test_tasks_that_are_cancelled_warned_or_requeued_are_gone_on_with(start, tmp
     slurm.tell("scancel", "--batch", "--signal=TERM", f"{array.job}_3")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
-    found = array.overview()
-    assert [shard.state == "done" for shard in found.shards] == [True, False, False], err
-    assert found.shards[2].results["interrupted"] == 1, array.log_of(3)
+    overview = array.overview()
+    assert [shard.state == "done" for shard in overview.shards] == [True, False, False], err
+    assert overview.shards[2].results["interrupted"] == 1, array.log_of(3)
     assert "tracking process has ended" not in array.log_of(2), array.log_of(2)
     process = start("resume=true")
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "submitted 2 shards of 3" in err
-    found = array.overview()
-    assert [dict(shard.results) for shard in found.shards] == [{"ok": 2}] * 3
-    assert len({shard.gpu for shard in found.shards}) == 2
+    overview = array.overview()
+    assert [dict(shard.results) for shard in overview.shards] == [{"ok": 2}] * 3
+    assert len({shard.gpu for shard in overview.shards}) == 2
     assert not any(gpu.processes for gpu in StateFile(tmp_path / "machine.json").read().gpus)
 
 
@@ -171,10 +170,12 @@ def test_shards_of_nodes_that_died_or_only_seemed_to_are_run_again_and_counted_o
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     # By its own task or by the other, whichever began first: both have one spool.
+    from mlflow import MlflowClient
+
     ran = [run for run, _ in groups(MlflowClient(server), f"{tmp_path.name}-rehearsal")]
     assert [run.data.tags["collocation.result"] for run in ran].count("interrupted") == 1
-    found = array.overview()
-    assert [dict(shard.results) for shard in found.shards] == [{"ok": 2}] * 2
+    overview = array.overview()
+    assert [dict(shard.results) for shard in overview.shards] == [{"ok": 2}] * 2
     study = rows.read([server], f"{tmp_path.name}-rehearsal")
     assert [(block.num_groups, block.num_missing) for block in study.blocks] == [(2, 0)] * 2
     assert study.num_planned == len(study.rows) == 4

@@ -97,6 +97,7 @@ def read_rows(folder: Path) -> list[dict[str, str]]:
     return [{key: value.replace(str(folder), "FOLDER") for key, value in row.items()} for row in found]
 
 
+@pytest.mark.slow
 def test_two_studies_in_one_worker_are_as_in_two(run: Callable[..., Seen]) -> None:
     together, second, first = run("together", 2, 1), run("second", 2), run("first", 1)
     assert together.answers == second.answers + first.answers and sorted(together.answers) == [0, 1]

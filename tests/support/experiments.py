@@ -6,18 +6,24 @@ import functools
 import hashlib
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal import defaults_list
 from hydra._internal.callbacks import Callbacks
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.config_store import ConfigStore
+from hydra.core.default_element import InputDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
 
+from hydra_plugins.option_classes import OptionClasses
 from pipeline import rehearsal
 from pipeline.base.domain.records import Plan
 from pipeline.base.system.paths import PROJECT_DIR
@@ -108,6 +114,7 @@ def _kept_sweeper(arguments: tuple[str, ...]) -> Any:
 
 
 def _sweeper(arguments: Sequence[str], conf: Path) -> Any:
+    _read_files_once()
     with _initialized(conf):
         config = compose("config", list(arguments), return_hydra_config=True)
         hydra = GlobalHydra.instance().hydra
@@ -129,3 +136,35 @@ def _initialized(conf: Path) -> Iterator[None]:
 def _prepare_hydra() -> None:
     """Prepare Hydra as `run.py` does at its start."""
     config_schema.register()
+
+
+@functools.cache
+def _read_files_once() -> None:
+    """Let Hydra compose in half of the time; not in the server of `forks`, whose programs are as they are for users."""
+    ConfigRepository.load_config = _load_once(ConfigRepository.load_config)
+    # Hydra copies its sources, and with them the store, for each composition; what it loads from the store is a copy.
+    ConfigStore.__deepcopy__ = lambda self, _: self
+    map_choices = defaults_list._create_interpolation_map
+
+    def map_choices_if_used(overrides: Any, defaults: list[InputDefault], self_added: bool) -> DictConfig | None:
+        is_used = any(default.is_interpolation() for default in defaults)
+        return map_choices(overrides, defaults, self_added) if is_used else None
+
+    defaults_list._create_interpolation_map = map_choices_if_used
+
+
+def _load_once(load: Callable[..., ConfigResult | None]) -> Callable[..., ConfigResult | None]:
+    """Read each file of the project's configuration once; each composition gets its copy, which it may change."""
+    kept: dict[tuple[str, ...], bytes] = {}
+    fixed = {"hydra.conf", str(PROJECT_DIR / "conf"), str(PROJECT_DIR / "tests/conf"), ""}  # tests write into others
+
+    def load_config(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
+        key = (config_path, *(source.path for source in repository.sources))
+        if key not in kept:
+            loaded = load(repository, config_path)
+            if loaded is None or loaded.path.startswith(OptionClasses.scheme()) or not fixed.issuperset(key[1:]):
+                return loaded
+            kept[key] = pickle.dumps(loaded)
+        return pickle.loads(kept[key])
+
+    return load_config

@@ -43,7 +43,7 @@ def cluster(folder: Path, limit_s: float = 60) -> Iterator[str]:
     initdb = argv("initdb", "--pgdata", folder / "data", "--auth=trust", "--username=mlflow", "--no-sync")
     subprocess.run(initdb, user=owner, cwd=folder, check=True, capture_output=True)
     settings = ["listen_addresses=127.0.0.1", f"port={port}", f"unix_socket_directories={folder}", "fsync=off"]
-    command = argv("postgres", "-D", folder / "data", *(word for each in settings for word in ("-c", each)))
+    command = argv("postgres", "-D", folder / "data", *(word for setting in settings for word in ("-c", setting)))
     with (folder.parent / f"{folder.name}.log").open("wb") as log:
         server = subprocess.Popen(command, user=owner, cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:

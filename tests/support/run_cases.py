@@ -10,6 +10,6 @@ SHORT = ["window.seconds=0.2", "window.settle_s=0.1", "limits.ready_s=60", "limi
 
 def groups(client, name: str = "collocation"):
     experiment = client.get_experiment_by_name(name)
-    found = client.search_runs([experiment.experiment_id], "tags.`collocation.role` = 'group'", order_by=["start_time"])
+    runs = client.search_runs([experiment.experiment_id], "tags.`collocation.role` = 'group'", order_by=["start_time"])
     children = client.search_runs([experiment.experiment_id], "tags.`collocation.role` = 'job'")
-    return [(run, [c for c in children if c.data.tags["mlflow.parentRunId"] == run.info.run_id]) for run in found]
+    return [(run, [c for c in children if c.data.tags["mlflow.parentRunId"] == run.info.run_id]) for run in runs]

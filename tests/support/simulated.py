@@ -14,6 +14,7 @@ from pipeline.simulation.install import install_driver, write_programs
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.releases import RECORDED
 from pipeline.simulation.machine.state_file import Fault, Gpu, StateFile
+from tests.support import fast_programs
 
 
 def set_faults(file: StateFile, *faults: Fault, of_mps: tuple[str, ...] = ()) -> None:
@@ -28,7 +29,7 @@ class Machine:
 
     Attributes:
         device: GPU 0 as NVML reports it; the project cannot distinguish it from a real GPU.
-        programs: paths of the programs, by name of the real program, such as `nvidia-smi`.
+        programs: paths of the programs, by name of the real program, such as `nvidia-smi`; they run as forks.
         locks: folder of locks and journals.
     """
 
@@ -67,6 +68,7 @@ class Machine:
         if is_on:
             Driver(file).set_mig_mode(0, is_on=True)
         programs = {name: str(path) for name, path in write_programs(folder / "bin", file.path).items()}
+        fast_programs.use_in(folder / "bin", file.path)
         with install_driver(file.path):
             device = nvml.list_devices()[0]
         return cls(folder=folder, file=file, device=device, programs=programs, locks=locks or folder, **of)

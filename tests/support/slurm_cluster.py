@@ -188,12 +188,12 @@ def cluster(folder: Path, gpus: int) -> Iterator[Cluster]:
     (folder / "slurm.conf").write_text(conf)
     gres = [f"NodeName={name} Name=gpu File={folder}/dev/nvidia{number}" for number, name in enumerate(names)]
     (folder / "gres.conf").write_text("\n".join(["AutoDetect=off", *gres, ""]))
-    found = Cluster(folder, names)
+    cluster = Cluster(folder, names)
     try:
-        found.start()
-        yield found
+        cluster.start()
+        yield cluster
     finally:
-        found.end()
+        cluster.end()
 
 
 def free_ports(number: int) -> list[int]:

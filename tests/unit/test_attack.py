@@ -38,8 +38,8 @@ def _make_run(block: int, rate: float, **tags: str) -> StoredRun:
 def test_a_printed_figure_is_the_median_over_the_valid_blocks(monkeypatch, tmp_path, tags, median):
     runs = [_make_run(number, 100.0 * number, **tag) for number, tag in enumerate(tags, start=1)]
     monkeypatch.setattr(figures, "read_runs", lambda *_: runs)
-    found = list(figures.differences(_PRINTED.format(median), tmp_path, "e"))
-    assert [text for text in found if "samples/s" in text or "makespan" in text] == []
+    differences = list(figures.differences(_PRINTED.format(median), tmp_path, "e"))
+    assert [text for text in differences if "samples/s" in text or "makespan" in text] == []
     wrong = list(figures.differences(_PRINTED.format("123.4"), tmp_path, "e"))
     assert f"naive-2x: samples/s is 123.4 in the table, {median} in the store" in wrong
 

@@ -102,6 +102,7 @@ def test_a_program_that_is_not_there_is_refused_in_one_line(site, mine):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_what_is_wrong_on_the_command_line_is_said_in_its_words(site, mine):
     done = collocate(site, mine, "run", "limits=3")
     assert done.returncode == 2

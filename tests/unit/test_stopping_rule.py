@@ -106,11 +106,17 @@ def test_a_study_that_was_cut_short_says_nothing_about_its_goal():
 def test_blocks_and_time_at_the_goal_are_known_from_stored_blocks():
     past = [
         PastGroup(
-            key=each.key, scenario=each.scenario, jobs=each.job_names, window="", kind="steady", device="", on_top_s=19
+            key=group.key,
+            scenario=group.scenario,
+            jobs=group.job_names,
+            window="",
+            kind="steady",
+            device="",
+            on_top_s=19,
         )
-        for each in groups_of(1)
+        for group in groups_of(1)
     ]
-    ahead = [each for block in range(1, 21) for each in groups_of(block)]
+    ahead = [group for block in range(1, 21) for group in groups_of(block)]
     lines = list(rule_of(1.5).forecast(ahead, rows_of(5), past, only_known=True))
     source = "estimated from similar earlier groups"
     assert lines[1:] == [
@@ -140,7 +146,7 @@ def test_stored_blocks_of_another_gpu_are_refused_unless_they_are_enough():
 
 
 def test_the_time_left_is_that_of_the_expected_blocks():
-    progress = Progress([each for block in range(1, 21) for each in groups_of(block)])
+    progress = Progress([group for block in range(1, 21) for group in groups_of(block)])
     progress.last_block, progress.is_least = 5, True
     assert progress.estimate_left_s() == (5 * 2 * 11, False)
     progress.last_block, progress.is_least = 7, False

@@ -12,7 +12,7 @@ from workloads import client, program
 
 _PERIOD_NS = 5_000_000
 """Time from one pause to the next, if each phase of work ends in time."""
-_WARMUP_PERIODS = 10
+WARMUP_PERIODS = 10
 
 _log = logging.getLogger(__name__)
 
@@ -59,14 +59,14 @@ def measure(args: argparse.Namespace, job: client.NullJob, load: Load) -> None:
     """Warm up, wait at the group's barrier, and work in periods for `args.epochs` epochs; 0: until stopped."""
     job.phase("warmup")
     cycle = DutyCycle(load, args.dial)
-    for _ in range(_WARMUP_PERIODS):
+    for _ in range(WARMUP_PERIODS):
         cycle.work()
         cycle.pause()
     job.ready()
     job.phase("measure")
     for epoch in range(1, args.epochs + 1) if args.epochs else itertools.count(1):
         begin_ns, held_ns, num_calls = time.monotonic_ns(), job.held_ns, 0
-        for _ in job.until_stop(itertools.count(), finish=_wait_for_nothing):
+        for _ in job.until_stop(itertools.count(), finish=wait_for_nothing):
             num_new = cycle.work()
             job.step(num_new, epoch)
             num_calls += num_new
@@ -82,5 +82,5 @@ def measure(args: argparse.Namespace, job: client.NullJob, load: Load) -> None:
         program.report_wrong(job, f"{num_wrong} results of the load on {args.resource} are wrong")
 
 
-def _wait_for_nothing() -> None:
+def wait_for_nothing() -> None:
     """Do nothing: a phase of work has waited for its calls."""

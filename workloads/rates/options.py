@@ -1,11 +1,12 @@
-"""The options of the programs that repeat one operation: `micro.py`, `particles.py`, `stressor.py` in `workloads/`."""
+"""The options of the programs that repeat one operation: `micro`, `particles`, `stressor`, `stressor_turns`."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workloads.options import Device, option
+from workloads.rates import turn_loop
 
 Operation = enum.Enum(
     "Operation",
@@ -20,6 +21,8 @@ Resource = enum.Enum(
     start=0,
 )
 """Resources that a stressor loads; `shared_memory` includes the L1 cache, `host_memory` the page cache."""
+_LEAST_DIAL = 0.01
+_OF_HOST = (Resource.host_cores, Resource.host_memory)
 TrackingPrecision = enum.Enum("TrackingPrecision", "fp32 fp64", start=0)
 
 # FP8 needs compute capability 8.9 (Ada, Hopper); TF32 and BF16 need 8.0 (Ampere). Source: NVIDIA, CUDA C++ Programming
@@ -96,34 +99,90 @@ class Stressor:
         None, least=1, help="threads that load `host_cores` or `host_memory`; `null`: one per CPU of the job"
     )
 
-    @property
-    def is_of_host(self) -> bool:
-        return self.resource in (Resource.host_cores, Resource.host_memory)
-
     def check(self, device: Device) -> None:
         if self.dial > 1:
             raise ValueError(f"dial={self.dial:g} must be from 0 to 1")
-        if self.is_of_host:
-            return
-        if device.is_simulated or not device.is_gpu:
-            place = f"a simulated {device.name}" if device.is_simulated else device.name
-            raise ValueError(
-                f"resource={self.resource.name} needs a GPU, but the job would run on {place}; use host_cores or "
-                "host_memory"
-            )
-        capability = device.compute_capability
-        if self.resource is Resource.tensor_cores and capability is not None and capability < (8, 0):
-            raise ValueError(
-                f"resource=tensor_cores needs compute capability 8.0, but {device.name} has "
-                f"{'.'.join(map(str, capability))}; use another resource"
-            )
+        _check_resource("resource", self.resource, device)
 
     def explain_own_launch(self) -> str:
         return ""
 
     def small(self) -> Stressor:
-        resource = self.resource if self.is_of_host else Resource.host_cores
+        resource = self.resource if self.resource in _OF_HOST else Resource.host_cores
         return Stressor(resource=resource, dial=self.dial, threads=self.threads)
+
+
+@dataclass(kw_only=True)
+class StressorTurns:
+    """Load one resource after another, each in turns."""
+
+    script = "workloads/stressor_turns.py"
+    name = "stressor"
+    work_unit = "calls"
+    preload = "workloads.rates.loop"
+    is_load = True
+    takes_turns = True
+
+    resources: list[str] = option(
+        choices=tuple(Resource.__members__), help="loaded resources ([sensitivity.md](sensitivity.md#stressors))"
+    )
+    dials: list[float] = option(help="dials of each resource, from 0.01 to 1", least=0)
+    turn_s: float = option(1.0, least=0, help="length of a turn in seconds")
+    turn_settle_s: float = option(0.2, least=0, help="time at the beginning of a turn that is not measured")
+    lead_s: float = option(
+        1.0, least=0, help="time before the first turn, in which the stressor is idle and other jobs settle"
+    )
+    rounds: int = option(
+        2, least=1, is_flag=False, help="number of turns of each resource and dial that fit into a steady window"
+    )
+    threads: int | None = option(
+        None, least=1, help="threads that load `host_cores` or `host_memory`; `null`: one per CPU of the job"
+    )
+
+    def check(self, device: Device) -> None:
+        for name in ("resources", "dials"):
+            entries = getattr(self, name)
+            if not entries or len(set(entries)) < len(entries):
+                raise ValueError(f"{name}={entries} must name at least one, each once; correct the list")
+        for resource in self.resources:
+            _check_resource("resources", Resource[resource], device)
+        for dial in self.dials:
+            if not _LEAST_DIAL <= dial <= 1:
+                raise ValueError(f"dials={dial:g} must be from {_LEAST_DIAL} to 1; turns without load are added")
+        if self.turn_s < 2 * max(self.turn_settle_s, 0.01):
+            raise ValueError(
+                f"turn_s={self.turn_s:g} must be at least twice turn_settle_s={self.turn_settle_s:g}, and 0.02; raise "
+                "turn_s"
+            )
+
+    def fit_window_s(self, settle_s: float) -> float:
+        if self.lead_s < settle_s:
+            raise ValueError(
+                f"lead_s={self.lead_s:g} is below window.settle_s={settle_s:g}, so the first turns would not be "
+                "measured; remove lead_s"
+            )
+        num_turns = len(turn_loop.list_round(self.resources, self.dials))
+        return self.lead_s - settle_s + (self.rounds * num_turns + 1) * self.turn_s  # the last turn is a reserve
+
+    def small(self) -> StressorTurns:
+        resources = [name for name in self.resources if Resource[name] in _OF_HOST]
+        return replace(self, resources=resources or [Resource.host_cores.name], turn_s=min(self.turn_s, 0.5))
+
+
+def _check_resource(key: str, resource: Resource, device: Device) -> None:
+    if resource in _OF_HOST:
+        return
+    if device.is_simulated or not device.is_gpu:
+        place = f"a simulated {device.name}" if device.is_simulated else device.name
+        raise ValueError(
+            f"{key}={resource.name} needs a GPU, but the job would run on {place}; use host_cores or host_memory"
+        )
+    capability = device.compute_capability
+    if resource is Resource.tensor_cores and capability is not None and capability < (8, 0):
+        raise ValueError(
+            f"{key}=tensor_cores needs compute capability 8.0, but {device.name} has "
+            f"{'.'.join(map(str, capability))}; use another resource"
+        )
 
 
 @dataclass(kw_only=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from pipeline.base.domain.tags import Tag
 
 _SEPARATOR = "; "
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 class Marks(NamedTuple):
@@ -45,3 +47,14 @@ def read_marks(tags: Mapping[str, str]) -> Marks:
 def join(parts: Iterable[str]) -> str:
     """Join the non-empty parts of a mark."""
     return _SEPARATOR.join(filter(None, parts))
+
+
+def merge_notes(notes: Iterable[str]) -> tuple[str, ...]:
+    """Return one note for all notes that differ in their numbers only: the one with the highest last number."""
+    by_kind: dict[str, tuple[float, str]] = {}
+    for note in notes:
+        kind, numbers = _NUMBER.sub("", note), _NUMBER.findall(note)
+        last = float(numbers[-1]) if numbers else 0.0
+        if kind not in by_kind or last > by_kind[kind][0]:
+            by_kind[kind] = last, note
+    return tuple(note for _, note in by_kind.values())

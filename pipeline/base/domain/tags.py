@@ -28,6 +28,7 @@ class Tag(StrEnum):
     SHARD = f"{PREFIX}plan_shard"
     LAUNCH = f"{PREFIX}launch"  # spool id of the group whose processes an interleaved group was measured in
     SLICES = f"{PREFIX}slices"  # number of slices, and their length: `8 x 0.5 s`
+    TURNS = f"{PREFIX}turns"  # JSON: the rates of the jobs in the turns of a stressor (`base/domain/turns.py`)
     TAKEN_OVER = f"{PREFIX}taken_over_by"  # JSON: the facts of each later plan that reuses the result
     CASE = f"{PREFIX}case"  # if a shard of the plan is one case of a block
     SCENARIO = f"{PREFIX}scenario"
@@ -108,7 +109,7 @@ _NOT_SHOWN = "mlflow."
 _OF_PROGRAMS = frozenset(
     {
         *(Tag.SPOOL_ID, Tag.DIGEST, Tag.KEY, Tag.PROGRAM_DIGEST, Tag.WORKLOAD_DIGEST, Tag.SETTINGS, Tag.PLANNED),
-        *(Tag.FIRST_LOSSES, Tag.FIRST_LOSS_BITS, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.FIGURES, Tag.TAKEN_OVER),
+        *(Tag.FIRST_LOSSES, Tag.FIRST_LOSS_BITS, Tag.FIRST_OUTPUTS, Tag.RATES, Tag.TURNS, Tag.FIGURES, Tag.TAKEN_OVER),
         *map(fact_tag, ("plan", "plan_any_gpu")),
     }
 )

@@ -6,8 +6,6 @@ Loads the GPU for less than a minute, or longer if it has many instances; no oth
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,7 +28,6 @@ from pipeline.gpu.status import find_gpu, make_printable, open_driver
 from pipeline.prepare.device import gpu_health as device_health
 from pipeline.prepare.device import lease, nvml
 
-_PREFIX, _RANDOM = "colloc-selftest-", "[a-z0-9_]+"  # as tempfile makes names
 _HEADS = {"gract_ratio": "GRACT", "smact_ratio": "SMACT", "smocc_ratio": "occupancy", "utilization_ratio": "util."}
 _UNKNOWN = "not checked: the number of SMs of this simulated model is unknown"
 _NO_INSTANCE = f"not checked: MIG mode is on, but no instance exists; create one: {entry_points.spell('gpu', 'create')}"
@@ -88,26 +85,11 @@ def _measure(device: Device, folder: Path, gpu: str, machine: str | None) -> Mea
     with ExitStack() as stack:
         if machine is not None or not device.is_simulated:  # a simulated model exists only for this command
             stack.enter_context(_hold(device, folder))
-        scratch = stack.enter_context(_make_scratch())
+        scratch = stack.enter_context(temporary_folder.hold_scratch())
         if not device.is_simulated:
             return measure(device, scratch)
         rehearsal = stack.enter_context(simulated_load.copy_machine(gpu, machine, scratch))
         return measure(rehearsal.attach(device), scratch, rehearsal.start_loader, REHEARSED_PACE)
-
-
-@contextmanager
-def _make_scratch() -> Iterator[Path]:
-    with ExitStack() as stack:
-        try:
-            parent = Path(tempfile.gettempdir())
-            for folder in temporary_folder.find_abandoned(parent, _PREFIX, _RANDOM):
-                shutil.rmtree(folder, ignore_errors=True)
-            scratch = stack.enter_context(temporary_folder.hold(parent, _PREFIX))
-        except OSError as error:
-            raise ConfigError(
-                f"could not create a temporary folder: {error}; set TMPDIR to a writable folder"
-            ) from error
-        yield scratch
 
 
 @contextmanager

@@ -76,7 +76,8 @@ def _report(study: Study, table: Table, plan: Plan | None, folder: Path) -> Path
     content = make_content(study)
     figures = list(content.figures)
     if plan is not None:
-        figures.append(draw(gpu_picture.sketch(plan, "planned-gpus"), "planned-gpus", is_simulated=plan.is_simulated))
+        sketch = gpu_picture.sketch(plan, "planned-gpus")
+        figures.append(draw(sketch, sketch.name, is_simulated=plan.is_simulated, has_columns=True))
     added = dataclasses.replace(content, tables=[table, *content.tables], figures=figures)
     return publish.write(added, folder).page
 

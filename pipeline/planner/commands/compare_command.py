@@ -38,7 +38,7 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
     by_load, texts = [], []
     for load in arguments.load or [1.0]:
         if not 0 < load < math.inf:
-            raise ConfigError(f"--load {load:g}: must be above 0 and finite")
+            raise ConfigError(f"--load {load:g}: must be above 0 and finite; write 2 for twice the rates")
     for load in arguments.load or [1.0]:
         services = tuple(replace(service, rate_per_s=service.rate_per_s * load) for service in problem.services)
         scaled = replace(problem, services=services)

@@ -24,7 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a plan (drawn by slices), the steps of a transition (a timeline), or the output of `compare --json` "
         "(GPUs by load)",
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for FILE.svg and FILE.pdf")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder for FILE.svg, FILE.pdf, and FILE-column.pdf in a column's width",
+    )
 
 
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
@@ -34,23 +40,22 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
         raise ConfigError(f"two files would be drawn as {max(names, key=names.count)}.svg; draw one file at a time")
     sketched = [_sketch(path, name) for path, name in zip(arguments.files, names, strict=True)]
     drawn = [
-        draw(sketch, name, is_simulated=is_simulated)
+        draw(sketch, name, is_simulated=is_simulated, has_columns=True)
         for (sketch, is_simulated), name in zip(sketched, names, strict=True)
     ]
     rows = []
     for drawing in drawn:
-        paths = [arguments.out / f"{drawing.name}{suffix}" for suffix in (".svg", ".pdf")]
+        contents = {".svg": drawing.svg.encode(), ".pdf": drawing.pdf, "-column.pdf": drawing.column_pdf}
+        files = {arguments.out / f"{drawing.name}{suffix}": content for suffix, content in contents.items() if content}
         try:
             arguments.out.mkdir(parents=True, exist_ok=True)
-            paths[0].write_text(drawing.svg, encoding="utf-8")
-            paths[1].write_bytes(drawing.pdf)
+            for path, content in files.items():
+                path.write_bytes(content)
         except OSError as error:
             raise ConfigError(
                 f"--out {arguments.out}: cannot be written: {error.strerror}; name a writable folder"
             ) from error
-        rows.append(
-            {"files": [str(path) for path in paths], "title": drawing.sketch.title, "caption": drawing.sketch.caption}
-        )
+        rows.append({"files": list(map(str, files)), "title": drawing.sketch.title, "caption": drawing.sketch.caption})
     text = "\n\n".join(f"{' '.join(row['files'])}\n{row['title']}. {row['caption']}" for row in rows)
     return CommandAnswer(data={"pictures": rows}, text=text)
 

@@ -69,7 +69,9 @@ def answer(arguments: argparse.Namespace) -> CommandAnswer:
     plan, _ = training_plan.read(arguments.plan)
     name = arguments.name or re.sub(r"\W", "_", arguments.plan.stem)
     if not experiment_file.NAME.fullmatch(name):
-        raise ConfigError(f"--name {name}: must begin with a letter and have only letters, digits and _")
+        raise ConfigError(
+            f"--name {name}: must begin with a letter and have only letters, digits and _; choose another name"
+        )
     if arguments.gpu is not None:
         plan = _select_model(plan, arguments.gpu, str(arguments.plan))
     text = _export(plan, name, arguments)

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(arguments: argparse.Namespace) -> CommandAnswer:
     """Return the steps and the least throughputs, or the reason why no transition was found."""
     if not 0 <= arguments.spare <= _MOST_SPARE:
-        raise ConfigError(f"--spare {arguments.spare}: must be from 0 to {_MOST_SPARE}")
+        raise ConfigError(f"--spare {arguments.spare}: must be from 0 to {_MOST_SPARE}; write 1 for one spare GPU")
     durations_s = read_durations(arguments.duration)
     today, tomorrow = deployment.read(arguments.today), deployment.read(arguments.tomorrow)
     try:

@@ -172,7 +172,9 @@ def check_template(raw: object, where: str) -> ResourceClaimTemplate:
     _check_name(template.metadata.name, f"{where}: metadata.name")
     classes = {request.name: request.exactly.deviceClassName for request in devices.requests}
     if not 0 < len(devices.requests) <= _MOST_REQUESTS or len(classes) < len(devices.requests):
-        raise ConfigError(f"{path}.requests: must be 1 to {_MOST_REQUESTS} requests with different names")
+        raise ConfigError(
+            f"{path}.requests: must be 1 to {_MOST_REQUESTS} requests with different names; rename or remove some"
+        )
     for number, request in enumerate(devices.requests):
         _check_name(request.name, f"{path}.requests[{number}].name")
         if request.exactly.count == 0 or (request.exactly.allocationMode == "All" and request.exactly.count):
@@ -181,7 +183,8 @@ def check_template(raw: object, where: str) -> ResourceClaimTemplate:
         _check_references(constraint.requests, classes, f"{path}.constraints[{number}].requests")
         if constraint.matchAttribute != SAME_GPU:
             raise ConfigError(
-                f"{path}.constraints[{number}].matchAttribute: must be {SAME_GPU}, not {constraint.matchAttribute}"
+                f"{path}.constraints[{number}].matchAttribute: must be {SAME_GPU}, not {constraint.matchAttribute}; "
+                "correct it"
             )
     for number, config in enumerate(devices.config):
         _check_references(config.requests, classes, f"{path}.config[{number}].requests")
@@ -213,7 +216,9 @@ def check_pod(spec: Mapping[str, Any], template: ResourceClaimTemplate, where: s
 
 def _check_name(name: str, where: str) -> None:
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{where}: must have only a-z, 0-9 and '-', and at most 63 characters, not {name!r}")
+        raise ConfigError(
+            f"{where}: must have only a-z, 0-9 and '-', and at most 63 characters, not {name!r}; rename it"
+        )
 
 
 def _check_references(requests: Sequence[str], known: Mapping[str, str], where: str) -> None:
@@ -238,7 +243,7 @@ def _check_parameters(parameters: Parameters, classes: set[str], where: str) -> 
     if (mps.defaultActiveThreadPercentage or 0) > 100:
         raise ConfigError(
             f"{where}.sharing.mpsConfig.defaultActiveThreadPercentage: must be at most 100, not "
-            f"{mps.defaultActiveThreadPercentage}"
+            f"{mps.defaultActiveThreadPercentage}; write 100 for no limit"
         )
     for limit in (mps.defaultPinnedDeviceMemoryLimit, *(mps.defaultPerDevicePinnedMemoryLimit or {}).values()):
         quantity = None if limit is None else _QUANTITY.fullmatch(limit)

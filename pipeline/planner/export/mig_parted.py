@@ -27,7 +27,7 @@ def text_of(plan: Plan, name: str, source: str, gpus_per_node: int | None) -> st
     if not gpus:
         raise ConfigError(f"{source}: has no GPU; export a plan with GPUs")
     if gpus_per_node is not None and gpus_per_node < 1:
-        raise ConfigError(f"--gpus-per-node {gpus_per_node}: must be at least 1")
+        raise ConfigError(f"--gpus-per-node {gpus_per_node}: must be at least 1; write the number of GPUs of a node")
     indexes = _indexes(gpus, source)
     per_node = gpus_per_node or max(indexes) + 1
     nodes: dict[int, dict[tuple[tuple[str, int], ...], list[int]]] = defaultdict(dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,29 +14,39 @@ from pipeline.planner import deployment
 from pipeline.planner.deployment import Gpu, Instance, Plan
 from pipeline.report.figures.bars import make_legend
 from pipeline.report.figures.drawing import (
+    COLUMN,
     FAINT,
     INK,
+    LEAST_CHARACTER,
+    LEAST_FONT,
     PAPER,
     Sketch,
     add_legend,
     clean_text,
+    count_characters,
+    find_widest,
+    make_bar_style,
     new_figure,
     say_missing,
+    wrap_lines,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ONE_COLUMN = 14
-"""The largest number of rows in one column; more rows are drawn in two columns."""
-_WIDTH = 9.6  # inches
-_ROW_HEIGHT = 0.46  # inches
+_ONE_PANEL = 14
+"""The largest number of rows in one panel; more rows are drawn in two panels."""
+_LINES = {False: 2, True: 3}
+"""The most lines of words in an instance, in the width of the text and of a column."""
+_ROW_HEIGHT = {2: 0.52, 3: 0.66}
+"""The height of a row by its most lines. Unit: inches."""
 _GAP = 0.16  # between rows, as a share of a row
-_LOAD_HEIGHT, _MEMORY_HEIGHT = 0.20, 0.10
-_FONT_SIZE = 6.0
-_WIDTH_OF_CHARACTER = 0.053  # inches, at this font size
+_LOAD_HEIGHT, _MEMORY_HEIGHT = 0.17, 0.09
 
+
+_DRAWN_SHARE = 0.93
+"""The share of the width that labels and slices have, without margins."""
 
 _Row = tuple[Gpu, list[str]]
 """A GPU, and the names of all GPUs with the same instances."""
@@ -76,18 +87,22 @@ def _rows(gpus: Sequence[Gpu]) -> list[_Row]:
 
 
 def _paint(plan: Plan, rows: Sequence[_Row]) -> Figure:
-    columns = 1 if len(rows) <= _ONE_COLUMN else 2
-    per_column = -(-len(rows) // columns) or 1
-    figure = new_figure(_WIDTH, 0.9 + _ROW_HEIGHT * per_column)
-    panels = figure.subplots(1, columns, squeeze=False)[0]
+    number, width = 1 if len(rows) <= _ONE_PANEL else 2, find_widest()
+    per_panel = -(-len(rows) // number) or 1
+    is_narrow = width <= COLUMN
+    columns, num_lines = 1 if is_narrow else number, _LINES[is_narrow]
+    figure = new_figure(width, (0.9 + _ROW_HEIGHT[num_lines] * per_panel) * number / columns)
+    panels = figure.subplots(number // columns, columns, squeeze=False).ravel()
     totals = deployment.total_per_s(plan.deployment.gpus)
     loads = {s.name: s.rate_per_s / totals[s.name] for s in plan.services if totals.get(s.name)}
     names_model = len({gpu.model for gpu, _ in rows}) > 1
-    for number, axes in enumerate(panels):
-        column = rows[number * per_column : (number + 1) * per_column]
-        labels = [_label(row, names_model=names_model) for row in column]
-        axes.set_yticks(range(len(column)), labels, fontsize=6.5)
-        _panel(axes, column, per_column, loads, characters_a_width=_WIDTH * 0.86 / columns / _WIDTH_OF_CHARACTER)
+    for place, axes in enumerate(panels):
+        members = rows[place * per_panel : (place + 1) * per_panel]
+        labels = [_label(row, names_model=names_model) for row in members]
+        axes.set_yticks(range(len(members)), labels, fontsize=LEAST_FONT)
+        longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
+        characters = width / columns * _DRAWN_SHARE / LEAST_CHARACTER - longest
+        _panel(axes, members, per_panel, loads, characters, num_lines)
     used = {_mode(gpu, instance) for gpu, _ in rows for instance in gpu.instances}
     if used:
         add_legend(figure, make_legend(sorted(used, key=lambda mode: mode.order)))
@@ -96,22 +111,26 @@ def _paint(plan: Plan, rows: Sequence[_Row]) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, rows: Sequence[_Row], num_rows: int, loads: dict[str, float], characters_a_width: float) -> None:
+def _panel(
+    axes: Axes, rows: Sequence[_Row], num_rows: int, loads: dict[str, float], characters_a_width: float, num_lines: int
+) -> None:
     widest = max((_slices(gpu) for gpu, _ in rows), default=1)
     for position, (gpu, _) in enumerate(rows):
-        _row(axes, gpu, position, loads, characters_a_width / widest)
+        _row(axes, gpu, position, loads, characters_a_width / widest, num_lines)
     axes.set_xlim(0, widest)
     axes.set_ylim(num_rows - 0.5, -0.5)
     axes.set_xticks(range(widest + 1))
     axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=7)
     knows_memory = any(instance.memory_mib is not None for gpu, _ in rows for instance in gpu.instances)
-    axes.set_xlabel(f"memory slice (bar: load of the service{', black: memory in use' if knows_memory else ''})")
+    words = f"memory slice (bar: load of the service{', black: memory in use' if knows_memory else ''})"
+    axes.set_xlabel(wrap_lines(words, count_characters(axes)))
     for side in ("left", "bottom"):
         axes.spines[side].set_visible(False)
 
 
-def _row(axes: Axes, gpu: Gpu, position: int, loads: dict[str, float], characters_a_slice: float) -> None:
+def _row(
+    axes: Axes, gpu: Gpu, position: int, loads: dict[str, float], characters_a_slice: float, num_lines: int
+) -> None:
     from matplotlib.patches import Rectangle
 
     height = 1 - _GAP
@@ -124,17 +143,21 @@ def _row(axes: Axes, gpu: Gpu, position: int, loads: dict[str, float], character
         frame = Rectangle((box.start, top), box.width, height, facecolor=PAPER, edgecolor=FAINT, linewidth=0.8)
         axes.add_patch(frame)
         bottom = top + height
-        for share, thick, colour in ((box.load, _LOAD_HEIGHT, mode.colour), (box.memory, _MEMORY_HEIGHT, INK)):
+        memory_style: dict[str, Any] = {"facecolor": INK, "edgecolor": "none"}
+        for share, thick, bar_style in (
+            (box.load, _LOAD_HEIGHT, make_bar_style(mode)),
+            (box.memory, _MEMORY_HEIGHT, memory_style),
+        ):
             if share is not None:
                 bottom -= thick
                 width = box.width * min(share, 1.0)
-                axes.add_patch(Rectangle((box.start, bottom), width, thick * 0.86, facecolor=colour, edgecolor="none"))
+                axes.add_patch(Rectangle((box.start, bottom), width, thick * 0.86, **bar_style))
         strip = Rectangle((box.start, top), box.width, 0.07, facecolor=mode.colour, edgecolor="none")
         axes.add_patch(strip)
         room = int(characters_a_slice * box.width)
         middle = (top + 0.07 + top + height - _LOAD_HEIGHT - _MEMORY_HEIGHT) / 2
-        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": _FONT_SIZE, "linespacing": 1.0}
-        axes.text(box.start + box.width / 2, middle, _words(box, room), color=INK, **style)
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": LEAST_FONT, "linespacing": 1.0}
+        axes.text(box.start + box.width / 2, middle, _words(box, room, num_lines), color=INK, **style)
     for slice_ in range(1, _slices(gpu)):
         axes.plot([slice_, slice_], [top + height, top + height + 0.05], color=FAINT, linewidth=0.6)
 
@@ -156,8 +179,8 @@ def _boxes(gpu: Gpu, loads: dict[str, float]) -> list[_Box]:
     return boxes
 
 
-def _words(box: _Box, room: int) -> str:
-    """Label an instance with profile, processes, service and load, as far as the text fits."""
+def _words(box: _Box, room: int, num_lines: int) -> str:
+    """Label an instance with profile, processes, service and load, as far as the text fits; a bar shows the load."""
     instance = box.instance
     who = instance.service if instance.processes == 1 else f"{instance.processes}x {instance.service}"
     full = "" if box.load is None else f" {box.load:.0%}"
@@ -166,7 +189,13 @@ def _words(box: _Box, room: int) -> str:
         if len(text) <= room:
             return text
     times = "" if instance.processes == 1 else f"{instance.processes}x"
-    return "\n".join(filter(None, (_shorten(instance.service, room), f"{times}{full}".strip())))
+    second = next((text for text in (f"{times}{full}".strip(), times) if len(text) <= room), "")
+    if len(instance.service) <= room:
+        return "\n".join(filter(None, (instance.service, second)))
+    room = max(room, 2)
+    name = _shorten(instance.service, room * (num_lines - bool(times)))
+    num_parts = -(-len(name) // room)
+    return "\n".join(filter(None, (times, *textwrap.wrap(name, -(-len(name) // num_parts)))))
 
 
 def _shorten(name: str, room: int) -> str:

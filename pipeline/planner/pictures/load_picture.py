@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pipeline.planner import input_files
-from pipeline.report.figures.drawing import FAINT, SERIES_COLOURS, Sketch, add_legend, new_figure
+from pipeline.report.figures.drawing import FAINT, SERIES_COLOURS, Sketch, add_legend, find_widest, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +64,8 @@ def sketch(loads: Sequence[Load], name: str) -> Sketch:
 def _paint(loads: Sequence[Load], is_proved: bool) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
-    figure = new_figure(7.2, 4.0)
+    width = find_widest()
+    figure = new_figure(width, 0.5 * width + 0.8)
     axes = figure.subplots()
     names = list(dict.fromkeys(row.method for load in loads for row in load.methods))
     x = [load.load for load in loads]

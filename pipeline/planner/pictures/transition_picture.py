@@ -14,12 +14,15 @@ from pipeline.planner.transition.graph import assign_times
 from pipeline.planner.transition.transition_steps import KINDS, Step, Transition
 from pipeline.report.figures.drawing import (
     FAINT,
+    LEAST_CHARACTER,
+    LEAST_FONT,
     PAPER,
     SERIES_COLOURS,
     WARNING,
     Sketch,
     add_legend,
     clean_text,
+    find_widest,
     new_figure,
     say_missing,
 )
@@ -29,11 +32,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLOURS = dict(zip(KINDS, (light for light, _ in SERIES_COLOURS), strict=True))
-_WIDTH = 9.6  # inches
 _LANE, _TALLEST = 0.15, 18.0  # inches
-_LANE_WITH_WORDS = 0.1  # inches
-_WIDTH_OF_CHARACTER = 0.056  # inches
-_DRAWN_WIDTH = _WIDTH * 0.86
+_LEAST_LINE = 0.12
+"""The least height of a lane with words, and of a label of a GPU. Unit: inches."""
+_LONGEST_LABEL = 14
+_DRAWN_SHARE = 0.93
+"""The share of the width that labels and bars have, without margins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +75,14 @@ def _paint(transition: Transition, steps: Sequence[Step], unit: str) -> Figure:
     num_lanes = sum(lanes.values()) + 0.6 * len(gpus)
     lane = min(_LANE, _TALLEST / max(num_lanes, 1))
     height = 0.3 + lane * num_lanes
-    figure = new_figure(_WIDTH, height + 1.9)
+    figure = new_figure(find_widest(), height + 1.9)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[height, 1.2])
     if not bars:
         say_missing(above, "nothing changes")
         say_missing(below, "nothing changes")
         return figure
     end = max(bar.ends for bar in bars)
-    _gpus(above, bars, gpus, lanes, end, has_words=lane >= _LANE_WITH_WORDS)
+    _gpus(above, bars, gpus, lanes, end, lane_height=lane)
     _least(below, transition, steps, end)
     below.set_xlabel(f"time since the first step began ({unit})")
     add_legend(figure, _legend({bar.step.kind for bar in bars}))
@@ -101,8 +105,10 @@ def _bars(steps: Sequence[Step]) -> list[_Bar]:
 
 
 def _gpus(
-    axes: Axes, bars: Sequence[_Bar], gpus: Sequence[str], lanes: dict[str, int], end: float, *, has_words: bool
+    axes: Axes, bars: Sequence[_Bar], gpus: Sequence[str], lanes: dict[str, int], end: float, *, lane_height: float
 ) -> None:
+    labels = [clean_text(f"GPU {gpu}", _LONGEST_LABEL) for gpu in gpus]
+    characters = find_widest() * _DRAWN_SHARE / LEAST_CHARACTER - max(map(len, labels))
     tops, top = {}, 0.0
     for gpu in gpus:
         tops[gpu] = top
@@ -114,8 +120,8 @@ def _gpus(
         if bar.is_source:
             style = {"facecolor": PAPER, "edgecolor": colour}
         axes.barh(at, length, 0.86, left=bar.begins, linewidth=0.7, **style)
-        words, room = _words(bar), int(length / end * _DRAWN_WIDTH / _WIDTH_OF_CHARACTER) if end else 0
-        if has_words and room >= min(len(words), 7):
+        words, room = _words(bar), int(length / end * characters) if end else 0
+        if lane_height >= _LEAST_LINE and room >= min(len(words), 7):
             ink = colour if bar.is_source else PAPER
             axes.text(
                 bar.begins + length / 2,
@@ -123,20 +129,27 @@ def _gpus(
                 clean_text(words, max(room, 4)),
                 ha="center",
                 va="center",
-                fontsize=5.5,
+                fontsize=LEAST_FONT,
                 color=ink,
             )
     for gpu in gpus[1:]:
         axes.axhline(tops[gpu] - 0.3, color=FAINT, linewidth=0.3)
-    axes.set_yticks(
-        [tops[gpu] + lanes[gpu] / 2 for gpu in gpus],
-        [clean_text(f"GPU {gpu}", 14) for gpu in gpus],
-        fontsize=7 if has_words else 5,
-    )
+    middles = [tops[gpu] + lanes[gpu] / 2 for gpu in gpus]
+    shown = _space_out(middles, _LEAST_LINE / lane_height)
+    axes.set_yticks([middles[n] for n in shown], [labels[n] for n in shown], fontsize=LEAST_FONT)
     axes.set_ylim(top, -0.3)
     axes.set_xlim(0, end or 1)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
+
+
+def _space_out(places: Sequence[float], distance: float) -> list[int]:
+    """Return the numbers of those ascending places that are at least this distance apart, beginning with the first."""
+    chosen: list[int] = []
+    for number, place in enumerate(places):
+        if not chosen or place - places[chosen[-1]] >= distance:
+            chosen.append(number)
+    return chosen
 
 
 def _words(bar: _Bar) -> str:

@@ -74,7 +74,7 @@ def check(services: tuple[Service, ...], where: str) -> None:
             raise ConfigError(f"{place}: key 'objective_ms' is missing; add it")
         for key in ("rate_per_s", "objective_ms", "latency_share"):
             if getattr(service, key) == 0:
-                raise ConfigError(f"{place}, {key}: must be above 0")
+                raise ConfigError(f"{place}, {key}: must be above 0; correct the number")
         if service.rate_per_s < _LEAST_PER_S:
             raise ConfigError(
                 f"{place}, rate_per_s: {service.rate_per_s:g} is too small; write at least {_LEAST_PER_S:g}"
@@ -93,13 +93,15 @@ def check(services: tuple[Service, ...], where: str) -> None:
 
 def _checked(limits: Limits, services: tuple[Service, ...], where: str) -> Limits:
     if limits.services_per_gpu == 0:
-        raise ConfigError(f"{where}.services_per_gpu: must be at least 1")
+        raise ConfigError(f"{where}.services_per_gpu: must be at least 1; remove it for no limit")
     names = {service.name for service in services}
     for number, group in enumerate(limits.apart):
         if unknown := [name for name in group if name not in names]:
             raise ConfigError(f"{where}.apart[{number}]: unknown service {unknown[0]}; use names listed under services")
         if len(set(group)) != len(group) or len(group) < 2:
-            raise ConfigError(f"{where}.apart[{number}]: must name two or more different services")
+            raise ConfigError(
+                f"{where}.apart[{number}]: must name two or more different services; add one, or remove it"
+            )
     return Limits(
         services_per_gpu=limits.services_per_gpu,
         gpus={find_model_name(name): count for name, count in limits.gpus.items()},

@@ -59,7 +59,7 @@ def add_solver_arguments(parser: argparse.ArgumentParser, time_limit_s: float) -
 def check_time_limit(time_limit_s: float) -> None:
     """Raise ConfigError if a time limit is not above 0 and finite."""
     if not 0 < time_limit_s < math.inf:
-        raise ConfigError(f"--time-limit-s {time_limit_s:g}: must be above 0 and finite")
+        raise ConfigError(f"--time-limit-s {time_limit_s:g}: must be above 0 and finite; write 60 for a minute")
 
 
 def read(arguments: argparse.Namespace) -> tuple[Problem, Profile]:
@@ -81,7 +81,9 @@ def check_margin(margin: str) -> str:
     except ValueError:
         is_share = False
     if not is_share:
-        raise ConfigError(f"--margin {margin}: must be {INTERVAL}, {NONE} or a share from 0 to below 1")
+        raise ConfigError(
+            f"--margin {margin}: must be {INTERVAL}, {NONE} or a share from 0 to below 1; write 0.1 for a tenth"
+        )
     return margin
 
 

@@ -135,7 +135,7 @@ def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Proble
     gpus = content.gpus if num_gpus is None else num_gpus
     if not 1 <= gpus <= _MOST_GPUS:
         where = f"{path}: gpus:" if num_gpus is None else "--gpus"
-        raise ConfigError(f"{where} {gpus}: must be from 1 to {_MOST_GPUS}")
+        raise ConfigError(f"{where} {gpus}: must be from 1 to {_MOST_GPUS}; correct the number")
     if (num_jobs := sum(job.count for job in content.jobs)) > _MOST_JOBS:
         raise ConfigError(f"{path}: jobs: {num_jobs} jobs are too many; plan at most {_MOST_JOBS}")
     if twice := [name for name, count in Counter(job.name for job in content.jobs).items() if count > 1]:
@@ -155,7 +155,7 @@ def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Proble
 def _program(where: str, job: Job, speeds: Speeds) -> Program:
     for key in ("work", "count"):
         if getattr(job, key) == 0:
-            raise ConfigError(f"{where}, {key}: must be above 0")
+            raise ConfigError(f"{where}, {key}: must be above 0; correct the number")
     name = job.workload or job.name
     batches = list(dict.fromkeys(row.batch for row in speeds.rows if row.workload == name))
     if not batches:

@@ -233,7 +233,7 @@ class _Replay:
         held = self._held[step.gpu]
         if step.kind == "repartition":
             for slice_ in sorted(set(step.destroyed) & held.slices(), key=lambda slice_: slice_.start):
-                arguments: dict[str, Any] = {**held.control.to_record(), **held.place(slice_), "boot": boot_id()}
+                arguments: dict[str, Any] = {**held.control.to_record(), **held.place(slice_)}
                 destroy_instance(held.programs, **arguments)
             if step.mode == "mig":
                 self._make(step.gpu, step.made)

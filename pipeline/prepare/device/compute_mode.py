@@ -62,10 +62,8 @@ def hold_exclusive(smi: Smi, journal: Journal) -> Iterator[None]:
 
 
 @undoes("compute_mode", "set the compute mode back to {mode}")
-def restore(programs: Programs, uuid: str, admin: Sequence[str], mode: str, boot: str | None = None) -> None:
-    """Undo `hold_exclusive`, unless another program or a restart has changed the mode since then."""
-    if boot not in (None, boot_id()):
-        return
+def restore(programs: Programs, uuid: str, admin: Sequence[str], mode: str) -> None:
+    """Undo `hold_exclusive`, unless another program has changed the mode since then."""
     await_last_write(uuid)
     current = nvml.read_compute_mode(uuid)
     if current == EXCLUSIVE:

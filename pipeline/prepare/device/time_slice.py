@@ -89,10 +89,8 @@ def hold(target: str, smi: Smi, journal: Journal) -> Iterator[None]:
 
 
 @undoes("time_slice", "set the time slice back to {found}")
-def restore(programs: Programs, uuid: str, admin: Sequence[str], found: str, ours: str, boot: str) -> None:
-    """Undo `hold`, unless another program or a restart has changed the time slice since then."""
-    if boot != boot_id():
-        return
+def restore(programs: Programs, uuid: str, admin: Sequence[str], found: str, ours: str) -> None:
+    """Undo `hold`, unless another program has changed the time slice since then."""
     smi = Smi.locate(programs, uuid, admin)
     await_last_write(uuid)
     current = read(smi)

@@ -143,17 +143,12 @@ class MigSmi(Smi):
 
 
 @undoes("mig_mode", "switch MIG mode off")
-def switch_off(programs: Programs, uuid: str, admin: Sequence[str], boot: str | None = None) -> None:
+def switch_off(programs: Programs, uuid: str, admin: Sequence[str]) -> None:
     """Undo `MigSmi.switch_on`, also if the change is still pending. Safe to repeat.
-
-    If `boot` is given, nothing is done after a restart of the machine, because then another program switched the mode
-    on.
 
     Raises:
         SharingError: GPU instances of other users exist, or the mode cannot be switched off.
     """
-    if boot not in (None, boot_id()):
-        return
     control = MigSmi.locate(programs, uuid, admin)
     await_last_write(uuid)
     nvml.release()
@@ -180,25 +175,21 @@ def destroy_instance(
     admin: Sequence[str],
     profile_id: int,
     start: int,
-    boot: str,
     gi_id: int | None = None,
     is_divided: bool = False,
 ) -> None:
     """Undo `MigSmi.create`: destroy the compute instance, then the GPU instance. Safe to repeat, also after a failure.
 
-    Only an instance of this profile at this memory slice is destroyed, and none after a restart of the machine. These
-    are the requested ones, and `gi_id` is `None`, until the creation has recorded what it created. In a divided GPU
-    instance, a separate step of the journal destroys each compute instance first; any other compute instance belongs to
-    another program, and then the GPU instance is not destroyed.
+    Only an instance of this profile at this memory slice is destroyed. These are the requested ones, and `gi_id` is
+    `None`, until the creation has recorded what it created. In a divided GPU instance, a separate step of the journal
+    destroys each compute instance first; any other compute instance belongs to another program, and then the GPU
+    instance is not destroyed.
 
     Raises:
         SharingError: the GPU instance still exists.
     """
-    if boot != boot_id():
-        return
     control = MigSmi.locate(programs, uuid, admin)
     await_last_write(uuid)
-
     what = f"destroying the MIG instance of profile {profile_id} at slice {start} of {uuid}"
 
     def ours(state: MigState) -> list[int]:
@@ -239,7 +230,6 @@ def destroy_part(
     gi_id: int,
     slices: int,
     beside: Sequence[int],
-    boot: str,
     ci_id: int | None = None,
 ) -> None:
     """Undo `MigSmi.create_part` in the GPU instance of this profile, start and id. Safe to repeat.
@@ -250,8 +240,6 @@ def destroy_part(
     Raises:
         SharingError: the compute instance still exists, or cannot be distinguished from another program's.
     """
-    if boot != boot_id():
-        return
     control = MigSmi.locate(programs, uuid, admin)
     await_last_write(uuid)
     what = f"destroying a {slices}c compute instance in GPU instance {gi_id} of {uuid}"

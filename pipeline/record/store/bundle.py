@@ -15,9 +15,9 @@ import math
 import os
 import shutil
 import sqlite3
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -26,8 +26,10 @@ from pipeline.base import mlflow_internals
 from pipeline.base.domain.layout import CONFIG, DATABASE, ENVIRONMENT, GROUP, JOB_FILE, STORE_LOCK
 from pipeline.base.domain.package_locks import make_portable
 from pipeline.base.mlflow_internals import database_tables
-from pipeline.base.system import locks
+from pipeline.base.system import locks, words
 from pipeline.base.system.errors import ConfigError, TrackingError
+from pipeline.base.system.words import format_count
+from pipeline.clean import temporary_folder
 from pipeline.record.store import bundle_archive, run_artifacts
 from pipeline.record.store.local_store import Store, describe_error, open_store, translate_errors
 from pipeline.record.store.portable_paths import PortablePaths
@@ -48,17 +50,25 @@ def export(store: Store, experiment: str, file: Path) -> int:
         stored = store.client.get_experiment_by_name(experiment)
     if stored is None or stored.lifecycle_stage != "active":
         raise ConfigError(f"{store.uri} has no experiment {experiment!r}; choose another experiment with --experiment")
-    with tempfile.TemporaryDirectory(prefix="colloc-export-") as scratch:
+    with temporary_folder.hold_scratch() as scratch:
         runs = _read_runs(store, stored.experiment_id)
         artifacts: dict[str, Path] = {}
+        without = []
         for run in runs:
-            folder = run_artifacts.fetch_all(store, run["run_id"], run.pop("artifact_uri"), scratch)
+            uri = run.pop("artifact_uri")
+            if not run_artifacts.has_folder(uri, run["run_id"]):
+                without.append(f"{run['run_id']}: {uri!r}")
+                continue
+            folder = run_artifacts.fetch_all(store, run["run_id"], uri, scratch)
             for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
                 artifacts[f"artifacts/{run['run_id']}/{path.relative_to(folder).as_posix()}"] = path
         try:
             bundle_archive.write(file, experiment, dict(_make_portable(runs, artifacts)))
         except OSError as error:
             raise ConfigError(f"could not write {file}: {error.strerror}; choose another file with --out") from error
+    if without:
+        counted = format_count(len(without), "run")
+        words.say(f"note: no artifacts of {counted} in {file}: artifact_uri is no folder of the run ({without[0]})")
     return len(runs)
 
 
@@ -75,9 +85,9 @@ def unpack(file: Path, root: Path, *, links: bool = False) -> str:
         low, high = (".".join(map(str, bound)) for bound in mlflow_internals.TRIED)
         raise ConfigError(f"reading a bundle needs MLflow {low} to {high}; run pip install 'mlflow>={low},<{high}'")
     root = root.absolute()
-    with tempfile.TemporaryDirectory(prefix="colloc-bundle-") as folder:
-        experiment = bundle_archive.extract(file, Path(folder))
-        runs = _parse_runs(file, Path(folder) / bundle_archive.RUNS)
+    with temporary_folder.hold_scratch() as folder:
+        experiment = bundle_archive.extract(file, folder)
+        runs = _parse_runs(file, folder / bundle_archive.RUNS)
         store = open_store(root)
         experiment_id = store.open_experiment(experiment)
         place = Path(unquote(urlsplit(store.client.get_experiment(experiment_id).artifact_location).path))
@@ -85,7 +95,7 @@ def unpack(file: Path, root: Path, *, links: bool = False) -> str:
             with locks.hold_lock(root / STORE_LOCK):
                 new = database_tables.insert_runs(root / DATABASE, experiment_id, place.as_uri(), runs)
                 for run_id in new:
-                    if (artifacts := Path(folder) / "artifacts" / run_id).is_dir():
+                    if (artifacts := folder / "artifacts" / run_id).is_dir():
                         copy = os.link if links else shutil.copy2
                         shutil.copytree(artifacts, place / run_id / "artifacts", dirs_exist_ok=True, copy_function=copy)
         except (OSError, sqlite3.Error) as error:
@@ -102,9 +112,9 @@ def load_runs(file: Path) -> tuple[str, list[dict[str, Any]]]:
     Raises:
         ConfigError: the file is not a bundle of this version.
     """
-    with tempfile.TemporaryDirectory(prefix="colloc-bundle-") as folder:
-        experiment = bundle_archive.extract(file, Path(folder), only_runs=True)
-        return experiment, _parse_runs(file, Path(folder) / bundle_archive.RUNS)
+    with temporary_folder.hold_scratch() as folder:
+        experiment = bundle_archive.extract(file, folder, only_runs=True)
+        return experiment, _parse_runs(file, folder / bundle_archive.RUNS)
 
 
 @functools.cache
@@ -114,10 +124,11 @@ def open_bundle(file: Path) -> Store:
     Raises:
         ConfigError: the file is not a complete bundle of this version.
     """
-    folder = tempfile.TemporaryDirectory(prefix="colloc-bundle-store-")
-    atexit.register(folder.cleanup)
-    unpack(file, Path(folder.name), links=True)
-    return open_store(Path(folder.name))
+    stack = ExitStack()
+    atexit.register(stack.close)
+    folder = stack.enter_context(temporary_folder.hold_scratch())
+    unpack(file, folder, links=True)
+    return open_store(folder)
 
 
 def _parse_runs(file: Path, lines: Path) -> list[dict[str, Any]]:

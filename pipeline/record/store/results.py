@@ -11,7 +11,6 @@ import gc
 import json
 import math
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import GROUP, JOB, Tag, has_old_names, list_facts_by_plan, read_facts, restore_names
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import TrackingError
+from pipeline.clean import temporary_folder
 from pipeline.observe.study_progress import PastGroup
 from pipeline.record.store import bundle, run_artifacts
 from pipeline.record.store.local_store import Store, describe_error, is_server, translate_errors
@@ -161,7 +161,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
 
 
 def _read_files(store: Store, run_id: str) -> dict[str, str]:
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder.hold_scratch() as folder:
         names = [
             name
             for name in run_artifacts.list_names(store, run_id)

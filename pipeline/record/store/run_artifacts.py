@@ -32,6 +32,12 @@ def locate(uri: str, root: Path) -> Path | None:
     return folder
 
 
+def has_folder(uri: str, run_id: str) -> bool:
+    """Return whether the artifact URI of a run names a folder of this run; MLflow reads an empty one as the current."""
+    address = urlsplit(uri)
+    return address.scheme not in ("", "file") or run_id in Path(unquote(address.path)).parts
+
+
 def list_names(store: Store, run_id: str) -> list[str]:
     """Return the names of the artifacts of a run, except those in folders.
 
@@ -48,7 +54,7 @@ def list_names(store: Store, run_id: str) -> list[str]:
         raise TrackingError(str(error)) from error
 
 
-def fetch(store: Store, run_id: str, name: str, scratch: str) -> Path | None:
+def fetch(store: Store, run_id: str, name: str, scratch: Path) -> Path | None:
     """Return an artifact of a run, as a copy in `scratch` if it is not a file; `None` if the run does not have it.
 
     Raises:
@@ -60,16 +66,19 @@ def fetch(store: Store, run_id: str, name: str, scratch: str) -> Path | None:
         if name not in list_names(store, run_id):
             return None
         folder = _locate_run(store, run_id)
-        return Path(store.client.download_artifacts(run_id, name, scratch)) if folder is None else folder / name
+        return Path(store.client.download_artifacts(run_id, name, str(scratch))) if folder is None else folder / name
     except (MlflowException, OSError) as error:
         raise TrackingError(str(error)) from error
 
 
 def _locate_run(store: Store, run_id: str) -> Path | None:
-    return None if store.root is None else locate(store.client.get_run(run_id).info.artifact_uri, store.root)
+    if store.root is None:
+        return None
+    uri = store.client.get_run(run_id).info.artifact_uri
+    return locate(uri, store.root) if has_folder(uri, run_id) else store.root / run_id  # a folder that does not exist
 
 
-def fetch_all(store: Store, run_id: str, uri: str, scratch: str) -> Path:
+def fetch_all(store: Store, run_id: str, uri: str, scratch: Path) -> Path:
     """Return the folder with all artifacts of a run, as a copy below `scratch` if they are not files.
 
     Raises:
@@ -79,7 +88,7 @@ def fetch_all(store: Store, run_id: str, uri: str, scratch: str) -> Path:
 
     if store.root is not None and (folder := locate(uri, store.root)) is not None:
         return folder
-    copy = Path(scratch) / run_id
+    copy = scratch / run_id
     copy.mkdir()
     try:
         store.client.download_artifacts(run_id, "", str(copy))

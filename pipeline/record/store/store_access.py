@@ -7,13 +7,13 @@ import functools
 import os
 import shutil
 import sqlite3
-import tempfile
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from pipeline.base.domain.layout import DATABASE, STORE_LOCK
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError, TrackingError
+from pipeline.clean import temporary_folder
 from pipeline.record.store.bundle import open_bundle
 from pipeline.record.store.local_store import (
     Store,
@@ -93,9 +93,9 @@ def explain_read_only(root_or_uri: Path | str, experiment: str) -> str:
 @functools.cache
 def _open_copy(root: Path) -> Store:
     """Copy the database of a read-only store and open the copy; artifacts are read from the original folder."""
-    folder = tempfile.TemporaryDirectory(prefix="colloc-store-")
-    atexit.register(folder.cleanup)
-    copy = Path(folder.name)
+    stack = ExitStack()
+    atexit.register(stack.close)
+    copy = stack.enter_context(temporary_folder.hold_scratch())
     try:
         _copy_database(root, copy)
         with suppress(FileNotFoundError):

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.base.domain import service_figures, work_units
-from pipeline.base.domain.normalisation import SPEEDUP, select_independent
+from pipeline.base.domain.marks import merge_notes
+from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP, select_independent
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, SharingMode
 from pipeline.base.domain.window import WindowKind
@@ -17,6 +18,7 @@ from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate import quantities
 from pipeline.report.evaluate.metrics import (
     BEST_SOLO,
+    EPOCH_TIME_VS_SOLO,
     MEAN_LATENCY,
     METRICS,
     P99_LATENCY,
@@ -192,11 +194,12 @@ class Cell:
         return note + f"speed-up over the best step mode alone: {times_in_words(gain)}"
 
     def has_drifting_baseline(self, name: str) -> bool:
-        """Return whether a quantity is a speed-up over a baseline that drifts (`is_drifting`)."""
+        """Return whether a quantity is a speed-up or slowdown over a baseline that drifts (`is_drifting`)."""
+        by_block = self.values.get(name, {})
+        if name in (SLOWDOWN, EPOCH_TIME_VS_SOLO):
+            return self.is_drifting(invert(by_block))
         # A group that waits for the host drifts against a CUDA graph that does not.
-        return name in (SPEEDUP, BEST_SOLO) and self.is_drifting(
-            self.values.get(name, {}), is_symmetric=name == BEST_SOLO
-        )
+        return name in (SPEEDUP, BEST_SOLO) and self.is_drifting(by_block, is_symmetric=name == BEST_SOLO)
 
     def is_drifting(self, ratios: Mapping[int, float], *, is_symmetric: bool = False) -> bool:
         """Return whether the baseline of ratios of speed drifts with the host, and the cell does not; or either does.
@@ -256,8 +259,8 @@ class Cell:
 
     def estimate_inverse(self, name: str) -> Estimate | None:
         """Return the estimate of the inverse of a quantity; `None` if no block has the quantity."""
-        inverse = {block: 1 / value for block, value in self.values.get(name, {}).items() if value > 0}
-        return self.estimate(inverse) if inverse else None
+        inverse = invert(self.values.get(name, {}))
+        return self.estimate(inverse, is_drifting=self.has_drifting_baseline(name)) if inverse else None
 
     @property
     def finding(self) -> Result:
@@ -372,6 +375,11 @@ def group_places(cells: Sequence[Cell]) -> dict[tuple[Case, int], list[Cell]]:
     return group_by(cells, lambda cell: (cell.case, cell.degree))
 
 
+def invert(by_block: Mapping[int, float]) -> dict[int, float]:
+    """Return the inverse of each positive figure."""
+    return {block: 1 / value for block, value in by_block.items() if value > 0}
+
+
 def ratios(cell: Cell, other: Cell, name: str) -> dict[int, float]:
     """Divide a quantity of one cell by the same quantity of another, for each block that has both."""
     first, second = cell.values.get(name, {}), other.values.get(name, {})
@@ -416,7 +424,7 @@ def _cell(
         reason=next((row.reason for row, _ in rows if row.result is not Result.OK), ""),
         invalid=tuple(dict.fromkeys(row.marks.invalid for row, _ in rows if row.marks.invalid)),
         num_invalid=sum(bool(row.marks.invalid) for row, _ in rows),
-        row_notes=tuple(dict.fromkeys(row.marks.note for row, _ in rows if row.marks.note)),
+        row_notes=merge_notes(row.marks.note for row, _ in rows if row.marks.note),
     )
     for row, figures in rows:
         cell.results[row.result] += 1

@@ -39,6 +39,7 @@ class Scale(enum.Enum):
 
 
 BEST_SOLO, TOTAL_TIME, WINDOW = "speedup_vs_best_solo_ratio", "makespan_s", "window_s"
+EPOCH_TIME_VS_SOLO = "epoch_time_vs_solo_ratio"
 MEAN_LATENCY, P99_LATENCY = (
     service_figures.name_worst(service_figures.MEAN),
     service_figures.name_worst(service_figures.P99),
@@ -111,7 +112,7 @@ _LATENCIES = {
 _ALL = (
     Metric("epoch_time_s", "time per epoch", "s"),
     Metric("epoch_time_derived_s", "time per epoch, from throughput", "s"),
-    Metric("epoch_time_vs_solo_ratio", "time per epoch against alone"),
+    Metric(EPOCH_TIME_VS_SOLO, "time per epoch against alone"),
     Metric(TOTAL_TIME, "total time", "s"),
     Metric(WINDOW, "length of the window", "s", Scale.PEAK),
     Metric(SPEEDUP, "speed-up over serial"),
@@ -161,7 +162,7 @@ ACTIVITY = tuple(_ACTIVITY)
 _ENERGY = ("energy_per_epoch_j", ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO)
 _POWER = ("power_mean_w", "sm_clock_mean_mhz", "temperature_max_c")
 _SERVED = (service_figures.GOODPUT_TOTAL, service_figures.SUSTAINED_WORST, service_figures.OBJECTIVE_MET_WORST)
-_FAIRNESS = ("epoch_time_vs_solo_ratio", SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN, FAIRNESS, BIT_IDENTICAL)
+_FAIRNESS = (EPOCH_TIME_VS_SOLO, SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN, FAIRNESS, BIT_IDENTICAL)
 HOST = (
     *("process_cpu_mean_pct", "run_queue_delay_pct", "involuntary_switches_per_s", "cpu_clock_mean_mhz"),
     *(HOST_CPU, HOST_MEMORY, HOST_BOUND),

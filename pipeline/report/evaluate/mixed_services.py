@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -33,17 +34,26 @@ class Shared:
 def compare_services(cells: Sequence[Cell]) -> Iterator[Shared]:
     """Yield the workloads of every ranked mix of services and other jobs."""
     for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked and not runs_stressor(cell)):
-        names = list(dict.fromkeys(params.get("workload", "") for params in cell.case.params))
-        served = [name for name in names if name_workload_metric(MEAN_SLOWDOWN, name) in cell.values]
+        names = _name_workloads(cell)
+        served = [label for label in names if name_workload_metric(MEAN_SLOWDOWN, label) in cell.values]
         if served and len(served) < len(names):
-            for name in names:
+            for label, name in names.items():
                 yield Shared(
                     cell=cell,
                     workload=name,
-                    throughput_ratio=cell.estimate_inverse(name_workload_metric(SLOWDOWN, name)),
-                    mean=_latency(cell, MEAN_SLOWDOWN, name),
-                    p99=_latency(cell, P99_SLOWDOWN, name),
+                    throughput_ratio=cell.estimate_inverse(name_workload_metric(SLOWDOWN, label)),
+                    mean=_latency(cell, MEAN_SLOWDOWN, label),
+                    p99=_latency(cell, P99_SLOWDOWN, label),
                 )
+
+
+def _name_workloads(cell: Cell) -> dict[str, str]:
+    """Return the name of the workload of each label; for variants of one workload in the mix, the label."""
+    names = {
+        label: params.get("workload", "") for label, params in zip(cell.case.workloads, cell.case.params, strict=True)
+    }
+    counts = Counter(names.values())
+    return {label: name if counts[name] == 1 else label for label, name in names.items()}
 
 
 def describe_mix(shares: Sequence[Shared]) -> str:
@@ -89,6 +99,6 @@ def _ends(estimates: Sequence[tuple[Estimate, Cell]]) -> list[str]:
     return texts
 
 
-def _latency(cell: Cell, worst: str, workload: str) -> Estimate | None:
-    by_block = cell.values.get(name_workload_metric(worst, workload), {})
+def _latency(cell: Cell, worst: str, label: str) -> Estimate | None:
+    by_block = cell.values.get(name_workload_metric(worst, label), {})
     return cell.estimate(by_block) if by_block and cell.is_compared else None

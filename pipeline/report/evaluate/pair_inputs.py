@@ -14,7 +14,13 @@ from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate.cells import Cell
 from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.statistics import Estimate
-from pipeline.report.evaluate.stressor_effects import RESOURCE, STRESSOR, StressorEffect, list_effects, runs_stressor
+from pipeline.report.evaluate.stressor_effects import (
+    STRESSOR,
+    StressorEffect,
+    list_effects,
+    list_resources,
+    runs_stressor,
+)
 from pipeline.report.read.study_records import Row, Study
 
 FULL = 1.0
@@ -131,16 +137,14 @@ def _find_pairs(cells: Iterable[Cell]) -> dict[tuple[str, PairName], MeasuredPai
         if not (is_alone and cell.is_ranked and cell.case.is_mix and cell.degree == len(cell.case.workloads) == 2):
             continue
         slowdowns = {}
-        for label, params in zip(cell.case.workloads, cell.case.params, strict=True):
-            by_block = cell.values.get(name_workload_metric(SLOWDOWN, params.get("workload", "")), {})
+        for label in cell.case.workloads:
+            by_block = cell.values.get(name_workload_metric(SLOWDOWN, label), {})
             if by_block:
                 slowdowns[_name_workload(label, cell.case.setting)] = cell.estimate(by_block)
         labels = [_name_workload(label, cell.case.setting) for label in cell.case.workloads]
         first, second = sorted(labels, key=natural_key)
-        # Variants of one workload have a common figure, which is that of the slower one.
-        is_known = len(slowdowns) == 2 and len({params.get("workload") for params in cell.case.params}) == 2
         pairs[cell.mode, (first, second)] = MeasuredPair(
-            slowdowns=(slowdowns[first], slowdowns[second]) if is_known else (),
+            slowdowns=(slowdowns[first], slowdowns[second]) if len(slowdowns) == 2 else (),
             throughput=cell.estimates.get(SPEEDUP),
         )
     return pairs
@@ -150,11 +154,12 @@ def _find_failures(cells: Iterable[Cell]) -> dict[tuple[str, str, str], str]:
     failures = {}
     for cell in (cell for cell in cells if runs_stressor(cell) and cell.case.is_mix and not cell.is_ranked):
         programs = dict(zip(cell.case.workloads, cell.case.params, strict=True))
-        resources = [params[RESOURCE] for params in programs.values() if params.get("workload") == STRESSOR]
+        stressors = [params for params in programs.values() if params.get("workload") == STRESSOR]
         for label, params in programs.items():
-            if params.get("workload") != STRESSOR and resources and cell.sharing != SERIAL:
+            if params.get("workload") != STRESSOR and stressors and cell.sharing != SERIAL:
                 name = _name_workload(label, cell.case.setting)
-                failures[cell.mode, name, resources[0]] = cell.marks_of_rows or cell.reason
+                for resource in list_resources(stressors[0]):
+                    failures[cell.mode, name, resource] = cell.marks_of_rows or cell.reason
     return failures
 
 

@@ -130,13 +130,13 @@ def _predict_mode(
     }
     measured = {
         pair: inputs.pairs[mode, pair]
-        for pair in losses
-        if (mode, pair) in inputs.pairs and inputs.platforms.get(pair) == inputs.platforms[pair[:1]]
+        for pair in reasons
+        if (mode, pair) in inputs.pairs and inputs.platforms.get(pair) == inputs.platforms.get(pair[:1])
     }
     errors = {
         pair: {model: _list_errors(model, losses[pair][model], known.slowdowns) for model in Model}
         for pair, known in measured.items()
-        if known.slowdowns
+        if known.slowdowns and pair in losses
     }
     models = {pair: _choose_model([errors[other] for other in errors if other != pair]) for pair in losses}
     error = _summarise([errors[pair][models[pair]] for pair in errors])
@@ -158,7 +158,7 @@ def _predict_mode(
             measured=measured.get(pair),
         )
         if pair in losses
-        else PairPrediction(workloads=pair, mode=mode, reason=reason)
+        else PairPrediction(workloads=pair, mode=mode, reason=reason, measured=measured.get(pair))
         for pair, reason in reasons.items()
     ]
 

@@ -20,7 +20,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, PROFILE, SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate import scaling, sweeps
-from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios
+from pipeline.report.evaluate.cells import Case, Cell, group_places, invert, ratios
 from pipeline.report.evaluate.metrics import Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
 from pipeline.report.evaluate.quantities import name_workload_metric
@@ -50,6 +50,7 @@ class FindingCheck:
     Attributes:
         case_label, degree, mode: case, degree and mode of the cell; without a cell, those of the finding.
         figure: figure of the cell; `None` if the cell ran out of memory or was not measured.
+        figure_in_words: the figure with its interval; with `*` if it is doubtful.
         difference: distance of the figure from the range, reason for no decision, or settings that differ.
         note: other differences from the publication: the GPU, the length of the work, the images.
     """
@@ -155,7 +156,10 @@ def _check_along(question: _Question, cells: Sequence[Cell]) -> Iterator[Finding
                     mode = cell.sharing.label if param == PROFILE else cell.mode
                     lines[mode, cell.degree].append((sweep.ticks[place], cell))
         for (lowest, low), *_, (highest, high) in (line for line in lines.values() if len(line) > 1):
-            if (check := _check_range(question, high, ratios(high, low, _name(question, high)))) is not None:
+            name = _name(question, high)
+            by_block = ratios(high, low, name)
+            is_drifting = _is_drifting_against(high, by_block, name)
+            if (check := _check_range(question, high, by_block, is_drifting=is_drifting)) is not None:
                 words = f"{check.figure_in_words}, {highest} over {lowest}"
                 yield dataclasses.replace(check, figure_in_words=words)
 
@@ -168,14 +172,19 @@ def _profiles(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingChe
     for places in by_case.values():
         larger, smaller = places.get(question.finding.larger), places.get(question.finding.smaller)
         if larger is not None and smaller is not None:
-            check = _check_range(question, smaller, ratios(larger, smaller, _name(question, smaller)))
+            name = _name(question, smaller)
+            by_block = ratios(larger, smaller, name)
+            is_drifting = _is_drifting_against(larger, by_block, name)
+            check = _check_range(question, smaller, by_block, is_drifting=is_drifting)
             yield check and dataclasses.replace(check, mode=f"{larger.mode} over {smaller.mode}")
 
 
 def _slowdown(question: _Question, cell: Cell) -> FindingCheck | None:
-    programs = [(params["workload"], question.publication.program(params)) for params in cell.case.params]
-    meant = (name for name, program in programs if program is not None and program.name == question.finding.of)
-    return _check_range(question, cell, cell.values.get(name_workload_metric(SLOWDOWN, next(meant, "")), {}))
+    jobs = zip(cell.case.workloads, cell.case.params, strict=True)
+    programs = [(label, question.publication.program(params)) for label, params in jobs]
+    meant = (label for label, program in programs if program is not None and program.name == question.finding.of)
+    by_block = cell.values.get(name_workload_metric(SLOWDOWN, next(meant, "")), {})
+    return _check_range(question, cell, by_block, is_drifting=cell.is_drifting(invert(by_block)))
 
 
 def _check_against(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
@@ -184,10 +193,18 @@ def _check_against(question: _Question, cells: Sequence[Cell]) -> Iterator[Findi
         if not references:
             yield _check_range(question, cell, {})  # the cell may have run out of memory
         for other in references:
-            check = _check_range(question, cell, ratios(cell, other, _name(question, cell) or SPEEDUP))
+            name = _name(question, cell) or SPEEDUP
+            by_block = ratios(cell, other, name)
+            is_drifting = _is_drifting_against(cell, by_block, name)
+            check = _check_range(question, cell, by_block, is_drifting=is_drifting)
             if check is not None and other.sharing == MIG:
                 check = dataclasses.replace(check, mode=f"{cell.mode} over {other.mode}")
             yield check
+
+
+def _is_drifting_against(cell: Cell, by_block: Mapping[int, float], name: str) -> bool:
+    """Return whether one of two cells drifts with its host, for the ratios of their speed."""
+    return name in (SPEEDUP, cell.throughput) and cell.is_drifting(by_block, is_symmetric=True)
 
 
 def _memory_growth(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
@@ -226,8 +243,12 @@ def _check_range(
     if not by_block:
         return None
     estimate = cell.estimate(by_block, scale, is_drifting=is_drifting)
-    in_words = f"{estimate.median:.2f}{interval_in_words(estimate, '.2f')}"
-    return _check(question, cell, estimate, in_words, *_compare_with_range(question.finding, estimate))
+    # CUDA graphs do not follow the host; the wider interval accounts for any other drift.
+    is_led_by_host = is_drifting and not cell.uses_cuda_graphs
+    mark = "*" if is_led_by_host or cell.marks else ""
+    in_words = f"{estimate.median:.2f}{mark}{interval_in_words(estimate, '.2f')}"
+    outcome = _compare_with_range(question.finding, estimate, is_drifting=is_led_by_host)
+    return _check(question, cell, estimate, in_words, *outcome)
 
 
 def _find_others(question: _Question, cell: Cell, degree: int, mode: str) -> list[Cell]:
@@ -238,7 +259,7 @@ def _find_others(question: _Question, cell: Cell, degree: int, mode: str) -> lis
     ]
 
 
-def _compare_with_range(finding: Finding, estimate: Estimate) -> tuple[Agreement, str]:
+def _compare_with_range(finding: Finding, estimate: Estimate, *, is_drifting: bool) -> tuple[Agreement, str]:
     low = -math.inf if finding.low is None else finding.low
     high = math.inf if finding.high is None else finding.high
     away = ""
@@ -248,6 +269,11 @@ def _compare_with_range(finding: Finding, estimate: Estimate) -> tuple[Agreement
         away = f"{100 * (estimate.median / high - 1):.0f} % higher, "
     if estimate.low is None or estimate.high is None:
         return Agreement.UNDECIDED, f"{away}too few blocks for an interval"
+    if is_drifting:
+        return (
+            Agreement.UNDECIDED,
+            f"{away}but a speed drifts with its host" if away else "a speed drifts with its host",
+        )
     if low <= estimate.low and estimate.high <= high:
         return Agreement.AGREES, ""
     if estimate.high < low or high < estimate.low:
@@ -275,7 +301,9 @@ def _is_fastest(question: _Question, members: Sequence[Cell]) -> FindingCheck | 
     by_mode = {cell.mode: -cell.estimates[SPEEDUP].median if SPEEDUP in cell.estimates else 0.0 for cell in members}
     tied, _ = rank_modes(by_mode, slower)
     why = "no verdict" if agreement is Agreement.UNDECIDED else ""
-    return dataclasses.replace(_check(question, members[0], None, " or ".join(tied), agreement, why), mode="")
+    marked = {cell.mode for cell in members if cell.marks}
+    modes = " or ".join(f"{mode}*" if mode in marked else mode for mode in tied)
+    return dataclasses.replace(_check(question, members[0], None, modes, agreement, why), mode="")
 
 
 def _check(

@@ -35,6 +35,7 @@ from pipeline.report.evaluate.metrics import (
     BEST_SOLO,
     ENERGY_VS_ALONE,
     ENERGY_VS_BEST_SOLO,
+    EPOCH_TIME_VS_SOLO,
     HOST,
     INSTANCE_MEMORY,
     LATENCY_DEVIATION,
@@ -264,9 +265,9 @@ def _combine_instances(row: Row) -> dict[str, float]:
     return figures
 
 
-def name_workload_metric(worst: str, workload: str) -> str:
-    """Return the name of the worst slowdown among the jobs of one workload of a mix."""
-    return worst.replace("_worst_", f"_{workload}_")
+def name_workload_metric(worst: str, label: str) -> str:
+    """Return the name of the worst slowdown among the equal jobs of a mix, by their label in `Case.workloads`."""
+    return worst.replace("_worst_", f"_{label}_")
 
 
 def derive_serial_copies(alone: Mapping[str, float], solo: Row, degree: int) -> dict[str, float]:
@@ -287,12 +288,12 @@ def _digests(row: Row) -> tuple[str, ...]:
 def _slowdowns(row: Row, alone: Sequence[JobRow | None]) -> dict[str, float]:
     compared: dict[str, list[ComparedJob]] = defaultdict(list)
     for job, both in zip(row.jobs, _pair_with_solo(row, alone), strict=True):
-        compared[job.params.get("workload", "")].append(both)
+        compared[job.label].append(both)
     if not row.is_mix or row.is_sequential:
         return {}
     return {
-        name_workload_metric(worst, name): value
-        for name, jobs in compared.items()
+        name_workload_metric(worst, label): value
+        for label, jobs in compared.items()
         for worst, value in normalise(row.window, jobs).items()
         if worst in (SLOWDOWN, MEAN_SLOWDOWN, P99_SLOWDOWN)
     }
@@ -343,7 +344,7 @@ def _epochs(row: Row, baselines: BlockBaselines) -> dict[str, float]:
         figures["energy_per_epoch_j"] = work * energy_j
     solo = baselines.solo(row, row.jobs[0])
     alone = _mean_epoch_s([solo], measured=measured) if solo is not None else None
-    return figures | ({"epoch_time_vs_solo_ratio": together / alone} if alone else {})
+    return figures | ({EPOCH_TIME_VS_SOLO: together / alone} if alone else {})
 
 
 def _mean_epoch_s(jobs: Sequence[JobRow], *, measured: bool) -> float | None:

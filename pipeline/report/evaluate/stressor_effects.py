@@ -1,7 +1,14 @@
-"""Slowdowns of workloads beside stressors (sensitivity), and of the stressors (pressure)."""
+"""Slowdowns of workloads beside stressors (sensitivity), and of the stressors (pressure).
+
+A stressor that takes turns gives the slowdowns of all its resources in one launch: relative to the idle turns of this
+launch, and to the turns of the same stressor alone. A stressor of one resource is compared like any pair of jobs.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,15 +17,21 @@ from dataclasses import dataclass
 from pipeline.base.domain import work_units
 from pipeline.base.domain.normalisation import SLOWDOWN
 from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
-from pipeline.base.system.words import natural_key
+from pipeline.base.domain.tags import PREFIX, Tag
+from pipeline.base.domain.turns import TURN_S, parse_turns
+from pipeline.base.system.words import format_count, natural_key
 from pipeline.report.evaluate.cells import Cell, label_cases
 from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.statistics import MARGIN, Estimate, times_in_words
 from pipeline.report.read.study_records import JobRow, Study
 
 STRESSOR = "stressor"
-"""Workload that loads one resource; `RESOURCE` and `DIAL` are its params."""
+"""Workload that loads one resource; `RESOURCE` and `DIAL` are its params. Without them, it takes turns."""
 RESOURCE, DIAL = "resource", "dial"
+_RESOURCES, _DIALS = "resources", "dials"
+_TURNS = Tag.TURNS.removeprefix(PREFIX)
+_Place = tuple[str, float]
+"""A resource and a dial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +61,19 @@ def runs_stressor(cell: Cell) -> bool:
     return is_beside or any(params.get("workload") == STRESSOR for params in cell.case.params)
 
 
+def list_resources(params: Mapping[str, str]) -> list[str]:
+    """Return the resources that a stressor with these params loads."""
+    return [params[RESOURCE]] if RESOURCE in params else list(json.loads(params[_RESOURCES]))
+
+
 def list_effects(study: Study, cells: Sequence[Cell]) -> list[StressorEffect]:
     """Return the effects of all pairs of a workload and a stressor, by workload, mode, resource and dial."""
-    effects = [*_list_mixes(cells), *_list_co_runners(study, cells)]
+    effects = [
+        *_list_turns(study, cells),
+        *_list_mixes(cells),
+        *_list_co_runners(study, cells),
+        *_list_without_figures(cells),
+    ]
     return sorted(
         effects,
         key=lambda effect: (
@@ -74,15 +97,72 @@ def find_strongest(effects: Sequence[StressorEffect]) -> list[StressorEffect]:
 
 
 def describe_effects(effects: Sequence[StressorEffect]) -> list[str]:
-    """Return a clause on the highest slowdown of each workload in each mode."""
-    return [
-        f"{effect.workload} takes {times_in_words(effect.sensitivity)} its time alone beside its worst stressor "
-        f"({effect.resource}, dial {effect.dial:g}, {effect.mode})"
-        if effect.sensitivity.median > 1 + MARGIN
-        else f"no stressor slows down {effect.workload} by more than {100 * MARGIN:g} % ({effect.mode})"
-        for effect in find_strongest(effects)
-        if effect.sensitivity is not None
-    ]
+    """Return a clause on the highest slowdown of each workload in each mode, and on what it rests."""
+    clauses = []
+    for effect in find_strongest(effects):
+        of_place = [one for one in effects if (one.workload, one.mode) == (effect.workload, effect.mode)]
+        known = [one.sensitivity for one in of_place if one.sensitivity is not None]
+        details = [] if len(known) == len(of_place) else [f"{len(known)} of {len(of_place)} loads have a figure"]
+        if any(slowdown.low is None for slowdown in known):
+            details.append(f"{format_count(min(slowdown.n for slowdown in known), 'block')}, no interval")
+        assert effect.sensitivity is not None
+        if effect.sensitivity.median > 1 + MARGIN:
+            place = "; ".join([f"{effect.resource}, dial {effect.dial:g}, {effect.mode}", *details])
+            times = times_in_words(effect.sensitivity)
+            clauses.append(f"{effect.workload} takes {times} its time alone beside its worst stressor ({place})")
+        else:
+            highest = max((slowdown.high for slowdown in known if slowdown.high is not None), default=math.inf)
+            begin = "no stressor slows" if not details and highest <= 1 + MARGIN else "no stressor was seen to slow"
+            place = "; ".join([effect.mode, *details])
+            clauses.append(f"{begin} down {effect.workload} by more than {100 * MARGIN:g} % ({place})")
+    return clauses
+
+
+def _list_turns(study: Study, cells: Sequence[Cell]) -> Iterator[StressorEffect]:
+    """Yield the effects of stressors that take turns. The slowdown of several copies is that of the slowest one."""
+    cases, alone = label_cases(study), _find_turns_alone(study)
+    sensitivities: dict[object, dict[_Place, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    pressures: dict[object, dict[_Place, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for row in (row for row in study.rows if row.is_valid and not row.is_sequential and _TURNS in row.facts):
+        turns = parse_turns(row.facts[_TURNS])
+        (stressor,) = (job for job in (*row.jobs, *row.co_runner_jobs) if TURN_S in job.params)
+        measured = [job for job in row.jobs if job is not stressor and not job.is_rate_given]
+        idle = next((turn.rates for turn in turns if turn.is_idle), {})
+        key = cases[row.run_id], row.degree, row.mode
+        for turn in (turn for turn in turns if not turn.is_idle):
+            place = turn.resource, turn.dial
+            sensitivity, pressure = sensitivities[key][place], pressures[key][place]
+            speeds = [_divide(turn.rates, idle, job.index) for job in measured]
+            if speeds and all(speeds):
+                sensitivity[row.block] = 1 / min(filter(None, speeds))
+            rates_alone = alone.get((row.block, stressor.digest), {}).get(place, {})
+            if speed := _divide({0: turn.rates.get(stressor.index, 0.0)}, rates_alone, 0):
+                pressure[row.block] = 1 / speed
+    for cell in cells:
+        for place, sensitivity in sensitivities.get((cell.case, cell.degree, cell.mode), {}).items():
+            programs = zip(cell.case.workloads, cell.case.params, strict=True)
+            measured_programs = [(label, params) for label, params in programs if params.get("workload") != STRESSOR]
+            if len(measured_programs) == 1 and cell.is_ranked:
+                ((label, params),) = measured_programs
+                pressure = pressures[cell.case, cell.degree, cell.mode][place]
+                stressor_params = {RESOURCE: place[0], DIAL: str(place[1])}
+                yield _make_effect(cell, _name(cell, label), params, stressor_params, sensitivity, pressure)
+
+
+def _find_turns_alone(study: Study) -> dict[tuple[int, str], dict[_Place, Mapping[int, float]]]:
+    """Return the rates of each stressor alone, by block and workload digest, and by resource and dial."""
+    rows = (row for row in study.rows if row.is_sequential and row.is_valid and row.degree == 1)
+    return {
+        (row.block, row.jobs[0].digest): {(t.resource, t.dial): t.rates for t in parse_turns(row.facts[_TURNS])}
+        for row in rows
+        if _TURNS in row.facts
+    }
+
+
+def _divide(rates: Mapping[int, float], baselines: Mapping[int, float], index: int) -> float | None:
+    """Return the speed of a job relative to a baseline; `None` if either is unknown or zero."""
+    rate, baseline = rates.get(index), baselines.get(index)
+    return rate / baseline if rate and baseline else None
 
 
 def _list_mixes(cells: Sequence[Cell]) -> Iterator[StressorEffect]:
@@ -90,16 +170,36 @@ def _list_mixes(cells: Sequence[Cell]) -> Iterator[StressorEffect]:
         programs = list(zip(cell.case.workloads, cell.case.params, strict=True))
         stressors = {label: params for label, params in programs if params.get("workload") == STRESSOR}
         measured = {label: params for label, params in programs if params.get("workload") != STRESSOR}
-        if len(stressors) == len(measured) == 1:
-            (label, params), (stressor,) = *measured.items(), stressors.values()
+        if len(stressors) == len(measured) == 1 and all(RESOURCE in params for params in stressors.values()):
+            ((label, params),), ((stressor_label, stressor),) = measured.items(), stressors.items()
             yield _make_effect(
                 cell,
-                f"{label} [{cell.case.setting}]" if cell.case.setting else label,
+                _name(cell, label),
                 params,
                 stressor,
-                cell.values.get(name_workload_metric(SLOWDOWN, params.get("workload", "")), {}),
-                cell.values.get(name_workload_metric(SLOWDOWN, STRESSOR), {}),
+                cell.values.get(name_workload_metric(SLOWDOWN, label), {}),
+                cell.values.get(name_workload_metric(SLOWDOWN, stressor_label), {}),
             )
+
+
+def _list_without_figures(cells: Sequence[Cell]) -> Iterator[StressorEffect]:
+    """Yield the effects that pairs would have shown whose groups failed or are invalid."""
+    for cell in (cell for cell in cells if cell.case.is_mix and cell.sharing != SERIAL and not cell.is_ranked):
+        programs = list(zip(cell.case.workloads, cell.case.params, strict=True))
+        for stressor in (params for _, params in programs if params.get("workload") == STRESSOR):
+            for label, params in ((label, params) for label, params in programs if params.get("workload") != STRESSOR):
+                for resource, dial in itertools.product(list_resources(stressor), _list_dials(stressor)):
+                    place = {RESOURCE: resource, DIAL: str(dial)}
+                    yield _make_effect(cell, _name(cell, label), params, place, {}, {})
+
+
+def _list_dials(params: Mapping[str, str]) -> list[float]:
+    return [float(params[DIAL])] if DIAL in params else list(json.loads(params[_DIALS]))
+
+
+def _name(cell: Cell, label: str) -> str:
+    """Return the label of a workload with the setting of its cell, which names co-runners."""
+    return f"{label} [{cell.case.setting}]" if cell.case.setting and not cell.co_runners else label
 
 
 def _list_co_runners(study: Study, cells: Sequence[Cell]) -> Iterator[StressorEffect]:
@@ -108,7 +208,7 @@ def _list_co_runners(study: Study, cells: Sequence[Cell]) -> Iterator[StressorEf
     stressors: dict[object, dict[int, JobRow]] = defaultdict(dict)
     for row in study.rows:
         for job in row.co_runner_jobs:
-            if job.params.get("workload") == STRESSOR and len(row.co_runner_jobs) == 1:
+            if job.params.get("workload") == STRESSOR and RESOURCE in job.params and len(row.co_runner_jobs) == 1:
                 stressors[cases[row.run_id], row.degree, row.mode][row.block] = job
     for cell in cells:
         by_block = stressors.get((cell.case, cell.degree, cell.mode), {})

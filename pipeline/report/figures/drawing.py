@@ -81,7 +81,11 @@ NO_INTERVAL = "no interval"
 """The label of hollow points and bars."""
 HOLLOW_CAPTION = "Hollow: no interval, which needs three blocks (with several GPUs, three GPUs)."
 _PER_ROW = 3
+_HANDLE = 3.2
+"""The length of a line in a legend, in which two dashes are seen beside a marker. Unit: font size."""
 _LEGEND_HEIGHT = 0.5
+LEAST_CHARACTER = 0.062
+"""Mean width of a character of the smallest font. Unit: inches."""
 _CHARACTER_WIDTH = 5.0
 """Mean width of a character of axis labels. Unit: points."""
 _LEVELS = (":", "-.", (0, (5, 1)))
@@ -247,6 +251,11 @@ def _say_boxes() -> None:
     logger.warning("DejaVu Sans lacks some letters, which are boxes in the PDFs; use the page or the SVGs instead")
 
 
+def find_widest() -> float:
+    """Return the largest width of a new figure: that of the text, or of a column. Unit: inches."""
+    return min(WIDEST, _limit.get())
+
+
 def new_figure(width: float, height: float) -> Figure:
     """Make an empty figure with a layout without overlapping texts. Unit: inches."""
     from matplotlib.figure import Figure
@@ -264,7 +273,7 @@ def make_panels(number: int, height: float, *, most_bars: int = 0, columns: int 
         columns: panels in a row, 2 or 3; other values are ignored.
     """
     most = columns if columns in range(2, _PER_ROW + 1) else min(_PER_ROW, int(WIDEST / (0.6 + 0.13 * most_bars)))
-    columns = max(1, min(number, most)) if _limit.get() > COLUMN else 1
+    columns = max(1, min(number, most)) if find_widest() > COLUMN else 1
     rows = -(-number // columns) or 1
     figure = new_figure(WIDEST, height * rows + _LEGEND_HEIGHT)
     panels = [axes for row in figure.subplots(rows, columns, squeeze=False) for axes in row]
@@ -293,9 +302,13 @@ def add_legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str] | N
     if any(NO_INTERVAL in axes.get_legend_handles_labels()[1] for axes in figure.axes):
         hollow: dict[str, Any] = {"marker": "s", "linestyle": "none", "markerfacecolor": PAPER, "color": INK}
         handles, names = [*handles, Line2D([], [], **hollow)], [*names, NO_INTERVAL]
-    columns = int(figure.get_figwidth() * 72 / (36 + 4.8 * max(map(len, names), default=0)))
-    columns = max(1, min(columns, len(names)))
-    figure.legend(handles=handles, labels=names, loc="outside lower left", ncols=columns, fontsize=7.5)
+    columns = int(figure.get_figwidth() * 72 / (21 + 7.5 * _HANDLE + 4.8 * max(map(len, names), default=0)))
+    rows = -(-len(names) // max(1, min(columns, len(names)))) or 1
+    columns = -(-len(names) // rows) or 1  # the legend is filled column by column, so its rows have equal lengths
+    # A dashed line shows two dashes beside its marker.
+    figure.legend(
+        handles=handles, labels=names, loc="outside lower left", ncols=columns, fontsize=7.5, handlelength=_HANDLE
+    )
 
 
 def collect_handles(panels: Sequence[Axes]) -> dict[str, Any]:

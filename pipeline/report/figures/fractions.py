@@ -50,7 +50,8 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
             title=f"Fractions of a GPU: {clean_text(service, 100)}",
             caption="Throughput and users of one service, over the share of the GPU that it has; latency of the "
             "slowest service; energy of the whole GPU, over the requests of all services. Loaded: the same service "
-            f"runs on the other parts. Dotted: in proportion to the part. {HOLLOW_CAPTION}",
+            f"runs on the other parts. Dotted: in proportion to the part. A line ends where a figure is missing, such "
+            f"as a p95 in a window that is too short for it. {HOLLOW_CAPTION}",
             section="Fractions of a GPU",
             paint=partial(_paint, parts),
         )

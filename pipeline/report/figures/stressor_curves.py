@@ -40,7 +40,8 @@ def sketches(effects: Sequence[StressorEffect]) -> Iterator[Sketch]:
             title=f"{clean_text(workload)} beside stressors",
             caption=(
                 "Slowdown of the workload beside a stressor of one resource, against the share of time in which the "
-                "stressor works; 1 is the speed alone. Medians over the blocks and 95 % t intervals. "
+                "stressor works; 1 is the speed alone, or in the idle turns of the stressor. Medians over the blocks "
+                "and 95 % t intervals. "
                 f"{HOLLOW_CAPTION}"
             ),
             section="Sensitivity",
@@ -63,7 +64,7 @@ def _paint(effects: Sequence[StressorEffect]) -> Figure:
         set_title(axes, mode)
     highest = max(1.1, *(axes.get_ylim()[1] for axes in panels))
     for axes in panels:
-        axes.set_ylim(0, highest)
+        axes.set_ylim(0, 1.05 * highest)
     handles = collect_handles(panels)
     add_legend(figure, list(handles.values()), list(handles))
     return figure

@@ -10,10 +10,26 @@ from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, MIN_FOR_INTERVA
 from pipeline.report.read.rows import FACTS
 from pipeline.report.read.study_records import Study
 
+_MODES = {
+    "serial": "one job after another, alone on the GPU",
+    "naive": "each job is a process, and the driver lets one of them compute at a time (time slices)",
+    "timeslice": "naive, with a chosen length of the time slices",
+    "mps": "each job is a process, and NVIDIA's Multi-Process Service (MPS) lets them compute at the same time",
+    "mps_percent": "MPS with a limit for each job, in per cent of the multiprocessors (active thread percentage)",
+    "mps_static": "MPS with multiprocessors of its own for each job, in chunks (static partitions)",
+    "mig": "each job on a GPU instance with multiprocessors and memory of its own (Multi-Instance GPU)",
+    "mig_mps": "MIG, with several jobs on an instance under MPS",
+    "streams": "all jobs in one process, each with a CUDA stream",
+    "green": "all jobs in one process, each with multiprocessors of its own (CUDA green contexts)",
+}
 
-def list_methods() -> list[tuple[str, str]]:
-    """Return headings and texts on the evaluation of the runs."""
+
+def list_methods(study: Study) -> list[tuple[str, str]]:
+    """Return headings and texts on the sharing modes of a study and on the evaluation of its runs."""
+    modes = sorted({row.sharing for row in study.rows if row.sharing.name in _MODES}, key=lambda mode: mode.order)
+    about = "; ".join(f"{mode.label}: {_MODES[mode.name]}" for mode in modes)
     return [
+        *([("Sharing modes", f"{about}.")] if about else []),
         (
             "Baseline",
             "Every speed is compared with the serial baseline of the same block: the same jobs, one at a time, on the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
@@ -27,6 +28,7 @@ from pipeline.report.read.study_records import Study
 
 _MOST_STUDIES = 5
 _MOST_NAMED = 2
+_MOST_REASONS = 3
 _LONGEST_REASON = 160
 
 
@@ -147,11 +149,23 @@ def describe_setup(study: Study) -> list[str]:
 
 
 def count_unranked(cells: Sequence[Cell]) -> str:
-    """Return a sentence that counts the combinations of jobs and mode without a figure, by outcome."""
-    counts = Counter(cell.finding for cell in cells if not cell.is_derived and not cell.is_ranked)
+    """Return a sentence that counts the combinations of jobs and mode without a figure, by outcome; with reasons."""
+    unranked = [cell for cell in cells if not cell.is_derived and not cell.is_ranked]
+    counts = Counter(cell.finding for cell in unranked)
     endings = {result: words.plural for result, words in ENDINGS.items() if counts[result] and words.plural}
     parts = [f"{counts[result]} {words}" for result, words in endings.items()]
-    return f"Of all combinations of jobs and mode, {join_words(parts)}; they are not ranked." if parts else ""
+    if not parts:
+        return ""
+    # Only a group that did not run needs a reason here; that of another one is in its row.
+    reasons = dict.fromkeys(
+        f"{cell.sharing.label}: {cell.reason.rstrip('.')}."
+        for cell in unranked
+        if cell.finding is Result.SKIPPED and cell.reason
+    )
+    shown = [*itertools.islice(reasons, _MOST_REASONS)]
+    more = [f"{len(reasons) - len(shown)} more reasons are in endings.csv."] if len(reasons) > len(shown) else []
+    counted = f"Of all combinations of jobs and mode, {join_words(parts)}; they are not ranked."
+    return " ".join([counted, *shown, *more])
 
 
 def describe_missing(study: Study) -> list[str]:

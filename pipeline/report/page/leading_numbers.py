@@ -14,7 +14,7 @@ from pipeline.base.domain.sharing_modes import MIG, NAIVE, SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
 from pipeline.report.evaluate import other_gpus, scaling
-from pipeline.report.evaluate.cells import Cell, list_metrics
+from pipeline.report.evaluate.cells import Case, Cell, list_metrics
 from pipeline.report.evaluate.gpu_fractions import list_fractions
 from pipeline.report.evaluate.joules import choose_prefix, scale_estimate
 from pipeline.report.evaluate.metrics import (
@@ -30,14 +30,14 @@ from pipeline.report.evaluate.mixed_services import compare_services
 from pipeline.report.evaluate.pairs import Quantity, is_best_solo_serial
 from pipeline.report.evaluate.publication import WHOLE_GPU
 from pipeline.report.evaluate.solo_modes import find_serial
-from pipeline.report.evaluate.statistics import MARGIN, MIN_FOR_INTERVAL, MIN_GPUS, Estimate
+from pipeline.report.evaluate.statistics import MARGIN, Estimate
 from pipeline.report.evaluate.stressor_effects import (
     StressorEffect,
     find_strongest,
     list_effects,
     runs_stressor,
 )
-from pipeline.report.evaluate.verdicts import Verdict
+from pipeline.report.evaluate.verdicts import Decision, Verdict
 from pipeline.report.evaluate.wording import jobs_in_words
 from pipeline.report.page.service_tables import find_rate_limits
 from pipeline.report.page.table_format import round_value
@@ -58,14 +58,14 @@ class LeadingNumber:
 
     Attributes:
         number, unit: `1.36` and `TIMES`, or `12300` and `samples/s`.
-        interval: the 95 % interval, or why there is none; empty if the number is exact.
+        basis: what the number rests on: its 95 % interval and number of blocks, and whether there is no verdict.
         label: the quantity: `the speed of one CUDA graph at a time`.
         jobs: the jobs and their sharing mode.
     """
 
     number: str
     unit: str
-    interval: str
+    basis: str
     label: str
     jobs: str
 
@@ -86,10 +86,10 @@ def select_leading_numbers(
     kinds: tuple[Iterator[LeadingNumber], ...] = (
         _list_gains(clean, cells, verdicts),
         _list_mixed_services(clean),
-        _list_services(clean, cells),
+        _list_services(clean, cells, verdicts),
         _list_profiles(clean),
         _list_company(study, clean),
-        _list_sensitivities(list_effects(study, right)),
+        _list_sensitivities(list_effects(study, right), _count_gpus(right)),
     )
     is_beside_stressors = any(map(runs_stressor, cells))
     numbers = tuple(itertools.islice(itertools.chain(*kinds), MOST))
@@ -104,21 +104,21 @@ def _list_gains(clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence
     best = _find_highest(over_best, BEST_SOLO)
     chosen = [best] if best is not None else []
     if best is not None:
-        yield _make_ratio(best, best.estimates[BEST_SOLO], f"the speed of {_name_best_solo(best)}")
+        yield _make_gain(best, BEST_SOLO, f"the speed of {_name_best_solo(best)}", verdicts)
     over_serial = [cell for cell in together if SPEEDUP in cell.estimates and not cell.notes_on_gain]
     if best is not None:  # over serial, CUDA graphs have the same speed-up as over one CUDA graph
         over_serial = [cell for cell in over_serial if not is_best_solo_serial(cell)]
     if (fastest := _prefer(chosen, over_serial) or _find_highest(over_serial, SPEEDUP)) is not None:
         host = ", which also depends on this host" if _depends_on_host(fastest, cells) else ""
         alone = f"the speed of one {_CUDA_GRAPH} at a time" if fastest.uses_cuda_graphs else f"the serial speed{host}"
-        yield _make_ratio(fastest, fastest.estimates[SPEEDUP], alone)
+        yield _make_gain(fastest, SPEEDUP, alone, verdicts)
         chosen.append(fastest)
     for name in (ENERGY_VS_BEST_SOLO, ENERGY_VS_ALONE):
         known = [cell for cell in together if name in cell.estimates]
         if (cell := _prefer(chosen, known) or min(known, key=lambda c: c.estimates[name].median, default=None)) is None:
             continue
         against = _name_best_solo(cell) if name == ENERGY_VS_BEST_SOLO else "one job at a time"
-        yield _make_ratio(cell, cell.estimates[name], f"the energy of {against}, for the same work")
+        yield _make_gain(cell, name, f"the energy of {against}, for the same work", verdicts)
         break
     yield from _list_over_naive(chosen, together, verdicts)
 
@@ -131,7 +131,7 @@ def _list_over_naive(
         is_same = (cell.case, cell.degree, cell.mode) == (verdict.case, verdict.degree, verdict.mode)
         is_speed = (verdict.against, verdict.quantity) == (NAIVE.label, Quantity.SPEED)
         if is_same and is_speed and verdict.ratio is not None and (cell.case, cell.degree) in naive:
-            yield _make_ratio(cell, verdict.ratio, "the speed of naive sharing")
+            yield _make_ratio(cell, verdict.ratio, "the speed of naive sharing", verdict)
             return
 
 
@@ -187,7 +187,9 @@ def _list_mixed_services(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
         yield _make_ratio(cell, cell.estimates[ENERGY_VS_ALONE], "the energy of the same work with each job alone")
 
 
-def _list_services(clean: Sequence[Cell], cells: Sequence[Cell]) -> Iterator[LeadingNumber]:
+def _list_services(
+    clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence[Verdict]
+) -> Iterator[LeadingNumber]:
     """Yield the highest rates within an objective; without one, the latency of services together against alone."""
     limits = [limit for limit in find_rate_limits(cells) if limit.total and limit.num_rates > 1 and not limit.marks]
     if limits:
@@ -196,13 +198,14 @@ def _list_services(clean: Sequence[Cell], cells: Sequence[Cell]) -> Iterator[Lea
         for limit in [best, *(limit for limit in alone if limit is not best)]:
             jobs = f"{limit.what} alone" if limit.sharing == SERIAL else f"{limit.degree} {limit.what}, {limit.mode}"
             label = f"with a {limit.objective}, the highest of {limit.num_rates} measured rates"
-            yield LeadingNumber(number=f"{limit.total:g}", unit="requests/s", interval="", label=label, jobs=jobs)
+            basis = f"no interval: {format_count(limit.num_blocks, 'block')}"
+            yield LeadingNumber(number=f"{limit.total:g}", unit="requests/s", basis=basis, label=label, jobs=jobs)
         return
     together = [cell for cell in clean if cell.degree > 1 and not cell.case.is_mix]
     for name, title in ((P99_SLOWDOWN, "p99"), (MEAN_SLOWDOWN, "mean")):
         if known := [cell for cell in together if name in cell.figures]:
             cell = min(known, key=lambda cell: (-cell.degree, _median(cell.figures[name])))
-            yield _make_ratio(cell, cell.figures[name], f"the {title} latency of one service alone")
+            yield _make_gain(cell, name, f"the {title} latency of one service alone", verdicts)
             break
 
 
@@ -211,19 +214,20 @@ def _list_profiles(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
     places = {(cell.case, scaling.find_place(cell)) for cell in clean if cell.degree == 1}
     steps = [s for s in scaling.steps(clean) if {(s.case, s.larger), (s.case, s.smaller)} <= places]
     if costs := [step for step in steps if step.loss_pct is not None]:
-        yield _make_step(max(costs, key=lambda step: _median(step.ratio)))
+        yield _make_step(max(costs, key=lambda step: _median(step.ratio)), clean)
     besides = [effect for effect in scaling.compare_co_runners(clean) if effect.cell.sharing == MIG]
     if besides:
         effect = min(besides, key=lambda effect: _median(effect.throughput_ratio))
         yield _make_ratio(effect.cell, effect.throughput_ratio, "the throughput without co-runners on other instances")
     if scaled := [step for step in steps if step.loss_pct is None and step.ideal]:
-        yield _make_step(min(scaled, key=lambda step: _median(step.ratio) / (step.ideal or 1)))
+        yield _make_step(min(scaled, key=lambda step: _median(step.ratio) / (step.ideal or 1)), clean)
 
 
-def _make_step(step: scaling.Step) -> LeadingNumber:
+def _make_step(step: scaling.Step, clean: Sequence[Cell]) -> LeadingNumber:
     larger = "the whole GPU" if step.larger == WHOLE_GPU else step.larger
     ideal = f" (ratio of the multiprocessors: {step.ideal:.2f})" if step.ideal else ""
-    return _make_number(step.ratio, f"the speed on {step.smaller}{ideal}", f"{step.case.label} on {larger}")
+    label, jobs = f"the speed on {step.smaller}{ideal}", f"{step.case.label} on {larger}"
+    return _make_number(step.ratio, label, jobs, num_gpus=_count_gpus(_select_case(step.case, clean)))
 
 
 def _list_company(study: Study, clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
@@ -233,15 +237,16 @@ def _list_company(study: Study, clean: Sequence[Cell]) -> Iterator[LeadingNumber
     if shares:
         lowest = min(shares, key=lambda share: _median(share.share))
         label = f"the speed while no other GPU works, the lowest of {format_count(len(shares), 'group')}"
-        yield _make_number(lowest.share, label, f"{jobs_in_words(lowest.case, lowest.degree)}, {lowest.mode}")
+        jobs = f"{jobs_in_words(lowest.case, lowest.degree)}, {lowest.mode}"
+        yield _make_number(lowest.share, label, jobs, num_gpus=_count_gpus(_select_case(lowest.case, clean)))
 
 
-def _list_sensitivities(effects: Sequence[StressorEffect]) -> Iterator[LeadingNumber]:
+def _list_sensitivities(effects: Sequence[StressorEffect], num_gpus: int) -> Iterator[LeadingNumber]:
     """Yield the highest slowdown of each workload beside a stressor, in each mode."""
     for effect in find_strongest(effects):
         if effect.sensitivity is not None and effect.sensitivity.median > 1 + MARGIN:
             label = f"the time alone, beside its worst stressor: {effect.resource}, dial {effect.dial:g}"
-            yield _make_number(effect.sensitivity, label, f"{effect.workload}, {effect.mode}")
+            yield _make_number(effect.sensitivity, label, f"{effect.workload}, {effect.mode}", num_gpus=num_gpus)
 
 
 def _list_figures(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
@@ -264,35 +269,64 @@ def _list_figures(clean: Sequence[Cell]) -> Iterator[LeadingNumber]:
             metric, estimate = known[name], cell.figures[name]
             scale, prefix = choose_prefix([estimate.median], metric.unit)
             unit, scaled = f"{prefix}{metric.unit}", scale_estimate(estimate, scale)
-            yield _make_number(scaled, metric.title, _name_group(cell), unit, num_gpus=_count_gpus(cell))
+            yield _make_number(scaled, metric.title, _name_group(cell), unit, num_gpus=_count_gpus([cell]))
 
 
-def _make_ratio(cell: Cell, ratio: Estimate, label: str) -> LeadingNumber:
-    return _make_number(ratio, label, _name_group(cell), num_gpus=_count_gpus(cell))
+def _make_gain(cell: Cell, name: str, label: str, verdicts: Sequence[Verdict]) -> LeadingNumber:
+    """Make a number from the comparison of a cell with a baseline, by the metric of this comparison."""
+    place = (cell.case, cell.degree, cell.mode, name)
+    known = (
+        verdict
+        for verdict in verdicts
+        if (verdict.case, verdict.degree, verdict.mode, verdict.metric) == place
+        and (verdict.against == SERIAL.label or verdict.is_against_best_solo)
+    )
+    return _make_ratio(cell, cell.figures[name], label, next(known, None))
+
+
+def _make_ratio(cell: Cell, ratio: Estimate, label: str, verdict: Verdict | None = None) -> LeadingNumber:
+    decision = None if verdict is None else verdict.decision
+    return _make_number(ratio, label, _name_group(cell), num_gpus=_count_gpus([cell]), decision=decision)
 
 
 def _make_number(
-    estimate: Estimate, label: str, jobs: str, unit: str | None = None, *, num_gpus: int = 1
+    estimate: Estimate,
+    label: str,
+    jobs: str,
+    unit: str | None = None,
+    *,
+    num_gpus: int = 1,
+    decision: Decision | None = None,
 ) -> LeadingNumber:
     """Make a number from an estimate; without a unit it is a ratio."""
     form: Callable[[float], str] = "{:.2f}".format if unit is None else round_value
-    low, high = estimate.low, estimate.high
-    if low is None or high is None:
-        least = f"{MIN_GPUS} GPUs" if num_gpus > 1 else f"{MIN_FOR_INTERVAL} blocks"
-        interval = f"no interval below {least}"
-    else:
-        interval = "" if low == high else f"{form(low)} to {form(high)}"
+    basis = _describe_basis(estimate, form, num_gpus, decision)
     return LeadingNumber(
-        number=form(estimate.median), unit=TIMES if unit is None else unit, interval=interval, label=label, jobs=jobs
+        number=form(estimate.median), unit=TIMES if unit is None else unit, basis=basis, label=label, jobs=jobs
     )
+
+
+def _describe_basis(estimate: Estimate, form: Callable[[float], str], num_gpus: int, decision: Decision | None) -> str:
+    """Return `1.34 to 1.38 (5 blocks)`, `6.40 to 8.12 (no verdict: 3 blocks)` or `no verdict: 2 blocks`."""
+    counted = format_count(estimate.n, "GPU" if num_gpus > 1 else "block")
+    outcome = decision.value if decision in (Decision.NO_VERDICT, Decision.EQUAL) else ""
+    if estimate.low is None or estimate.high is None:
+        return f"{outcome or 'no interval'}: {counted}"
+    basis = f"{outcome}: {counted}" if outcome else counted
+    is_exact = estimate.low == estimate.high
+    return basis if is_exact else f"{form(estimate.low)} to {form(estimate.high)} ({basis})"
 
 
 def _name_group(cell: Cell) -> str:
     return f"{jobs_in_words(cell.case, cell.degree)}, {cell.mode}"
 
 
-def _count_gpus(cell: Cell) -> int:
-    return len(set(cell.gpus.values()))
+def _count_gpus(cells: Sequence[Cell]) -> int:
+    return len({gpu for cell in cells for gpu in cell.gpus.values()})
+
+
+def _select_case(case: Case, cells: Sequence[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.case == case]
 
 
 def _median(estimate: Estimate) -> float:

@@ -115,7 +115,7 @@ def render(content: Content) -> str:
             tables=[t for t in content.tables if not (t.is_for_machines or t.about)],
             papers=[publications.split_by_agreement(t) for t in content.tables if t.about],
             machine_tables=[t for t in content.tables if t.is_for_machines and t.name != COMPARISONS],
-            methods=appendix.list_methods(),
+            methods=appendix.list_methods(study),
             provenance=appendix.list_provenance(study),
             shown=format_value,
             open_tables=_OPEN_TABLES,

@@ -33,6 +33,7 @@ class RateLimit:
         missed: the lowest rate that misses the objective.
         is_known: whether a rate meets the objective, or the lowest rate misses it; false if all windows have too few
             requests for the percentile.
+        num_blocks: number of blocks at the highest rate.
         marks: marks of the group at the highest rate.
     """
 
@@ -46,6 +47,7 @@ class RateLimit:
     latency: Estimate | None
     missed: float | None
     is_known: bool
+    num_blocks: int = 0
     marks: str = ""
 
     @property
@@ -85,6 +87,7 @@ def _find_limit(what: str, by_rate: Mapping[float, Cell]) -> RateLimit:
         latency=None if highest is None else by_rate[highest].estimates.get(latency),
         missed=missed,
         is_known=highest is not None or missed == min(by_rate),
+        num_blocks=0 if highest is None else len(by_rate[highest].values[service_figures.OBJECTIVE_MET_WORST]),
         marks="" if highest is None else by_rate[highest].marks,
     )
 

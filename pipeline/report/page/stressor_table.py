@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from pipeline.report.evaluate.cells import Cell
@@ -26,8 +27,9 @@ def make_stressor_table(effects: Sequence[StressorEffect]) -> Table:
     slowdowns = ("slowdown", "low", "high", "slowdown of the stressor", "low of the stressor", "high of the stressor")
     note = (
         "Speed alone over speed together, in the same block; median over the blocks and 95 % t interval (with three "
-        "blocks or more). Slowdown: of the workload beside the stressor (sensitivity). Dial: share of time in which "
-        "the stressor works."
+        "blocks or more). Beside a stressor that takes turns, the speed alone is that in its idle turns of the same "
+        "launch. Slowdown: of the workload beside the stressor (sensitivity). Dial: share of time in which the "
+        "stressor works."
     )
     columns = ("workload", "mode", "resource", "dial", *slowdowns)
     return Table("sensitivity", "Workloads beside stressors", columns, tuple(rows), note)
@@ -35,7 +37,7 @@ def make_stressor_table(effects: Sequence[StressorEffect]) -> Table:
 
 def make_pair_table(study: Study, cells: Sequence[Cell]) -> Table:
     """Return a table of the measured pairs with the resource that explains most of their slowdowns."""
-    predictions = [p for p in predict_pairs(collect_inputs(study, cells)) if p.slowdowns and p.measured]
+    predictions = [p for p in predict_pairs(collect_inputs(study, cells)) if p.measured and p.measured.slowdowns]
     rows = [line for prediction in predictions for line in _list_lines(prediction)]
     errors = {p.mode: p.error for p in predictions if p.error}
     note = (
@@ -52,9 +54,9 @@ def make_pair_table(study: Study, cells: Sequence[Cell]) -> Table:
 
 def _list_lines(prediction: PairPrediction) -> Iterator[Values]:
     assert prediction.measured is not None
-    for name, measured, predicted in zip(
-        prediction.workloads, prediction.measured.slowdowns, prediction.slowdowns, strict=False
+    for name, measured, predicted in itertools.zip_longest(
+        prediction.workloads, prediction.measured.slowdowns, prediction.slowdowns
     ):
         pair = " + ".join(prediction.workloads)
-        explained = (predicted.middle, prediction.resource or None, prediction.model)
+        explained = (predicted and predicted.middle, prediction.resource or None, prediction.model)
         yield (pair, prediction.mode, name, *list_ends(measured), *explained)

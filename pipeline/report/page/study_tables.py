@@ -62,6 +62,7 @@ _VERDICT_NOTE = (
     "improvement). p: p value of equality (two one-sided tests) if the "
     "verdict is equal, else of a difference. If there are several GPUs, each counts once, and a verdict needs three."
 )
+_DOUBTFUL_NOTE = "*: doubtful; the page of the report has the reason."
 _CELL_NOTE = f"{_INTERVALS} Figures of serial copies are computed from the solo run. Wrong results have no figures."
 _Place = tuple[Case, int, str, str]  # case, degree, mode and profile
 
@@ -218,7 +219,7 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
             rows.append((*ran, f"{result}*" if cell.marks else result, *figures))
     heads = ("case", "jobs", "mode", "result", *(known[name].heading(scales[name][1]) for name in names))
     notes = [_CELL_NOTE, *([BASELINES_NOTE] if {BEST_SOLO, ENERGY_VS_BEST_SOLO} & set(names) else [])]
-    notes += ["*: doubtful; the page of the report has the reason."] if any(cell.marks for cell in cells) else []
+    notes += [_DOUBTFUL_NOTE] if any(cell.marks for cell in cells) else []
     return Table(name, title, heads, tuple(rows) if names else (), " ".join(notes))
 
 
@@ -321,10 +322,12 @@ def publication_tables(checks: Sequence[FindingCheck]) -> list[Table]:
     """Return a table for each publication with which the study is compared."""
     columns = ("finding", "where", "case", "jobs", "mode", "paper")
     heads = (*columns, "ours", "low", "high", "agreement", "by how much", "mind")
-    return [
-        Table(publication.table, publication.title, heads, tuple(map(_list_check, members)), about=publication.about)
-        for publication, members in itertools.groupby(checks, key=lambda check: check.publication)
-    ]
+    tables = []
+    for publication, members in itertools.groupby(checks, key=lambda check: check.publication):
+        rows = tuple(map(_list_check, members))
+        note = _DOUBTFUL_NOTE if any("*" in str(row[heads.index("ours")]) for row in rows) else ""
+        tables.append(Table(publication.table, publication.title, heads, rows, note, about=publication.about))
+    return tables
 
 
 def _list_check(check: FindingCheck) -> Values:

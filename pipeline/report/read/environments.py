@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.group_names import ENVIRONMENT
 from pipeline.base.domain.package_locks import compare_locks, parse_lock
 from pipeline.base.system.errors import CollocationError
+from pipeline.clean import temporary_folder
 from pipeline.record.store.run_artifacts import fetch
 from pipeline.record.store.store_access import open_named
 from pipeline.report.read.study_records import JobRow, Row
@@ -90,7 +90,7 @@ def _differences(locks: Mapping[str, Sequence[str]], names: Mapping[str, str]) -
 
 def _read_lock(store: Path | str, run_id: str) -> str:
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder.hold_scratch() as folder:
             path = fetch(open_named(store), run_id, layout.ENVIRONMENT, folder)
             return "" if path is None else path.read_text(encoding="utf-8", errors="replace")
     except (CollocationError, OSError) as error:

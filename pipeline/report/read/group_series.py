@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pipeline.base.domain.samples import Field, Panel
 from pipeline.base.domain.sharing_modes import MIG, MPS, NAIVE, PROFILE, SharingMode
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.grouping import group_by
+from pipeline.clean import temporary_folder
 from pipeline.observe import fields
 from pipeline.observe.fields import Fields
 from pipeline.record.sample_series import Series, SeriesKey, read_table
@@ -182,7 +182,7 @@ def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
     store = open_named(row.store)
     names = (layout.SAMPLE_TABLE, layout.FIELDS)
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder.hold_scratch() as folder:
             path, path_of_fields = (fetch(store, row.run_id, name, folder) for name in names)
             if path is None or path_of_fields is None:
                 _refuse_without_artifacts(store, row.run_id)

@@ -30,6 +30,7 @@ _WORDS = {
     "source": {
         "disk": "data from disk",
         "files": "image files",
+        "synthetic": "synthetic data",
         "synthetic_files": "made-up image files",
         "synthetic_host": "host-made data",
         "synthetic_device": "data on the GPU",

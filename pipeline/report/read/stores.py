@@ -14,9 +14,9 @@ from pipeline.record.store.store_access import open_named
 
 def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._MutuallyExclusiveGroup | None = None) -> None:
     """Add `--experiment` (to the group `among` of exclusive options, if there is one), `--root` and `--uri`."""
-    default = tracking_root.EXPERIMENT if among is None else None
-    about = f"tracking.experiment of the study (default: {default})" if default else "tracking.experiment of a study"
-    (among or parser).add_argument("--experiment", default=default, metavar="NAME", help=about)
+    default = f" (default: the only one, else {tracking_root.EXPERIMENT})" if among is None else ""
+    about = f"tracking.experiment of the study{default}"
+    (among or parser).add_argument("--experiment", metavar="NAME", help=about)
     parser.add_argument(
         "--root",
         type=Path,
@@ -29,13 +29,15 @@ def add_store_arguments(parser: argparse.ArgumentParser, among: argparse._Mutual
 
 
 def named_stores(arguments: argparse.Namespace) -> Sequence[Path | str]:
-    """Return the named stores.
+    """Return the named stores; set the experiment, if none is named, to the only one in these stores.
 
     Raises:
         ConfigError: a store does not have the experiment.
         TrackingError: a store does not exist.
     """
     stores = [*arguments.root, *arguments.uri] or [tracking_root.DEFAULT]
+    if arguments.experiment is None:
+        arguments.experiment = _choose_experiment(stores)
     for store in stores:
         find_stores([store], arguments.experiment)
     return stores
@@ -48,11 +50,21 @@ def find_stores(stores: Sequence[Path | str], experiment: str) -> list[Path | st
         ConfigError: no store has the experiment.
         TrackingError: a store does not exist.
     """
-    names = {store: list_experiments(open_named(store)) for store in stores}
+    names = _list_experiments(stores)
     if matches := [store for store in stores if experiment in names[store]]:
         return matches
-    known = sorted({repr(name) for store_names in names.values() for name in store_names if name != "Default"})
+    known = sorted({repr(name) for store_names in names.values() for name in store_names})
     raise ConfigError(
         f"no experiment {experiment!r} in {', '.join(map(str, stores))}; "
         f"choose one with --experiment: {', '.join(known) or 'none exists yet'}"
     )
+
+
+def _choose_experiment(stores: Sequence[Path | str]) -> str:
+    known = {name for names in _list_experiments(stores).values() for name in names}
+    return known.pop() if len(known) == 1 else tracking_root.EXPERIMENT
+
+
+def _list_experiments(stores: Sequence[Path | str]) -> dict[Path | str, list[str]]:
+    """Return the names of the experiments in each store, without the one that MLflow creates in every store."""
+    return {store: [name for name in list_experiments(open_named(store)) if name != "Default"] for store in stores}

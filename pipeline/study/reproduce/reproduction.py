@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -20,6 +18,7 @@ from pipeline.base.system import secrets, user_command, words
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.paths import expand_path
+from pipeline.clean import temporary_folder
 from pipeline.observe.group_result import GroupResult
 from pipeline.plan import config_reader, job_entries
 from pipeline.plan.config_schema import Config
@@ -193,7 +192,7 @@ def _select(config: DictConfig, key: str) -> Any:
 def _build_from_locks(config: DictConfig, original: Original, stack: UndoStack) -> None:
     if "file" not in config.env or not original.job_locks:
         return
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="colloc-locks-")))
+    folder = stack.enter_context(temporary_folder.hold_scratch())
     # A baseline of a mix has one job, whose index is 0 at any position in the mix; `entry` is this position.
     jobs = {str(job["index"]): job for job in json.loads(original.files.get(layout.GROUP, "{}")).get("jobs", [])}
     for index, text in sorted(original.job_locks.items()):

@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.system.errors import SharingError
+from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean.journal import Journal, JournalError, UndoStep, describe, find_journals, replay, undo_all
 from pipeline.clean.kinds import undoes
@@ -63,12 +64,12 @@ def undone(tmp_path):
 
 
 def test_a_step_is_on_disk_while_its_body_runs_and_nothing_is_left_afterwards(journal, tmp_path):
-    made = tmp_path / TAKEN
-    with journal.guard("file", path=str(made)):
-        assert json.loads(journal.path.read_text())["arguments"] == {"path": str(made)}
-        made.touch()
+    taken = tmp_path / TAKEN
+    with journal.guard("file", path=str(taken)):
+        assert json.loads(journal.path.read_text())["arguments"] == {"path": str(taken)}
+        taken.touch()
         assert [step.kind for step in Journal(tmp_path, UUID).read_steps()] == ["file"]  # as another process reads it
-    assert not made.exists()
+    assert not taken.exists()
     assert not journal.path.exists()
 
 
@@ -78,7 +79,7 @@ def test_each_device_has_a_journal_of_its_own(journal, tmp_path):
     journal.add("file", path=str(tmp_path / "own"))
     assert [step.arguments["path"] for step in replay(journal)] == [str(tmp_path / "own")]
     assert len(other.read_steps()) == 1
-    assert [found.device_uuid for found in find_journals(tmp_path)] == ["MIG-0_1"]
+    assert [file.device_uuid for file in find_journals(tmp_path)] == ["MIG-0_1"]
     assert other.path.parent.parent == tmp_path
 
 
@@ -266,11 +267,19 @@ def test_a_file_that_others_could_have_written_is_not_believed(journal, tmp_path
     assert target.read_bytes() == line
 
 
+def test_a_step_of_an_earlier_boot_is_removed_without_being_carried_out(journal, tmp_path):
+    for name, arguments in (("a", {"boot": boot_id()}), ("b", {"boot": "an earlier one"}), ("c", {})):
+        journal.add("file", path=str(tmp_path / name), **arguments)
+    assert len(replay(journal)) == 3
+    assert undone(tmp_path) == ["c", "a"]
+    assert not journal.path.exists()
+
+
 def test_a_file_of_ours_that_somebody_moved_into_the_lock_folder_is_no_journal(journal, tmp_path):
     """Whoever owns a folder can move root's own file out of it, with content that was his, to where all can write."""
-    made = tmp_path / f"{UUID}.journal"
-    made.write_text('{"step_id": "1", "kind": "file", "arguments": {"path": "/etc/passwd"}}\n')
-    made.rename(tmp_path / f"collocation-{UUID}.journal")
+    moved = tmp_path / f"{UUID}.journal"
+    moved.write_text('{"step_id": "1", "kind": "file", "arguments": {"path": "/etc/passwd"}}\n')
+    moved.rename(tmp_path / f"collocation-{UUID}.journal")
     assert replay(journal) == ()
     assert find_journals(tmp_path) == ()
 
@@ -285,7 +294,7 @@ def test_what_another_user_left_is_named_and_not_carried_out(journal, tmp_path, 
     ours = Journal(tmp_path, UUID)
     with pytest.raises(JournalError, match="must clean up"):
         replay(ours)
-    assert [(found.device_uuid, found.is_ours) for found in find_journals(tmp_path)] == [(UUID, False)]
+    assert [(file.device_uuid, file.is_ours) for file in find_journals(tmp_path)] == [(UUID, False)]
     assert undo_all(ours) == ([], [])
     assert undone(tmp_path) == []
 
@@ -341,10 +350,10 @@ def test_a_program_is_looked_for_when_it_is_needed(tmp_path, program, monkeypatc
     assert undone(tmp_path) == ["program"]
 
 
-@pytest.mark.parametrize("own", [{}, {"program": "/nonexistent/program"}])
-def test_for_a_simulated_device_no_real_program_is_run(tmp_path, program, monkeypatch, own):
+@pytest.mark.parametrize("simulated", [{}, {"program": "/nonexistent/program"}])
+def test_for_a_simulated_device_no_real_program_is_run(tmp_path, program, monkeypatch, simulated):
     monkeypatch.setenv("PATH", str(program.parent))
-    journal = Journal(tmp_path, UUID, Programs(simulated=own))
+    journal = Journal(tmp_path, UUID, Programs(simulated=simulated))
     journal.add("program", name="program")
     with pytest.raises(SharingError, match=r"needs program|/nonexistent/program is not executable"):
         replay(journal)

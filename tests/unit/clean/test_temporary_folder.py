@@ -7,10 +7,12 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import temporary_folder
 
@@ -81,6 +83,18 @@ def test_a_folder_of_another_user_is_left_to_its_user(tmp_path):
     assert abandoned(tmp_path) == [tmp_path / "kept-theirs"]
     os.chown(tmp_path / "kept-theirs", 65533, -1)
     assert abandoned(tmp_path) == []
+
+
+def test_scratch_of_dead_makers_is_removed_at_the_next_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"{temporary_folder.SCRATCH}of_a_dead_maker").mkdir()  # nobody holds its lock
+    with temporary_folder.hold_scratch() as first:
+        with temporary_folder.hold_scratch() as second:
+            assert sorted(tmp_path.iterdir()) == sorted((first, second))
+        assert list(tmp_path.iterdir()) == [first]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="; set TMPDIR to a writable folder"), temporary_folder.hold_scratch():
+        pass
 
 
 def test_a_pipe_that_anybody_made_does_not_hang_simulated_studies(tmp_path):

@@ -30,7 +30,7 @@ from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.state_file import Fault
 from pipeline.simulation.mps.control_program import write_executable
-from tests.support import fast_programs, simulated
+from tests.support import simulated
 
 PROFILE_2G = 14
 Ask = Callable[..., tuple[int, Any]]
@@ -58,13 +58,13 @@ class Kept(simulated.Machine):
 
     def places(self) -> list[tuple[int, int]]:
         """Profile id and start of each instance."""
-        return sorted((each.profile_id, each.start) for each in self.gpu.instances)
+        return sorted((instance.profile_id, instance.start) for instance in self.gpu.instances)
 
     def foreign(self) -> int:
         """An instance of two slices that somebody else makes; its id."""
-        made = self.driver.create_gpu_instance(0, PROFILE_2G, 4)
-        self.driver.create_compute_instance(0, made.id)
-        return made.id
+        gpu_instance = self.driver.create_gpu_instance(0, PROFILE_2G, 4)
+        self.driver.create_compute_instance(0, gpu_instance.id)
+        return gpu_instance.id
 
     def fail(self, function: str, code: int, **of: Any) -> None:
         simulated.set_faults(self.file, Fault(function=function, code=code, **of))
@@ -89,7 +89,6 @@ def a100(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         return {name: Path(path) for name, path in kept.programs.items()}
 
     kept = Kept.make(tmp_path, "a100_40gb", locks=locks, run=run, run_as_real=run_as_real)
-    fast_programs.use_in(tmp_path / "bin", kept.file.path)
     monkeypatch.setattr("pipeline.rehearsal.write_programs_beside", programs)
     monkeypatch.setattr(gpu_reader, "_STARTS_WITHIN_S", 0.05)
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # what others leave there is none of ours
@@ -111,25 +110,25 @@ def gpu_of(kept: Kept) -> Device:
 
 def test_what_is_made_stays_is_marked_and_is_undone_with_the_mode(a100: Kept) -> None:
     before = a100.gpu
-    made = a100.told("create", "1g,3g,2g")
-    assert [(each["profile"], each["start"]) for each in made["instances"]] == [
+    answer = a100.told("create", "1g,3g,2g")
+    assert [(row["profile"], row["start"]) for row in answer["instances"]] == [
         ("1g.5gb", 6),
         ("3g.20gb", 0),
         ("2g.10gb", 4),
     ]
-    assert (made["has_switched_mode"], made["is_simulated"]) == (True, True)
+    assert (answer["has_switched_mode"], answer["is_simulated"]) == (True, True)
     assert not a100.journal.path.exists()
     told = a100.gpu_told()
     assert told["is_clean"]
-    assert [each["is_made_by_hand"] for each in told["gpu_instances"]] == [True] * 3
-    assert [each["kind"] for each in told["made_by_hand"]] == ["mig_mode", *["mig_instance"] * 3]
+    assert [row["is_made_by_hand"] for row in told["gpu_instances"]] == [True] * 3
+    assert [row["kind"] for row in told["made_by_hand"]] == ["mig_mode", *["mig_instance"] * 3]
     there = a100.gpu
     assert a100.run("clean") == (0, "nothing to clean\n")
     assert a100.gpu == there
-    uuids = [each["uuid"] for each in made["instances"]]
+    uuids = [row["uuid"] for row in answer["instances"]]
     with install_driver(a100.file.path):
-        found = assignment.assign(gpu_of(a100), ["3g", "1g"])
-    assert [each.uuid for each in found] == [uuids[1], uuids[0]]
+        assigned = assignment.assign(gpu_of(a100), ["3g", "1g"])
+    assert [row.uuid for row in assigned] == [uuids[1], uuids[0]]
     told = a100.told("destroy")
     assert (told["undone"][-1], told["failed"]) == ("switch MIG mode off", [])
     assert a100.gpu == before
@@ -144,11 +143,11 @@ def test_compute_instances_are_made_marked_and_undone_before_their_gpu_instance(
     assert (status, "the GPU instances are 3g.20gb(1c+2c), 1g.5gb" in text) == (0, True)
     assert text.count("made 1c.3g.20gb at 0:4: MIG-") == text.count("made 2c.3g.20gb at 0:4: MIG-") == 1
     told = a100.gpu_told()
-    assert [(each["profile"], each["is_made_by_hand"]) for each in told["gpu_instances"]] == [
+    assert [(row["profile"], row["is_made_by_hand"]) for row in told["gpu_instances"]] == [
         ("3g.20gb", True),
         ("1g.5gb", True),
     ]
-    widths = [each["compute_slices"] for each in told["gpu_instances"][0]["compute_instances"]]
+    widths = [row["compute_slices"] for row in told["gpu_instances"][0]["compute_instances"]]
     assert sorted(widths) == [1, 2]
     assert a100.told("destroy")["undone"][1:3] == [
         f"destroy the {slices}c compute instance in the GPU instance of profile 9 at slice 0" for slices in (1, 2)
@@ -167,7 +166,7 @@ def test_a_mode_that_was_on_stays_on(a100: Kept) -> None:
 def test_a_dry_run_shows_the_commands_and_changes_nothing(a100: Kept) -> None:
     before = a100.gpu
     shown = a100.told("create", "3g,1g", "--dry-run")["commands"]
-    assert [each[-2:] for each in shown] == [["-mig", "1"], ["9:0", "-C"], ["19:4", "-C"]]
+    assert [command[-2:] for command in shown] == [["-mig", "1"], ["9:0", "-C"], ["19:4", "-C"]]
     assert (a100.gpu, list(a100.locks.iterdir())) == (before, [])
     a100.run("create", "3g")
     there = a100.gpu
@@ -244,7 +243,7 @@ def test_instances_of_others_are_never_touched(a100: Kept) -> None:
     assert f"already has the GPU instances {gi_id};" in refused(a100, "create", "1g")
     assert a100.run("destroy")[0] == 0
     assert a100.places() == [(PROFILE_2G, 4)]
-    assert [each["is_made_by_hand"] for each in a100.gpu_told()["gpu_instances"]] == [False]
+    assert [gpu_instance["is_made_by_hand"] for gpu_instance in a100.gpu_told()["gpu_instances"]] == [False]
 
 
 def test_instances_that_came_later_keep_the_mode_until_they_are_gone(a100: Kept) -> None:
@@ -264,22 +263,22 @@ def test_instances_that_came_later_keep_the_mode_until_they_are_gone(a100: Kept)
 
 
 def test_instances_in_use_are_not_taken(a100: Kept, sleeper: int) -> None:
-    (made,) = a100.told("create", "3g")["instances"]
-    Clients(a100.file).hold(made["uuid"], sleeper, "train", 100)
-    assert f"{made['uuid']} of NVIDIA A100" in (text := refused(a100, "destroy"))
+    (instance,) = a100.told("create", "3g")["instances"]
+    Clients(a100.file).hold(instance["uuid"], sleeper, "train", 100)
+    assert f"{instance['uuid']} of NVIDIA A100" in (text := refused(a100, "destroy"))
     assert f"in use by train (pid {sleeper})" in text
     with lease.hold(gpu_of(a100), a100.locks):
         assert "which is held by" in refused(a100, "destroy")
 
 
 def test_what_a_study_on_a_mig_device_holds_or_left_is_not_taken(a100: Kept, sleeper: int) -> None:
-    (made,) = a100.told("create", "3g")["instances"]
+    (instance,) = a100.told("create", "3g")["instances"]
     with install_driver(a100.file.path):
         (part,) = nvml.list_mig_devices(nvml.list_devices()[0])
     with lease.hold(part, a100.locks):
         assert f"which is held by {myself()} on {part.uuid}" in refused(a100, "destroy")
     Journal(a100.locks, part.uuid).add("mps_daemon", pipes=str(a100.folder / "pipe"))
-    Clients(a100.file).hold(made["uuid"], sleeper, "nvidia-cuda-mps-server", 60)
+    Clients(a100.file).hold(instance["uuid"], sleeper, "nvidia-cuda-mps-server", 60)
     assert f"(pid {sleeper}); run first: python -m pipeline.gpu clean --machine {a100.file.path}" in refused(
         a100, "destroy"
     )
@@ -306,10 +305,10 @@ def test_what_another_user_made_by_hand_is_named_and_left(a100: Kept, monkeypatc
 def test_after_a_restart_nothing_of_it_is_taken_for_ours(a100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     a100.driver.set_mig_mode(0, is_on=True)
     a100.run("create", "3g")
-    for module in ("pipeline.gpu.status", "pipeline.prepare.mig.mig_smi"):
+    for module in ("pipeline.gpu.status", "pipeline.clean.journal"):
         monkeypatch.setattr(f"{module}.boot_id", lambda: "another")
     told = a100.gpu_told()
-    assert [each["is_made_by_hand"] for each in told["gpu_instances"]] == [False]
+    assert [gpu_instance["is_made_by_hand"] for gpu_instance in told["gpu_instances"]] == [False]
     assert "(undone by a restart of the machine)" in told["made_by_hand"][0]["undoing"]
     assert a100.run("destroy")[0] == 0
     assert a100.places() == [(9, 0)]

@@ -355,8 +355,15 @@ print(sorted((library["prefix"], library["num_threads"]) for library in librarie
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["numpy", "scipy.linalg"])
-@pytest.mark.parametrize("variables", [{}, {"OPENBLAS_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "1,1"}])
+@pytest.mark.parametrize(
+    ("module", "variables"),
+    [
+        ("numpy", {}),
+        ("scipy.linalg", {}),  # which imports numpy
+        ("scipy.linalg", {"OPENBLAS_NUM_THREADS": "1"}),
+        ("scipy.linalg", {"OMP_NUM_THREADS": "1,1"}),
+    ],
+)
 def test_numpy_gets_the_threads_that_it_would_have_had(tmp_path, monkeypatch, module, variables):
     pytest.importorskip("threadpoolctl")
     for name, value in variables.items():

@@ -11,8 +11,7 @@ import pytest
 from pipeline.base.domain.records import Job, Result
 from pipeline.base.domain.samples import Sample
 from pipeline.base.domain.window import Window, WindowKind
-from pipeline.launch.job_state import Ending
-from pipeline.observe import baseline_comparison, endings, fields, group_row
+from pipeline.observe import baseline_comparison, fields, group_row
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
@@ -137,105 +136,6 @@ def test_a_serial_mix_adds_up_the_time_and_energy_of_its_jobs(tmp_path):
     assert next(iter(row.metrics)) == "throughput_total_samples_per_s"
     assert not any("job_" in name for name in row.metrics)
     assert json.loads(row.tags["collocation.rates"])["1"]["makespan_s"] == 7
-
-
-@pytest.mark.parametrize(
-    ("changes", "events", "result", "words"),
-    [
-        ({"status": 3, "bye": None}, [], Result.FAILED, "status 3: the last words"),
-        ({"status": -11, "bye": None}, [], Result.FAILED, "signal 11"),
-        ({"bye": None}, [], Result.FAILED, "without reporting"),
-        ({}, [], Result.FAILED, "lost result"),
-        ({"noticed": Ending(Result.TIMEOUT, "did not end")}, [], Result.TIMEOUT, "did not end"),
-        ({"noticed": Ending(Result.FAILED, "ended before the request to stop")}, [], Result.FAILED, "request to stop"),
-        ({"status": 1}, [("OutOfMemoryError", "CUDA out of memory")], Result.OOM, "CUDA out of memory"),
-        ({"status": 1}, [("RuntimeError", "CUDNN_STATUS_ALLOC_FAILED")], Result.OOM, "ALLOC_FAILED"),
-        ({"status": 1}, [("NonFiniteLossError", "loss is nan in epoch 1")], Result.FAILED, "nan in epoch 1"),
-    ],
-)
-def test_every_bad_ending_has_its_result_and_its_reason(tmp_path, changes, events, result, words):
-    alone = group("a", kind=WindowKind.WORK)
-    errors = [{"event": "error", "t_ns": 1, "type": kind, "message": message} for kind, message in events]
-    bad = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}, *errors], **changes)
-    (bad.folder / "stderr.log").write_text("first words\n\nthe last words\n")
-    row = judge(tmp_path, alone, bad)
-    assert row.result is result
-    assert words in row.reason
-    assert "throughput_total_samples_per_s" not in row.metrics
-
-
-SCRIPT_KILLED = {"type": "ScriptError", "message": "t.py was killed by signal 9", "status": 137}
-LOADER_KILLED = {"type": "RuntimeError", "message": "DataLoader worker (pid 7) is killed by signal: Killed."}
-OTHER_ERROR = {"type": "ValueError", "message": "bad learning rate"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "kills", "result"),
-    [
-        ({"status": -9}, None, 1, Result.OOM),
-        ({"status": 137}, SCRIPT_KILLED, 1, Result.OOM),
-        ({"status": 1}, LOADER_KILLED, 1, Result.OOM),
-        ({"status": -9}, None, 0, Result.FAILED),
-        ({"status": 137}, SCRIPT_KILLED, 0, Result.FAILED),
-        ({"status": 1}, OTHER_ERROR, 1, Result.FAILED),  # the kernel killed what is no part of it
-        ({"status": -9, "was_signalled": True}, None, 1, Result.INTERRUPTED),
-    ],
-)
-def test_what_the_kernel_kills_for_lack_of_memory_is_out_of_memory(tmp_path, changes, error, kills, result):
-    alone = group("a", kind=WindowKind.WORK)
-    errors = [{"event": "error", "t_ns": 1, **error}] if error else []
-    bad = state(tmp_path, alone.jobs[0], errors, bye=None, oom_kills=3 + kills, **changes)
-    bad.started = dataclasses.replace(bad.started, oom_kills=3)
-    (job,) = judge(tmp_path, alone, bad).jobs
-    assert job.result is result
-    assert ("out of memory, killed by the kernel (oom_kill 1 in its cgroup)" in job.reason) == (result is Result.OOM)
-
-
-def test_a_script_has_the_reason_that_its_output_tells(tmp_path):
-    alone = group("a", kind=WindowKind.WORK)
-    failed = {"event": "error", "t_ns": 1, "type": "ScriptError", "message": "t.py ended with status 1", "status": 1}
-    bad = state(tmp_path, alone.jobs[0], [failed], bye="error", status=1)
-    trace = 'Traceback (most recent call last):\n  File "t.py", line 5\n    x()\n    ^^^\nMemoryError: no room'
-    (bad.folder / "stderr.log").write_text(f"\x1b[31m{trace}\x1b[0m\nwandb: \nwandb: Find logs at: x\n")
-    (job,) = judge(tmp_path, alone, bad).jobs
-    assert (job.result, job.reason) == (Result.OOM, "t.py ended with status 1: MemoryError: no room")
-    assert job.error_output == tuple(trace.splitlines())
-
-
-def test_a_server_that_ended_has_the_reason_that_its_output_tells(tmp_path):
-    alone = group("a", kind=WindowKind.WORK)
-    message = "the server ended with status 1: serve model"
-    failed = {"event": "error", "t_ns": 1, "type": "ServerEndedError", "message": message}
-    bad = state(tmp_path, alone.jobs[0], [failed], bye="error", status=1)
-    trace = 'Traceback (most recent call last):\n  File "t.py", line 5\n'
-    own = f"{trace}torch.OutOfMemoryError: CUDA out of memory\n"
-    (bad.folder / "stderr.log").write_text(f"{own}{trace}workloads.ask_server.ServerEndedError: {message}\n")
-    (job,) = judge(tmp_path, alone, bad).jobs
-    assert (job.result, job.reason) == (Result.OOM, f"{message}: torch.OutOfMemoryError: CUDA out of memory")
-
-
-def test_the_job_that_failed_names_the_result_not_those_that_were_ended_for_it(tmp_path):
-    pair = group("a", "b")
-    ended = state(tmp_path, pair.jobs[0], steps(0, 1, 0.1, 1), status=-15, bye=None, was_signalled=True)
-    oom = state(
-        tmp_path,
-        pair.jobs[1],
-        [{"event": "error", "t_ns": 1, "type": "OutOfMemoryError", "message": "no"}],
-        status=1,
-    )
-    row = judge(tmp_path, pair, ended, oom)
-    assert row.result is Result.OOM
-    assert row.reason.startswith("job 1-b")
-    assert [job.result for job in row.jobs] == [Result.INTERRUPTED, Result.OOM]
-
-
-def test_a_failure_outside_the_jobs_makes_the_row_fail(tmp_path):
-    alone = group("a")
-    good = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 1), told_ns=11 * S)
-    assert judge(tmp_path, alone, good).result is Result.OK
-    row = judge(tmp_path, alone, good, reason="listener nvml stopped")
-    assert (row.result, row.reason) == (Result.FAILED, "listener nvml stopped")
-    assert judge(tmp_path, alone, good, interrupted=True).result is Result.INTERRUPTED
 
 
 def test_a_torn_last_line_costs_one_line(tmp_path):
@@ -458,90 +358,9 @@ def test_a_serial_mix_is_not_compared_with_itself_in_a_steady_window():
     assert baseline_comparison.compare_with_baseline(mix, alone(a=100, b=40), None) == {}
 
 
-def test_a_script_tells_its_out_of_memory_in_its_own_words(tmp_path):
-    alone = group("a", kind=WindowKind.WORK)
-    error = {"event": "error", "t_ns": 1, "type": "ScriptError", "message": "train.py ended with status 1"}
-    bad = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}, error], status=1)
-    (bad.folder / "stderr.log").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
-    assert judge(tmp_path, alone, bad).result is Result.OOM
-
-
 def test_without_a_baseline_there_is_no_comparison():
     assert baseline_comparison.compare_with_baseline(rated(group("a", "b"), 50, 30), alone(a=100, b=None), None) == {}
     assert dataclasses.asdict(rated(group("a"), 1))["metrics"] == {}
-
-
-def test_a_script_that_was_ended_because_another_failed_is_not_blamed(tmp_path):
-    pair = group("a", "b", kind=WindowKind.WORK)
-    started = {"event": "started", "t_ns": 0}
-    errors = [
-        {"event": "error", "t_ns": 1, "type": "ScriptError", "message": f"train.py {how}", "status": status}
-        for how, status in (("was killed by signal 15", 143), ("ended with status 3", 3))
-    ]
-    failed = state(tmp_path, pair.jobs[1], [started, errors[1]], status=3, bye=None)
-    for status in (143, -9):  # its runner came to its end, or was killed before
-        ended = state(tmp_path, pair.jobs[0], [started, errors[0]], status=status, bye=None, was_signalled=True)
-        row = judge(tmp_path, pair, ended, failed)
-        assert row.result is Result.FAILED and "ended with status 3" in row.reason
-        assert [job.result for job in row.jobs] == [Result.INTERRUPTED, Result.FAILED]
-        assert row.jobs[0].reason == "ended because the group failed"
-    # Nobody signalled it: then the signal is what it failed of.
-    alone = state(tmp_path / "alone", pair.jobs[0], [started, errors[0]], status=143, bye=None)
-    assert "killed by signal 15" in judge(tmp_path, pair, alone, failed).jobs[0].reason
-
-
-WRONG = {
-    "event": "wrong",
-    "what": "mm of 1x4096 by 4096x4096 in bfloat16: off by inf times the expected rounding error",
-}
-
-
-def test_what_a_job_finds_wrong_is_kept_and_shown_but_not_ok(tmp_path):
-    pair = group("a", "b")
-    events = [WRONG, WRONG, *steps(0, 11, 0.5, 4)]
-    states = [
-        state(tmp_path, pair.jobs[0], steps(0, 11, 0.5, 4), told_ns=11 * S),
-        state(tmp_path, pair.jobs[1], events, told_ns=11 * S),
-    ]
-    row = judge(tmp_path, pair, *states)
-    assert row.result is Result.WRONG_RESULTS
-    assert row.reason.startswith("job 1-b: computes wrong results: mm of 1x4096 by 4096x4096 in bfloat16")
-    assert row.reason.endswith("(and 1 more)")
-    assert [job.result for job in row.jobs] == [Result.OK, Result.WRONG_RESULTS]
-    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(16)
-
-
-@pytest.mark.parametrize(
-    ("error", "result"),
-    [("NonFiniteLossError", Result.WRONG_RESULTS), ("OutOfMemoryError", Result.OOM), ("ValueError", Result.FAILED)],
-)
-def test_wrong_results_explain_a_loss_that_is_no_number_and_nothing_else(tmp_path, error, result):
-    alone = group("a")
-    events = [WRONG, {"event": "error", "type": error, "message": "m", "traceback": ""}]
-    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], events, bye="error", status=1))
-    assert row.result is result
-
-
-def test_the_first_losses_stay_with_the_row(tmp_path):
-    alone = group("a")
-    losses = [{"event": "metric", "name": "first_loss", "t_ns": S, "step": i, "value": 2.0 - i} for i in (1, 0)]
-    row = judge(tmp_path, alone, state(tmp_path, alone.jobs[0], [*losses, *steps(0, 11, 0.5, 4)], told_ns=11 * S))
-    assert row.tags["collocation.first_losses"] == '{"0": [2.0, 1.0]}'
-
-
-def test_the_first_thing_that_is_noticed_of_a_job_is_its_ending(tmp_path):
-    alone = group("a")
-    bad = state(tmp_path, alone.jobs[0], [{"event": "started", "t_ns": 0}], status=-9, was_signalled=True)
-    bad.notice(Result.OOM, "no room")
-    bad.notice(Result.FAILED, "ended too early")
-    assert bad.went_wrong and not bad.ended_well
-    row = judge(tmp_path, alone, bad)
-    assert (row.result, row.reason) == (Result.OOM, "job 0-a: no room")
-
-
-def test_a_job_that_never_ran_has_the_result_of_its_group_and_never_ok():
-    assert endings.judge_absent_job(Result.OOM).result is Result.OOM
-    assert endings.judge_absent_job(Result.OK).result is Result.FAILED
 
 
 def samples_of_host(job, **rates) -> list[Sample]:

@@ -138,8 +138,8 @@ def test_one_slow_group_and_failures_do_not_decide():
     clock = Clock()
     blocks = [group("a", block=n) for n in range(1, 6)]
     progress = Progress(blocks, clock=clock)
-    for each, takes_s in zip(blocks, (20, 600, 22), strict=False):
-        run(progress, clock, each, takes_s)
+    for block, takes_s in zip(blocks, (20, 600, 22), strict=False):
+        run(progress, clock, block, takes_s)
     run(progress, clock, blocks[3], 5000, Result.TIMEOUT)
     assert progress.estimate_left_s() == (22, True)
 

@@ -84,7 +84,7 @@ def test_an_environment_that_cannot_be_built_is_an_answer_of_probes_only(compose
     monkeypatch.setattr("tests.conftest.take_inventory", inventory.take_inventory)
     configs = configs_of(["+experiment=migperf_frameworks", "workload.framework=jax"])
     built = inventory_of(configs).with_environments()
-    assert [each.why_not_built for each in built.interpreters.values()] == ["uv found no build of it"]
+    assert [interpreter.why_not_built for interpreter in built.interpreters.values()] == ["uv found no build of it"]
     others = config_reader.read(compose(["workload=tiny"]))
     with pytest.raises(ConfigError, match="uv found no build of it"):
         inventory_of(others).with_environments()

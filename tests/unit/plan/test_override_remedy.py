@@ -39,6 +39,7 @@ def proposals(text: str) -> list[str]:
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_text_gets_quotes_that_give_it_as_it_was_typed(text):
     *_, proposal = proposals(explanation(f"workload.flags.tag={text}"))

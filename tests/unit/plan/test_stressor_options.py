@@ -64,6 +64,56 @@ def test_a_stressor_beside_a_script_is_a_co_runner_with_a_baseline_in_a_steady_w
     assert alone == {stressor.digest: WindowKind.STEADY, pair.measured[0].workload.digest: WindowKind.WORK}
 
 
+TURNS = [
+    "+workload@sizes.T=stressor_turns",
+    "sizes.T.resources=[host_cores,host_memory]",
+    "sizes.T.dials=[0.5,1]",
+    "sizes.T.turn_s=0.5",
+    "window.settle_s=0.4",
+]
+
+
+def test_groups_of_a_stressor_that_takes_turns_are_as_long_as_its_rounds(make_plan):
+    groups = make_plan([*TURNS, "mix=[workload,T]", "window.seconds=3"], is_sweep=True).groups
+    windows = {group.job_names: (group.window.seconds, group.window.settle_s) for group in groups}
+    # Two rounds of four turns and two idle turns, and a turn as a reserve; the stressor is idle while jobs settle.
+    assert windows == {"tiny": (3, 0.4), "T": (6.5, 0.4), "tiny+T": (6.5, 0.4)}
+    longer = make_plan([*TURNS, "mix=[workload,T]", "window.seconds=9"], is_sweep=True).groups
+    assert {group.window.seconds for group in longer} == {9}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        (["sizes.T.resources=[host_cores,l2]"], "resources=l2 needs a GPU, .*; use host_cores or host_memory"),
+        (["sizes.T.resources=[l3]"], "resources=l3 must be one of issue_fp32, "),
+        (["sizes.T.dials=[0.5,0]"], r"dials=0 must be from 0\.01 to 1"),
+        (["sizes.T.dials=[2]"], r"dials=2 must be from 0\.01 to 1"),
+        (["sizes.T.lead_s=0.1"], r"lead_s=0\.1 is below window\.settle_s=0\.4, .*; remove lead_s"),
+    ],
+)
+def test_turns_that_cannot_be_taken_are_refused_in_one_line(make_plan, overrides, why):
+    with pytest.raises(ConfigError, match=why) as refused:
+        make_plan([*TURNS, "mix=[workload,T]", *overrides], is_sweep=True)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_script_beside_turns_must_log_its_rate(make_plan, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    words = [*TURNS, "mix=[workload,T]"]
+    with pytest.raises(
+        ConfigError, match=r"train logs no rate, .*; set workload\.metric=NAME or .*sizes\.T=stressor "
+    ) as refused:
+        make_plan(user_command.make_overrides([*words, "--", str(script)]), is_sweep=True)
+    assert "\n" not in str(refused.value)
+    logged = user_command.make_overrides([*words, "window.seconds=3", "workload.metric=train/speed", "--", str(script)])
+    groups = make_plan(logged, is_sweep=True).groups
+    pair = next(group for group in groups if group.has_co_runners)
+    alone = next(group for group in groups if group.job_names == "T")
+    assert pair.window.kind is WindowKind.LOGGED and alone.window.seconds == 6.5
+
+
 def test_a_chosen_workload_that_a_mix_names_is_read(compose):
     typed = ["workload=tiny", "workload.batch_size=8"]
     composed = compose([*BESIDE, *typed])

@@ -34,7 +34,7 @@ def test_workers_of_one_plan_agree_whatever_unit_they_run(worker, tmp_path):
     path = tmp_path / "shared/plan.json"
     agree(path, shards.select_shard(plan, 2), inventory)
     agree(path, shards.select_shard(plan, 1), inventory)
-    assert [each.name for each in path.parent.iterdir()] == ["plan.json"]
+    assert [file.name for file in path.parent.iterdir()] == ["plan.json"]
 
 
 @pytest.mark.parametrize(

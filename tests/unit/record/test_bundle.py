@@ -5,9 +5,14 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import os
 import shutil
+import sqlite3
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,7 @@ import pytest
 
 from pipeline.base.mlflow_internals import database_tables
 from pipeline.base.system.errors import ConfigError, TrackingError
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.record.store import bundle, bundle_archive, run_artifacts
 from pipeline.record.store.local_store import Store, open_store
 from pipeline.record.store.store_access import explain_read_only, open_named
@@ -90,6 +96,42 @@ def test_a_bundle_has_all_runs_points_and_artifacts_and_is_read_like_a_store(sto
         ]
 
 
+OPENING = """
+import sys, time
+from pathlib import Path
+from pipeline.record.store import bundle
+print(bundle.open_bundle(Path(sys.argv[1])).root, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_an_unpacked_bundle_of_a_killed_process_is_removed_and_that_of_a_living_one_is_not(
+    exported: Path, tmp_path: Path
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environ = os.environ | {"PYTHONPATH": str(PROJECT_DIR), "TMPDIR": str(scratch)}
+
+    def start() -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", OPENING, str(exported)]
+        return subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True)
+
+    with start() as living, start() as killed:
+        try:
+            kept, lost = (Path((process.stdout or sys.stdin).readline().strip()) for process in (living, killed))
+            assert sorted(scratch.iterdir()) == sorted((kept, lost))
+            killed.kill()
+            killed.wait()
+            with start() as later:
+                new = Path((later.stdout or sys.stdin).readline().strip())
+                later.kill()
+            assert sorted(scratch.iterdir()) == sorted((kept, new)) and (kept / "mlflow.db").is_file()
+        finally:
+            living.kill()
+            killed.kill()
+
+
 def test_a_bundle_depends_on_its_content_only(store: Store, tmp_path: Path) -> None:
     first, second = tmp_path / "first.tar.xz", tmp_path / "second.tar.xz"
     bundle.export(store, "study", first)
@@ -130,10 +172,10 @@ def test_a_moved_store_is_exported_and_read_with_the_artifacts_beside_its_databa
     moved = open_named(tmp_path / "moved")
     bundle.export(moved, "study", tmp_path / "after.tar.xz")
     assert (tmp_path / "before.tar.xz").read_bytes() == (tmp_path / "after.tar.xz").read_bytes()
-    assert run_artifacts.fetch(moved, RUN_ID, "group.json", "") == (
+    assert run_artifacts.fetch(moved, RUN_ID, "group.json", tmp_path) == (
         tmp_path / "moved" / "artifacts" / "study" / RUN_ID / "artifacts" / "group.json"
     )
-    assert run_artifacts.fetch(moved, RUN_ID, "none", "") is None
+    assert run_artifacts.fetch(moved, RUN_ID, "none", tmp_path) is None
     assert "was moved; run" in explain_read_only(tmp_path / "moved", "study")
 
 
@@ -142,6 +184,25 @@ def test_missing_artifacts_are_an_error_not_an_empty_bundle(store: Store, tmp_pa
     with pytest.raises(TrackingError, match="the artifacts of the experiment are missing"):
         bundle.export(store, "study", tmp_path / "study.tar.xz")
     assert not (tmp_path / "study.tar.xz").exists()
+
+
+@pytest.mark.parametrize("uri", ["", ".", "file:///"])
+def test_a_run_without_a_folder_of_its_own_has_no_artifacts(
+    uri: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as database, database:
+        database.execute("UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?", (uri, RUN_ID))
+    (tmp_path / "current").mkdir()
+    (tmp_path / "current" / "group.json").write_text("private")
+    monkeypatch.chdir(tmp_path / "current")
+    file = tmp_path / "study.tar.xz"
+    assert bundle.export(store, "study", file) == 2
+    with tarfile.open(file) as archive:
+        assert not [name for name in archive.getnames() if RUN_ID in name]
+    assert capsys.readouterr().err == (
+        f"note: no artifacts of 1 run in {file}: artifact_uri is no folder of the run ({RUN_ID}: {uri!r})\n"
+    )
+    assert run_artifacts.fetch(open_store(tmp_path / "mlruns"), RUN_ID, "group.json", tmp_path) is None
 
 
 def test_importing_twice_adds_no_run_twice(store: Store, tmp_path: Path, template_store: Path) -> None:

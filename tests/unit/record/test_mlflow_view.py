@@ -10,17 +10,19 @@ import pytest
 from pipeline.base.mlflow_internals import pages
 from pipeline.record.store.local_store import open_store
 
+pytest_plugins = ["tests.support.tracking_fixtures"]
+
 
 @pytest.mark.slow
-def test_the_page_shows_each_unit_that_any_study_of_the_experiment_counts(tmp_path: Path) -> None:
+def test_the_page_shows_each_unit_that_any_study_of_the_experiment_counts(root: Path) -> None:
     def columns() -> list[str]:
-        experiment = open_store(tmp_path).client.get_experiment_by_name("e")
+        experiment = open_store(root).client.get_experiment_by_name("e")
         return list(json.loads(experiment.tags[pages.VIEW_TAG])["selectedColumns"])
 
-    open_store(tmp_path).open_experiment("e", {"samples"})
+    open_store(root).open_experiment("e", {"samples"})
     assert "metrics.`throughput_total_samples_per_s`" in columns()
     assert not any("requests" in column for column in columns())
-    store = open_store(tmp_path)
+    store = open_store(root)
     assert store.open_experiment("e", {"requests"}) == store.open_experiment("e")
     both = ["samples", "requests"]
     assert {f"metrics.`throughput_total_{unit}_per_s`" for unit in both} <= set(columns())

@@ -296,8 +296,8 @@ def test_a_study_whose_program_has_changed_is_not_done_while_its_new_tasks_wait(
     assert found(new) == found(replace(new, time_ms=0), "9_1") == ("old", ["done", "done"])
 
 
-def test_arrays_of_one_study_are_noted_together_and_those_of_another_in_their_place(tmp_path) -> None:
-    store = open_store(tmp_path)
+def test_arrays_of_one_study_are_noted_together_and_those_of_another_in_their_place(root) -> None:
+    store = open_store(root)
     for new in (given("7"), given("9", command_line="run.py hydra/launcher=slurm resume=true")):
         slurm_arrays.note(store, "e", new)
     found = slurm_arrays._read(store, "e")
@@ -472,9 +472,9 @@ def test_a_local_store_is_read_without_mlflow_as_through_it(root, monkeypatch) -
     experiment = store.open_experiment("e")
     for number, role in enumerate(("group", "job", "group"), start=1):
         tags = {"collocation.role": role, "collocation.plan": "p", "collocation.result": "ok", "other": "x"}
-        made = store.client.create_run(experiment, start_time=number, run_name=f"r{number}", tags=tags)
+        run = store.client.create_run(experiment, start_time=number, run_name=f"r{number}", tags=tags)
         if number == 1:
-            store.client.set_terminated(made.info.run_id, end_time=9)
+            store.client.set_terminated(run.info.run_id, end_time=9)
     deleted = store.client.create_run(experiment, tags={"collocation.role": "group"})
     store.client.delete_run(deleted.info.run_id)
     names = ("plan", "result")

@@ -81,11 +81,11 @@ def test_what_a_dead_container_left_is_closed_and_what_another_machine_left_only
     theirs = left_open(tmp_path, "0003-theirs", host="there", boot_id=OTHER_BOOT, machine_id=OTHER_MACHINE)
     spool = theirs.parents[1]
     assert len(group_folder.read_ended(spool)) == 2
-    found = group_folder.survey(spool)
-    assert (set(found.ready), found.elsewhere) == ({of_container, before_boot}, {theirs: "there"})
+    survey = group_folder.survey(spool)
+    assert (set(survey.ready), survey.elsewhere) == ({of_container, before_boot}, {theirs: "there"})
     assert [group_folder.read(folder).state for folder in (of_container, theirs)] == ["closed", "open"]
-    found = group_folder.survey(spool, closes_lost=True)
-    assert (theirs in found.ready, found.elsewhere) == (True, {})
+    survey = group_folder.survey(spool, closes_lost=True)
+    assert (theirs in survey.ready, survey.elsewhere) == (True, {})
     assert group_folder.read(theirs).parent.status == "KILLED"
 
 
@@ -93,8 +93,8 @@ def test_a_container_that_lives_keeps_its_group_by_its_lock(tmp_path: Path) -> N
     folder = left_open(tmp_path, host="4f2a", machine_id="")
     with (folder / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = group_folder.survey(folder.parents[1], closes_lost=True)
-    assert (found.ready, found.busy, found.elsewhere) == ((), (folder,), {})
+        survey = group_folder.survey(folder.parents[1], closes_lost=True)
+    assert (survey.ready, survey.busy, survey.elsewhere) == ((), (folder,), {})
 
 
 @pytest.mark.parametrize(
@@ -118,14 +118,14 @@ def test_a_group_that_is_written_is_left_to_whoever_writes_it(tmp_path, monkeypa
 
     (listener := threading.Thread(target=sample)).start()
     try:
-        found = group_folder.survey(folder.parents[1], closes_lost=closes_lost)
+        survey = group_folder.survey(folder.parents[1], closes_lost=closes_lost)
     finally:
         is_over.set()
         listener.join()
-    assert (found.ready, list(found.elsewhere)) == ((), [folder])
+    assert (survey.ready, list(survey.elsewhere)) == ((), [folder])
     assert group_folder.read(folder).state == "open"
-    found = group_folder.survey(folder.parents[1], closes_lost=closes_lost)
-    assert (found.ready, list(found.elsewhere)) == ((folder,), [])
+    survey = group_folder.survey(folder.parents[1], closes_lost=closes_lost)
+    assert (survey.ready, list(survey.elsewhere)) == ((folder,), [])
 
 
 def test_nobody_waits_for_what_has_been_silent_for_an_hour(tmp_path, monkeypatch):

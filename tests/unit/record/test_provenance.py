@@ -141,10 +141,10 @@ def test_bytes_that_are_no_text_are_told_of(repository):
 
 def test_the_artifacts_of_scripts_have_names_that_a_disk_takes():
     long = "x" * 246 + ".py"
-    found = name_script_artifacts(["a/t.py", f"a/{long}", f"a/y{long}", "a/t.py", "b/u.py"])
-    assert found["a/t.py"] == "script-t.py" and found["b/u.py"] == "script-u.py"
-    assert len(set(found.values())) == 4 and found[f"a/{long}"].startswith("script-1-x")
-    assert all(len(name) <= 255 and name.endswith(".py") for name in found.values())
+    script_artifacts = name_script_artifacts(["a/t.py", f"a/{long}", f"a/y{long}", "a/t.py", "b/u.py"])
+    assert script_artifacts["a/t.py"] == "script-t.py" and script_artifacts["b/u.py"] == "script-u.py"
+    assert len(set(script_artifacts.values())) == 4 and script_artifacts[f"a/{long}"].startswith("script-1-x")
+    assert all(len(name) <= 255 and name.endswith(".py") for name in script_artifacts.values())
 
 
 def test_modules_of_a_script_without_a_repository_are_kept(tmp_path):

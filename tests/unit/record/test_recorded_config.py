@@ -27,7 +27,7 @@ def recorded(text: str) -> Original:
     return Original(run_id="r", experiment="e", name="n", tags={}, params={}, metrics={}, files={layout.CONFIG: text})
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "scenario", ["serial", "naive", "timeslice", "mps", "mps_percent", "mps_static", "mig", "mig_mps"]
 )

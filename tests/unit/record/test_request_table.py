@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from pipeline.record import request_table
 from pipeline.record.group_folder import Clock
 from workloads import client
 
 
 def test_the_table_has_every_whole_record_and_what_never_came_is_missing(tmp_path):
+    import pandas as pd
+
     clock, file = Clock(wall_ns=10**18, monotonic_ns=1000), tmp_path / client.REQUESTS_FILE
     records = [(2000, 2001, 2005, 2007, 2010, 3, 4), (3000, 3001, 0, 0, 0, 0, 1)]
     file.write_bytes(b"".join(client.REQUEST.pack(*record) for record in records) + b"torn")

@@ -8,7 +8,6 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from pipeline.base.domain.point_series import PointSeries, thin_points
@@ -80,6 +79,8 @@ def test_the_points_of_a_script_are_read_in_bounded_memory(tmp_path):
 
 
 def test_the_table_of_requests_is_written_in_portions(tmp_path, monkeypatch):
+    import pandas as pd
+
     monkeypatch.setattr(request_table, "_AT_ONCE", 10)
     file = tmp_path / job_client.REQUESTS_FILE
     file.write_bytes(b"".join(job_client.REQUEST.pack(n, n, 0, 0, 2 * n, 3, 4) for n in range(1, 36)) + b"torn")

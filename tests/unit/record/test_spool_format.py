@@ -60,10 +60,10 @@ def test_recover_leaves_the_living_alone_and_takes_the_oldest_first(tmp_path: Pa
     (tmp_path / "spool" / "study" / ".sent-0000-z" / "record.json").write_text("{}")
     with (living / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = group_folder.survey(tmp_path / "spool")
+        survey = group_folder.survey(tmp_path / "spool")
         assert group_folder.read(living).state == "open"
-    assert (found.ready, found.busy) == ((early, late), (living,))
-    assert list(found.unreadable) == [damaged.parent]
+    assert (survey.ready, survey.busy) == ((early, late), (living,))
+    assert list(survey.unreadable) == [damaged.parent]
     assert not (tmp_path / "spool" / "study" / ".sent-0000-z").exists()
 
 
@@ -101,9 +101,9 @@ def test_a_spool_that_others_made_removes_and_ends_nothing_of_ours(tmp_path: Pat
     (elsewhere / "lock").touch()
     os.utime(elsewhere / "lock", (0, 0))
     (tmp_path / "spool" / "link").symlink_to(elsewhere.parent)
-    found = group_folder.survey(tmp_path / "spool")
-    assert found.ready == (theirs,) and list(found.unreadable) == [forged]
-    assert "has the invalid spool_id 'a/../other'" in found.unreadable[forged]
+    survey = group_folder.survey(tmp_path / "spool")
+    assert survey.ready == (theirs,) and list(survey.unreadable) == [forged]
+    assert "has the invalid spool_id 'a/../other'" in survey.unreadable[forged]
     assert elsewhere.is_dir() and not cleared
 
 
@@ -148,6 +148,6 @@ def test_what_a_full_disk_left_without_a_record_goes_once_it_is_old(tmp_path: Pa
         (folder / "artifacts").mkdir(parents=True)
         (folder / "lock").touch()
         os.utime(folder / "lock", (time.time() - age_s,) * 2)
-    found = group_folder.survey(tmp_path / "spool")
-    assert (found.ready, found.unreadable) == ((), {})
+    survey = group_folder.survey(tmp_path / "spool")
+    assert (survey.ready, survey.unreadable) == ((), {})
     assert [path.name for path in (tmp_path / "spool/study").iterdir()] == ["young"]

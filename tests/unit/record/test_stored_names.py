@@ -14,14 +14,16 @@ from pipeline.record.shards import group_runs
 from pipeline.record.store import content, results
 from pipeline.record.store.local_store import open_store
 
+pytest_plugins = ["tests.support.tracking_fixtures"]
+
 OLD_TAGS = {"plan_unit": "2", "plan_units": "3x2", "unit": "2", "beside": "1", "plan": "p", "digest": "d"}
 TAKEN_OVER = json.dumps([{"plan": "q", "plan_unit": "1", "plan_units": "6x1"}])
 
 
 @pytest.fixture
-def old_store(tmp_path):
+def old_store(root):
     """A store of an earlier version with one group and a co-runner."""
-    store = open_store(tmp_path)
+    store = open_store(root)
     experiment = store.client.create_experiment("e")
     common = {fact_tag(key): value for key, value in OLD_TAGS.items()}
     group = store.client.create_run(
@@ -36,7 +38,7 @@ def old_store(tmp_path):
         store.client.log_param(job.info.run_id, key, value)
     for run in (group, job):
         store.client.set_terminated(run.info.run_id)
-    return tmp_path
+    return root
 
 
 def test_an_old_store_is_read_with_the_names_of_today(old_store) -> None:
@@ -61,11 +63,11 @@ def test_a_result_that_a_later_plan_has_as_well_names_its_shard(old_store) -> No
     assert finished.plans == ["p", "q"]
 
 
-def test_a_run_of_today_keeps_a_param_that_has_an_old_name(tmp_path) -> None:
-    store = open_store(tmp_path)
+def test_a_run_of_today_keeps_a_param_that_has_an_old_name(root) -> None:
+    store = open_store(root)
     run = store.client.create_run(store.client.create_experiment("e"), tags={Tag.ROLE: GROUP, Tag.SHARD: "1"})
     store.client.log_param(run.info.run_id, "neighbours", "5")  # an option of a user's program
-    (read,) = results.find_runs(tmp_path, "e", GROUP)
+    (read,) = results.find_runs(root, "e", GROUP)
     assert read.data.params == {"neighbours": "5"}
 
 

@@ -466,5 +466,5 @@ def test_an_amendment_that_waits_keeps_its_figures_when_more_are_added(root: Pat
     group_folder.write_amendment(root / "spool", Amendment(metrics={"speedup": 2.0}, result="ok", **common))
     wrong = Amendment(metrics={}, result="wrong_results", **common)
     file = group_folder.write_amendment(root / "spool", wrong)
-    found = group_folder.read_amendment(file)
-    assert (found.metrics, found.result) == ({"speedup": 2.0}, "wrong_results")
+    amendment = group_folder.read_amendment(file)
+    assert (amendment.metrics, amendment.result) == ({"speedup": 2.0}, "wrong_results")

@@ -61,7 +61,7 @@ def test_the_gain_over_one_cuda_graph_leads_then_that_over_serial_then_energy_an
         "the speed of naive sharing",
     ]
     assert {number.jobs for number in numbers} == {"2 resnet26_cifar10 bs128, MPS"}
-    assert all(re.fullmatch(r"(\d\.\d\d to \d\.\d\d)?", number.interval) for number in numbers)
+    assert all(re.fullmatch(r"(\d\.\d\d to \d\.\d\d \()?5 blocks\)?", number.basis) for number in numbers)
 
 
 def test_jobs_that_no_other_step_mode_makes_faster_do_not_depend_on_the_host() -> None:
@@ -104,7 +104,7 @@ def test_a_gain_over_a_doubtful_baseline_does_not_lead() -> None:
 
 def test_missing_intervals_and_verdicts_are_said() -> None:
     numbers = lead(graphs_and_sharing(2))
-    assert {number.interval for number in numbers} == {"no interval below 3 blocks"}
+    assert {number.basis for number in numbers} == {"no verdict: 2 blocks"}
     assert say(graphs_and_sharing(2)).endswith("(2 complete blocks; intervals need 3, verdicts 5).")
     assert say(graphs_and_sharing(3)).endswith("(3 complete blocks; a verdict needs 5 blocks).")
     assert say(graphs_and_sharing(5)).startswith("On one NVIDIA H100 80GB HBM3, MPS is fastest in the one case")
@@ -112,7 +112,17 @@ def test_missing_intervals_and_verdicts_are_said() -> None:
         dataclasses.replace(row, gpu_uuid=f"GPU-{row.block}", boot_id=f"boot-{row.block}")
         for row in graphs_and_sharing(2)
     ]
-    assert {number.interval for number in lead(gpus)} == {"no interval below 3 GPUs"}
+    assert {number.basis for number in lead(gpus)} == {"no verdict: 2 GPUs"}
+
+
+def test_each_number_says_what_it_rests_on() -> None:
+    three = lead(graphs_and_sharing(3))
+    assert all(re.fullmatch(r"(.* to .* \()?no verdict: 3 blocks\)?", number.basis) for number in three)
+    equal = [run(mode, degree, 1000.0 / degree, 0.1, block, GRAPH)
+             for block in range(1, 6) for mode, degree in (("serial", 1), ("mps", 2))]  # fmt: skip
+    assert lead(equal)[0].basis == "equal within 2 %: 5 blocks"
+    alone = lead([copies("serial", 1, rate, block) for block, rate in enumerate((999.0, 1000.0, 1002.0), 1)])
+    assert alone[0].basis == "997 to 1004 (3 blocks)", "the throughput of one group is no comparison"
 
 
 def test_services_lead_with_the_highest_rate_within_the_objective() -> None:
@@ -126,6 +136,7 @@ def test_services_lead_with_the_highest_rate_within_the_objective() -> None:
         ("200", "requests/s", "infer alone"),
     ]
     assert numbers[0].label == "with a p99 within 50 ms, the highest of 3 measured rates"
+    assert numbers[0].basis == "no interval: 1 block"
     marked = [row if (row.scenario, row.jobs[0].params["rate_per_s"]) != ("mps", "100") else
               dataclasses.replace(row, marks=copies("mps", 1, 1.0, note="late").marks) for row in rows]  # fmt: skip
     assert [number.jobs for number in lead(marked)] == ["infer alone"]
@@ -136,6 +147,7 @@ def test_services_at_one_rate_lead_with_their_latency_and_mixes_with_the_kept_th
             for mode, degree, latency in (("serial", 1, 5.0), ("mps", 4, 10.0))]  # fmt: skip
     (number,) = lead(rows)
     assert (number.number, number.label) == ("2.00", "the p99 latency of one service alone")
+    assert number.basis == "no verdict: 3 blocks"
     mixed = []
     for block in (1, 2, 3):
         train = params("train")

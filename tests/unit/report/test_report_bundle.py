@@ -21,6 +21,7 @@ from pipeline.record.store import bundle, bundle_archive
 from pipeline.record.store.local_store import open_store
 from pipeline.report import __main__ as report
 from pipeline.report.read import rows
+from pipeline.report.read.stores import named_stores
 from tests.support.bundles import EXPERIMENT, make_runs
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
@@ -107,3 +108,11 @@ def test_every_command_refuses_a_bad_bundle_in_one_line_and_writes_nothing(
         error = capsys.readouterr().err
         assert error.startswith("error: ") and error.count("\n") == 1 and f"{name} is not a complete bundle" in error
         assert not (tmp_path / "out").exists()
+
+
+def test_a_bundle_needs_no_name_of_its_experiment(tmp_path: Path) -> None:
+    file = tmp_path / "study.tar.xz"
+    lines = "".join(f"{json.dumps(run)}\n" for run in make_runs())
+    bundle_archive.write(file, EXPERIMENT, {bundle_archive.RUNS: lines.encode()})
+    options = report.make_parser().parse_args(["--root", str(file)])
+    assert named_stores(options) == [file] and options.experiment == EXPERIMENT

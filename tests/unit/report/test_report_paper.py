@@ -18,11 +18,14 @@ from pipeline.report.evaluate.metrics import METRICS
 from pipeline.report.evaluate.paper import Agreement, FindingCheck
 from pipeline.report.evaluate.publication import FOLDER, Finding, publications
 from pipeline.report.evaluate.verdicts import verdicts
+from pipeline.report.page.study_tables import publication_tables
 from pipeline.report.read.study_records import Row
 from tests.conftest import GPU
 from tests.support.report_rows import collocation_study, copies, job, params, row, study
 
 BLOCKS = range(1, 7)
+HOST, GPU_SPEEDS = (1.00, 0.92, 1.07, 0.97, 1.05), (1.000, 1.001, 0.999, 1.000, 1.001)
+"""Speeds of a job that waits for its host, and of jobs that fill the GPU, by block."""
 SEVEN = "time per epoch of seven ResNet26"
 _COUNTED = re.compile(r"throughput_total_[a-z]+_per_s|energy_per_[a-z]+_j")
 WITHOUT_MIG = "a medium model with one or two small ones is fastest"
@@ -69,6 +72,39 @@ def test_the_whole_interval_agrees_or_differs(
     assert (found.agreement, found.difference) == (agreement, difference)
     assert found.finding.where == "figure 3" and found.degree == 7
     assert found.note == "NVIDIA H100 80GB HBM3 instead of an A100-SXM4-40GB; steady window instead of 5 epochs"
+
+
+def drifting(*totals: tuple[str, int, float], **changes: Any) -> list[Row]:
+    """One job alone that follows its host, and groups that do not, with their total rates; five blocks."""
+    own = published(**changes)
+    rows = [copies("serial", 1, 2000.0 * host, block, own) for block, host in enumerate(HOST, 1)]
+    return rows + [
+        copies(mode, degree, total * gpu / degree, block, own)
+        for mode, degree, total in totals
+        for block, gpu in enumerate(GPU_SPEEDS, 1)
+    ]
+
+
+def test_a_figure_over_a_drifting_baseline_is_marked_and_decides_nothing() -> None:
+    (found,) = checks(drifting(("mps", 7, 2000.0 / 1.70 * 7)), SEVEN)
+    assert found.agreement is Agreement.UNDECIDED and found.difference == "a speed drifts with its host"
+    assert found.figure is not None and re.fullmatch(r"1\.70\* \(.* to .*\)", found.figure_in_words)
+    plain = checks(seven([1.70 * host for host in HOST]), SEVEN)[0].figure
+    assert plain is not None and found.figure.high - found.figure.low > 2 * (plain.high - plain.low)
+    (higher,) = checks(drifting(("mps", 7, 2000.0 / 4 * 7)), SEVEN)
+    assert higher.difference.endswith("% higher, but a speed drifts with its host"), "whatever the distance"
+    (table,) = publication_tables([found])
+    assert table.note.startswith("*: doubtful")
+
+
+def test_a_figure_against_another_mode_that_drifts_is_marked() -> None:
+    own = published()
+    rows = [copies("serial", 1, 700.0, block, own) for block, _ in enumerate(HOST, 1)]
+    for block, (host, gpu) in enumerate(zip(HOST, GPU_SPEEDS, strict=True), 1):
+        rows += [copies("naive", 2, 500.0 * host, block, own), copies("mps", 2, 600.0 * gpu, block, own)]
+    against = [check for check in checks(rows, "") if check.finding.kind == "against" and check.figure is not None]
+    assert against and all("*" in check.figure_in_words for check in against)
+    assert {check.agreement for check in against} == {Agreement.UNDECIDED}
 
 
 def test_the_interval_over_several_gpus_is_of_one_value_a_gpu() -> None:
@@ -130,7 +166,7 @@ def test_a_mix_on_mig_is_compared_where_each_size_has_the_instance_of_the_paper(
         places = {"L": large, "S": "1g.10gb"}
         found = []
         for block in BLOCKS:
-            for mode, speed in (("naive", 0.5), ("mig", 0.3 + 0.001 * block)):
+            for mode, speed in (("naive", 0.5), ("mig", 0.3 + 0.0002 * block)):
                 where = {size: {"mig_profile": places[size]} if mode == "mig" else {} for size in own}
                 jobs = [job(i, own[s], 1000 * speed, size=s, place=where[s]) for i, s in enumerate(own)]
                 found.append(row(mode, tuple(jobs), block))

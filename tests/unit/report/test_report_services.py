@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.base.domain.marks import merge_notes
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate import outcomes
 from pipeline.report.evaluate.cells import list_metrics, make_cells
@@ -176,6 +177,16 @@ def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_
     assert [bar.get_height() for bar in paid.patches] == pytest.approx([4, 2])
 
 
+def test_each_variant_of_one_training_beside_a_service_keeps_its_part() -> None:
+    eager, graph = params("train"), params("train", step_mode="cuda_graph")
+    rows = [row("serial", (job(0, own, 100.0),)) for own in (eager, graph)]
+    rows.append(row("serial", (service(0, 50, 5.0),)))
+    rows.append(row("mps", (job(0, eager, 90.0), job(1, graph, 40.0), service(2, 50, 10.0))))
+    shares = list(compare_services(make_cells(study(*rows))))
+    kept = {share.workload: share.throughput_ratio and share.throughput_ratio.median for share in shares}
+    assert kept == {"infer": None, "train bs128": pytest.approx(0.9), "train bs128 (CUDA graph)": pytest.approx(0.4)}
+
+
 def test_a_study_of_services_beside_training_has_an_answer_in_words_and_in_a_grid() -> None:
     train, alone = params("train"), {"energy_j": 1000.0, "energy_above_idle_j": 800.0}
     per_sample, per_request = {"energy_above_idle_per_sample_j": 2.0}, {"energy_above_idle_per_request_j": 1.0}
@@ -232,3 +243,8 @@ def test_what_is_as_many_as_the_requests_is_said_once() -> None:
         "throughput_total_images_per_s",
     ]
     assert "energy_per_image_j" in eight
+
+
+def test_of_notes_that_differ_in_their_numbers_the_highest_is_shown() -> None:
+    notes = [f"the window is too short for a p99, about {seconds} s are needed" for seconds in (5, 50.5, 10)]
+    assert merge_notes([*notes, "few steps", "few steps"]) == (notes[1], "few steps")

@@ -77,7 +77,7 @@ DESIGNS: dict[str, tuple[int, bool, float, float]] = {
 }
 
 
-@pytest.mark.parametrize("num_tables", [1000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_tables", [1000, pytest.param(20_000, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(("noise", "goal"), [(0.02, 0.05), (0.02, 0.02), (0.06, 0.05), (0.1, 0.05), (0.1, 0.1)])
 @pytest.mark.parametrize("design", DESIGNS)
 def test_stopping_on_widths_costs_little_coverage(design: str, noise: float, goal: float, num_tables: int) -> None:
@@ -101,7 +101,7 @@ def test_stopping_on_widths_costs_little_coverage(design: str, noise: float, goa
     assert max(wrong_shares) <= most_wrong + error
 
 
-@pytest.mark.parametrize("num_tables", [1000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_tables", [1000, pytest.param(20_000, marks=pytest.mark.exhaustive)])
 def test_stopping_at_the_first_claim_would_make_many_wrong_claims(num_tables: int) -> None:
     for num_modes in (1, 6):
         logs = simulate(num_tables, num_modes, 0.1)

@@ -67,6 +67,7 @@ def test_without_the_rule_a_drifting_baseline_is_covered_too_rarely() -> None:
         assert cover(DESIGNS[name], Noise.DRIFTING, Jobs.FULL, has_rule=False) < 0.9
 
 
+@pytest.mark.slow
 def test_at_most_5_percent_of_tables_have_a_wrong_claim() -> None:
     num_wrong = num_tables = 0
     for noise, jobs in itertools.product(KINDS, (Jobs.HOST_BOUND, Jobs.FULL)):

@@ -70,7 +70,7 @@ def _divide(file: StateFile, profiles: str) -> None:
     assert _smi(file, "-mig", "1") == _smi(file, "mig", "-cgi", profiles, "-C") == 0
     with file.change() as cell:
         (gpu,) = cell.state.gpus  # the host engine of DCGM sees an instance a second after it was made
-        older = tuple(replace(each, made_s=each.made_s - 60) for each in gpu.instances)
+        older = tuple(replace(instance, made_s=instance.made_s - 60) for instance in gpu.instances)
         cell.state = cell.state.replace_gpu(0, replace(gpu, instances=older))
 
 

@@ -182,7 +182,7 @@ def test_discovery_is_laid_out_as_that_of_dcgm(state_file: StateFile, run_dcgmi:
     expected = expected.replace("07:00.0 ", "00:06.0 ").replace("0F:00.0 ", "00:07.0 ")
     status, text = run_dcgmi("discovery", f"-{kind}")
     # Which ids NVML gives to instances of other sizes is not what is compared here.
-    plain, recorded = (re.sub(r" +", " ", re.sub(r"I 1/\d+", "I 1/N", each)) for each in (text, expected))
+    plain, recorded = (re.sub(r" +", " ", re.sub(r"I 1/\d+", "I 1/N", lines)) for lines in (text, expected))
     assert (status, plain) == (0, recorded)
     assert {len(line) for line in text.splitlines()} == {len(line) for line in expected.splitlines()}
 

@@ -59,8 +59,8 @@ def _driver(state_file: StateFile, *names: str, faults: tuple[Fault, ...] = (), 
 
 def _make(driver: Driver, *profile_ids: int) -> list[tuple[int, int]]:
     """Create one by one without placements; id and start of each."""
-    made = [driver.create_gpu_instance(0, profile_id) for profile_id in profile_ids]
-    return [(instance.id, instance.start) for instance in made]
+    instances = [driver.create_gpu_instance(0, profile_id) for profile_id in profile_ids]
+    return [(instance.id, instance.start) for instance in instances]
 
 
 def _only_mig_uuid(gpu: Gpu) -> str:
@@ -202,9 +202,9 @@ def test_making_a_layout_and_destroying_it_changes_nothing(state_file: StateFile
     assert all(len({instance.id for instance in layout}) == len(layout) for layout in layouts)
     for layout in random.Random(1).sample(layouts, 10):
         for instance in layout:
-            made = driver.create_gpu_instance(0, instance.profile_id, instance.start)
-            assert made == instance
-            driver.create_compute_instance(0, made.id)
+            gpu_instance = driver.create_gpu_instance(0, instance.profile_id, instance.start)
+            assert gpu_instance == instance
+            driver.create_compute_instance(0, gpu_instance.id)
         for instance in layout:
             assert _refusal(lambda number=instance.id: driver.destroy_gpu_instance(0, number)) == codes.IN_USE
             driver.destroy_compute_instance(0, instance.id, 0)
@@ -220,23 +220,23 @@ def test_planner_and_driver_agree_on_what_fits(name: str) -> None:
     assert combinations
     for names in combinations:
         by_name = {profile.name: profile for profile in gpu.profiles}
-        layout = layouts.plan_layout(gpu, [by_name[each] for each in names])
-        made: tuple[GpuInstance, ...] = ()
+        layout = layouts.plan_layout(gpu, [by_name[profile_name] for profile_name in names])
+        present: tuple[GpuInstance, ...] = ()
         for planned in layout.creation_order:
             profile = model.profile(planned.profile.profile_id)
-            assert planned.start in placement.free_starts(model, made, profile)
+            assert planned.start in placement.free_starts(model, present, profile)
             number = placement.gpu_instance_id(model, 0, planned.start, profile.memory_slices)
             new = GpuInstance(id=number, profile_id=profile.id, start=planned.start, size=profile.memory_slices)
-            made = (*made, new)
+            present = (*present, new)
         plain = [profile for profile in model.profiles if not profile.attributes]
-        assert not any(placement.free_starts(model, made, profile) for profile in plain)
+        assert not any(placement.free_starts(model, present, profile) for profile in plain)
 
 
 def test_compute_instances_share_a_gpu_instance(state_file: StateFile) -> None:
     driver = _driver(state_file, "a100_40gb")
     driver.create_gpu_instance(0, 9)
-    made = [driver.create_compute_instance(0, 1, profile_id) for profile_id in (0, 0)]
-    assert [(ci.id, ci.start, ci.size) for ci in made] == [(0, 0, 1), (1, 1, 1)]
+    parts = [driver.create_compute_instance(0, 1, profile_id) for profile_id in (0, 0)]
+    assert [(ci.id, ci.start, ci.size) for ci in parts] == [(0, 0, 1), (1, 1, 1)]
     assert _refusal(lambda: driver.create_compute_instance(0, 1)) == codes.INSUFFICIENT_RESOURCES
     assert len({mig_uuid(driver.state().gpus[0], *pair) for pair in queries.mig_devices(driver.state().gpus[0])}) == 2
     driver.destroy_compute_instance(0, 1, 0)
@@ -246,8 +246,8 @@ def test_compute_instances_share_a_gpu_instance(state_file: StateFile) -> None:
 def test_a_2c_follows_a_1c_in_a_3g(state_file: StateFile) -> None:
     driver = _driver(state_file, "a100_80gb")
     driver.create_gpu_instance(0, 9)
-    made = [driver.create_compute_instance(0, 1, profile_id) for profile_id in (0, 1)]
-    assert [(ci.start, ci.size) for ci in made] == [(0, 1), (1, 2)]
+    parts = [driver.create_compute_instance(0, 1, profile_id) for profile_id in (0, 1)]
+    assert [(ci.start, ci.size) for ci in parts] == [(0, 1), (1, 2)]
 
 
 def test_a_compute_instance_of_the_full_width_leaves_no_room(state_file: StateFile) -> None:
@@ -385,8 +385,8 @@ def test_a_missing_permission_changes_nothing(state_file: StateFile) -> None:
 def test_changes_at_the_same_time_do_not_undo_each_other(state_file: StateFile) -> None:
     driver = _driver(state_file, "h100_80gb")
     with ThreadPoolExecutor(7) as pool:
-        made = list(pool.map(lambda _: driver.create_gpu_instance(0, 19), range(7)))
-    assert sorted(instance.start for instance in made) == list(range(7))
+        instances = list(pool.map(lambda _: driver.create_gpu_instance(0, 19), range(7)))
+    assert sorted(instance.start for instance in instances) == list(range(7))
     assert len(driver.state().gpus[0].instances) == 7
 
 

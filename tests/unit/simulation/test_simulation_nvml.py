@@ -142,7 +142,7 @@ def test_every_profile_has_the_measured_size_places_and_capacity(
 def test_instances_take_capacity_and_no_possible_placement(state_file: StateFile, handle: object) -> None:
     """Placements are told whether or not they are taken; what is left is the capacity."""
     _partition(state_file, 9)
-    left = {each: _capacity(state_file, each) for each in (19, 14, 9, 5, 0, 20, 15)}
+    left = {profile_id: _capacity(state_file, profile_id) for profile_id in (19, 14, 9, 5, 0, 20, 15)}
     assert left == {19: 4, 14: 2, 9: 1, 5: 1, 0: 0, 20: 1, 15: 2}
     number = ctypes.c_uint(0)
     pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, 9, None, ctypes.byref(number))

@@ -19,6 +19,7 @@ from listeners.nvml import NvmlListener
 from listeners.smi import SmiListener
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system.helper_program import run
+from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.prepare.device import nvml
 from pipeline.simulation.install import install_driver, write_programs
 from pipeline.simulation.machine import codes
@@ -100,7 +101,7 @@ def test_a_query_is_the_recorded_one_and_invents_no_reading(smi: Smi, name: str)
     arguments, recorded, _ = recording(name)
     status, text = smi(*arguments)
     assert status == 0
-    lines, expected = (masked(each).splitlines() for each in (text, recorded))
+    lines, expected = (masked(text_part).splitlines() for text_part in (text, recorded))
     assert lines[:-1] == expected[:-1]
     cells, recorded_cells = lines[-1].split(", "), expected[-1].split(", ")
     assert len(cells) == len(recorded_cells)
@@ -255,8 +256,8 @@ def test_compute_instances_divide_a_gpu_instance(smi: Smi) -> None:
         "|  0    2   1   1  |                                  |N/A    N/A |  3   0    3    0    3 |",
     ]
     names = re.findall(r"MIG (\S+) +Device +(\d+): \(UUID: (\S+)\)", smi("-L")[1])
-    assert [each[:2] for each in names] == [("1c.3g.40gb", "0"), ("1c.3g.40gb", "1")]
-    assert len({each[2] for each in names}) == 2
+    assert [cells[:2] for cells in names] == [("1c.3g.40gb", "0"), ("1c.3g.40gb", "1")]
+    assert len({cells[2] for cells in names}) == 2
     assert len([line for line in smi("mig", "-lci")[1].splitlines() if " MIG 1c.3g.40gb " in line]) == 2
     assert smi("mig", "-gi", "2", "-cci")[0] == codes.INSUFFICIENT_RESOURCES
     assert smi("mig", "-gi", "5", "-cci") == (6, "No GPU instances found: Not Found\n")
@@ -475,7 +476,7 @@ with install.install_driver(Path(sys.argv[1])):
 assert not seen, seen
 """
     argv = [sys.executable, "-c", script, str(state_file.path)]
-    assert run(argv, timeout_s=60, environ={**os.environ, "PYTHONPATH": str(Path.cwd())}).status == 0
+    assert run(argv, timeout_s=60, environ={**os.environ, "PYTHONPATH": str(PROJECT_DIR)}).status == 0
 
 
 def test_a_command_answers_quickly(state_file: StateFile, tmp_path: Path) -> None:

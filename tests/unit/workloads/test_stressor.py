@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.workloads.test_micro import Told
-from workloads import program, stressor
+from workloads import program, stressor, stressor_turns
 from workloads.rates import stressor_loads
-from workloads.rates.options import Stressor
+from workloads.rates.options import Stressor, StressorTurns
 
 
 @pytest.mark.parametrize(("resource", "threads"), [("host_cores", 2), ("host_memory", 3)])
@@ -40,3 +40,13 @@ def test_wrong_results_of_a_load_are_reported(monkeypatch):
 def test_wrong_options_are_refused_by_hand(argv, why):
     with pytest.raises(program.UsageError, match=why):
         program.parse(Stressor, [*argv, "--device", "cpu"])
+
+
+def test_a_stressor_in_turns_reports_the_calls_of_all_its_loads(monkeypatch):
+    monkeypatch.setattr(stressor_loads, "_FILE_BYTES", 4 << 20)
+    argv = ["--resources", "host_cores", "host_memory", "--dials", "1", "--turn-s", "0.05", "--turn-settle-s", "0.01"]
+    argv += ["--lead-s", "0.01", "--threads", "2", "--device", "cpu", "--epochs", "2"]
+    told = Told()
+    stressor_turns.run(program.parse(StressorTurns, argv), told)
+    assert (told.epochs, told.found_wrong) == (2, [])
+    assert 0 in told.work and max(told.work) >= 2

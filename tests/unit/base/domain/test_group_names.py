@@ -13,8 +13,8 @@ SETTINGS = {"device": "H100", "window": "work, until the jobs end", "seed": "0"}
 
 
 def job(workload: str = "train", size: str | None = None, **params: str) -> JobFacts:
-    own = {key.replace("_", "-").replace("flags-", "flags."): value for key, value in params.items()}
-    return JobFacts(size=size, workload=workload, params=own, digest=repr((workload, sorted(own.items()))))
+    options = {key.replace("_", "-").replace("flags-", "flags."): value for key, value in params.items()}
+    return JobFacts(size=size, workload=workload, params=options, digest=repr((workload, sorted(options.items()))))
 
 
 def group(
@@ -103,7 +103,7 @@ def test_groups_that_differ_in_nothing_that_is_said_have_names_of_their_own():
 def test_of_many_options_the_usual_values_go_without_saying():
     usual = {"source": "synthetic_device", "precision": "tf32", "recipe": "published", "tuning": "each_by_itself"}
     variants = [usual, *({key: "other"} for key in usual), {"recipe": "other", "tuning": "other"}]
-    assert group_names.name_groups([group(job(**usual | each)) for each in variants]) == [
+    assert group_names.name_groups([group(job(**usual | variant)) for variant in variants]) == [
         "naive-1x-train",
         *(f"naive-1x-train-{key}=other" for key in usual),
         "naive-1x-train-recipe=other-tuning=other",

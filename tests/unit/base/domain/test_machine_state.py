@@ -19,9 +19,9 @@ def test_facts_that_decide_nothing_and_empty_ones_are_no_part_of_a_state():
 def test_states_are_merged_alike_in_whatever_order_they_are_met():
     little, cool, hot = state(), state(power_limit_w="500"), state(power_limit_w="700", ecc_mode="enabled")
     more = state(ecc_mode="enabled", driver_version="580")
-    found = [merge_same(order) for order in itertools.permutations((little, cool, hot, more))]
-    assert all(each == found[0] for each in found)
-    merged = found[0]
+    results = [merge_same(order) for order in itertools.permutations((little, cool, hot, more))]
+    assert all(states == results[0] for states in results)
+    merged = results[0]
     assert merged[cool] != merged[hot] and merged[little] in merged.values()
     assert merged[more] == merged[hot] and dict(merged[hot].facts)["driver_version"] == "580"
 

@@ -167,8 +167,8 @@ def test_the_ids_of_equal_placements_differ_between_gpus_as_on_simulated_gpus(tm
     for index in (0, 1):
         driver.set_mig_mode(index, is_on=True)
         for profile_id, start in ((9, 4), (14, 0), (19, 2), (19, 3)):
-            made = driver.create_gpu_instance(index, profile_id, start)
-            simulated.setdefault(str(index), {})[f"{start}:{made.size}"] = made.id
+            gpu_instance = driver.create_gpu_instance(index, profile_id, start)
+            simulated.setdefault(str(index), {})[f"{start}:{gpu_instance.size}"] = gpu_instance.id
     first, second = INSTANCES["lgi_a100_80gb_several_gpus"].values()
     assert simulated == {"0": second, "1": first}
 

@@ -30,8 +30,8 @@ def service(together: dict[str, float], alone: dict[str, float], *, is_given: bo
 
 
 def test_in_a_steady_window_progress_adds_up() -> None:
-    found = normalise(STEADY, compared(STEADY, (50.0, 100.0), (30.0, 40.0)))
-    assert found == {SPEEDUP: 1.25, SLOWDOWN: 2.0, FAIRNESS: pytest.approx(1.25**2 / (2 * (0.25 + 0.5625)))}
+    normalised = normalise(STEADY, compared(STEADY, (50.0, 100.0), (30.0, 40.0)))
+    assert normalised == {SPEEDUP: 1.25, SLOWDOWN: 2.0, FAIRNESS: pytest.approx(1.25**2 / (2 * (0.25 + 0.5625)))}
 
 
 def test_jobs_that_count_in_different_units_are_each_compared_with_themselves() -> None:

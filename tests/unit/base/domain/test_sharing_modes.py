@@ -14,14 +14,14 @@ from tests.support.report_rows import copies, study
 
 
 def test_modes_have_colours_and_markers_of_their_own() -> None:
-    found = modes_of(["turns", "mps", "another"])
-    assert list(found)[: len(MODES)] == list(MODES)
+    modes = modes_of(["turns", "mps", "another"])
+    assert list(modes)[: len(MODES)] == list(MODES)
     assert (
-        len({mode.colour for mode in found.values()}) == len({mode.label for mode in found.values()}) == len(MODES) + 2
+        len({mode.colour for mode in modes.values()}) == len({mode.label for mode in modes.values()}) == len(MODES) + 2
     )
-    assert {mode.colour for mode in found.values()} <= THEME.keys()
+    assert {mode.colour for mode in modes.values()} <= THEME.keys()
     assert (
-        len({mode.marker for mode in found.values() if mode.name != "serial"}) == len(MODES) + 1
+        len({mode.marker for mode in modes.values() if mode.name != "serial"}) == len(MODES) + 1
     )  # that one has no line
 
 
@@ -44,22 +44,22 @@ def test_a_mode_that_is_in_no_table_is_planned_by_its_name_and_options(make_plan
 
 def test_a_mode_that_is_in_no_table_is_judged_and_drawn_like_the_others() -> None:
     def turns(rate: float, block: int):
-        made = copies("naive", 2, rate, block, options={"slice_ms": "2"})
+        added = copies("naive", 2, rate, block, options={"slice_ms": "2"})
         mode = mode_of("turns")
-        return dataclasses.replace(made, scenario=mode.name, sharing=mode, key="turns")
+        return dataclasses.replace(added, scenario=mode.name, sharing=mode, key="turns")
 
     rows = [copies("serial", 1, 1000.0 + block, block) for block in range(1, 6)]
     rows += [copies("mps", 2, 600.0 + block, block) for block in range(1, 6)]
     rows += [turns(700.0 + block, block) for block in range(1, 6)]
-    found = study(*rows)
-    cells = make_cells(found)
+    judged = study(*rows)
+    cells = make_cells(judged)
     assert [cell.mode for cell in cells] == ["serial", "serial", "MPS", "turns slice_ms=2"]
     sentences = [verdict.sentence for verdict in verdicts.verdicts(cells)]
     assert [sentence.split(" (")[0] for sentence in sentences if "turns" in sentence] == [
         "2 x resnet26_cifar10 bs128, turns slice_ms=2: 1.40 x serial",
         "2 x resnet26_cifar10 bs128, turns slice_ms=2: 1.17 x MPS",
     ]
-    drawn = {figure.name: figure.svg for figure in catalogue.draw_figures(found, cells, None)}
+    drawn = {figure.name: figure.svg for figure in catalogue.draw_figures(judged, cells, None)}
     spare, _ = SPARE_COLOURS[0]
     assert all(spare in svg for svg in drawn.values()) and len(drawn) == 2
     assert ">turns<" in drawn["gain"] and ">slice_ms=2<" in drawn["workload-resnet26-cifar10-bs128"]

@@ -83,21 +83,21 @@ def test_every_signal_that_would_end_the_process_ends_it_in_order():
         signal.SIGSYS,
         signal.SIGTRAP,
     )
-    found = ends_by(
+    endings = ends_by(
         "sorted(signal.valid_signals() - {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})", wait_s=0.02
     )
     expected = {
         number: -number if number in (*faults, signal.SIGKILL) else 128 + number
-        for number in found.keys() - {*theirs, signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
+        for number in endings.keys() - {*theirs, signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
     }
-    assert found == dict.fromkeys(found, 0) | expected
+    assert endings == dict.fromkeys(endings, 0) | expected
     assert {signal.SIGUSR1, signal.SIGXCPU, signal.SIGALRM, signal.SIGQUIT, signal.SIGRTMIN + 3} <= expected.keys()
 
 
 def test_what_the_starter_ignored_ends_nothing_and_what_it_blocked_does():
     sent = "(signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)"
-    found = ends_by(sent, ignored="(signal.SIGHUP, signal.SIGUSR1)", blocked=sent, wait_s=0.02)
-    assert found == {signal.SIGHUP: 0, signal.SIGUSR1: 0, signal.SIGUSR2: 140, signal.SIGTERM: 143}
+    endings = ends_by(sent, ignored="(signal.SIGHUP, signal.SIGUSR1)", blocked=sent, wait_s=0.02)
+    assert endings == {signal.SIGHUP: 0, signal.SIGUSR1: 0, signal.SIGUSR2: 140, signal.SIGTERM: 143}
 
 
 def test_children_have_default_actions_and_none_blocked_whatever_the_starter_did():

@@ -41,11 +41,11 @@ WHOLE = {
 
 
 def test_what_was_encoded_is_decoded() -> None:
-    made = decode(Outer, WHOLE)
-    assert made.inners == (Inner(name="a", start=1),) and isinstance(made.rates["a"], float)
-    assert made.options == (("loads", ((1, (("b", 2),)),)),) and hash(made.options)
-    assert made.details == {"any": [1, None]}
-    assert decode(Outer, encode(made)) == made
+    decoded = decode(Outer, WHOLE)
+    assert decoded.inners == (Inner(name="a", start=1),) and isinstance(decoded.rates["a"], float)
+    assert decoded.options == (("loads", ((1, (("b", 2),)),)),) and hash(decoded.options)
+    assert decoded.details == {"any": [1, None]}
+    assert decode(Outer, encode(decoded)) == decoded
     assert decode(Outer, {"inners": []}) == Outer(inners=())
 
 

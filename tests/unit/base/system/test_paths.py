@@ -11,22 +11,22 @@ from pipeline.base.system.paths import expand_path, find_file, is_file
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("path", "words"),
     [
         ("absent", "=absent does not exist in /"),
         ("/absent/x", "=/absent/x does not exist; check the name"),
         (".", "set it to a file"),
     ],
 )
-def test_what_is_no_file_is_refused(given, words):
-    assert not is_file(Path(given))
+def test_what_is_no_file_is_refused(path, words):
+    assert not is_file(Path(path))
     with pytest.raises(ConfigError, match=words):
-        find_file("workload.script", given)
+        find_file("workload.script", path)
 
 
-@pytest.mark.parametrize("given", ["x" * 300, "x/" * 3000])
-def test_a_name_that_no_file_can_have_is_refused(given):
-    assert not is_file(Path(given))
+@pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000])
+def test_a_name_that_no_file_can_have_is_refused(name):
+    assert not is_file(Path(name))
     for use in (expand_path, find_file):
         with pytest.raises(ConfigError, match="is too long for a path"):
-            use("data.root", given)
+            use("data.root", name)

@@ -45,15 +45,15 @@ def test_output_without_a_reader_is_lost_in_silence_and_what_is_started_has_none
 
 
 @pytest.mark.parametrize(
-    ("code", "own", "status"), [("0", 0, 1), ("sys.exit(0)", 0, 1), ("2", 2, 2), ("sys.exit(3)", 3, 3)]
+    ("code", "usual", "status"), [("0", 0, 1), ("sys.exit(0)", 0, 1), ("2", 2, 2), ("sys.exit(3)", 3, 3)]
 )
-def test_output_that_cannot_be_written_is_said_once_and_is_a_failure_of_what_it_is_the_result_of(code, own, status):
+def test_output_that_cannot_be_written_is_said_once_and_is_a_failure_of_what_it_is_the_result_of(code, usual, status):
     main = "import sys; from pipeline.base.system import startup\n"
     main += f"def main():\n    print('x' * 100_000)\n    return {code}\n"
     done = run(f"{main}startup.run(main)", ">/dev/full")
     assert done.returncode == status
     assert done.stderr == "error: standard output cannot be written: No space left on device\n"
-    assert run(f"{main}startup.run(main)").returncode == own
+    assert run(f"{main}startup.run(main)").returncode == usual
 
 
 def test_output_that_another_program_has_made_non_blocking_arrives_whole():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from pipeline.base.domain.layout import DATABASE
 from pipeline.base.system import tracking_root
 from pipeline.record.spool import Spool
 from pipeline.record.store import local_store
+
+pytest_plugins = ["tests.support.tracking_fixtures"]
 
 
 def untracked(repository: Path) -> str:
@@ -38,8 +41,10 @@ def test_a_folder_that_was_there_is_left_as_it_is(tmp_path: Path) -> None:
         tracking_root.make(tmp_path / ".gitkeep")
 
 
-def test_whoever_needs_the_folder_first_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_needs_the_folder_first_makes_it(
+    tmp_path: Path, template_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Spool(tmp_path / "spooled", None, {}, {})  # type: ignore[arg-type]
-    monkeypatch.setattr(local_store, "_prepare", lambda root, **_: (root / DATABASE).touch())
+    monkeypatch.setattr(local_store, "_prepare", lambda root, **_: shutil.copy(template_store / DATABASE, root))
     local_store.open_store(tmp_path / "opened")
     assert all((tmp_path / name / ".gitignore").exists() for name in ("spooled", "opened"))

@@ -47,8 +47,8 @@ class Kept(simulated.Machine):
     def divide(self, *profiles: tuple[int, int]) -> None:
         self.driver.set_mig_mode(0, is_on=True)
         for profile, start in profiles:
-            made = self.driver.create_gpu_instance(0, profile, start)
-            self.driver.create_compute_instance(0, made.id)
+            gpu_instance = self.driver.create_gpu_instance(0, profile, start)
+            self.driver.create_compute_instance(0, gpu_instance.id)
 
 
 @pytest.fixture

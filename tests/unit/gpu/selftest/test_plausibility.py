@@ -32,10 +32,10 @@ def table(places: Sequence[Place], change: Change | None = None, source: str = "
     return rows
 
 
-def found(places: Sequence[Place], change: Change) -> dict[tuple[str, str], Finding]:
+def find_findings(places: Sequence[Place], change: Change) -> dict[tuple[str, str], Finding]:
     findings = plausibility.find_implausible(table(places, change))
-    assert {each.source for each in findings} == {"dcgm"}
-    return {(each.where, each.quantity): each for each in findings}
+    assert {finding.source for finding in findings} == {"dcgm"}
+    return {(finding.where, finding.quantity): finding for finding in findings}
 
 
 def test_the_steps_go_from_nothing_to_all_that_fits() -> None:
@@ -45,9 +45,9 @@ def test_the_steps_go_from_nothing_to_all_that_fits() -> None:
         *((0, 0), (1, 32), (33, 32), (66, 32), (132, 32), (132, 512), (528, 512)),
     ]
     expected = [load.expected(GPU) for load in loads]
-    assert [each["smact_ratio"] for each in expected] == [0, 1 / 132, 0.25, 0.5, 1, 1, 1]
-    assert [each["gract_ratio"] for each in expected] == [0, *[1] * 6]
-    assert [each["smocc_ratio"] for each in expected][-3:] == [1 / 64, 1 / 4, 1]
+    assert [ratios["smact_ratio"] for ratios in expected] == [0, 1 / 132, 0.25, 0.5, 1, 1, 1]
+    assert [ratios["gract_ratio"] for ratios in expected] == [0, *[1] * 6]
+    assert [ratios["smocc_ratio"] for ratios in expected][-3:] == [1 / 64, 1 / 4, 1]
 
 
 def test_each_instance_is_full_beside_idle_ones_at_last() -> None:
@@ -80,7 +80,7 @@ def test_smact_above_gract_cannot_be() -> None:
     def swapped(_: Row, right: dict[str, float]) -> dict[str, float]:
         return right | {"gract_ratio": right["smact_ratio"], "smact_ratio": right["gract_ratio"]}
 
-    wrong = found([GPU], swapped)
+    wrong = find_findings([GPU], swapped)
     assert wrong.keys() == {("GPU", "gract_ratio"), ("GPU", "smact_ratio")}
     smact = wrong["GPU", "smact_ratio"]
     assert smact.what == "SMACT is 0.970, above GRACT, which is 0.007"
@@ -90,13 +90,13 @@ def test_smact_above_gract_cannot_be() -> None:
 
 @pytest.mark.parametrize("factor", [100.0, -1.0])
 def test_a_share_outside_0_to_1_cannot_be(factor: float) -> None:
-    wrong = found([GPU], lambda _, right: right | {"gract_ratio": right["gract_ratio"] * factor})
+    wrong = find_findings([GPU], lambda _, right: right | {"gract_ratio": right["gract_ratio"] * factor})
     assert "outside 0 to 1" in wrong["GPU", "gract_ratio"].what
 
 
 def test_a_smact_that_is_not_that_of_the_busy_multiprocessors_cannot_be() -> None:
     """Of half the GPU: as if each block had half a multiprocessor."""
-    wrong = found([GPU], lambda _, right: right | {"smact_ratio": right["smact_ratio"] / 2, "smocc_ratio": 0.0})
+    wrong = find_findings([GPU], lambda _, right: right | {"smact_ratio": right["smact_ratio"] / 2, "smocc_ratio": 0.0})
     smact = wrong["GPU", "smact_ratio"]
     assert "SMACT is 0.485, expected 1.000: 132 blocks of 32 threads ran on 132 SMs" in str(smact)
     assert "one block" not in smact.steps, "one of 132 is as near to 0 as half of that"
@@ -108,8 +108,8 @@ def test_what_runs_where_nothing_does_cannot_be() -> None:
     def of_the_small_one(row: Row, right: dict[str, float]) -> dict[str, float]:
         return dict.fromkeys(right, 0.97) if (row.step, row.place) == ("only GI 5", SMALL) else right
 
-    wrong = found(INSTANCES, of_the_small_one)
-    assert {each.steps for each in wrong.values()} == {("only GI 5",)}
+    wrong = find_findings(INSTANCES, of_the_small_one)
+    assert {finding.steps for finding in wrong.values()} == {("only GI 5",)}
     assert wrong["GI 13", "gract_ratio"].what == "GRACT is 0.970, although nothing ran"
 
 
@@ -121,7 +121,7 @@ def test_an_instance_capped_at_its_neighbours_share_is_said_to_be() -> None:
         limit = 1 / row.place.compute_slices
         return {name: min(value, limit) for name, value in right.items()}
 
-    wrong = found(INSTANCES, capped)
+    wrong = find_findings(INSTANCES, capped)
     assert {where for where, _ in wrong} == {"GI 1", "GI 5"}
     assert "capped at the share of GI 13 with 16 SMs" in wrong["GI 1", "gract_ratio"].what
     assert "capped at the share of GI 13 with 16 SMs" in wrong["GI 5", "smact_ratio"].what
@@ -131,12 +131,12 @@ def test_a_low_reading_is_not_called_capped_where_no_neighbour_explains_it() -> 
     def low(row: Row, right: dict[str, float]) -> dict[str, float]:
         return {name: value * 0.45 if row.place is LARGE else value for name, value in right.items()}
 
-    assert "capped" not in found(INSTANCES, low)["GI 1", "gract_ratio"].what
+    assert "capped" not in find_findings(INSTANCES, low)["GI 1", "gract_ratio"].what
 
 
 @pytest.mark.parametrize("value", [0.0, 0.4, 1.0])
 def test_a_counter_that_never_moves_is_one_finding(value: float) -> None:
-    wrong = found([GPU], lambda _, right: right | {"utilization_ratio": value})
+    wrong = find_findings([GPU], lambda _, right: right | {"utilization_ratio": value})
     stuck = wrong.pop(("GPU", "utilization_ratio"))
     assert (stuck.what, stuck.steps, wrong) == (
         f"utilisation is constant: {value:.3f} in 7 steps, from idle to full",
@@ -146,7 +146,7 @@ def test_a_counter_that_never_moves_is_one_finding(value: float) -> None:
 
 
 def test_an_instance_of_which_a_source_says_nothing_is_named() -> None:
-    wrong = found(INSTANCES, lambda row, right: {} if row.place is MIDDLE else right)
+    wrong = find_findings(INSTANCES, lambda row, right: {} if row.place is MIDDLE else right)
     assert {where for where, _ in wrong} == {"GI 5"}
     assert wrong["GI 5", "gract_ratio"].what == "no GRACT, which the source reports for GI 1, GI 13"
 

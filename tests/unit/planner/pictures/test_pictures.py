@@ -14,12 +14,16 @@ from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
 from pipeline.planner.pictures import gpu_picture, load_picture, transition_picture
 from pipeline.planner.transition import transition_plan as planning
 from pipeline.planner.transition import transition_steps
-from pipeline.report.figures.drawing import draw
+from pipeline.report.figures.drawing import COLUMN, LEAST_FONT, WIDEST, draw
 from tests.unit.planner.transition.test_transition import DURATIONS_S, drawn, transition
 
 
 def on(profile: str | None, start: int | None, service: str, **figures: float) -> Instance:
     return Instance(profile=profile, start=start, service=service, **figures)  # type: ignore[arg-type]
+
+
+def widths(pdf: bytes) -> set[float]:
+    return {round(float(width) / 72, 2) for width in re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) ", pdf)}
 
 
 def words_of(svg: str) -> list[str]:
@@ -55,9 +59,11 @@ def test_a_name_that_is_too_long_loses_its_middle() -> None:
     box = gpu_picture._Box(
         instance=on("1g.10gb", 0, "service-1234", processes=2), start=0, width=1, load=0.5, memory=None
     )
-    assert gpu_picture._words(box, 30) == "1g.10gb 2x service-1234 50%"
-    assert gpu_picture._words(box, 20) == "2x service-1234 50%"
-    assert gpu_picture._words(box, 8) == "ser..234\n2x 50%"
+    assert gpu_picture._words(box, 30, 2) == "1g.10gb 2x service-1234 50%"
+    assert gpu_picture._words(box, 20, 2) == "2x service-1234 50%"
+    assert gpu_picture._words(box, 12, 2) == "service-1234\n2x 50%"
+    assert gpu_picture._words(box, 8, 2) == "2x\nser..234"
+    assert gpu_picture._words(box, 6, 3) == "2x\nservic\ne-1234"
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -86,6 +92,27 @@ def test_a_timeline_says_whether_its_times_were_given() -> None:
     assert "nothing changes" in words_of(draw(nothing, "t", is_simulated=False).svg)
 
 
+@pytest.mark.slow
+def test_many_gpus_are_drawn_on_two_pages_of_a_column() -> None:
+    gpus = tuple(
+        Gpu(id=f"GPU-{n}", model="a100_80gb", instances=(on("1g.10gb", 0, f"service-{n}", throughput_per_s=n + 1.0),))
+        for n in range(20)
+    )
+    services = tuple(Service(name=f"service-{n}", rate_per_s=1) for n in range(20))
+    drawn_plan = draw(
+        gpu_picture.sketch(Plan(deployment=Deployment(gpus=gpus), services=services), "plan"),
+        "plan",
+        is_simulated=False,
+        has_columns=True,
+    )
+    assert widths(drawn_plan.pdf) == {WIDEST} and widths(drawn_plan.column_pdf) == {COLUMN}
+    assert drawn_plan.column_pdf.count(b"/MediaBox") == 2
+
+
+def test_labels_of_gpus_are_left_out_where_they_would_overlap() -> None:
+    assert transition_picture._space_out([0, 1, 2, 3.5], 1.5) == [0, 2, 3]
+
+
 def compared(*counts: int | None) -> dict[str, object]:
     rows = [{"method": f"m{n}", "status": "feasible", "num_gpus": count} for n, count in enumerate(counts)]
     return {"load": 2.0, "bound": 3, "methods": rows}
@@ -112,7 +139,13 @@ def test_files_are_drawn_by_what_they_hold_the_same_every_time(
     assert main(["draw", *files, "--out", str(tmp_path / "one")]) == 0
     assert main(["draw", *files, "--out", str(tmp_path / "two")]) == 0
     written = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
-    assert sorted(written) == [f"{name}.{suffix}" for name in ("compare", "plan", "steps") for suffix in ("pdf", "svg")]
+    suffixes = ("-column.pdf", ".pdf", ".svg")
+    assert sorted(written) == [f"{name}{suffix}" for name in ("compare", "plan", "steps") for suffix in suffixes]
+    for name, content in written.items():
+        if name.endswith(".svg"):
+            assert min(map(float, re.findall(rb"font-size: ([\d.]+)px", content))) >= LEAST_FONT, name
+        else:
+            assert widths(content) == {COLUMN if "-column" in name else WIDEST}, name
     assert written == {path.name: path.read_bytes() for path in (tmp_path / "two").iterdir()}
     capsys.readouterr()
 

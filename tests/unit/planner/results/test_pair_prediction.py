@@ -47,15 +47,16 @@ def stressor(resource: str, dial: float, speed: float, index: int = 1) -> JobRow
 
 
 def beside(
-    name: str, use: Use, mode: str = "mps", block: int = 1, dials: Sequence[float] = (0.33, 0.67, 1)
+    name: str | dict[str, str], use: Use, mode: str = "mps", block: int = 1, dials: Sequence[float] = (0.33, 0.67, 1)
 ) -> list[Row]:
     """Return a workload alone and beside every stressor, and the stressors alone."""
-    rows = [row("serial", (job(0, params(name), ALONE),), block)]
+    own = name if isinstance(name, dict) else params(name)
+    rows = [row("serial", (job(0, own, ALONE),), block)]
     for resource, dial in itertools.product(RESOURCES, dials):
         load = {resource: float(dial)}
         rows.append(row("serial", (stressor(resource, dial, 1.0, 0),), block))
         jobs = (
-            job(0, params(name), ALONE / slow_down(use, load)),
+            job(0, own, ALONE / slow_down(use, load)),
             stressor(resource, dial, 1 / slow_down(load, use)),
         )
         rows.append(row(mode, jobs, block))
@@ -171,6 +172,19 @@ def test_the_report_explains_measured_pairs_by_a_resource_and_their_predictions(
     assert "MPS: the median error is 0.0 %, the largest 0.0 %." in table.note
 
 
+def test_variants_of_one_workload_have_a_slowdown_each() -> None:
+    variants = [params(step_mode="eager"), params(step_mode="cuda_graph")]
+    uses = (MEMORY, {"memory_bandwidth": 0.3})
+    rows = [one for own, use in zip(variants, uses, strict=True) for one in beside(own, use)]
+    measured = (job(0, variants[0], ALONE / 1.25), job(1, variants[1], ALONE / 2))
+    whole = study(*unique([*rows, row("mps", measured)]))
+    (predicted,) = predict_pairs(collect_inputs(whole, make_cells(whole)))
+    assert predicted.workloads == ("resnet26_cifar10 bs128", "resnet26_cifar10 bs128 (CUDA graph)")
+    assert predicted.measured is not None
+    assert [slowdown.median for slowdown in predicted.measured.slowdowns] == [1.25, 2]
+    assert predicted.error is not None and predicted.error.num_pairs == 1
+
+
 def test_a_single_measured_pair_does_not_choose_its_own_model() -> None:
     uses = {"a": BOTH, "b": BOTH_TOO, "c": MEMORY}
     rows = [one for name, use in uses.items() for one in beside(name, use)]
@@ -214,6 +228,10 @@ def test_what_was_not_measured_is_not_known_with_the_reason() -> None:
     assert pairs["a", "d"].reason == "d bs128 has no slowdown beside l2 at dial 1"
     assert pairs["a", "e"].reason == "e bs128 has no slowdown beside stressors at dial 1"
     assert pairs["a", "c"].slowdowns == () and pairs["a", "c"].throughput is None
+    measured = pairs["a", "c"].measured
+    assert measured is not None and [known.median for known in measured.slowdowns] == pytest.approx(
+        [slow_down(MEMORY, MEMORY)] * 2
+    )
     assert pairs["a", "b"].reason == "" and len(pairs["a", "b"].slowdowns) == 2
 
 

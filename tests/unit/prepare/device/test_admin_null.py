@@ -25,7 +25,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.plan import plan_text
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.state_file import Gpu
-from tests.support import fast_programs, simulated
+from tests.support import simulated
 
 SCENARIOS = sorted(path.stem for path in (PROJECT_DIR / "conf/scenario").glob("*.yaml"))
 # Every scenario that changes a setting of the GPU, with and without gpu.exclusive_process.
@@ -85,13 +85,12 @@ def machine(make_plan: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch) -> 
     # A short path, as that of a group's scratch folder: sockets of MPS lie below it.
     folder = Path(tempfile.mkdtemp(prefix="null-", dir="/tmp"))
     try:
-        made = Machine.make(folder, branch="615", make_plan=make_plan)
-        fast_programs.use_in(folder / "bin", made.file.path)
-        programs = made.record_commands(dcgmi=f'exec {made.programs["dcgmi"]} "$@"', sudo="exit 1")
-        (programs / "nvidia-cuda-mps-control").symlink_to(made.programs["nvidia-cuda-mps-control"])
+        machine = Machine.make(folder, branch="615", make_plan=make_plan)
+        programs = machine.record_commands(dcgmi=f'exec {machine.programs["dcgmi"]} "$@"', sudo="exit 1")
+        (programs / "nvidia-cuda-mps-control").symlink_to(machine.programs["nvidia-cuda-mps-control"])
         monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-        with install_driver(made.file.path):
-            yield made
+        with install_driver(machine.file.path):
+            yield machine
     finally:
         shutil.rmtree(folder)
 

@@ -46,9 +46,9 @@ class Machine(simulated.Machine):
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine.make(tmp_path, "h100_80gb")
-    with install_driver(made.file.path):
-        yield made
+    machine = Machine.make(tmp_path, "h100_80gb")
+    with install_driver(machine.file.path):
+        yield machine
 
 
 def test_one_process_computes_and_the_mode_is_put_back(machine):
@@ -98,7 +98,7 @@ def test_what_an_administrator_has_set_since_the_kill_stays(machine, caplog):
 
 def test_after_a_restart_nothing_is_put_back_but_by_a_journal_that_knows_of_none(machine, monkeypatch):
     be_killed(machine)
-    monkeypatch.setattr(compute_mode, "boot_id", lambda: "another")
+    monkeypatch.setattr("pipeline.clean.journal.boot_id", lambda: "another")
     replay(machine.journal)
     assert machine.mode == 3
     machine.journal.add("compute_mode", uuid=machine.device.uuid, admin=[], mode="default")  # as they once were

@@ -31,9 +31,9 @@ RECORDS = LOG.replace("MMU Fault\n SUB", "MMU Fault\r SUB").split("\n")
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[simulated.Machine]:
-    made = simulated.Machine.make(tmp_path / "machine", "h100_80gb")
-    with install_driver(made.file.path):
-        yield made
+    machine = simulated.Machine.make(tmp_path / "machine", "h100_80gb")
+    with install_driver(machine.file.path):
+        yield machine
 
 
 def ill(machine: simulated.Machine, **what: Any) -> Health:
@@ -67,9 +67,9 @@ def test_a_gpu_is_healthy_unless_its_file_says_otherwise(machine: simulated.Mach
 def test_each_fault_is_named_with_its_remedy(
     machine: simulated.Machine, what: dict[str, Any], item: str, said: str
 ) -> None:
-    found = troubles(ill(machine, **what))
-    assert found.keys() == {item}
-    assert said in found[item]
+    reported = troubles(ill(machine, **what))
+    assert reported.keys() == {item}
+    assert said in reported[item]
 
 
 def test_what_is_over_is_told_and_no_trouble(machine: simulated.Machine) -> None:
@@ -105,9 +105,9 @@ def test_a_gpu_that_does_not_answer_is_an_error(machine: simulated.Machine) -> N
 
 
 def test_xids_are_those_of_the_gpu() -> None:
-    found = gpu_health.parse_xids("00000000:06:00.0", RECORDS)
-    assert [(xid.number, xid.t_s) for xid in found] == [(31, 5.1409), (94, 9.5)]
-    assert found[0].text.startswith("NVRM: Xid (PCI:0000:06:00): 31, pid=4711")
+    xids = gpu_health.parse_xids("00000000:06:00.0", RECORDS)
+    assert [(xid.number, xid.t_s) for xid in xids] == [(31, 5.1409), (94, 9.5)]
+    assert xids[0].text.startswith("NVRM: Xid (PCI:0000:06:00): 31, pid=4711")
     assert [xid.number for xid in gpu_health.parse_xids("00000000:07:00.0", RECORDS)] == [79]
     assert gpu_health.parse_xids("00000000:08:00.0", RECORDS) == ()
 

@@ -111,9 +111,9 @@ def test_a_folder_that_cannot_hold_locks_is_refused_with_what_to_choose(tmp_path
 def test_the_holder_is_told_only_while_it_holds(tmp_path):
     assert lease.find_holder(GPU.uuid, tmp_path) is None
     with lease.hold(GPU, tmp_path):
-        found = lease.find_holder(GPU.uuid, tmp_path)
-        assert found is not None
-        assert (found.pid, found.folder) == (os.getpid(), os.getcwd())
+        holder = lease.find_holder(GPU.uuid, tmp_path)
+        assert holder is not None
+        assert (holder.pid, holder.folder) == (os.getpid(), os.getcwd())
         (path,) = tmp_path.iterdir()
         path.write_text('{"pid": "x", "user": "evil\\u001b[2J", "folder": 3}')
         assert lease.find_holder(GPU.uuid, tmp_path) == lease.Holder()

@@ -117,7 +117,9 @@ def test_a_divided_gpu_with_its_users_is_told(a100: Kept, sleeper: int) -> None:
         ("2g.10gb", 0, 2),
         ("2g.10gb", 4, 2),
     ]
-    inside = {i["id"]: [each["uuid"] for each in i["compute_instances"]] for i in gpu["gpu_instances"]}
+    inside = {
+        i["id"]: [compute_instance["uuid"] for compute_instance in i["compute_instances"]] for i in gpu["gpu_instances"]
+    }
     assert inside == {first.gi_id: [first.uuid], second.gi_id: [second.uuid]}
     assert {(p["pid"], p["name"], p["kind"]) for p in gpu["processes"]} == {
         (sleeper, "python3", "mps"),
@@ -249,7 +251,7 @@ def test_who_holds_a_mig_device_is_told_of_its_gpu(a100: Kept, scratch: Path) ->
     myself = f"{host_info.user_name()} (pid {os.getpid()}, started in {Path.cwd()})"
     with lease.hold(part, a100.locks):
         _, answer = a100.ask("status", "--gpu", "0")
-        assert [each["held_by"] for each in answer["gpus"]] == [None, myself]
+        assert [gpu["held_by"] for gpu in answer["gpus"]] == [None, myself]
         assert answer["gpus"][0]["mig_devices_held_by"] == {part.uuid: myself}
         assert f"held by:   {myself} on {part.uuid}" in a100.ask("status", as_json=False)[1]
         with install_driver(a100.file.path):

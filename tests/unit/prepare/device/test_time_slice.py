@@ -21,7 +21,7 @@ from pipeline.prepare.device.smi_commands import Smi
 from pipeline.prepare.sharing.timeslice import Timeslice
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.codes import NO_PERMISSION, NOT_SUPPORTED
-from tests.support import fast_programs, simulated
+from tests.support import simulated
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
 
@@ -45,10 +45,9 @@ class Machine(simulated.Machine):
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine.make(tmp_path, "h100_80gb")
-    fast_programs.use_in(tmp_path / "bin", made.file.path)
-    with install_driver(made.file.path):
-        yield made
+    machine = Machine.make(tmp_path, "h100_80gb")
+    with install_driver(machine.file.path):
+        yield machine
 
 
 def test_jobs_run_on_the_whole_gpu_with_the_time_slice_which_is_put_back(machine, tmp_path):
@@ -98,7 +97,7 @@ def test_what_somebody_else_has_set_meanwhile_stays(machine, caplog):
 
 def test_after_a_restart_of_the_machine_nothing_is_put_back(machine, monkeypatch):
     killed(machine)
-    monkeypatch.setattr(time_slice, "boot_id", lambda: "another")
+    monkeypatch.setattr("pipeline.clean.journal.boot_id", lambda: "another")
     replay(machine.journal)
     assert machine.gpu.timeslice == 3
     assert not machine.journal.path.exists()
@@ -123,16 +122,16 @@ def test_what_cannot_be_set_is_an_error_that_names_the_command(machine, code, sa
 
 
 @pytest.mark.parametrize(
-    ("listing", "found"),
+    ("listing", "value_read"),
     [
         ("GPU  0: Timeslice: Default", "default"),
         ("| GPU  Policy     Value  |\n|  0   Time slice LONG   |\n|  0   Other      Short  |", "long"),
         ("| GPU  Timeslice |\n|================|\n|  0   Medium    |", "medium"),
     ],
 )
-def test_the_list_is_read_whatever_its_layout(machine, listing, found):
+def test_the_list_is_read_whatever_its_layout(machine, listing, value_read):
     machine.say(listing)
-    assert time_slice.read(machine.smi) == found
+    assert time_slice.read(machine.smi) == value_read
 
 
 @pytest.mark.parametrize(

@@ -53,17 +53,17 @@ def test_a_system_without_certificates_is_not_trusted_alone(monkeypatch, places)
 
 
 def test_the_certificate_of_pip_is_that_of_uv(monkeypatch, places):
-    own = {"SSL_CERT_FILE": str(places / "ca.pem")}
+    variables = {"SSL_CERT_FILE": str(places / "ca.pem")}
     (places / "global.conf").write_text(f"[global]\ncert = {places}/ca.pem\nindex-url = https://u:%@h/simple\n")
-    assert certificates.choose_variables() == SYSTEM | own
+    assert certificates.choose_variables() == SYSTEM | variables
     (places / "user.conf").write_text(f"[install]\ncert = {places}/folder\n[global]\ncert = {places}/ca.pem\n")
     assert certificates.choose_variables() == SYSTEM | {"SSL_CERT_DIR": str(places / "folder")}
     (places / "user.conf").write_text("cert = of no section\n")
-    assert certificates.choose_variables() == SYSTEM | own
+    assert certificates.choose_variables() == SYSTEM | variables
     monkeypatch.setenv("PIP_CERT", str(places / "absent.pem"))
     assert certificates.choose_variables() == SYSTEM
     monkeypatch.setenv("PIP_CERT", str(places / "ca.pem"))
-    assert certificates.choose_variables() == SYSTEM | own
+    assert certificates.choose_variables() == SYSTEM | variables
     monkeypatch.setenv("SSL_CERT_DIR", "/certificates")
     assert certificates.choose_variables() == SYSTEM
 
@@ -74,8 +74,8 @@ def test_the_files_of_pip_are_looked_for_where_pip_does(monkeypatch, places):
     monkeypatch.setenv("PIP_CONFIG_FILE", "/own.conf")
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setenv("XDG_CONFIG_DIRS", "/a:/b")
-    own, _, *others = map(str, certificates._list_config_files())
-    assert [own, *others] == [
+    first, _, *others = map(str, certificates._list_config_files())
+    assert [first, *others] == [
         *("/own.conf", "/home/me/.config/pip/pip.conf", "/home/me/.pip/pip.conf", "/etc/pip.conf"),
         *("/b/pip/pip.conf", "/a/pip/pip.conf"),
     ]

@@ -215,11 +215,11 @@ def test_without_a_file_the_environment_is_the_one_that_the_networks_need(tmp_pa
     assert f"the conda environment of {PROJECT_DIR}/workloads/environment.yml is not built" in str(preview.to_build)
     preview = VenvEnv(None, cache_root=str(tmp_path)).preview()
     assert f"of {PROJECT_DIR}/workloads/requirements.txt is not built" in str(preview.to_build)
-    (own,) = [conda_file.read(PROJECT_DIR / "workloads/environment.yml")]
-    assert own.channels == ("conda-forge",) and own.pip == ()
+    (committed,) = [conda_file.read(PROJECT_DIR / "workloads/environment.yml")]
+    assert committed.channels == ("conda-forge",) and committed.pip == ()
     lines = (PROJECT_DIR / "workloads/requirements.txt").read_text().splitlines()
     wanted = {line for line in lines if not line.startswith("#")}
-    python, *packages = own.specs
+    python, *packages = committed.specs
     assert python.startswith("python=")
     assert {re.sub("^pytorch>", "torch>", spec) for spec in packages} == wanted
     project = tomllib.loads((PROJECT_DIR / "pyproject.toml").read_text())["project"]

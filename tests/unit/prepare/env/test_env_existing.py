@@ -29,8 +29,8 @@ def prefix(tmp_path: Path) -> Path:
 
 
 def site(prefix: Path) -> Path:
-    (found,) = prefix.glob("lib/python*/site-packages")
-    return found
+    (folder,) = prefix.glob("lib/python*/site-packages")
+    return folder
 
 
 def install(prefix: Path, name: str, version: str, **files: str) -> Path:
@@ -55,11 +55,11 @@ def git(folder: Path, *arguments: str) -> str:
 def test_a_virtual_environment_by_folder_or_by_interpreter_is_used_as_it_is(prefix, monkeypatch):
     before = sorted((path, path.lstat().st_mtime_ns) for path in prefix.rglob("*"))
     monkeypatch.setenv("HOME", str(prefix.parent))
-    found = [described(given) for given in (prefix, prefix / "bin/python", "~/mine")]
-    assert found[0] == found[1] == found[2]
-    assert "tiny==1.0" in found[0].lock and found[0].python == prefix / "bin/python"
+    interpreters = [described(spelling) for spelling in (prefix, prefix / "bin/python", "~/mine")]
+    assert interpreters[0] == interpreters[1] == interpreters[2]
+    assert "tiny==1.0" in interpreters[0].lock and interpreters[0].python == prefix / "bin/python"
     program = "import sys; print(sys.prefix)"
-    environ = os.environ | dict(found[0].environ)
+    environ = os.environ | dict(interpreters[0].environ)
     done = subprocess.run(["python", "-B", "-c", program], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(prefix)
     assert sorted((path, path.lstat().st_mtime_ns) for path in prefix.rglob("*")) == before
@@ -85,8 +85,8 @@ def test_a_package_that_can_be_edited_is_recorded_with_its_commit_and_decides_by
     origin = json.dumps({"url": folder.as_uri(), "dir_info": {"editable": True}})
     install(prefix, "ours", "0.1", direct_url=origin)
 
-    def line(found: Interpreter) -> str:
-        (one,) = (line for line in found.lock if line.startswith("ours @ "))
+    def line(interpreter: Interpreter) -> str:
+        (one,) = (line for line in interpreter.lock if line.startswith("ours @ "))
         return one
 
     clean = described(prefix)
@@ -113,12 +113,12 @@ def test_a_conda_environment_is_recorded_by_its_packages_and_what_pip_added(pref
     (prefix / "etc/conda/activate.d").mkdir(parents=True)
     (prefix / "etc/conda/activate.d/tiny.sh").write_text("export TINY=yes\n")
     install(prefix, "added", "3.0")
-    found = described(prefix)
-    assert found.lock[0] == "# environment lock: conda"
-    assert "# pip added==3.0" in found.lock and not any("pip tiny" in line for line in found.lock)
-    assert "https://conda.example.org/tiny.conda" in found.lock
-    assert "s3cret" not in str(found.lock) and any("TOKEN" in line for line in found.lock)
-    variables = dict(found.environ)
+    interpreter = described(prefix)
+    assert interpreter.lock[0] == "# environment lock: conda"
+    assert "# pip added==3.0" in interpreter.lock and not any("pip tiny" in line for line in interpreter.lock)
+    assert "https://conda.example.org/tiny.conda" in interpreter.lock
+    assert "s3cret" not in str(interpreter.lock) and any("TOKEN" in line for line in interpreter.lock)
+    variables = dict(interpreter.environ)
     assert (variables["CONDA_PREFIX"], variables["TINY"], variables["TOKEN"]) == (str(prefix), "yes", "s3cret")
 
 
@@ -136,15 +136,16 @@ def test_of_environments_upon_each_other_the_lock_lists_what_is_imported_once(pr
     install(prefix, "typing.extensions", "4.2")
     alone = described(prefix)
     add_base(prefix, tmp_path / "base")
-    found = described(prefix)
-    assert [line for line in found.lock if not line.startswith("#")] == [
+    interpreter = described(prefix)
+    assert [line for line in interpreter.lock if not line.startswith("#")] == [
         "lower==2.0",
         "tiny==1.0",
         "typing.extensions==4.2",
     ]
-    assert found.lock_digest != alone.lock_digest
+    assert interpreter.lock_digest != alone.lock_digest
     program = "import importlib.metadata as m; print(m.version('tiny'), m.version('typing-extensions'))"
-    imported = subprocess.run([found.python, "-I", "-c", program], capture_output=True, text=True, check=True).stdout
+    argv = [interpreter.python, "-I", "-c", program]
+    imported = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     assert imported.split() == ["1.0", "4.2"]
 
 
@@ -172,9 +173,9 @@ def test_the_current_environment_lists_what_is_imported_once(prefix, tmp_path, m
 
 
 def test_an_interpreter_of_the_system_is_one(tmp_path):
-    found = described(Path(sys.executable).resolve())
-    assert found.python.exists() and found.lock[0] == "# environment lock: venv"
-    assert dict(found.environ)["VIRTUAL_ENV"] == ""
+    interpreter = described(Path(sys.executable).resolve())
+    assert interpreter.python.exists() and interpreter.lock[0] == "# environment lock: venv"
+    assert dict(interpreter.environ)["VIRTUAL_ENV"] == ""
 
 
 @pytest.mark.parametrize(
@@ -202,8 +203,8 @@ def test_the_jobs_of_a_mix_may_have_environments_of_their_own(prefix, make_plan,
     monkeypatch.chdir(prefix.parent)
     (prefix.parent / "train.py").write_text("")
     mix = [f"workload@sizes.{size}=script" for size in "SM"] + [f"sizes.{size}.script=train.py" for size in "SM"]
-    own = ["env=existing", f"env.prefix={sys.executable}", f"sizes.M.env_prefix={prefix}"]
-    group = make_plan([*mix, "mix=[S,M]", *own], is_sweep=False).groups[0]
+    env_options = ["env=existing", f"env.prefix={sys.executable}", f"sizes.M.env_prefix={prefix}"]
+    group = make_plan([*mix, "mix=[S,M]", *env_options], is_sweep=False).groups[0]
     assert [dict(job.workload.env.options)["prefix"] for job in group.jobs] == [sys.executable, str(prefix)]
     assert group.jobs[0].workload.digest != group.jobs[1].workload.digest
 
@@ -224,7 +225,8 @@ def test_an_environment_that_was_built_is_the_same_one_as_itself_where_it_lies(t
     else:
         (tmp_path / "requirements.txt").write_text("\n".join(sources))
         built = VenvEnv(str(tmp_path / "requirements.txt"), cache_root=str(tmp_path / "cache")).resolve()
-    found = described(built.python.parent.parent)
-    assert (found.lock_digest, found.python, found.environ) == (built.lock_digest, built.python, built.environ)
+    interpreter = described(built.python.parent.parent)
+    assert interpreter.lock_digest == built.lock_digest
+    assert (interpreter.python, interpreter.environ) == (built.python, built.environ)
     unrecorded = {*sources, *(f"# requested: {line}" for line in lock.read_request(built.lock))}
-    assert {line for line in built.lock if line.removeprefix("# pip ") not in unrecorded} == set(found.lock)
+    assert {line for line in built.lock if line.removeprefix("# pip ") not in unrecorded} == set(interpreter.lock)

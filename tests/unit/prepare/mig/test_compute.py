@@ -16,7 +16,7 @@ from pipeline.simulation.machine.state_file import ComputeInstance
 A100, A30, H100 = (profiles.load_model(name) for name in ("a100_40gb", "a30_24gb", "h100_80gb"))
 
 
-def made(gpu: MigGpu, *requests: str) -> list[str]:
+def created_names(gpu: MigGpu, *requests: str) -> list[str]:
     """The GPU instances that a list makes, each with its parts."""
     layout = compute.plan_layout(gpu, [compute.resolve(gpu, request) for request in requests])
     return [str(instance) for instance in layout.instances]
@@ -39,9 +39,9 @@ def made(gpu: MigGpu, *requests: str) -> list[str]:
 def test_parts_of_one_profile_that_follow_each_other_fill_a_gpu_instance(requests, instances) -> None:
     if instances is None:
         with pytest.raises(ConfigError, match="do not fit on NVIDIA A100"):
-            made(A100, *requests)
+            created_names(A100, *requests)
     else:
-        assert made(A100, *requests) == instances
+        assert created_names(A100, *requests) == instances
 
 
 def test_the_devices_are_in_the_order_of_the_jobs_and_what_is_idle_is_counted() -> None:
@@ -84,13 +84,13 @@ def test_what_does_not_fit_is_refused_with_lists_that_do() -> None:
     for asked in lists:
         requests = asked.split(",")
         with pytest.raises(ConfigError, match="do not fit on") as caught:
-            made(H100, *requests)
+            created_names(H100, *requests)
         said = str(caught.value)
-        near = [each.strip(" []").split(",") for each in said.partition("; use ")[2].split(" or ")]
+        near = [part.strip(" []").split(",") for part in said.partition("; use ")[2].split(" or ")]
         assert len(near) == 3
         for names in near:
             assert len(names) <= len(requests)
-            made(H100, *names)
+            created_names(H100, *names)
     assert "needs the GPU instances 2g.20gb(1c+1c), 2g.20gb(1c+1c), 4g.40gb, which do not" in said
 
 
@@ -118,7 +118,7 @@ def test_whatever_fits_by_its_sum_finds_room_in_the_order_of_creation(name: str)
     """By the simulated driver, which aligns a part to its width, and if the first free slice is taken."""
     profile = layouts.resolve(H100, name)
     model = mig_table.find("h100_80gb").profile(profile.profile_id)
-    by_width = {each.compute_slices: each for each in model.ci_profiles}
+    by_width = {ci_profile.compute_slices: ci_profile for ci_profile in model.ci_profiles}
     lists = lists_of(profile)
     assert len(lists) >= profile.compute_slices
     for parts in lists:

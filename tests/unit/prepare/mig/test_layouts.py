@@ -79,9 +79,9 @@ def brute_force(model: dict[str, Any], doubled: bool) -> tuple[set[tuple[str, ..
 def test_combinations_and_layouts_equal_those_found_by_brute_force(name: str) -> None:
     gpu, model = profiles.load_model(name), row_of(name)
     expected, num_layouts = brute_force(model, doubled=False)
-    found = layouts.list_maximal_combinations(gpu)
-    assert len(found) == len(set(found))
-    assert set(found) == expected
+    maximal_combinations = layouts.list_maximal_combinations(gpu)
+    assert len(maximal_combinations) == len(set(maximal_combinations))
+    assert set(maximal_combinations) == expected
     assert len(layouts.list_maximal_layouts(gpu)) == num_layouts
 
 
@@ -98,9 +98,9 @@ def test_every_model_has_the_counts_of_its_family_at_once(name: str) -> None:
     gpu = profiles.load_model(name)
     layouts._find_first_placements.cache_clear()
     begin = time.process_time()
-    found = layouts.list_maximal_combinations(gpu), layouts.list_maximal_layouts(gpu)
+    listed = layouts.list_maximal_combinations(gpu), layouts.list_maximal_layouts(gpu)
     assert time.process_time() - begin < 1
-    assert tuple(map(len, found)) == {2: (2, 2), 4: (4, 5), 7: (12, 19)}[gpu.compute_slices]
+    assert tuple(map(len, listed)) == {2: (2, 2), 4: (4, 5), 7: (12, 19)}[gpu.compute_slices]
 
 
 def test_before_r510_the_two_halves_do_not_coexist() -> None:

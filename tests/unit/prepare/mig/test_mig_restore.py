@@ -56,11 +56,11 @@ class Placed(Mig):
 def layouts(model: mig_table.Model) -> list[Places]:
     """Every legal set of instances, by the rules of the simulated driver, in an order that is always the same."""
     options = sorted((start, profile.id) for profile in model.profiles for start in profile.starts)
-    found: list[Places] = []
+    legal: list[Places] = []
 
     def extend(there: tuple[GpuInstance, ...], first: int) -> None:
         if there:
-            found.append(tuple((instance.profile_id, instance.start) for instance in there))
+            legal.append(tuple((instance.profile_id, instance.start) for instance in there))
         for position in range(first, len(options)):
             start, profile_id = options[position]
             profile = model.profile(profile_id)
@@ -69,7 +69,7 @@ def layouts(model: mig_table.Model) -> list[Places]:
                 extend((*there, new), position + 1)
 
     extend((), 0)
-    return found
+    return legal
 
 
 def some_parts(profile: Profile, number: int) -> tuple[int, ...]:
@@ -123,14 +123,16 @@ def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
                     Instance(job=job, profile=by_id[i], start=at, parts=some_parts(by_id[i], number))
                     for job, (i, at) in enumerate(places)
                 ]
-                devices = [(i, at) for each, (i, at) in zip(instances, places, strict=True) for _ in each.device_names]
+                devices = [
+                    (i, at) for instance, (i, at) in zip(instances, places, strict=True) for _ in instance.device_names
+                ]
                 gpu = gpu_settings(lock_dir=machine.folder)
                 group = make_group(*["job"] * len(devices), device=device, gpu=gpu, scenario="mig")
                 scratch = machine.folder / "scratch"
                 scratch.mkdir()
                 sharing = Placed(Layout(instances=tuple(instances)), machine.programs["nvidia-smi"])
                 with sharing.prepare(group, scratch) as slots:
-                    by_gi = {each.id: (each.profile_id, each.start) for each in machine.gpu.instances}
+                    by_gi = {instance.id: (instance.profile_id, instance.start) for instance in machine.gpu.instances}
                     assert [by_gi[slot.gi_id] for slot in slots.slots if slot.gi_id is not None] == devices
                     assert len({slot.visible_devices for slot in slots.slots}) == len(devices)
                     assert len(by_gi) == len(places)

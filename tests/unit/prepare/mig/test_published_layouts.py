@@ -180,14 +180,14 @@ def test_the_simulated_driver_creates_every_layout_and_refuses_every_other(name:
     every = sorted(map(sorted, list_legal(name)))
     for _ in range(60):
         places = frozenset(choose.choice(every))
-        made = tuple(
+        starts = tuple(
             GpuInstance(id=number, profile_id=by_name[kind].id, start=start, size=by_name[kind].memory_slices)
             for number, (kind, start) in enumerate(places)
         )
         for profile in model.profiles:
             possible = {start for start in profile.starts if places | {(profile.name, start)} in list_legal(name)}
             possible -= {start for other, start in places if other == profile.name}
-            assert set(placement.free_starts(model, made, profile)) == possible, (places, profile.name)
+            assert set(placement.free_starts(model, starts, profile)) == possible, (places, profile.name)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -112,7 +112,7 @@ def check_ps(session: Session) -> None:
 
 def _plain(text: str, names: dict[str, str]) -> str:
     """The text with names in the place of PIDs, all at once: a name may be another PID."""
-    return re.sub(r"\b\d+\b", lambda found: names.get(found[0], found[0]), text)
+    return re.sub(r"\b\d+\b", lambda match: names.get(match[0], match[0]), text)
 
 
 @pytest.fixture
@@ -301,8 +301,8 @@ def test_a_server_takes_as_many_clients_as_mps_of_its_driver(session, branch, pr
 def _mig_device(file: StateFile, profile_id: int) -> str:
     driver = Driver(file)
     driver.set_mig_mode(0, is_on=True)
-    made = driver.create_gpu_instance(0, profile_id)
-    driver.create_compute_instance(0, made.id)
+    gpu_instance = driver.create_gpu_instance(0, profile_id)
+    driver.create_compute_instance(0, gpu_instance.id)
     gpu = file.read().gpus[0]
     return mig_uuid(gpu, *mig_devices(gpu)[0])
 

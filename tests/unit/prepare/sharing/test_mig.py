@@ -19,20 +19,17 @@ import pytest
 from pipeline.base.domain import mig_table
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.protocols import Slots
-from pipeline.base.domain.records import Commands, Device, Group, Job
+from pipeline.base.domain.records import Group, Job
 from pipeline.base.system import host_info
 from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
-from pipeline.clean import temporary_folder
 from pipeline.clean.journal import replay
-from pipeline.prepare.device import device_choice, nvml
-from pipeline.prepare.mig import assignment, mig_smi
+from pipeline.prepare.device import nvml
+from pipeline.prepare.mig import mig_smi
 from pipeline.prepare.sharing.mig import Mig
-from pipeline.prepare.sharing.mps import Mps
-from pipeline.prepare.sharing.naive import Naive
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.gpu_clients import Clients
-from tests.support import fast_programs, simulated
+from tests.support import simulated
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
 
@@ -48,11 +45,11 @@ class Machine(simulated.Machine):
         return Path(self.programs["nvidia-smi"])
 
     def group(self, *sizes: str | None, **changes: Any) -> Group:
-        made = make_group(*("job" for _ in sizes))
-        jobs = tuple(Job(index=j.index, workload=j.workload, size=s) for j, s in zip(made.jobs, sizes, strict=True))
+        group = make_group(*("job" for _ in sizes))
+        jobs = tuple(Job(index=j.index, workload=j.workload, size=s) for j, s in zip(group.jobs, sizes, strict=True))
         gpu = gpu_settings(lock_dir=self.folder, admin=changes.pop("admin", ()))
         values = {"jobs": jobs, "scenario": "mig", "device": self.device, "gpu": gpu}
-        return dataclasses.replace(made, **(values | changes))
+        return dataclasses.replace(group, **(values | changes))
 
     @contextmanager
     def shared(self, *sizes: str | None, admin: tuple[str, ...] = (), **options: Any) -> Iterator[Slots]:
@@ -81,7 +78,6 @@ class Machine(simulated.Machine):
 def installed_machine(folder: Path, model: str, *, is_on: bool = False) -> Iterator[Machine]:
     """A machine with one GPU below pynvml."""
     machine = Machine.make(folder, model, is_on=is_on)
-    fast_programs.use_in(folder / "bin", machine.file.path)
     with install_driver(machine.file.path):
         yield machine
 
@@ -187,7 +183,7 @@ def test_compute_instances_share_a_gpu_instance_and_are_undone_before_it(a100: M
     asked = ("1c.3g.20gb", "2c.3g", "1g")
     with a100.shared(None, None, None, profiles=asked, admin=(str(a100.folder / "admin"),)) as slots:
         assert a100.profiles() == ["3g.20gb", "1g.5gb"]
-        divided = next(each for each in a100.gpu.instances if each.profile_id == 9)
+        divided = next(instance for instance in a100.gpu.instances if instance.profile_id == 9)
         one, two, whole = slots.slots
         assert one.gi_id == two.gi_id == divided.id != whole.gi_id
         assert [dict(slot.facts)["mig_profile"] for slot in slots.slots] == ["1c.3g.20gb", "2c.3g.20gb", "1g.5gb"]
@@ -244,7 +240,7 @@ def test_a_compute_instance_whose_id_nobody_wrote_down_is_the_one_that_came(h100
             h100.journal.undo(step)
         finally:
             h100.journal.forget()
-        return [each.id for each in h100.gpu.instances[0].compute_instances]
+        return [compute_instance.id for compute_instance in h100.gpu.instances[0].compute_instances]
 
     for other in ({"gi_id": gi_id + 1}, {"slices": 2}, {"boot": "an earlier one"}, {"ci_id": 5}, {"beside": [0, 1]}):
         assert undo(**other) == [0, 1]
@@ -265,7 +261,7 @@ def test_a_mode_that_was_on_stays_on(h100: Machine) -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("sizes", "options", "made"),
+    ("sizes", "options", "profiles"),
     [
         ([None] * 3, {}, ["2g.20gb"] * 3),
         ([None] * 2, {"profile": "1g.10gb"}, ["1g.10gb"] * 2),
@@ -273,9 +269,9 @@ def test_a_mode_that_was_on_stays_on(h100: Machine) -> None:
         (["L", "S"], {"size_profile": (("L", "4g"),)}, ["4g.40gb", "1g.10gb"]),
     ],
 )
-def test_what_is_asked_for_is_what_is_made(h100: Machine, sizes: list[Any], options: Any, made: list[str]) -> None:
+def test_what_is_asked_for_is_what_is_made(h100: Machine, sizes: list[Any], options: Any, profiles: list[str]) -> None:
     with h100.shared(*sizes, **options):
-        assert sorted(h100.profiles()) == sorted(made)
+        assert sorted(h100.profiles()) == sorted(profiles)
 
 
 def refused(machine: Machine, kind: type[CollocationError], *sizes: str | None, **options: Any) -> str:
@@ -289,9 +285,9 @@ def refused(machine: Machine, kind: type[CollocationError], *sizes: str | None, 
 
 
 def test_instances_of_somebody_else_are_left_alone(h100: Machine) -> None:
-    made = h100.driver.create_gpu_instance(0, FOREIGN)
+    gpu_instance = h100.driver.create_gpu_instance(0, FOREIGN)
     message = refused(h100, SharingError)
-    assert f"already has the GPU instances {made.id};" in message
+    assert f"already has the GPU instances {gpu_instance.id};" in message
 
 
 def test_a_gpu_in_use_is_refused(a100: Machine, sleeper: int) -> None:
@@ -484,9 +480,10 @@ def test_what_does_not_list_instances_is_an_error(h100: Machine) -> None:
 
 
 def test_a_later_instance_with_another_id_is_not_destroyed(h100: Machine) -> None:
-    made = h100.driver.create_gpu_instance(0, FOREIGN, 2)
+    instance = h100.driver.create_gpu_instance(0, FOREIGN, 2)
     place = {"uuid": h100.device.uuid, "admin": [], "profile_id": FOREIGN, "start": 2}
-    for which in ({"boot": host_info.boot_id(), "gi_id": made.id + 1}, {"boot": "an earlier one", "gi_id": made.id}):
+    other_id = {"boot": host_info.boot_id(), "gi_id": instance.id + 1}
+    for which in (other_id, {"boot": "an earlier one", "gi_id": instance.id}):
         h100.journal.undo(h100.journal.add("mig_instance", **place, **which))
         assert h100.profiles() == ["2g.20gb"]
     for _ in range(2):
@@ -503,7 +500,7 @@ def test_a_mode_that_is_on_after_a_restart_is_ours_only_where_the_gpu_keeps_it(
             mode = machine.journal.read_steps()[0]
         machine.journal.add(mode.kind, **mode.arguments)
         machine.driver.set_mig_mode(0, is_on=True)
-        monkeypatch.setattr(mig_smi, "boot_id", lambda: "another")
+        monkeypatch.setattr("pipeline.clean.journal.boot_id", lambda: "another")
         assert [step.kind for step in replay(machine.journal)] == ["mig_mode"]
         assert machine.gpu.mig_current is is_theirs
 
@@ -532,11 +529,11 @@ def test_slices_that_no_job_gets_are_a_warning(h100: Machine) -> None:
     name = h100.group(None).device.name
     assert warning == f"[3g.40gb,3g.40gb] leaves 1 of 7 compute slices of {name} unused"
     grouped, unused = Mig(profiles=["2c.3g", "3g"]).warnings(h100.group(None, None))
-    made = (
+    created = (
         "[2c.3g.40gb,3g.40gb] needs the GPU instances 3g.40gb(2c), 3g.40gb; "
         "compute instances share the memory of their GPU instance"
     )
-    assert grouped == made and "leaves 2 of 7 " in unused
+    assert grouped == created and "leaves 2 of 7 " in unused
 
 
 def run_killed(machine: Machine, fatal: int) -> int:
@@ -603,110 +600,3 @@ def test_a_command_that_outlived_its_orchestrator_is_awaited(h100: Machine) -> N
         replay(h100.journal)
         assert late.poll() == 0
     assert h100.gpu.instances == ()
-
-
-@pytest.fixture
-def divided(a100: Machine) -> Machine:
-    """A GPU that somebody else divided into 3g, 2g and 1g."""
-    a100.driver.set_mig_mode(0, is_on=True)
-    for profile, start in ((9, 4), (14, 0), (19, 2)):
-        instance = a100.driver.create_gpu_instance(0, profile, start).id
-        a100.driver.create_compute_instance(0, instance, None)
-    device = nvml.list_devices()[0]
-    return dataclasses.replace(a100, device=device)
-
-
-def granted(uuid: str, monkeypatch: pytest.MonkeyPatch) -> Device:
-    """The device of a study to which an allocation grants this one."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuid)
-    return device_choice.find_device(None, needs_gpu=False)
-
-
-def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, monkeypatch) -> None:
-    first = nvml.list_mig_devices(divided.device)[0]
-    device = granted(first.uuid, monkeypatch)
-    assert device.name == "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
-    assert (device.gpu_uuid, device.memory_mib) == (divided.device.uuid, 19968)
-    assert dict(device.details)["multiprocessors"] == "42"
-    before = divided.gpu
-    for sharing in (Naive(), Mps(program=divided.programs["nvidia-cuda-mps-control"])):
-        group = divided.group(None, None, device=device, admin=None)
-        sharing.check(group)
-        assert sharing.list_setting_commands(group) == Commands()
-        with (
-            temporary_folder.hold(Path("/tmp"), "colloc-") as scratch,
-            sharing.prepare(group, scratch) as slots,
-        ):
-            for slot in slots.slots:
-                assert (slot.visible_devices, slot.gpu_uuid) == (device.uuid, divided.device.uuid)
-                assert (slot.gi_id, slot.ci_id) == (device.gi_id, 0)
-    assert divided.gpu == before
-    Mps().check(divided.group(*[None] * 21, device=device))
-    with pytest.raises(ConfigError, match=r"supports at most 21 clients on NVIDIA .* 3g.20gb, not 22"):
-        Mps().check(divided.group(*[None] * 22, device=device))
-
-
-def test_what_would_change_the_gpu_of_a_mig_device_is_refused(divided: Machine, monkeypatch) -> None:
-    device = granted(nvml.list_mig_devices(divided.device)[1].uuid, monkeypatch)
-    for options in ({}, {"layout": "existing"}):
-        with pytest.raises(ConfigError, match=f"divides a whole GPU.* gpu.device={divided.device.uuid} scenario=mig"):
-            Mig(**options).check(divided.group(None, device=device))
-    exclusive = gpu_settings(lock_dir=divided.folder, exclusive_process=True)
-    with pytest.raises(ConfigError, match="exclusive_process does not work on a MIG device"):
-        Mps().check(divided.group(None, device=device, gpu=exclusive))
-
-
-def test_jobs_get_the_instances_that_are_there_and_nothing_is_changed(divided: Machine) -> None:
-    before = divided.gpu
-
-    def places(*sizes: str | None, **options: Any) -> list[str]:
-        with divided.shared(*sizes, admin=None, program="none", layout="existing", **options) as slots:
-            assert {slot.gpu_uuid for slot in slots.slots} == {divided.device.uuid}
-            assert len({slot.visible_devices for slot in slots.slots}) == len(sizes)
-            return [dict(slot.facts)["mig_profile"] for slot in slots.slots]
-
-    assert places(None, None) == ["3g.20gb", "2g.10gb"]
-    assert places("S", "L", "M") == ["1g.5gb", "3g.20gb", "2g.10gb"]
-    assert places(None, None, profiles=["2g", "1g.5gb"]) == ["2g.10gb", "1g.5gb"]
-    with pytest.raises(
-        ConfigError, match=r"has no free MIG device of 2g for job 1; .* its MIG devices: 3g.20gb, 2g.10gb, 1g.5gb"
-    ):
-        places(None, None, profile="2g")
-    with pytest.raises(ConfigError, match=r"has no free MIG device for job 3"):
-        places(None, None, None, None)
-    assert divided.gpu == before
-    assert not divided.journal.path.exists()
-
-
-def test_jobs_get_parts_of_one_gpu_instance_that_is_there(divided: Machine) -> None:
-    """Beside 3g, 2g and 1g there are, after this, a 2g with two parts instead of a whole one."""
-    (two,) = (each.id for each in divided.gpu.instances if each.profile_id == 14)
-    divided.driver.destroy_compute_instance(0, two, 0)
-    for _ in range(2):
-        divided.driver.create_compute_instance(0, two, 0)
-    before = divided.gpu
-
-    def places(*requests: str | None) -> list[tuple[int | None, int | None, str]]:
-        options = {"profiles": requests} if None not in requests else {}
-        with divided.shared(*[None] * len(requests), admin=None, program="none", layout="existing", **options) as slots:
-            return [(slot.gi_id, slot.ci_id, dict(slot.facts)["mig_profile"]) for slot in slots.slots]
-
-    parts = [(two, 0, "1c.2g.10gb"), (two, 1, "1c.2g.10gb")]
-    assert places("1c.2g", "1c.2g.10gb") == parts
-    assert [profile for _, _, profile in places(None, None, None, None)] == ["3g.20gb", *["1c.2g.10gb"] * 2, "1g.5gb"]
-    with pytest.raises(
-        ConfigError, match=r"has no free MIG device of 2g for job 0; .* its MIG devices: 3g.20gb, 1c.2g.10gb, 1c.2g"
-    ):
-        places("2g")
-    assert divided.gpu == before
-
-
-def test_parts_that_follow_each_other_come_from_the_gpu_instance_that_has_them_all(h100: Machine) -> None:
-    first, second = (h100.driver.create_gpu_instance(0, 9, start).id for start in (0, 4))
-    h100.driver.create_compute_instance(0, first, 0)
-    for width in (0, 1):
-        h100.driver.create_compute_instance(0, second, width)
-    device = nvml.list_devices()[0]
-    assert [each.gi_id for each in assignment.assign(device, ["1c.3g", "2c.3g"])] == [second, second]
-    assert [each.gi_id for each in assignment.assign(device, ["1c.3g", "2c.3g", "1c.3g"])] == [second, second, first]
-    assert [each.gi_id for each in assignment.assign(device, ["1c.3g", "1c.3g"])] == [first, second]

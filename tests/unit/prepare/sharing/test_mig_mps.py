@@ -19,7 +19,6 @@ from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.state_file import StateFile
 from pipeline.simulation.mps import control_program
-from tests.support import fast_programs
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
 from tests.support.simulated import Machine
@@ -37,7 +36,6 @@ def folder() -> Iterator[Path]:
 def make(folder) -> Iterator:
     """Makes groups of a number of jobs on a simulated A100."""
     machine = Machine.make(folder)
-    fast_programs.use_in(folder / "bin", machine.file.path)
     with install_driver(machine.file.path):
 
         def group(degree: int, **gpu) -> Group:

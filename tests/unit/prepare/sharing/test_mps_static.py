@@ -20,7 +20,7 @@ from pipeline.prepare.sharing.mps_static import MpsStatic
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.mps.control_program import connect
 from pipeline.simulation.mps.sm_partitions import Device, Partitions
-from tests.support import fast_programs, simulated
+from tests.support import simulated
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
 from tests.unit.prepare.sharing.test_mps import client, daemons, folder  # noqa: F401
@@ -37,10 +37,9 @@ class Machine(simulated.Machine):
 
 @pytest.fixture
 def machine(folder: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:  # noqa: F811
-    made = Machine.make(folder, "h100_80gb", branch=getattr(request, "param", "615"))
-    fast_programs.use_in(made.folder / "bin", made.file.path)
-    with install_driver(made.file.path):
-        yield made
+    simulated_machine = Machine.make(folder, "h100_80gb", branch=getattr(request, "param", "615"))
+    with install_driver(simulated_machine.file.path):
+        yield simulated_machine
 
 
 def partition_of(slot) -> str:
@@ -212,11 +211,11 @@ def test_the_answers_of_earlier_programs_are_read_as_well(monkeypatch):
     used: list[str] = []
     monkeypatch.setattr(ControlProgram, "ask", lambda _, text, *limit: books.answer(text.split(), used))
     control = ControlProgram(program="/x", pipes=Path("/p"))
-    made = sm_partitions.divide(control, uuid, None, 2)
-    assert [(each.chunks, each.multiprocessors) for each in made] == [(7, 56)] * 2
+    partitions = sm_partitions.divide(control, uuid, None, 2)
+    assert [(partition.chunks, partition.multiprocessors) for partition in partitions] == [(7, 56)] * 2
     assert control.ask("sm_partition add GPU 1")[0] == f"Partition {uuid}/D/79AgAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA created"
-    assert sm_partitions.list_unused(control, made) == made
-    used.append(made[0].id)
-    assert sm_partitions.list_unused(control, made) == made[1:]
+    assert sm_partitions.list_unused(control, partitions) == partitions
+    used.append(partitions[0].id)
+    assert sm_partitions.list_unused(control, partitions) == partitions[1:]
     with pytest.raises(SharingError, match="has 0 chunks of multiprocessors, but 1 jobs need 1"):
         sm_partitions.divide(control, uuid, None, 1)

@@ -1,0 +1,143 @@
+"""The rates of jobs in the turns of a stressor that ran beside them.
+
+A stressor reports each turn as a phase, `turn RESOURCE DIAL`. All jobs of a host have one monotonic clock, so the steps
+of any job can be held against these instants.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from pipeline.base.domain.tags import Tag
+from pipeline.base.domain.turns import IDLE, SETTLE_S, TURN_S, TurnRates, format_turns
+from pipeline.base.system.words import list_first
+from pipeline.launch.events import Events
+from pipeline.launch.job_state import JobState
+from pipeline.launch.requests import Requests
+from pipeline.observe.program_rates.logged_rate import LoggedRate, Points
+from pipeline.observe.sample_figures import Window
+
+_TURN = re.compile(r"turn (\w+) (\d+(?:\.\d+)?)")
+_MOST_NAMES = 3
+_Place = tuple[str, float]
+"""A resource and a dial."""
+
+
+class BatchTurns(NamedTuple):
+    """The rates of jobs that ran together in the turns of their stressor, and notes on rates that are missing."""
+
+    rates: tuple[TurnRates, ...] = ()
+    gaps: tuple[str, ...] = ()
+
+
+def compute_rates(
+    states: Sequence[JobState],
+    log_of: Mapping[int, Events],
+    logged_of: Mapping[int, LoggedRate | None],
+    window: Window | None,
+) -> BatchTurns:
+    """Return the rates of jobs that ran together in the turns of their stressor; none without exactly one stressor.
+
+    Only turns inside the window count, without the time in which they settle. All turns of a resource and dial count as
+    one. A rate is that from the first to the last step in each turn.
+    """
+    takers = [state for state in states if _takes_turns(state)]
+    if len(takers) != 1 or window is None:
+        return BatchTurns()
+    taker = takers[0].job
+    params = dict(taker.workload.params)
+    spans: dict[_Place, list[Window]] = {}
+    for place, (begin_ns, end_ns) in _list_turns(log_of[taker.index]):
+        counted = spans.setdefault(place, [])
+        settled_ns = begin_ns + int(float(params[SETTLE_S]) * 1e9)
+        is_complete = end_ns - begin_ns >= float(params[TURN_S]) * 1e9
+        if is_complete and window[0] <= settled_ns and end_ns <= window[1]:
+            counted.append((settled_ns, end_ns))
+    rates: dict[_Place, dict[int, float]] = defaultdict(dict)
+    for state, (place, turns) in itertools.product(states, spans.items()):
+        index = state.job.index
+        if state is takers[0] and place[0] == IDLE:
+            continue
+        rate = compute_rate(log_of[index], logged_of[index], turns)
+        if rate is not None:
+            rates[place][index] = rate
+    measured = [
+        TurnRates(resource=place[0], dial=place[1], num_turns=len(turns), rates=rates[place])
+        for place, turns in sorted(spans.items())
+    ]
+    return BatchTurns(tuple(measured), tuple(_describe_gaps(measured, states)))
+
+
+def make_tags(batches: Iterable[BatchTurns]) -> dict[str, str]:
+    """Return the tag with the rates in the turns of all batches; empty without turns."""
+    rates = [turn for batch in batches for turn in batch.rates]
+    return {Tag.TURNS: format_turns(rates)} if rates else {}
+
+
+def _takes_turns(state: JobState) -> bool:
+    return {TURN_S, SETTLE_S} <= dict(state.job.workload.params).keys()
+
+
+def _describe_gaps(turns: Sequence[TurnRates], states: Sequence[JobState]) -> Iterator[str]:
+    """Yield a note for each job that has no rate in the turns of a resource and dial."""
+    for state in states:
+        job, is_taker = state.job, _takes_turns(state)
+        lacking = [turn for turn in turns if job.index not in turn.rates and not (is_taker and turn.is_idle)]
+        if lacking:
+            names = [turn.resource if turn.is_idle else f"{turn.resource} {turn.dial:g}" for turn in lacking]
+            what = "logged no value for" if job.workload.rate.is_logged else "completed fewer than two steps in"
+            yield (
+                f"job {job.name} {what} a turn of {list_first(names, _MOST_NAMES)}; raise {TURN_S} of the stressor, "
+                "or let the jobs run longer"
+            )
+
+
+def _list_turns(log: Events) -> Iterator[tuple[_Place, Window]]:
+    """Yield the resource and dial of each turn with its begin and end; the end is the begin of the next phase."""
+    for (name, begin_ns), (_, end_ns) in itertools.pairwise(log.phases):
+        if (match := _TURN.fullmatch(name)) is not None:
+            yield (match[1], float(match[2])), (begin_ns, end_ns)
+
+
+def compute_rate(log: Events, logged: LoggedRate | None, turns: Sequence[Window]) -> float | None:
+    """Return the rate of a job over several turns; `None` if no turn shows one."""
+    if logged is not None:
+        parts = [_sum_logged(logged.points, turn) for turn in turns]
+    elif log.requests is not None:
+        parts = [_count_requests(log.requests, turn) for turn in turns]
+    else:
+        parts = [_count_steps(log, turn) for turn in turns]
+    total_ns = sum(ns for _, ns in parts)
+    return 1e9 * sum(work for work, _ in parts) / total_ns if total_ns else None
+
+
+def _count_steps(log: Events, turn: Window) -> tuple[float, int]:
+    """Return the work and the nanoseconds from the first to the last step in a turn."""
+    steps = log.steps
+    first, last = bisect_left(steps.t_ns, turn[0]), bisect_right(steps.t_ns, turn[1]) - 1
+    return (steps.total[last] - steps.total[first], steps.t_ns[last] - steps.t_ns[first]) if first < last else (0.0, 0)
+
+
+def _count_requests(requests: Requests, turn: Window) -> tuple[float, int]:
+    """Return the answers and the nanoseconds from the first to the last answer in a turn."""
+    done = requests["done_ns"]
+    done = done[(done >= turn[0]) & (done <= turn[1])]
+    if not len(done):
+        return 0.0, 0
+    first_ns, last_ns = int(done.min()), int(done.max())
+    return float((done > first_ns).sum()), last_ns - first_ns
+
+
+def _sum_logged(points: Points, turn: Window) -> tuple[float, int]:
+    """Return the work and the nanoseconds of the logged values that cover no time outside a turn."""
+    inside = [
+        (rate, now - before)
+        for (before, _), (now, rate) in itertools.pairwise(points)
+        if turn[0] <= before < now <= turn[1]
+    ]
+    return sum(rate * ns for rate, ns in inside) / 1e9, sum(ns for _, ns in inside)

@@ -1,0 +1,170 @@
+"""Rates of jobs in the turns of a stressor that runs beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.base.domain.records import Group
+from pipeline.base.domain.tags import Tag
+from pipeline.base.domain.turns import TurnRates, format_turns, parse_turns
+from pipeline.base.domain.window import Window, WindowKind
+from pipeline.base.domain.workload import RateSource
+from pipeline.launch.event_reader import read
+from pipeline.launch.events import Events
+from pipeline.launch.requests import Requests
+from pipeline.observe import group_row, turn_rates
+from pipeline.observe.group_result import GroupResult
+from pipeline.observe.observation import Observation
+from pipeline.observe.program_rates.logged_rate import LoggedRate
+from tests.support.rows import FIELDS, S, group, state
+
+TURNS = [("idle", 0.0), ("l2", 1.0), ("l2", 0.5), ("idle", 0.0), ("l2", 1.0), ("l2", 0.5)]
+SPEED = {("idle", 0.0): 1.0, ("l2", 0.5): 0.8, ("l2", 1.0): 0.5}
+"""Speed of a workload in each turn, relative to idle turns."""
+CALLS = {("idle", 0.0): 0.0, ("l2", 0.5): 40.0, ("l2", 1.0): 90.0}
+
+
+def turn_events(begin_s: float = 2.0, turn_s: float = 1.0, places: Sequence[tuple[str, float]] = TURNS) -> list[Any]:
+    """The events of a stressor, with a step after each 0.1 s."""
+    events: list[dict[str, Any]] = [{"event": "started", "t_ns": S}]
+    total = 0.0
+    for number, place in enumerate(places):
+        at_s = begin_s + number * turn_s
+        events.append({"event": "phase", "name": f"turn {place[0]} {place[1]:g}", "t_ns": round(at_s * S)})
+        for step in range(1, round(turn_s / 0.1)):
+            calls = CALLS[place] * 0.1
+            total += calls
+            t_ns = round((at_s + 0.1 * step) * S)
+            events.append({"event": "step", "t_ns": t_ns, "samples": calls, "total": total, "epoch": 1})
+    return [*events, {"event": "phase", "name": "end", "t_ns": round((begin_s + len(places) * turn_s) * S)}]
+
+
+def step_events(every_s: float = 0.03, samples: int = 3, until_s: float = 9.0) -> list[Any]:
+    """The events of a workload that is slower in the turns of `turn_events`, each step as it is when it begins."""
+    events: list[dict[str, Any]] = [{"event": "started", "t_ns": S}]
+    t_s, total = 1.0, 0
+    while t_s < until_s:
+        number = int(t_s - 2)
+        t_s += every_s / SPEED[TURNS[number] if 0 <= t_s - 2 < len(TURNS) else TURNS[0]]
+        total += samples
+        events.append({"event": "step", "t_ns": round(t_s * S), "samples": samples, "total": total, "epoch": 1})
+    return events
+
+
+def with_stressor(*, settle_s: float = 0.2, **changes: Any) -> Group:
+    pair = group("a", "stressor", window=Window(kind=WindowKind.STEADY, seconds=6, settle_s=0.5), **changes)
+    params = (("turn_s", "1.0"), ("turn_settle_s", str(settle_s)))
+    stressor = dataclasses.replace(pair.jobs[1].workload, work_unit="calls", params=params)
+    return dataclasses.replace(pair, jobs=(pair.jobs[0], dataclasses.replace(pair.jobs[1], workload=stressor)))
+
+
+def judge(folder: Path, events: list[Any], in_turns: list[Any], **options: Any) -> GroupResult:
+    pair = with_stressor(**options)
+    states = [state(folder, job, own, told_ns=9 * S) for job, own in zip(pair.jobs, (events, in_turns), strict=True)]
+    return group_row.judge(pair, Observation(batches=[states], samples=(), fields=FIELDS))
+
+
+def rates_of(row: GroupResult) -> dict[tuple[str, float], dict[int, float]]:
+    return {(turn.resource, turn.dial): dict(turn.rates) for turn in parse_turns(row.tags[Tag.TURNS])}
+
+
+def test_a_job_has_a_rate_in_the_turns_of_each_resource_and_dial(tmp_path: Path) -> None:
+    row = judge(tmp_path, step_events(), turn_events())
+    rates = rates_of(row)
+    assert rates.keys() == SPEED.keys()
+    for place, by_job in rates.items():
+        assert by_job[0] == pytest.approx(100 * SPEED[place], rel=1e-3)
+    assert {place: by_job.get(1) for place, by_job in rates.items()} == {
+        ("idle", 0.0): None,
+        ("l2", 0.5): pytest.approx(40),
+        ("l2", 1.0): pytest.approx(90),
+    }
+    assert [turn.num_turns for turn in parse_turns(row.tags[Tag.TURNS])] == [2, 2, 2]
+    assert not row.marks.note
+
+
+def test_only_complete_turns_inside_the_window_count(tmp_path: Path) -> None:
+    early = judge(tmp_path / "early", step_events(), turn_events(begin_s=0.9 + 0.2))  # the first one began at 1.1 s
+    assert {turn.num_turns for turn in parse_turns(early.tags[Tag.TURNS])} == {1, 2}
+    cut = [event for event in turn_events() if event.get("name") != "end"]
+    assert [turn.num_turns for turn in parse_turns(judge(tmp_path / "cut", step_events(), cut).tags[Tag.TURNS])] == [
+        2,
+        1,
+        2,
+    ]
+    held = turn_events()
+    held.insert(5, {"event": "phase", "name": "held", "t_ns": round(2.35 * S)})
+    (idle,) = (
+        turn for turn in parse_turns(judge(tmp_path / "held", step_events(), held).tags[Tag.TURNS]) if turn.is_idle
+    )
+    assert idle.num_turns == 1
+
+
+def test_a_job_with_long_steps_has_no_rate_and_a_note_with_the_remedy(tmp_path: Path) -> None:
+    row = judge(tmp_path, step_events(every_s=0.6), turn_events())
+    assert 0 not in rates_of(row)["l2", 1.0]
+    assert "job 0-a completed fewer than two steps in a turn of" in row.marks.note
+    assert "l2 1" in row.marks.note and "raise turn_s of the stressor" in row.marks.note
+
+
+def test_a_group_without_turns_has_no_rates_in_turns(tmp_path: Path) -> None:
+    pair = group("a", "b")
+    states = [state(tmp_path, job, step_events(), told_ns=9 * S) for job in pair.jobs]
+    row = group_row.judge(pair, Observation(batches=[states], samples=(), fields=FIELDS))
+    assert Tag.TURNS not in row.tags
+
+
+def compute(tmp_path: Path, log: Events, logged: LoggedRate | None = None, **workload: Any) -> turn_rates.BatchTurns:
+    pair = with_stressor()
+    first = dataclasses.replace(pair.jobs[0], workload=dataclasses.replace(pair.jobs[0].workload, **workload))
+    states = [state(tmp_path, job, turn_events() if job.index else []) for job in (first, pair.jobs[1])]
+    logs = {0: log, 1: read(states[1].folder / "events.jsonl")}
+    return turn_rates.compute_rates(states, logs, {0: logged, 1: None}, (S, 9 * S))
+
+
+def test_logged_values_count_if_they_cover_no_time_outside_a_turn(tmp_path: Path) -> None:
+    def rate_at(t_s: float) -> float:
+        return 100 * SPEED[TURNS[int(t_s - 2)]] if 2 <= t_s < 8 else 100.0
+
+    points = [(round((1.05 + 0.3 * number) * S), rate_at(1.05 + 0.3 * number)) for number in range(26)]
+    spoilt = [(t_ns, 1e6 if (t_ns / S) % 1 < 0.3 else rate) for t_ns, rate in points]  # the value spans two turns
+    logged = LoggedRate(points=spoilt, source="output")
+    in_turns = compute(tmp_path, Events(), logged, rate=RateSource(pattern="x"))
+    for turn in in_turns.rates:
+        assert turn.rates[0] == pytest.approx(100 * SPEED[turn.resource, turn.dial])
+    rare = LoggedRate(points=points[::5], source="output")
+    (gap,) = compute(tmp_path / "rare", Events(), rare, rate=RateSource(pattern="x")).gaps
+    assert gap.startswith("job 0-a logged no value for a turn of idle, l2 0.5, l2 1; raise turn_s")
+
+
+def test_answers_of_a_service_count_from_the_first_to_the_last_in_a_turn(tmp_path: Path) -> None:
+    done_ns = np.array([event["t_ns"] for event in step_events()[1:]])
+    log = Events(requests=Requests({"done_ns": np.repeat(done_ns, 2), "intended_ns": np.repeat(done_ns, 2) - S // 100}))
+    for turn in compute(tmp_path, log).rates:  # two requests in each answered batch
+        assert turn.rates[0] == pytest.approx(2 / 0.03 * SPEED[turn.resource, turn.dial], rel=1e-3)
+
+
+def test_the_rate_of_jittering_steps_has_no_bias(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    idle_rates = []
+    for number in range(40):
+        events: list[dict[str, Any]] = [{"event": "started", "t_ns": S}]
+        t_s, total = 1.0, 0
+        while t_s < 9:
+            t_s += 0.1 * chance.gauss(1, 0.2)
+            total += 1
+            events.append({"event": "step", "t_ns": round(t_s * S), "samples": 1, "total": total, "epoch": 1})
+        idle_rates.append(rates_of(judge(tmp_path / str(number), events, turn_events()))["idle", 0.0][0])
+    assert sum(idle_rates) / len(idle_rates) == pytest.approx(10, rel=0.015)
+
+
+def test_the_text_of_a_tag_keeps_the_rates() -> None:
+    rates = [TurnRates(resource="l2", dial=0.33, num_turns=2, rates={0: 12.3456, 1: 7e6})]
+    assert parse_turns(format_turns(rates)) == rates

@@ -1,0 +1,38 @@
+"""Load several resources of a GPU or host in turns: `python workloads/stressor_turns.py --help`.
+
+The program runs beside other jobs, or by hand. Its standard output has one line per turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # reason: see workloads/__init__.py
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from workloads import client, program
+from workloads.rates.options import StressorTurns
+
+
+def run(args: argparse.Namespace, job: client.NullJob) -> None:
+    """Set up all loads, warm up, wait at the group's barrier, and take turns."""
+    job.phase("import")
+    import torch
+
+    from workloads.rates import stressor_loads, turn_loop
+
+    job.phase("build")
+    device = program.find_device(args)
+    torch.manual_seed(args.seed)
+    if set(args.resources) & set(stressor_loads.OF_TRITON):
+        program.need_triton(device)
+    loads = {resource: stressor_loads.build(resource, device, args.threads) for resource in args.resources}
+    params = program.describe_run(device) | program.record_options(args)
+    job.param(**{key: param for key, param in params.items() if param is not None})
+    turn_loop.measure(args, job, loads)
+
+
+if __name__ == "__main__":
+    program.run_program(StressorTurns, run)
