@@ -165,7 +165,7 @@ def throughput(folder: Path, options: argparse.Namespace) -> list[str]:
     peak that torch counted in a job.
     """
     lines = [
-        "| workload | jobs | scenario | bare loop, work/s (median) | orchestrator / bare loop (median, min - max) "
+        "| workload | jobs | sharing mode | bare loop, work/s (median) | orchestrator / bare loop (median, min - max) "
         "| bare loop / bare loop | peak memory of a job, over a bare loop's | start skew, ms | own CPU, % |",
         "|---|---|---|---|---|---|---|---|---|",
     ]

@@ -200,7 +200,7 @@ def _send(
             time.sleep(max(0.0, end_s - time.monotonic()))
             longest = max(longest, 1 + int(max(0.0, time.monotonic() - end_s) / EVERY_S))
             sender.send(copy)
-            sender.rest()
+            sender.finish_requests()
             took.append(time.monotonic() - end_s)
     return took, longest
 

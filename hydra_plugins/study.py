@@ -1,16 +1,24 @@
-"""A Hydra sweep as one study: all jobs of the sweep are composed and passed to one plan and one executor.
+"""A Hydra sweep as one study: all combinations of the sweep are composed and passed to one plan and one executor.
 
-Hydra's basic launcher would run the jobs one by one, each with separate baselines and without an estimate of the time.
-Hydra loads plugins only from the namespace package `hydra_plugins` (no `__init__.py`) next to `run.py`.
+Hydra's basic launcher would run each combination as a separate study, with its own baselines and without an estimate of
+the time. Hydra loads plugins only from the namespace package `hydra_plugins` (no `__init__.py`) next to `run.py`.
 
-An experiment file may set `blocks`, a list of grids. Each grid is crossed with the grid of the command line, which has
-precedence. `hydra.sweeper.instead` overrides the blocks, and the command line overrides both. `+rehearse=tiny` uses
-`instead` to reduce any experiment; it also reduces the workloads (`hydra.sweeper.small`,
-`pipeline/plan/small_workloads.py`). `hydra.sweeper.preset` overrides the files but not the blocks; `+duration=minutes`
-uses it.
+A combination is a list of overrides with one value for each key, from these layers. A layer wins over those below it:
+they lose its keys, and the keys below its keys.
+
+    layer                     comes from
+    command line              the user
+    `hydra.sweeper.instead`   `+rehearse=tiny`, which reduces any experiment
+    block                     `blocks` of an experiment file, a list of grids; each is crossed with the command line
+    `hydra.sweeper.preset`    `+duration=minutes`
+    files                     `conf/`
+
+Exceptions: a block keeps the options of its workload that all workloads on the command line have too; a block with a
+mix keeps its window against the preset. `hydra.sweeper.small` is no layer: it reduces the workloads of composed
+combinations (`pipeline/plan/small_workloads.py`).
 
 The launchers `gpus` and `slurm` assign the shards of the study to workers (launcher `worker`), and `beside` measures
-the effect of work on other GPUs. Any other launcher runs every job as a separate study.
+the effect of work on other GPUs. Any other launcher runs every combination as a separate study.
 """
 
 # This file cannot use `from __future__ import annotations`: to resolve annotations that are text, dataclasses needs the
@@ -48,7 +56,7 @@ _EITHER = {"degree": "mix", "mix": "degree"}
 
 
 class StudySweeper(Sweeper):
-    """A sweeper that expands the command line and the blocks to jobs, and launches all jobs at once."""
+    """A sweeper that expands the command line and the blocks to combinations, and launches all of them at once."""
 
     def __init__(self, instead: dict[str, Any], small: dict[str, Any], preset: dict[str, Any]) -> None:
         self.instead, self.small, self.preset = instead, small, preset
@@ -64,18 +72,18 @@ class StudySweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         assert self.launcher is not None
-        jobs = self.expand(arguments)
+        combinations = self.expand(arguments)
         if not invocation.get_current().has_launcher:  # for a worker, the launcher has printed the notes already
             for note in filter(None, map(override_remedy.note_on_sweep, arguments)):
                 words.say(note)
         with hydra_errors.restore_environment():
-            returns = self.launcher.launch(jobs, initial_job_idx=0)
-        # Other launchers may run jobs in separate processes; `return_value` raises the error of a failed job.
-        _exit_unless_0(max((job.return_value or 0 for job in returns), default=0))
+            returns = self.launcher.launch(combinations, initial_job_idx=0)
+        # Other launchers may run studies in separate processes; `return_value` raises the error of a failed one.
+        _exit_unless_0(max((study.return_value or 0 for study in returns), default=0))
         return [returns]
 
     def expand(self, arguments: list[str]) -> list[list[str]]:
-        """Return the overrides of every combination; the command line overrides the values of blocks."""
+        """Return the overrides of every combination, from the layers that the module lists."""
         assert self.hydra_context is not None and self.config is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         typed = [override for override in parser.parse_overrides(list(arguments)) if not _is_of_blocks(override)]
@@ -90,20 +98,20 @@ class StudySweeper(Sweeper):
             duration = self.config.hydra.runtime.choices.duration
             raise ConfigError(f"window=work runs whole epochs, but +duration={duration} measures windows; remove one")
         instead = _drop_overridden(keys, self.instead)
-        jobs: list[list[str]] = []
+        combinations: list[list[str]] = []
         for block in _select_blocks(keys, blocks) or [{}]:
             preset = _drop_overridden([*keys, *instead, *block], self.preset)
             if "mix" in block:  # the result is the total time of its work, which a steady window does not have
                 preset.pop("window", None)
             remaining = _drop_overridden([*keys, *instead], block, functools.partial(self._is_option, typed))
             grid = {**preset, **remaining, **instead}
-            jobs += overrides.list_combinations(
+            combinations += overrides.list_combinations(
                 [*parser.parse_overrides([_as_override(*item) for item in grid.items()]), *typed]
             )
-        if not jobs:
+        if not combinations:
             none = next((word for word in arguments if "glob(" in word or "range(" in word), " ".join(arguments))
             raise ConfigError(f"{none} matches no value; use existing values")
-        return jobs
+        return combinations
 
     def _is_option(self, typed: Sequence[Override], key: str) -> bool:
         """Return whether this is an option of a block's workload that the workloads on the command line have too.
@@ -197,7 +205,7 @@ def _exit_unless_0(status: int) -> None:
 
 
 class StudyLauncher(Launcher):
-    """A launcher that composes all jobs and passes them to `pipeline.study`."""
+    """A launcher that composes all combinations and passes them to `pipeline.study`."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
@@ -216,11 +224,10 @@ class StudyLauncher(Launcher):
         return execute(configs, is_sweep=True)
 
     def compose(self, words: list[str]) -> DictConfig:
-        """Return the configuration of one job.
+        """Return the configuration of one combination.
 
-        Composing the files of one combination of choices takes 100 ms, but many jobs of a sweep differ only in values.
-        So each combination is composed once, and values are set in a copy. The copy is unpickled, which is the fastest
-        way (1 ms).
+        Composing files takes 100 ms, but many combinations of a sweep choose the same files. So each choice is composed
+        once, and values are set in a copy. The copy is unpickled, which is the fastest way (1 ms).
         """
         loader = self.hydra_context.config_loader
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(words)

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from listeners.base import ThreadedListener
 from listeners.gpm import GpmListener, NoCountersError
-from pipeline.base.domain.protocols import Sink, Watch
+from pipeline.base.domain.protocols import Sink
 from pipeline.base.domain.records import Device
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import FieldTable
 from pipeline.base.system.errors import ListenerError, NoSensorError
 
@@ -43,22 +44,22 @@ class ActivityListener:
         return f"{device.name} has no GPM counters, and {program} is not on PATH; install NVIDIA DCGM"
 
     @contextmanager
-    def observe(self, watch: Watch, sink: Sink) -> Iterator[None]:
-        device = watch.device
+    def observe(self, group: RunningGroup, sink: Sink) -> Iterator[None]:
+        device = group.device
         if not device.is_gpu or device.is_simulated:
             name = f"the simulated {device.name}" if device.is_simulated else f"{device.name}, which is not a GPU,"
             raise NoSensorError(f"listener activity: {name} has no counters; leave activity out")
         self._source = GpmListener(self._interval_ms)
         with ExitStack() as stack:
             try:
-                stack.enter_context(self._source.observe(watch, sink))
+                stack.enter_context(self._source.observe(group, sink))
             except ListenerError as without_gpm:
                 # Imported late, because most machines with this listener have GPM, or no GPU.
                 from listeners.dcgm import DcgmListener
 
                 self._source = DcgmListener(self._interval_ms, self._program)
                 try:
-                    stack.enter_context(self._source.observe(watch, sink))
+                    stack.enter_context(self._source.observe(group, sink))
                 except ListenerError as without_dcgm:
                     raise _combine(without_gpm, without_dcgm) from without_dcgm
             yield

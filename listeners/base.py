@@ -18,8 +18,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, contextmanager
 from typing import ClassVar
 
-from pipeline.base.domain.protocols import Sink, Watch
+from pipeline.base.domain.protocols import Sink
 from pipeline.base.domain.records import Device
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import MIN_INTERVAL_MS, Chart, Field, FieldTable, Sample, Summary
 from pipeline.base.system import errors
 from pipeline.base.system.errors import ConfigError, ListenerError, NoSensorError
@@ -99,7 +100,7 @@ class ThreadedListener(ABC):
         self.interval_ms = interval_ms
 
     @abstractmethod
-    def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
+    def batches(self, group: RunningGroup, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
         """Open the source, yield its samples as they arrive, and close the source; runs in the listener's thread.
 
         Ends only when `stop` is set; a source that ends earlier is an error.
@@ -118,31 +119,31 @@ class ThreadedListener(ABC):
     def pids(self) -> tuple[int, ...]:
         return ()
 
-    def gpu(self, watch: Watch) -> Device:
+    def gpu(self, group: RunningGroup) -> Device:
         """Return the device; raise `NoSensorError` if the device is not a GPU."""
-        if not watch.device.is_gpu:
+        if not group.device.is_gpu:
             raise NoSensorError(
-                f"listener {self.name} cannot observe {watch.device.name}, which is not a GPU; leave {self.name} out"
+                f"listener {self.name} cannot observe {group.device.name}, which is not a GPU; leave {self.name} out"
             )
-        return watch.device
+        return group.device
 
     @contextmanager
-    def observe(self, watch: Watch, sink: Sink) -> Iterator[None]:
+    def observe(self, group: RunningGroup, sink: Sink) -> Iterator[None]:
         """Sample until the context ends (`pipeline.base.domain.protocols.Listener`).
 
         Samples without values are not stored. If a simulated GPU has only such samples, a warning is logged. If the
         body and the listener fail, the body's exception is raised, with the listener's failure as a note.
         """
-        observation = _Observation(self, watch, sink)
+        thread = _SamplingThread(self, group, sink)
         try:
-            observation.wait_first_sample()
+            thread.wait_first_sample()
             yield
         except BaseException as error:
-            failure = observation.stop()
+            failure = thread.stop()
             if failure is not None and failure is not error:
                 error.add_note(str(failure))
             raise
-        if (failure := observation.stop()) is not None:
+        if (failure := thread.stop()) is not None:
             raise failure
 
 
@@ -150,11 +151,11 @@ class PollingListener(ThreadedListener):
     """A listener that reads its source on an absolute schedule, without drift; missed ticks are skipped."""
 
     @abstractmethod
-    def source(self, watch: Watch) -> AbstractContextManager[Callable[[], Iterable[Sample]]]:
+    def source(self, group: RunningGroup) -> AbstractContextManager[Callable[[], Iterable[Sample]]]:
         """Open the source, yield a function that reads the source once, and close the source at the end."""
 
-    def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
-        with self.source(watch) as read:
+    def batches(self, group: RunningGroup, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
+        with self.source(group) as read:
             for _ in ticks(stop, self.interval_ms * 1_000_000):
                 yield read()
 
@@ -204,11 +205,11 @@ def scale_readings(readings: Mapping[str, float], fields: Iterable[Field]) -> di
     return {field.name: readings[field.source_id] * field.scale for field in fields if field.source_id in readings}
 
 
-class _Observation:
+class _SamplingThread:
     """One use of a listener: its thread and the thread's failure."""
 
-    def __init__(self, listener: ThreadedListener, watch: Watch, sink: Sink) -> None:
-        self._listener, self._watch, self._sink = listener, watch, sink
+    def __init__(self, listener: ThreadedListener, group: RunningGroup, sink: Sink) -> None:
+        self._listener, self._group, self._sink = listener, group, sink
         self._stop = StopSignal()
         self._started = threading.Event()
         self._is_under_way = False
@@ -224,7 +225,7 @@ class _Observation:
             raise self._failure
         if not self._is_under_way:
             raise ListenerError(
-                f"listener {self._listener.name} read no sample of {self._watch.device.name} within {limit_s:g} s; "
+                f"listener {self._listener.name} read no sample of {self._group.device.name} within {limit_s:g} s; "
                 f"leave {self._listener.name} out"
             )
 
@@ -234,7 +235,7 @@ class _Observation:
         self._thread.join(_STOP_LIMIT_S)
         if self._thread.is_alive():
             return ListenerError(
-                f"listener {self._listener.name} did not stop reading {self._watch.device.name} within "
+                f"listener {self._listener.name} did not stop reading {self._group.device.name} within "
                 f"{_STOP_LIMIT_S:g} s; check the driver, or leave {self._listener.name} out"
             )
         self._stop.close()
@@ -242,7 +243,7 @@ class _Observation:
 
     def _sample(self) -> None:
         try:
-            with contextlib.closing(self._listener.batches(self._watch, self._stop)) as batches:
+            with contextlib.closing(self._listener.batches(self._group, self._stop)) as batches:
                 for batch in batches:
                     self._store(batch)
         except ListenerError as error:  # raised in the observing thread
@@ -263,9 +264,9 @@ class _Observation:
             if sample.values:
                 self._sink.put(sample)
                 self._is_under_way = True
-            elif self._watch.device.is_simulated and not self._is_under_way:
+            elif self._group.device.is_simulated and not self._is_under_way:
                 message = "listener %s: the simulated %s has no readings for it; its figures are absent"
-                _log.warning(message, self._listener.name, self._watch.device.name)
+                _log.warning(message, self._listener.name, self._group.device.name)
                 self._is_under_way = True
         if self._is_under_way:
             self._started.set()

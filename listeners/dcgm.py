@@ -14,8 +14,8 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 
 from listeners.base import MIB, StopSignal, counter_fields, scale_readings
 from listeners.program_listener import ProgramListener, TextTable
-from pipeline.base.domain.protocols import Watch
 from pipeline.base.domain.records import Device
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Field, Sample
 from pipeline.base.system import helper_program
 from pipeline.base.system.errors import CommandError, ListenerError
@@ -79,11 +79,11 @@ class DcgmListener(ProgramListener):
         super().__init__(interval_ms, **options)
         self._program = program
 
-    def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
-        dcgmi = self._find_program(self.gpu(watch))
-        entities = _find(dcgmi, watch, stop)
+    def batches(self, group: RunningGroup, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
+        dcgmi = self._find_program(self.gpu(group))
+        entities = _find(dcgmi, group, stop)
         fields = list(self.fields)
-        first_ns, has_values = None, watch.device.is_simulated
+        first_ns, has_values = None, group.device.is_simulated
         while not stop.is_set():
             table, has_rows = _Table(fields, entities), False
             argv = _dmon(dcgmi, fields, entities, self.interval_ms)
@@ -175,12 +175,12 @@ def _dmon(dcgmi: str, fields: Sequence[Field], entities: Iterable[Entity], inter
     return [dcgmi, "dmon", "-e", ids, "-i", targets, "-d", str(interval_ms)]
 
 
-def _find(dcgmi: str, watch: Watch, stop: StopSignal) -> dict[Entity, int | None]:
+def _find(dcgmi: str, group: RunningGroup, stop: StopSignal) -> dict[Entity, int | None]:
     """Return the DCGM entities of the GPU and of the slots' GPU instances, with the NVML ids of the instances.
 
     DCGM's ids may differ from NVML's ids, and DCGM's ids of instances change with the layout.
     """
-    uuid = watch.device.gpu_uuid
+    uuid = group.device.gpu_uuid
     listed = _answer(dcgmi, "discovery", "-l")
     gpu = next((int(number) for number, listed_uuid in _LISTED_GPU.findall(listed) if listed_uuid == uuid), None)
     if gpu is None:
@@ -188,7 +188,7 @@ def _find(dcgmi: str, watch: Watch, stop: StopSignal) -> dict[Entity, int | None
             f"listener dcgm: DCGM's host engine does not list GPU {uuid}; restart the engine, or leave dcgm out "
             f"(`{dcgmi} discovery -l` printed: {_flat(listed)})"
         )
-    gi_ids = {slot.gi_id for slot in watch.slots if slot.gi_id is not None}
+    gi_ids = {slot.gi_id for slot in group.slots if slot.gi_id is not None}
     entities: dict[int, int] = {}
     deadline = time.monotonic() + _NEW_INSTANCE_LIMIT_S
     while not gi_ids <= entities.keys():

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from listeners.base import NUM_ACTIVITIES, PollingListener, counter_fields, scale_readings
-from pipeline.base.domain.protocols import Watch
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system.errors import ListenerError
 from pipeline.prepare.device import nvml
@@ -49,15 +49,15 @@ class GpmListener(PollingListener):
     fields = counter_fields([f"NVML_GPM_METRIC_{metric}" for metric in _METRICS], to_ratio=1e-2)
 
     @contextmanager
-    def source(self, watch: Watch) -> Iterator[Callable[[], Iterable[Sample]]]:
-        device = self.gpu(watch)
+    def source(self, group: RunningGroup) -> Iterator[Callable[[], Iterable[Sample]]]:
+        device = self.gpu(group)
         with nvml.session(), ExitStack() as stack:
             try:
                 gpu = _pynvml().nvmlDeviceGetHandleByUUID(device.gpu_uuid)
             except _pynvml().NVMLError as error:
                 raise ListenerError(f"listener gpm: NVML cannot read GPU {device.gpu_uuid}: {error}") from error
             _check_support(gpu, device.name)
-            counters = _open(gpu, sorted({slot.gi_id for slot in watch.slots if slot.gi_id is not None}), stack)
+            counters = _open(gpu, sorted({slot.gi_id for slot in group.slots if slot.gi_id is not None}), stack)
             time.sleep(_APART_S)
             yield lambda: self._read(counters)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from listeners.base import MIB, PollingListener, scale_readings
 from listeners.threads import Threads
-from pipeline.base.domain.protocols import Watch
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Chart, Field, Sample, Summary
 from pipeline.base.system.host_info import CpuTicks, ProcessReading, read_cpu_ticks, read_file, read_process
 
@@ -201,14 +201,14 @@ class HostListener(PollingListener):
     )
 
     @contextmanager
-    def source(self, watch: Watch) -> Iterator[Callable[[], Iterable[Sample]]]:
+    def source(self, group: RunningGroup) -> Iterator[Callable[[], Iterable[Sample]]]:
         processes, machine = JobProcesses(), _Machine()
         trees: dict[int, _JobTree] = {}
 
         def read() -> Iterator[Sample]:
             t_ns = time.monotonic_ns()
             yield Sample(source=self.name, t_ns=t_ns, values=scale_readings(machine.read(t_ns), self.fields))
-            jobs = watch.pids()
+            jobs = group.pids()
             t_ns = time.monotonic_ns()
             for job, members in processes.scan(jobs).items():
                 readings = trees.setdefault(job, _JobTree()).read(t_ns, members, num_jobs=len(jobs))

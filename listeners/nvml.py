@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, MIB, PollingListener, scale_readings
 from listeners.host import find_job
-from pipeline.base.domain.protocols import Watch
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import THROTTLED, Chart, Field, Sample, Summary
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.gpu_reader import GpuReader, ProcessUtilization
@@ -104,12 +104,12 @@ class NvmlListener(PollingListener):
     )
 
     @contextmanager
-    def source(self, watch: Watch) -> Iterator[Callable[[], Iterable[Sample]]]:
-        device = self.gpu(watch)
+    def source(self, group: RunningGroup) -> Iterator[Callable[[], Iterable[Sample]]]:
+        device = self.gpu(group)
         with nvml.session():
             reader = GpuReader(device.gpu_uuid)
-            used = {slot.gi_id for slot in watch.slots if slot.gi_id is not None}
-            yield lambda: self._read(reader, used, watch.pids())
+            used = {slot.gi_id for slot in group.slots if slot.gi_id is not None}
+            yield lambda: self._read(reader, used, group.pids())
 
     def _read(self, reader: GpuReader, instances: Collection[int], jobs: Mapping[int, int]) -> Iterator[Sample]:
         t_ns = time.monotonic_ns()

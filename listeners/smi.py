@@ -9,8 +9,8 @@ from collections.abc import Generator, Iterable
 
 from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, StopSignal, scale_readings
 from listeners.program_listener import ProgramListener, TextTable
-from pipeline.base.domain.protocols import Watch
 from pipeline.base.domain.records import Device
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Chart, Field, Sample
 from pipeline.base.system.errors import ListenerError
 
@@ -46,8 +46,8 @@ class SmiListener(ProgramListener):
         super().__init__(interval_ms, **options)
         self._program = program
 
-    def batches(self, watch: Watch, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
-        device = self.gpu(watch)
+    def batches(self, group: RunningGroup, stop: StopSignal) -> Generator[Iterable[Sample], None, None]:
+        device = self.gpu(group)
         program = self._find_program(device)
         columns = [field.source_id for field in self.fields]
         while not stop.is_set():

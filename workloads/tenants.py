@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class UnsupportedError(Exception):
-    """The way of sharing does not work with the libraries of this environment; the group is then skipped."""
+    """The sharing mode does not work with the libraries of this environment; the group is then skipped."""
 
 
 class Place:

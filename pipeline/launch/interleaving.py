@@ -44,7 +44,7 @@ class Interleaving:
 
     Attributes:
         slices: the slices measured so far.
-        first_with: number of jobs at which each job made its first steps, by its index; without jobs that were slow.
+        jobs_at_first_steps: number of jobs that ran when a job made its first steps, by its index; without slow jobs.
     """
 
     def __init__(self, running: JobGroup, window: Window, turns: Mapping[int, int], seed: str) -> None:
@@ -53,7 +53,7 @@ class Interleaving:
         self._random = random.Random(seed)  # noqa: S311  an order, not a secret
         self._working: list[JobState] = []
         self.slices: list[Slice] = []
-        self.first_with: dict[int, int] = {}
+        self.jobs_at_first_steps: dict[int, int] = {}
 
     def measure(self) -> None:
         """Let the jobs begin, measure all slices, and end the jobs; returns early if a job goes wrong."""
@@ -68,7 +68,7 @@ class Interleaving:
             self._working += new
             if not self._running.wait(partial(_have_made_first_steps, new), _LONGEST_FIRST_S, _LOOK_S):
                 return False
-            self.first_with |= {state.job.index: number for state in new if _have_made_first_steps([state])}
+            self.jobs_at_first_steps |= {state.job.index: number for state in new if _have_made_first_steps([state])}
         return True
 
     def _choose_order(self) -> Sequence[int]:

@@ -23,7 +23,7 @@ _TAIL_LINES, _MAX_LENGTH = 20, 300
 # Errors of the runners of programs that do not use the job protocol; their cause is only in the output.
 _OF_PROGRAMS = frozenset(("ScriptError", "ServerEndedError"))
 _UNSUPPORTED = "UnsupportedError"
-"""The error of a host program whose way of sharing does not work with the libraries of its environment."""
+"""The error of a host program whose sharing mode does not work with the libraries of its environment."""
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 # Exit status of a script, or of a program that its shell ran, after SIGTERM or SIGKILL.
 _OF_OUR_SIGNALS = tuple(str(128 + number) for number in (signal.SIGTERM, signal.SIGKILL))

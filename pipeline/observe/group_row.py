@@ -38,62 +38,71 @@ FIRST_GPU_USE = "first_gpu_use_s"
 _HAS_FIGURES = (Result.OK, Result.WRONG_RESULTS)
 
 
-def judge(group: Group, seen: Observation) -> GroupResult:
+def judge(group: Group, observation: Observation) -> GroupResult:
     """Compute the row of a group."""
     jobs: list[JobResult] = []
     batches: list[Batch] = []
     in_turns: list[turn_rates.BatchTurns] = []
-    read = sample_figures.group_by_subject(seen.samples)
-    all_states = [state for batch in seen.batches for state in batch]
+    read = sample_figures.group_by_subject(observation.samples)
+    all_states = [state for batch in observation.batches for state in batch]
     log_of = {state.job.index: event_reader.read(state.folder / layout.EVENTS, state.lifetime) for state in all_states}
-    whose = changed_files.find_owners(seen.changed, all_states, log_of, seen.clock)
+    whose = changed_files.find_owners(observation.changed, all_states, log_of, observation.clock)
     logged_of = {
-        state.job.index: logged_rate.read(state, log_of[state.job.index], whose, seen.clock) for state in all_states
+        state.job.index: logged_rate.read(state, log_of[state.job.index], whose, observation.clock)
+        for state in all_states
     }
-    for states in seen.batches:
+    for states in observation.batches:
         measured = [state for state in states if not state.job.is_co_runner]
-        batch = _make_batch(group, measured, log_of, logged_of, seen.slices)
+        batch = _make_batch(group, measured, log_of, logged_of, observation.slices)
         batches.append(batch)
         in_turns.append(turn_rates.compute_rates(states, log_of, logged_of, batch.window))
         for state in states:
             log, logged = log_of[state.job.index], logged_of[state.job.index]
             if not state.job.is_co_runner:
                 logged = _check_logged_together(group, batch, logged)
-            jobs.append(_judge_job(group, state, log, logged, batch.windows, seen, read))
+            jobs.append(_judge_job(group, state, log, logged, batch.windows, observation, read))
     windows = [window for batch in batches for window in batch.windows]
-    ending = endings.judge_group(jobs, seen.reason, interrupted=seen.interrupted, expected=len(group.jobs))
+    ending = endings.judge_group(
+        jobs, observation.reason, interrupted=observation.interrupted, expected=len(group.jobs)
+    )
     measured_jobs = [job for job in jobs if not job.job.is_co_runner]
     metrics = _compute_group_metrics(group, measured_jobs, jobs) if ending.result in _HAS_FIGURES else {}
     absent: dict[str, str] = {}
-    of_device = _compute_sampled(group, read.get(sample_figures.WHOLE, {}), seen, windows, absent)
+    of_device = _compute_sampled(group, read.get(sample_figures.WHOLE, {}), observation, windows, absent)
     # Energy is measured for the whole device, so the energy of the work is unknown if co-runners share the device.
     units = () if group.has_co_runners else work_units.find_units(metrics)
     rates = {unit: metrics[work_units.total_of(unit)] for unit in units}
-    processes = _list_processes(group, all_states, jobs, seen, read, windows)
+    processes = _list_processes(group, all_states, jobs, observation, read, windows)
     measured_processes = [process for process in processes if not process.job.is_co_runner]
-    metrics |= host_load.compute_figures(measured_processes, of_device, is_in_turn=len(seen.batches) > 1)
-    metrics |= of_device | sample_figures.derive_energy(of_device, windows, seen.idle_w, seen.waiting_w, rates)
-    if seen.tool_cpu_s is not None and seen.tool_wall_s:
-        metrics["orchestrator_cpu_pct"] = 100 * seen.tool_cpu_s / seen.tool_wall_s
+    metrics |= host_load.compute_figures(measured_processes, of_device, is_in_turn=len(observation.batches) > 1)
+    metrics |= of_device | sample_figures.derive_energy(
+        of_device, windows, observation.idle_w, observation.waiting_w, rates
+    )
+    if observation.tool_cpu_s is not None and observation.tool_wall_s:
+        metrics["orchestrator_cpu_pct"] = 100 * observation.tool_cpu_s / observation.tool_wall_s
     metrics |= _measure_windows(group, batches) if ending.result in _HAS_FIGURES else {}
-    metrics |= phases.compute_group_metrics(seen.spans)
-    tags = dict(seen.tags) | _make_comparison_tags(group, measured_jobs, seen) | _describe_damages(all_states, log_of)
+    metrics |= phases.compute_group_metrics(observation.spans)
+    tags = (
+        dict(observation.tags)
+        | _make_comparison_tags(group, measured_jobs, observation)
+        | _describe_damages(all_states, log_of)
+    )
     tags |= turn_rates.make_tags(in_turns)
-    changed = None if group.sequential else seen.changed
+    changed = None if group.sequential else observation.changed
     if changed and (shared := changed_files.describe_shared(changed.folder, whose, all_states)):
         tags[Tag.SHARED_FILES] = shared
     if any(state.is_tenant for state in all_states):
         tags[Tag.ONE_PROCESS] = _describe_process(all_states)
     if group.window.kind is WindowKind.INTERLEAVED:
         tags[Tag.SLICES] = f"{len(windows)} x {group.window.slice_s:g} s"
-    if titled := seen.fields.describe_titled(metrics):
+    if titled := observation.fields.describe_titled(metrics):
         tags[Tag.FIGURES] = titled
     if windows:
         tags[Tag.WINDOW_START_NS] = str(min(begin for begin, _ in windows))
         tags[Tag.WINDOW_END_NS] = str(max(end for _, end in windows))
     if absent:
         tags[Tag.ABSENT_FIGURES] = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
-    marks = find_marks(group, seen, batches, processes, metrics)
+    marks = find_marks(group, observation, batches, processes, metrics)
     notes = [marks.note, *itertools.chain(*(batch_turns.gaps for batch_turns in in_turns))]
     if Tag.DAMAGED in tags:
         notes.append(f"left out impossible values: {tags[Tag.DAMAGED]}")
@@ -106,7 +115,7 @@ def judge(group: Group, seen: Observation) -> GroupResult:
         jobs=tuple(jobs),
         metrics=metrics,
         tags=tags,
-        spans=(*seen.spans, *(span for job in jobs for span in job.spans)),
+        spans=(*observation.spans, *(span for job in jobs for span in job.spans)),
     )
 
 
@@ -212,11 +221,11 @@ def _judge_job(
     log: Events,
     logged: LoggedRate | None,
     windows: Sequence[sample_figures.Window],
-    seen: Observation,
+    observation: Observation,
     read: Mapping[sample_figures.Subject, sample_figures.Readings],
 ) -> JobResult:
     metrics: dict[str, float] = {}
-    place = seen.places[state.job.index] if seen.places else {}
+    place = observation.places[state.job.index] if observation.places else {}
     # The samples of a process that hosts several jobs are figures of the group, not of a job.
     of_job = {} if state.is_tenant else read.get((state.job.index, None), {})
     end_ns = _find_end_ns(state, log)
@@ -225,18 +234,18 @@ def _judge_job(
         metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
     metrics |= work.compute_figures(group, state.job, log, logged, windows, metrics.get("makespan_s"))
     if state.job.workload.ends_by_itself and log.started_ns is not None:
-        use_ns = sample_figures.find_first_gpu_use_ns(of_job, seen.fields, log.started_ns)
+        use_ns = sample_figures.find_first_gpu_use_ns(of_job, observation.fields, log.started_ns)
         metrics |= {} if use_ns is None else {FIRST_GPU_USE: (use_ns - log.started_ns) / 1e9}
     if log.epochs and not is_interleaved:  # the number of jobs changed during its epochs
         metrics["epoch_time_mean_s"] = statistics.fmean(epoch.whole_s for epoch in log.epochs)
     if "gi_id" in place:  # figures of the job's GPU instance, which the job may share
-        metrics |= _compute_sampled(group, read.get((None, int(place["gi_id"])), {}), seen, windows)
+        metrics |= _compute_sampled(group, read.get((None, int(place["gi_id"])), {}), observation, windows)
     # The window is cut at the job's end, because a job that ended before others has no readings after its end.
-    metrics |= _compute_sampled(group, of_job, seen, [_clip(span, log.started_ns, end_ns) for span in windows])
+    metrics |= _compute_sampled(group, of_job, observation, [_clip(span, log.started_ns, end_ns) for span in windows])
     spans = phases.list_job_phases(state, log)
     metrics |= phases.compute_job_metrics(spans)
     cpus = state.started.cpus if state.started is not None else ()
-    ending = endings.judge_job(state, log, interrupted=seen.interrupted)
+    ending = endings.judge_job(state, log, interrupted=observation.interrupted)
     if ending.result is Result.OK and (absence := work.explain_absence(group, state.job, log, metrics, logged)):
         ending = Ending(Result.FAILED, absence)
     return JobResult(
@@ -262,7 +271,7 @@ def _list_processes(
     group: Group,
     states: Sequence[JobState],
     jobs: Sequence[JobResult],
-    seen: Observation,
+    observation: Observation,
     read: Mapping[sample_figures.Subject, sample_figures.Readings],
     windows: Sequence[sample_figures.Window],
 ) -> list[JobResult]:
@@ -274,7 +283,7 @@ def _list_processes(
             continue
         # Samples of a process are stored for one of its jobs.
         if readings := read.get((job.job.index, None)):
-            figures = _compute_sampled(group, readings, seen, windows)
+            figures = _compute_sampled(group, readings, observation, windows)
             processes[state.pid] = dataclasses.replace(job, metrics=figures)
     return list(processes.values())
 
@@ -303,17 +312,17 @@ def _make_logged_series(logged: LoggedRate | None, unit: str) -> dict[str, list[
 def _compute_sampled(
     group: Group,
     readings: sample_figures.Readings,
-    seen: Observation,
+    observation: Observation,
     windows: Sequence[sample_figures.Window],
     absent: dict[str, str] | None = None,
 ) -> dict[str, float]:
     """Return the figures from samples; short windows have none, because power and activity are means over up to 1 s."""
-    has_peaks = max((part.num_jobs for part in seen.slices), default=0) in (0, len(group.jobs))
+    has_peaks = max((part.num_jobs for part in observation.slices), default=0) in (0, len(group.jobs))
     if too_short := _describe_short_window(group.window, windows):
         windows = []
         if absent is not None and readings:
             absent["power and activity"] = too_short
-    return sample_figures.compute_figures(readings, seen.fields, windows, absent, has_peaks=has_peaks)
+    return sample_figures.compute_figures(readings, observation.fields, windows, absent, has_peaks=has_peaks)
 
 
 def _describe_short_window(window: Window, measured: Sequence[sample_figures.Window]) -> str:
@@ -339,12 +348,13 @@ def _make_series(log: Events) -> dict[str, list[tuple[int, int, float]]]:
     )
 
 
-def _make_comparison_tags(group: Group, jobs: Sequence[JobResult], seen: Observation) -> dict[str, str]:
+def _make_comparison_tags(group: Group, jobs: Sequence[JobResult], observation: Observation) -> dict[str, str]:
     """Return tags with the figures of jobs that comparisons need, because a resumed study does not read job runs."""
     checked = [
         job
         for job in jobs
-        if group.window.kind is not WindowKind.INTERLEAVED or seen.first_with.get(job.job.index) == len(jobs)
+        if group.window.kind is not WindowKind.INTERLEAVED
+        or observation.jobs_at_first_steps.get(job.job.index) == len(jobs)
     ]
     bits = {
         job.job.index: array("f", (value for _, _, value in sorted(job.series.get("first_loss", ())))).tobytes().hex()

@@ -9,12 +9,12 @@ from pathlib import Path
 from pipeline.base.domain import idle_measurements
 from pipeline.base.domain.idle_measurements import Key
 from pipeline.base.domain.records import Group
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.system import words
 from pipeline.base.system.errors import ListenerError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.observe import phases, sample_figures
 from pipeline.observe.fields import POWER, Fields
-from pipeline.observe.observation import Watched
 from pipeline.observe.phases import Phases
 from pipeline.observe.sinks import SampleLog
 
@@ -36,11 +36,13 @@ class IdlePower:
         words.say(f"    measuring the power of the idle GPU for {seconds:g} s")
         listeners = idle_measurements.build_power_listeners(group)
         fields = Fields(listener.table for listener in listeners)
-        watched = Watched(group.device, (), folder, sink.samples, fields)
+        idle_group = RunningGroup(
+            device=group.device, slots=(), folder=folder, samples=sink.samples, tables=fields.tables
+        )
         try:
             with UndoStack() as stack:
                 for listener in listeners:
-                    stack.enter_context(listener.observe(watched, sink))
+                    stack.enter_context(listener.observe(idle_group, sink))
                 self._measure(group, 0, time.sleep, sink, fields, spent)
         except ListenerError:
             return  # the group has the same listener, and reports the error

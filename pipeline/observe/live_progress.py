@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipeline.base.domain import layout
-from pipeline.base.domain.protocols import Live
 from pipeline.base.domain.records import Group, Job
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.launch import events
 
 _RATE_OVER_NS = 5_000_000_000  # short enough for a current rate, long enough for several steps
@@ -35,16 +35,16 @@ class JobNow:
 class LiveJobs:
     """A reader of the jobs' event files, which derives rates from its earlier readings."""
 
-    def __init__(self, group: Group, live: Live, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._group, self._live, self._now_ns = group, live, now_ns
+    def __init__(self, group: Group, running: RunningGroup, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._group, self._running, self._now_ns = group, running, now_ns
         self._seen: dict[int, deque[tuple[int, int, float]]] = {job.index: deque() for job in group.jobs}
 
     def read(self) -> list[JobNow]:
-        alive = self._live.pids()
+        alive = self._running.pids()
         return [self._read(job, job.index in alive) for job in self._group.jobs]
 
     def _read(self, job: Job, is_alive: bool) -> JobNow:
-        reported = events.read_progress(self._live.folder / layout.job_path(job.index) / layout.EVENTS)
+        reported = events.read_progress(self._running.folder / layout.job_path(job.index) / layout.EVENTS)
         phase = reported.phase if is_alive else "ended" if reported.t_ns else "waiting"
         per_s = self._compute_per_s(job.index, reported) if is_alive else None
         return JobNow(job=job, phase=phase, epoch=reported.epoch, total=reported.total, per_s=per_s)

@@ -1,39 +1,17 @@
-"""Observations of a group: while the group runs (`Watched`), and after its end (`Observation`)."""
+"""Everything that was observed of a group, from which its row is computed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from pipeline.base.domain.records import Device, Slot
-from pipeline.base.domain.samples import FieldTable, Sample
+from pipeline.base.domain.samples import Sample
 from pipeline.launch.interleaving import Slice
-from pipeline.launch.job_group import JobGroup
 from pipeline.launch.job_state import JobState
 from pipeline.observe.changed_files import Changes
 from pipeline.observe.clock import ClockRecord
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import Span
-
-
-@dataclass(slots=True)
-class Watched:
-    """The running group, for listeners, the live view and exporters (`pipeline.base.domain.protocols.Live`)."""
-
-    device: Device
-    slots: Sequence[Slot]
-    folder: Path
-    samples: Sequence[Sample]
-    fields: Fields
-    running: JobGroup | None = None
-
-    @property
-    def tables(self) -> Sequence[FieldTable]:
-        return self.fields.tables
-
-    def pids(self) -> Mapping[int, int]:
-        return self.running.pids() if self.running is not None else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +23,8 @@ class Observation:
         places: placement of each job, if the job was started.
         reason: why the group ended early, if no job was the cause.
         slices: slices of an interleaved launch, including slices with other numbers of jobs.
-        first_with: number of jobs that ran when a job of an interleaved launch made its first steps, by job index.
+        jobs_at_first_steps: number of jobs that ran when a job of an interleaved launch made its first steps, by its
+            index.
         idle_w, waiting_w: power of the device without jobs, and while the jobs wait at the barrier, if measured.
         changed: files below the working directory that changed while the group ran, if they were searched.
         tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
@@ -66,4 +45,4 @@ class Observation:
     changed: Changes | None = None
     clock: ClockRecord = field(default_factory=ClockRecord)
     slices: Sequence[Slice] = ()
-    first_with: Mapping[int, int] = field(default_factory=dict)
+    jobs_at_first_steps: Mapping[int, int] = field(default_factory=dict)

@@ -62,7 +62,11 @@ class Batch:
 
 
 def find_marks(
-    group: Group, seen: Observation, batches: Sequence[Batch], jobs: Sequence[JobResult], metrics: Mapping[str, float]
+    group: Group,
+    observation: Observation,
+    batches: Sequence[Batch],
+    jobs: Sequence[JobResult],
+    metrics: Mapping[str, float],
 ) -> Marks:
     """Find the marks of a group; `jobs` includes co-runners."""
     invalid, notes = list[str](), list[str]()
@@ -71,7 +75,7 @@ def find_marks(
         invalid += _find_short_slices(group, batch)
         if batch.window is not None:
             invalid += _find_stalls(group, batch, batch.window)
-            invalid += _find_clock_faults(group, seen, batch, batch.window)
+            invalid += _find_clock_faults(group, observation, batch, batch.window)
             notes += [*_find_late_generators(batch, batch.window), *_find_short_windows(group, batch, batch.window)]
             notes += _find_short_tails(batch, batch.window)
     if overlap := _describe_low_overlap(group, batches, metrics):
@@ -104,14 +108,14 @@ def _find_short_slices(group: Group, batch: Batch) -> Iterator[str]:
         yield f"the first step took more than half of {short} of {len(lengths_s)} slices; raise window.slice_s"
 
 
-def _find_clock_faults(group: Group, seen: Observation, batch: Batch, window: Window) -> Iterator[str]:
-    paused_s = seen.clock.sum_pauses_s(window)
+def _find_clock_faults(group: Group, observation: Observation, batch: Batch, window: Window) -> Iterator[str]:
+    paused_s = observation.clock.sum_pauses_s(window)
     if paused_s > MOST_PAUSED_RATIO * measure_seconds(window):
         yield f"all processes were suspended for {paused_s:.3g} s of the window, as by docker pause"
     if group.window.kind is not WindowKind.LOGGED:
         return
     # A program may compute its logged values with the wall clock, even if their times are monotonic.
-    if step_s := seen.clock.find_step_s(window):
+    if step_s := observation.clock.find_step_s(window):
         yield f"the wall clock was set by {step_s:+.3g} s while the jobs logged their rates"
     for state, logged in zip(batch.states, batch.logged, strict=True):
         if logged is not None and logged.num_misplaced:

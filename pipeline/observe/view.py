@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 from pipeline.base.domain import layout, work_units
 from pipeline.base.domain.records import Group, Result
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.system.words import format_duration, say
+from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.live_progress import LiveJobs
-from pipeline.observe.observation import Watched
 from pipeline.observe.study_progress import Progress
 from pipeline.observe.table import format_line
 
@@ -35,8 +36,8 @@ class PlainView:
         self._announce(group)
 
     @contextmanager
-    def watch(self, group: Group, watched: Watched) -> Iterator[None]:
-        if logs := _describe_logs(group, watched):
+    def show(self, group: Group, running: RunningGroup) -> Iterator[None]:
+        if logs := _describe_logs(group, running):
             say(f"    {logs}")
         yield
 
@@ -58,11 +59,11 @@ class LiveView(PlainView):
     """A table on a terminal, redrawn every second."""
 
     @contextmanager
-    def watch(self, group: Group, watched: Watched) -> Iterator[None]:
+    def show(self, group: Group, running: RunningGroup) -> Iterator[None]:
         from rich.console import Console
         from rich.live import Live
 
-        drawer = _Drawer(group, watched, self.progress)
+        drawer = _Drawer(group, running, self.progress)
         console = Console(stderr=True)
         with Live(get_renderable=drawer.draw, refresh_per_second=1, console=console, transient=True) as live:
             live.refresh()
@@ -77,9 +78,9 @@ class LiveView(PlainView):
 
 
 class _Drawer:
-    def __init__(self, group: Group, watched: Watched, progress: Progress) -> None:
-        self.group, self.watched, self.progress = group, watched, progress
-        self.jobs = LiveJobs(group, watched)
+    def __init__(self, group: Group, running: RunningGroup, progress: Progress) -> None:
+        self.group, self.running, self.progress = group, running, progress
+        self.jobs = LiveJobs(group, running)
         self.begin_s = time.monotonic()
 
     def draw(self) -> Table | Text:
@@ -100,7 +101,7 @@ class _Drawer:
         spent = format_duration(time.monotonic() - self.begin_s)
         title = f"{self.progress.position(self.group)} {self.group.name}: {spent}, {aim}"
         caption = "\n".join(
-            filter(None, [_describe_logs(self.group, self.watched), f"study: {self.progress.summary()}"])
+            filter(None, [_describe_logs(self.group, self.running), f"study: {self.progress.summary()}"])
         )
         table = Table(title=Text(title), title_justify="left", caption=Text(caption))
         table.caption_justify = "left"
@@ -115,14 +116,14 @@ class _Drawer:
         return table
 
     def _format_memory(self, index: int) -> str:
-        memory_mib = self.watched.fields.read_live_memory_mib(self.watched.samples[-200:], index)
+        memory_mib = Fields(self.running.tables).read_live_memory_mib(self.running.samples[-200:], index)
         return "-" if memory_mib is None else f"{memory_mib:.0f}"
 
 
-def _describe_logs(group: Group, watched: Watched) -> str:
+def _describe_logs(group: Group, running: RunningGroup) -> str:
     if not any(job.workload.ends_by_itself for job in group.jobs):
         return ""
-    folder = watched.folder / layout.JOBS
+    folder = running.folder / layout.JOBS
     shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
     return f"output: {shown}/*/{layout.STDOUT}, {layout.STDERR}"
 

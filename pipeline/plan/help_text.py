@@ -30,7 +30,7 @@ _EXAMPLES = (
     (("run", "-m", "scenario=serial,naive,mps,mig", "degree=1,2,3,7"), "a sweep: one study, with its baselines"),
     (("run", "-m", "scenario=naive,mps,mig", "degree=2,3", "gpu=simulated_a100_40gb"), "rehearsed without a GPU"),
     (("run", "degree=2", "--", "train.py", "--epochs", "3"), "your own script, unchanged"),
-    (("run", "+experiment=robroek_quick", "+rehearse=tiny"), "a committed study, rehearsed"),
+    (("run", "+experiment=robroek_quick", "+rehearse=tiny"), "a study that comes with the project, rehearsed"),
     (("report", "--experiment", "robroek_quick-rehearsal"), "its report"),
 )
 _KEYS_OF_MANY = """

@@ -103,7 +103,7 @@ def _sort_by_commands(plan: Plan) -> dict[Commands, list[int]]:
         if group.skip_reason is None:
             sharing: Sharing = build_object(group.sharing)
             profiler: Profiler = build_object(group.profiler.build)
-            commands = profiler.privileged(group).around(sharing.privileged(group))
+            commands = profiler.list_setting_commands(group).around(sharing.list_setting_commands(group))
             groups_by_commands.setdefault(commands, []).append(group.number)
     groups_by_commands.pop(Commands(), None)
     return groups_by_commands

@@ -137,7 +137,7 @@ class Sender:
 
     def wait_for_store(self) -> dict[str, Any]:
         """Wait for all requests, and return the open store (experiment_id, uri, kind)."""
-        self.rest()
+        self.finish_requests()
         assert self._store is not None
         return _check(self._store)
 
@@ -191,7 +191,7 @@ class Sender:
         """Add an amendment to its group without waiting; on failure its file remains in the spool."""
         self._ask({"op": "amend", "spool": str(file)})
 
-    def rest(self, until_s: float | None = None) -> None:
+    def finish_requests(self, until_s: float | None = None) -> None:
         """Wait for the replies to all requests; kill the process at `until_s` (monotonic clock)."""
         while self._pending:
             if until_s is not None and not self._is_answered(until_s):
@@ -209,7 +209,7 @@ class Sender:
                 self._note(self._pending.popleft(), {"ok": False, "error": why})
 
     def _call(self, request: dict[str, Any]) -> dict[str, Any]:
-        self.rest()
+        self.finish_requests()
         self._ask(request)
         while True:
             answered, reply = self._take_reply()

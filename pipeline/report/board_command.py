@@ -122,7 +122,7 @@ def _name(all_names: Sequence[tuple[str, ...]], place: int) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog=entry_points.spell("report", COMMAND),
-        description="Write one table of several studies and GPUs: the best sharing mode of each case, its gain and "
+        description="Write one table of several studies and GPUs: the best sharing mode of each case, its speed-up and "
         "energy, and whether the verdicts agree. The command writes a page and board.csv.",
     )
     parser.add_argument("reports", nargs="*", type=Path, metavar="REPORT", help="folder of a report")

@@ -37,7 +37,7 @@ def warm_start(
         yield servers
 
 
-def run(launch: Sequence[Group], shared: StudyResources) -> Iterator[GroupResult]:
+def run(launch: Sequence[Group], resources: StudyResources) -> Iterator[GroupResult]:
     """Run the groups of a launch, most jobs first, and record the row of each.
 
     The first one that runs well measures the others as well, in turns. One that does not, for lack of memory perhaps,
@@ -47,37 +47,37 @@ def run(launch: Sequence[Group], shared: StudyResources) -> Iterator[GroupResult
         Interrupted: the user sent a signal; the row is recorded as interrupted.
     """
     for number in range(len(launch)):
-        row, hosted, slots = _run(launch[number:], shared)
+        row, hosted, slots = _run(launch[number:], resources)
         yield row
         if hosted:
-            yield from (_record(hosted_row, slots, shared) for hosted_row in hosted)
+            yield from (_record(hosted_row, slots, resources) for hosted_row in hosted)
             return
 
 
-def _record(row: GroupResult, slots: Sequence[Slot], shared: StudyResources) -> GroupResult:
+def _record(row: GroupResult, slots: Sequence[Slot], resources: StudyResources) -> GroupResult:
     """Record the row of a group that was measured in the launch of another group."""
-    with shared.spool.open(row.group) as record:
+    with resources.spool.open(row.group) as record:
         record.place(slots)
         row = dataclasses.replace(row, spool_id=record.spool_id)
         record.close(row)
     return row
 
 
-def _run(launch: Sequence[Group], shared: StudyResources) -> tuple[GroupResult, list[GroupResult], Sequence[Slot]]:
+def _run(launch: Sequence[Group], resources: StudyResources) -> tuple[GroupResult, list[GroupResult], Sequence[Slot]]:
     """Run the first group of a launch; return its row, the rows of the others if it measured them, and its slots."""
-    group = _refresh_device(launch[0], shared)
-    with shared.spool.open(group) as record:
+    group = _refresh_device(launch[0], resources)
+    with resources.spool.open(group) as record:
         if (skipped := endings.make_skipped_row(group)) is not None:
             record.close(skipped)
             return skipped, [], ()
-        execution = GroupExecution(group, record, shared, launch)
+        execution = GroupExecution(group, record, resources, launch)
         row: GroupResult | None = None
         hosted: list[GroupResult] = []
         interrupted: Interrupted | None = None
         with interrupts.hold_interrupts():  # the row must be recorded even after a signal
             try:
                 with interrupts.allow():
-                    execution.go()
+                    execution.run()
                     row = execution.judge()  # takes long if the jobs wrote much output
                     hosted = execution.judge_others(row)  # before the sender moves the files of the jobs
             except Interrupted as error:
@@ -89,7 +89,7 @@ def _run(launch: Sequence[Group], shared: StudyResources) -> tuple[GroupResult, 
     return dataclasses.replace(row, spool_id=record.spool_id), hosted, execution.slots
 
 
-def _refresh_device(group: Group, shared: StudyResources) -> Group:
+def _refresh_device(group: Group, resources: StudyResources) -> Group:
     if not group.device.is_gpu or group.skip_reason is not None:
         return group
     try:
@@ -97,7 +97,7 @@ def _refresh_device(group: Group, shared: StudyResources) -> Group:
     except (ConfigError, NvmlError):  # the group fails with the same error, which its row reports
         return group
     if change := MachineState.read(device).changes(MachineState.read(group.device)):
-        shared.warn_once(
+        resources.warn_once(
             f"the state of {device.name} has changed since the study began ({change}), so rows before and after the "
             "change are not compared; repeat the command with resume=true to run unfinished blocks again"
         )

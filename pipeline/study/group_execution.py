@@ -1,4 +1,7 @@
-"""One group on its way through the machine. One `UndoStack` of the group owns everything that must be undone."""
+"""Prepares the device, starts listeners and jobs, measures and cleans up, for one group.
+
+One `UndoStack` of the group owns everything that must be undone.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import logging
 import resource
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from pipeline.base.domain import driver_programs, idle_measurements, layout
-from pipeline.base.domain.protocols import Listener, Profiler, Sharing, Slots
+from pipeline.base.domain.protocols import Listener, Profiler, Sharing, ShowGroup, Slots
 from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Result, Slot
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.tags import Tag, listener_tag
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import factory, host_info, interrupts, words
@@ -40,7 +44,7 @@ from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.host_load import FOREIGN_LOAD
 from pipeline.observe.idle_power import IdlePower
-from pipeline.observe.observation import Observation, Watched
+from pipeline.observe.observation import Observation
 from pipeline.observe.phases import Phases
 from pipeline.prepare.device import lease
 from pipeline.record import trace
@@ -66,7 +70,7 @@ class StudyResources:
     Attributes:
         interpreters: interpreters by requested environment.
         sender, warm_start: services that are idle during a window.
-        view: function that returns a context that shows a group while the group runs.
+        show_group: function that returns a context that shows a group while the group runs.
         idle_power: power of the devices without work, as far as measured.
         outputs: device and inode of each file to which the orchestrator writes its messages.
         own_files: files and folders that the orchestrator, not a job, changes during a group; without the store.
@@ -77,7 +81,7 @@ class StudyResources:
     spool: Spool
     sender: Sender
     warm_start: WarmStart
-    view: Callable[[Group, Watched], AbstractContextManager[None]]
+    show_group: ShowGroup
     rehearsal: Rehearsal | None = None
     outputs: Collection[tuple[int, int]] = ()
     own_files: Collection[Path] = ()
@@ -94,11 +98,11 @@ class StudyResources:
 class GroupExecution:
     """Execution of one group; keeps all observations even if the group fails."""
 
-    def __init__(self, group: Group, record: SpoolRun, shared: StudyResources, launch: Sequence[Group]) -> None:
-        self.group, self.record, self.shared, self.launch = group, record, shared, launch
+    def __init__(self, group: Group, record: SpoolRun, resources: StudyResources, launch: Sequence[Group]) -> None:
+        self.group, self.record, self.resources, self.launch = group, record, resources, launch
         self.slots: Sequence[Slot] = ()
         self.slices: Sequence[Slice] = ()
-        self.first_with: Mapping[int, int] = {}
+        self.jobs_at_first_steps: Mapping[int, int] = {}
         self.batches: list[Sequence[JobState]] = []
         self.reason: str | None = None
         self.fields = Fields()
@@ -110,7 +114,7 @@ class GroupExecution:
         self.phases = Phases()
         self.clock = ClockWatch()
 
-    def go(self) -> None:
+    def run(self) -> None:
         """Prepare the device, start listeners, run the jobs. Failures are kept; only the user's signal is raised."""
         try:
             with self.clock, UndoStack() as stack:
@@ -139,8 +143,8 @@ class GroupExecution:
         if (num_bytes := self._bytes_to_read()) > _LARGE_BYTES:
             words.say(f"{self.group.name}: reading {num_bytes / 1e9:.1f} GB of job output")
         try:
-            seen = self._observation(interrupted, self._changed_files())
-            row = group_row.judge(self.group, seen)
+            observation = self._observation(interrupted, self._changed_files())
+            row = group_row.judge(self.group, observation)
             self.record.add_artifact(layout.PHASES, phases.as_json(row.spans, self.clock.record.offsets[0][1]))
             if self.slices:
                 self.record.add_artifact(layout.SLICES, json.dumps([dataclasses.asdict(part) for part in self.slices]))
@@ -161,8 +165,8 @@ class GroupExecution:
         group = dataclasses.replace(group, device=self.group.device)
         states = self._states()[: len(group.jobs)]
         try:
-            seen = self._observation(interrupted=False, changed=None)
-            row = group_row.judge(group, dataclasses.replace(seen, batches=[states], spans=()))
+            observation = self._observation(interrupted=False, changed=None)
+            row = group_row.judge(group, dataclasses.replace(observation, batches=[states], spans=()))
         except Exception as error:  # noqa: BLE001  as in `judge`
             self._keep_traceback(error, f"the figures of {group.name} could not be computed")
             return endings.make_row_without_figures(group, error, states)
@@ -191,7 +195,7 @@ class GroupExecution:
                     log.warning("%s was not restored: %s", device.name, error)
 
     def _observation(self, interrupted: bool, changed: Changes | None) -> Observation:
-        idle_power = self.shared.idle_power
+        idle_power = self.resources.idle_power
         return Observation(
             batches=self.batches,
             samples=self.record.sink.samples,
@@ -208,7 +212,7 @@ class GroupExecution:
             tags=tuple(self.tags.items()),
             spans=self.phases.spans,
             slices=self.slices,
-            first_with=self.first_with,
+            jobs_at_first_steps=self.jobs_at_first_steps,
         )
 
     def _changed_files(self) -> Changes | None:
@@ -225,36 +229,36 @@ class GroupExecution:
         try:
             folder = Path.cwd()
             locks = Path(self.group.gpu.lock_dir).resolve().glob(f"{layout.SHARED_PREFIX}*")
-            own_files = {*locks, self.shared.spool.root, *self.shared.own_files}
-            clock, outputs = self.clock.record, self.shared.outputs
+            own_files = {*locks, self.resources.spool.root, *self.resources.own_files}
+            clock, outputs = self.clock.record, self.resources.outputs
             changed = changed_files.find_changes(folder, min(began), clock, without=own_files, inodes=outputs)
         except OSError as error:  # a job may have removed the folder
-            self.shared.warn_once(f"could not search for files that several jobs wrote: {error}")
+            self.resources.warn_once(f"could not search for files that several jobs wrote: {error}")
             return None
         if not changed.is_whole:
-            self.shared.warn_once(f"could not search for files that several jobs wrote: {folder} has too many files")
+            self.resources.warn_once(f"could not search for files that several jobs wrote: {folder} has too many files")
         return changed
 
     def _warn_of_other_programs(self, row: GroupResult) -> None:
-        if FOREIGN_LOAD in row.marks.text and FOREIGN_LOAD not in self.shared.warned:
-            self.shared.warned.add(FOREIGN_LOAD)
+        if FOREIGN_LOAD in row.marks.text and FOREIGN_LOAD not in self.resources.warned:
+            self.resources.warned.add(FOREIGN_LOAD)
             log.warning("%s the machine: %s", FOREIGN_LOAD, host_info.describe_load())
 
     def _warn_of_shared_files(self, row: GroupResult) -> None:
         if (shared := row.tags.get(Tag.SHARED_FILES)) is not None:
             remedy = "separate them by workload.run_in=job_folder, or by {output_dir} in the arguments"
-            self.shared.warn_once(f"{shared}; {remedy}")
+            self.resources.warn_once(f"{shared}; {remedy}")
 
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group
         self.phases.begin(phases.SETUP)
         lease.refuse_strangers(group.device, group.gpu.tolerate)
-        self.shared.idle_power.measure_idle(group, self.record.folder, self.record.sink, self.phases)
+        self.resources.idle_power.measure_idle(group, self.record.folder, self.record.sink, self.phases)
         self.phases.begin(phases.SETUP)
         profiler: Profiler = factory.build_object(group.profiler.build)
         stack.enter_context(profiler.prepare(group))
         sharing: Sharing = factory.build_object(group.sharing)
-        slots = stack.enter_context(sharing.prepare(group.device, group, self.record.scratch))
+        slots = stack.enter_context(sharing.prepare(group, self.record.scratch))
         self.slots = slots.slots
         self.record.place(self.slots)
         self.places = [slot.placement for slot in slots.slots]
@@ -263,12 +267,18 @@ class GroupExecution:
             for spec in group.listeners
             if not self._is_pointless(spec)
         ]
-        watched = Watched(group.device, slots.slots, self.record.folder, self.record.sink.samples, self.fields)
+        running_group = RunningGroup(
+            device=group.device,
+            slots=slots.slots,
+            folder=self.record.folder,
+            samples=self.record.sink.samples,
+        )
         for spec, listener in listeners:
-            self._observe(spec, listener, watched, stack)
-        self.fields = watched.fields = Fields(listener.table for listener in self.helpers)
+            self._observe(spec, listener, running_group, stack)
+        self.fields = Fields(listener.table for listener in self.helpers)
+        running_group.tables = self.fields.tables
         self.record.add_artifact(layout.FIELDS, self.fields.as_json())
-        stack.enter_context(self.shared.view(group, watched))
+        stack.enter_context(self.resources.show_group(group, running_group))
         for jobs in [[job] for job in group.jobs] if group.sequential else [group.jobs]:
             self.phases.begin(phases.LAUNCH)
             starts = [self._start(job, slots.slots[job.index], profiler) for job in jobs]
@@ -278,7 +288,7 @@ class GroupExecution:
                 running = JobGroup(starts, files, group.limits, block=group.block, pin_cpus=group.pin_cpus, go_on=go_on)
                 self.batches.append(running.states)
                 processes.enter_context(running)
-                watched.running = running
+                running_group.pids = running.pids
                 if running.wait_ready():
                     self._measure(running, slots, starts, profiler)
             if running.went_wrong and not go_on:
@@ -286,16 +296,16 @@ class GroupExecution:
 
     def _measure(self, running: JobGroup, slots: Slots, starts: Sequence[JobStart], profiler: Profiler) -> None:
         group = self.group
-        if self.shared.rehearsal is not None:
+        if self.resources.rehearsal is not None:
             pythons = [str(start.starter.interpreter.python) for start in starts]
-            self.shared.rehearsal.charge(running.states, slots.slots, pythons, group.gpu.job_memory_mib)
+            self.resources.rehearsal.charge(running.states, slots.slots, pythons, group.gpu.job_memory_mib)
             if running.went_wrong:
                 return
         slots.verify(running.pids())
-        self.shared.sender.rest()
-        self.shared.warm_start.await_imports()
+        self.resources.sender.finish_requests()
+        self.resources.warm_start.await_imports()
         wait, sink = running.wait_at_barrier, self.record.sink
-        self.shared.idle_power.measure_waiting(group, wait, sink, self.fields, self.phases)
+        self.resources.idle_power.measure_waiting(group, wait, sink, self.fields, self.phases)
         if running.went_wrong:
             return
         self.phases.begin(phases.WINDOW)
@@ -314,17 +324,17 @@ class GroupExecution:
         if any(other.sequential for other in self.launch):
             turns[1] = BASELINE_TURNS
         interleaving = Interleaving(running, group.window, turns, f"{group.seed}-{group.digest}")
-        self.slices, self.first_with = interleaving.slices, interleaving.first_with
+        self.slices, self.jobs_at_first_steps = interleaving.slices, interleaving.jobs_at_first_steps
         interleaving.measure()
 
     def _start(self, job: Job, slot: Slot, profiler: Profiler) -> JobStart:
         if self.group.device.is_simulated:  # hides all real GPUs from CUDA
             slot = dataclasses.replace(slot, visible_devices="")
-        interpreter = self.shared.interpreters[job.workload.env]
+        interpreter = self.resources.interpreters[job.workload.env]
         container, folder = interpreter.container, self.record.folder / layout.job_path(job.index)
         if self.group.profiler.is_none and container is None:
             # Libraries derive their number of threads from the CPUs that are available when they are imported.
-            warm = None if self.group.pin_cpus else self.shared.warm_start.starter(job.workload, interpreter)
+            warm = None if self.group.pin_cpus else self.resources.warm_start.starter(job.workload, interpreter)
             return JobStart(job=job, slot=slot, starter=warm or Spawner(interpreter))
         # A profiler or a container must start the program itself.
         prefix = profiler.prefix(folder)
@@ -356,8 +366,8 @@ class GroupExecution:
         self.tags[listener_tag(spec.name)] = "left out: no GPU"
         return True
 
-    def _observe(self, spec: ListenerSpec, listener: Listener, watched: Watched, stack: UndoStack) -> None:
-        observing = listener.observe(watched, self.record.sink)
+    def _observe(self, spec: ListenerSpec, listener: Listener, running_group: RunningGroup, stack: UndoStack) -> None:
+        observing = listener.observe(running_group, self.record.sink)
         with interrupts.hold_interrupts(), self._unless_required(spec):
             observing.__enter__()
             self.helpers.append(listener)
@@ -381,7 +391,7 @@ class GroupExecution:
                 raise
             self.tags[listener_tag(spec.name)] = f"absent: {error}"
             if not isinstance(error, NoSensorError):
-                self.shared.warn_once(f"left out: {error}")
+                self.resources.warn_once(f"left out: {error}")
 
     @contextmanager
     def _measure_overhead(self) -> Iterator[None]:
@@ -394,7 +404,7 @@ class GroupExecution:
 
     def _cpu_s(self) -> float:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        for pid in (*self.shared.sender.pids(), *(pid for helper in self.helpers for pid in helper.pids())):
+        for pid in (*self.resources.sender.pids(), *(pid for helper in self.helpers for pid in helper.pids())):
             with suppress(psutil.Error):
                 times = psutil.Process(pid).cpu_times()
                 self.helper_cpu_s[pid] = times.user + times.system

@@ -14,6 +14,7 @@ from pathlib import Path
 from pipeline.base.domain import layout
 from pipeline.base.domain.protocols import ShowGroup
 from pipeline.base.domain.records import Group, Plan, Result, Resume
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.system import entry_points, host_info, interrupts, words
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.interrupts import Interrupted, UndoStack
@@ -23,7 +24,6 @@ from pipeline.observe import failures, phases
 from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult
 from pipeline.observe.memory_forecast import MemoryForecast
-from pipeline.observe.observation import Watched
 from pipeline.observe.study_progress import Progress
 from pipeline.observe.view import PlainView, make_view
 from pipeline.plan import automatic_repeats, launches, plan_builder, plan_text
@@ -201,22 +201,22 @@ class StudyRun:
         for file in late:
             self.sender.amend(file)
         if self.unsent or late:
-            self.sender.rest()
+            self.sender.finish_requests()
 
     def _run(self, groups: Sequence[Group], view: PlainView, showing: ShowGroup) -> None:
         @contextmanager
-        def watch(group: Group, watched: Watched) -> Iterator[None]:
-            with view.watch(group, watched), showing(group, watched):
+        def show_group(group: Group, running: RunningGroup) -> Iterator[None]:
+            with view.show(group, running), showing(group, running):
                 yield
 
         servers = executor.warm_start(groups, self.inventory.interpreters, is_enabled=self.config.warm_start)
         with UndoStack() as stack:
-            shared = StudyResources(
+            resources = StudyResources(
                 interpreters=self.inventory.interpreters,
                 spool=self.spool,
                 sender=self.sender,
                 warm_start=stack.enter_context(servers),
-                view=watch,
+                show_group=show_group,
                 rehearsal=self.request.simulated,
                 outputs=self.request.invocation.outputs,
                 own_files=self._list_own_files(),
@@ -229,7 +229,7 @@ class StudyRun:
                     words.say(f"time_limit_s={limit_s:g} is over; the remaining groups are not started")
                     break
                 self.request.has_started = True
-                rows = executor.run([self._skip_if_too_large(group) for group in launch], shared)
+                rows = executor.run([self._skip_if_too_large(group) for group in launch], resources)
                 for group in launch:
                     view.begin(group)
                     row = next(rows)
@@ -313,16 +313,16 @@ class StudyRun:
         until_s = time.monotonic() + _AFTER_SIGNAL_S if interrupts.has_ended_work() else None
         try:
             with interrupts.allow():
-                self.sender.rest(until_s)
+                self.sender.finish_requests(until_s)
                 for folder in list(self.sender.unsent):
                     self.sender.send(folder)  # the server may be available again
-                self.sender.rest(until_s)
+                self.sender.finish_requests(until_s)
                 for file in self.spool.list_unsent_amendments():
                     self.sender.amend(file)
-                self.sender.rest(until_s)
+                self.sender.finish_requests(until_s)
         except Interrupted as error:
             self.ended_by = error
-            self.sender.rest(time.monotonic() + _AFTER_SIGNAL_WHILE_SENDING_S)
+            self.sender.finish_requests(time.monotonic() + _AFTER_SIGNAL_WHILE_SENDING_S)
         self.spool.remove_if_empty()
 
     def _say_what_waits(self) -> bool:

@@ -109,7 +109,7 @@ def test_every_panel_has_data_of_a_group_and_none_two_scrapes_after_it(prometheu
     port = prometheus.targets[1]
     targets = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
     asked = {each.replace("$experiment", ".*").replace("$group", ".*") for each in targets}
-    live, total = live_groups.watched(tmp_path), 10
+    live, total = live_groups.running_group(tmp_path), 10
 
     def have_data():
         nonlocal total

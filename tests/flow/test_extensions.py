@@ -44,10 +44,10 @@ FAIR = """
                 raise ConfigError(f"scenario.share={self.share} must be a share")
         def warnings(self, group):
             return ("shares are not enforced",)
-        def privileged(self, group):
+        def list_setting_commands(self, group):
             return Commands()
         @contextmanager
-        def prepare(self, device, group, scratch):
+        def prepare(self, group, scratch):
             share = str(self.share)
             slot = Slot(visible_devices="", environ=(("SHARE", share),), facts=(("share", share),))
             yield Slots([slot] * group.degree, lambda pids: None)
@@ -66,7 +66,7 @@ ROOMS = """
     class Rooms(Streams):
         def __init__(self, colour):
             self.colour = colour
-        def choose_host(self, group):
+        def choose_host(self, group, scratch):
             return HostProgram(script=str(PROJECT_DIR / "workloads/host_rooms.py"), options=(("colour", self.colour),))
     """
 HOST_ROOMS = """
@@ -130,7 +130,7 @@ TRACER = """
             self.depth = depth
         def check(self, group):
             pass
-        def privileged(self, group):
+        def list_setting_commands(self, group):
             return Commands()
         def prepare(self, group):
             return nullcontext()

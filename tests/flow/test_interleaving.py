@@ -83,7 +83,7 @@ def judge(running: JobGroup, interleaving: Interleaving, num_jobs: int) -> Group
         batches=[running.states[:num_jobs]],
         samples=(),
         slices=interleaving.slices,
-        first_with=interleaving.first_with,
+        jobs_at_first_steps=interleaving.jobs_at_first_steps,
     )
     return group_row.judge(toys, seen)
 
@@ -97,7 +97,7 @@ def read_steps_ns(running: JobGroup, index: int) -> list[int]:
 def test_jobs_take_turns_and_each_number_of_jobs_has_a_row(measure: Measure) -> None:
     running, interleaving = measure("can_be_held", "can_be_held", "can_be_held")
     assert Counter(part.num_jobs for part in interleaving.slices) == {1: 8, 2: 4, 3: 4}
-    assert interleaving.first_with == {0: 1, 1: 2, 2: 3}
+    assert interleaving.jobs_at_first_steps == {0: 1, 1: 2, 2: 3}
     for index in range(3):
         steps_ns = read_steps_ns(running, index)
         for part in interleaving.slices:

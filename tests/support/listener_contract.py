@@ -20,6 +20,7 @@ import yaml
 from listeners.base import ThreadedListener
 from pipeline.base.domain.protocols import Listener
 from pipeline.base.domain.records import Device
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system.errors import ConfigError, ListenerError
 from pipeline.base.system.host_info import read_process
@@ -50,16 +51,12 @@ SUFFIXES = {
 }
 
 
-class OneDevice:
-    """A watch; a test sets its jobs."""
+class OneDevice(RunningGroup):
+    """A running group on a device; a test sets its jobs."""
 
-    def __init__(self, device: Device = GPU, **jobs: int) -> None:
-        self.device = device
-        self.slots = ()
+    def __init__(self, device: Device = GPU) -> None:
         self.jobs: dict[int, int] = {}
-
-    def pids(self) -> dict[int, int]:
-        return dict(self.jobs)
+        super().__init__(device=device, slots=(), folder=Path(), samples=(), pids=lambda: dict(self.jobs))
 
 
 class Collected(list[Sample]):
@@ -91,7 +88,7 @@ class ListenerContract:
         raise NotImplementedError
 
     @pytest.fixture
-    def watch(self) -> OneDevice:
+    def group(self) -> OneDevice:
         return OneDevice()
 
     @pytest.fixture
@@ -132,20 +129,20 @@ class ListenerContract:
             type(build(1000))(1000, colour="red")
 
     def test_the_first_sample_is_there_when_entering_returns(
-        self, build: Callable[[int], ThreadedListener], watch: OneDevice
+        self, build: Callable[[int], ThreadedListener], group: OneDevice
     ) -> None:
         sink = Collected()
         before_ns = time.monotonic_ns()
-        with build(60_000).observe(watch, sink):
+        with build(60_000).observe(group, sink):
             samples = list(sink)
         assert samples
         assert all(before_ns <= sample.t_ns <= time.monotonic_ns() for sample in samples)
 
     def test_samples_hold_finite_values_of_its_fields_at_rising_instants(
-        self, build: Callable[[int], ThreadedListener], watch: OneDevice
+        self, build: Callable[[int], ThreadedListener], group: OneDevice
     ) -> None:
         listener, sink = build(200), Collected()
-        with listener.observe(watch, sink):
+        with listener.observe(group, sink):
             wait_until(lambda: len([sample for sample in sink if sample.job is None]) >= 3)
         names = {field.name for field in listener.fields}
         instants = [sample.t_ns for sample in sink if sample.job is None]
@@ -157,10 +154,10 @@ class ListenerContract:
             assert all(math.isfinite(value) for value in sample.values.values())
 
     def test_leaving_is_prompt_and_leaves_neither_thread_nor_process(
-        self, build: Callable[[int], ThreadedListener], watch: OneDevice
+        self, build: Callable[[int], ThreadedListener], group: OneDevice
     ) -> None:
         listener = build(60_000)
-        with listener.observe(watch, Collected()):
+        with listener.observe(group, Collected()):
             assert thread_of(listener) is not None
             helpers = listener.pids()
             assert all(read_process(pid) is not None for pid in helpers)
@@ -170,60 +167,60 @@ class ListenerContract:
         assert [read_process(pid) for pid in helpers] == [None] * len(helpers)
         assert listener.pids() == ()
 
-    def test_it_can_observe_again(self, build: Callable[[int], ThreadedListener], watch: OneDevice) -> None:
+    def test_it_can_observe_again(self, build: Callable[[int], ThreadedListener], group: OneDevice) -> None:
         listener = build(1000)
         for _ in range(2):
             sink = Collected()
-            with listener.observe(watch, sink):
+            with listener.observe(group, sink):
                 assert sink
 
-    def test_descriptors_are_given_back(self, build: Callable[[int], ThreadedListener], watch: OneDevice) -> None:
+    def test_descriptors_are_given_back(self, build: Callable[[int], ThreadedListener], group: OneDevice) -> None:
         listener = build(1000)
         open_before = sorted(os.listdir("/proc/self/fd"))
-        with listener.observe(watch, Collected()):
+        with listener.observe(group, Collected()):
             pass
         assert sorted(os.listdir("/proc/self/fd")) == open_before
 
     def test_a_missing_source_is_an_error_at_entry(
-        self, build: Callable[[int], ThreadedListener], watch: OneDevice, remove_source: Callable[[], None]
+        self, build: Callable[[int], ThreadedListener], group: OneDevice, remove_source: Callable[[], None]
     ) -> None:
         listener = build(1000)
         remove_source()
-        with pytest.raises(ListenerError, match=listener.name), listener.observe(watch, Collected()):
+        with pytest.raises(ListenerError, match=listener.name), listener.observe(group, Collected()):
             pytest.fail("there is nothing to observe")
         assert thread_of(listener) is None
 
     def test_a_source_that_dies_is_an_error_on_leaving(
         self,
         build: Callable[[int], ThreadedListener],
-        watch: OneDevice,
+        group: OneDevice,
         kill_source: Callable[[ThreadedListener], None],
     ) -> None:
         listener = build(200)
-        with pytest.raises(ListenerError, match=listener.name), listener.observe(watch, Collected()):
+        with pytest.raises(ListenerError, match=listener.name), listener.observe(group, Collected()):
             kill_source(listener)
             wait_until(lambda: thread_of(listener) is None)
 
     def test_an_error_of_the_body_goes_first(
         self,
         build: Callable[[int], ThreadedListener],
-        watch: OneDevice,
+        group: OneDevice,
         kill_source: Callable[[ThreadedListener], None],
     ) -> None:
         listener = build(200)
-        with pytest.raises(ZeroDivisionError) as caught, listener.observe(watch, Collected()):
+        with pytest.raises(ZeroDivisionError) as caught, listener.observe(group, Collected()):
             kill_source(listener)
             wait_until(lambda: thread_of(listener) is None)
             raise ZeroDivisionError
         assert any(listener.name in note for note in caught.value.__notes__)
 
-    def test_a_sink_that_fails_is_an_error(self, build: Callable[[int], ThreadedListener], watch: OneDevice) -> None:
+    def test_a_sink_that_fails_is_an_error(self, build: Callable[[int], ThreadedListener], group: OneDevice) -> None:
         class FullDisk:
             def put(self, sample: Sample) -> None:
                 raise OSError(28, "No space left on device")
 
         listener = build(1000)
-        with pytest.raises(ListenerError, match="No space left"), listener.observe(watch, FullDisk()):
+        with pytest.raises(ListenerError, match="No space left"), listener.observe(group, FullDisk()):
             pytest.fail("nothing could be stored")
 
 

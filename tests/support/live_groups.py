@@ -8,22 +8,15 @@ import time
 from pathlib import Path
 
 from pipeline.base.domain.records import Group, ListenerSpec, Required, Slot
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system.factory import Spec
-from pipeline.observe.observation import Watched
 from tests.conftest import GPU
 from tests.support.rows import FIELDS, group
 
 # Quantities that listeners sample for each job, and for each GPU instance.
 _OF_JOB = {"process_memory_mib", "cpu_pct", "rss_mib"}
 _OF_INSTANCE = {"instance_memory_used_mib"}
-
-
-class Processes:
-    """A watch with two running jobs."""
-
-    def pids(self) -> dict[int, int]:
-        return {0: 1000, 1: 1001}
 
 
 def mig_group(**changes: object) -> Group:
@@ -35,14 +28,16 @@ def mig_group(**changes: object) -> Group:
     return dataclasses.replace(group("a", "b", scenario="mig", name="mig-a+b"), listeners=tuple(specs), **changes)
 
 
-def watched(folder: Path) -> Watched:
-    """Return the view of the group after each job has made a step, and before the first sample."""
+def running_group(folder: Path) -> RunningGroup:
+    """Return the group after each job has made a step, and before the first sample."""
     for index in range(2):
         events = folder / f"jobs/{index}/events.jsonl"
         events.parent.mkdir(parents=True)
         step(folder, index, 10)
     slots = [Slot(visible_devices="MIG", gpu_uuid=GPU.uuid, gi_id=gi_id) for gi_id in (3, 5)]
-    return Watched(GPU, slots, folder, [], FIELDS, running=Processes())  # type: ignore[arg-type]
+    return RunningGroup(
+        device=GPU, slots=slots, folder=folder, samples=[], tables=FIELDS.tables, pids=lambda: {0: 1000, 1: 1001}
+    )
 
 
 def step(folder: Path, index: int, total: float) -> None:

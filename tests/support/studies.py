@@ -112,7 +112,7 @@ class KeptRows:
     def wait_for_store(self) -> dict[str, object]:
         return self._opened
 
-    def rest(self, until_s: float | None = None) -> None:
+    def finish_requests(self, until_s: float | None = None) -> None:
         pass
 
     def find_past_groups(self, store: str) -> list[Any]:
@@ -163,8 +163,8 @@ def composed(arguments: Sequence[str]) -> tuple[list[DictConfig], bool]:
         HydraException, OmegaConfBaseException, ConfigError: the errors that Hydra raises.
     """
     sweeper, overrides, is_sweep = _read(arguments)
-    jobs = sweeper.expand(overrides) if is_sweep else [overrides]
-    return [sweeper.launcher.compose(job) for job in jobs], is_sweep
+    combinations = sweeper.expand(overrides) if is_sweep else [overrides]
+    return [sweeper.launcher.compose(combination) for combination in combinations], is_sweep
 
 
 def _read(arguments: Sequence[str]) -> tuple[Any, list[str], bool]:

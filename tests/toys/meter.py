@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from listeners.base import PollingListener
-from pipeline.base.domain.protocols import Watch
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Field, Sample, Summary
 from pipeline.simulation.machine.readings import Quantity
 
@@ -49,7 +49,7 @@ class Meter(PollingListener):
         self._begin_ns, self._fault, self._at_s = begin_ns, fault, at_s
 
     @contextmanager
-    def source(self, watch: Watch) -> Iterator[Callable[[], Iterable[Sample]]]:
+    def source(self, group: RunningGroup) -> Iterator[Callable[[], Iterable[Sample]]]:
         first_ns, times = time.monotonic_ns(), 0
 
         def read() -> Iterable[Sample]:

@@ -41,6 +41,10 @@ EMPTY_NAMES = frozenset(
 NO_VERBS = re.compile(r"_*(of|in|that|left|own|such|what|how|told|said|shown|found|given|kept)(_|$)")
 """First words that the name of a function must not have: prepositions, pronouns and participles."""
 NO_SUBJECTS = re.compile(r"(What|That|Those|Of|Whether|How|Where)\b")
+OTHER_WORDS = re.compile(
+    r"ways? of sharing|speed-up against (serial|the best)|throughput gain|gain over|speed over (serial|one|a CUDA)"
+)
+"""Words that CONTRIBUTING.md replaces by those of the glossary."""
 ALLOWED_NAMES = {
     ("pipeline/launch/job_state.py", "said"),
     ("pipeline/planner/transition/transition_steps.py", "made"),
@@ -109,6 +113,15 @@ def test_no_text_below_an_assignment_begins_with_a_pronoun() -> None:
 def test_modules_that_share_a_name_are_known() -> None:
     counts = Counter(file.stem for file in modules() if file.stem not in ("__init__", "__main__"))
     assert {name for name, count in counts.items() if count > 1} == set(ALLOWED_MODULES)
+
+
+def test_pages_and_code_use_the_words_of_the_glossary() -> None:
+    kinds = {".md", ".py", ".jinja", ".yaml"}
+    files = [
+        file for folder in (*FOLDERS, "docs") for file in (PROJECT_DIR / folder).rglob("*") if file.suffix in kinds
+    ]
+    texts = {file: " ".join(file.read_text(encoding="utf-8").split()) for file in (PROJECT_DIR / "README.md", *files)}
+    assert [f"{file}: {match[0]}" for file, text in texts.items() if (match := OTHER_WORDS.search(text))] == []
 
 
 @pytest.mark.parametrize("word", ["of_group", "in_words", "_that_take", "left_by", "found", "__given"], ids=str)

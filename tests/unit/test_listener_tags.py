@@ -39,7 +39,7 @@ def observed(listener: Source, spec: ListenerSpec = SPEC) -> tuple[dict[str, str
     execution: Any = object.__new__(group_execution.GroupExecution)
     execution.tags, execution.helpers, warnings = {}, [], []
     execution.record = SimpleNamespace(sink=None)
-    execution.shared = SimpleNamespace(warn_once=warnings.append)
+    execution.resources = SimpleNamespace(warn_once=warnings.append)
     with UndoStack() as stack:
         execution._observe(spec, listener, None, stack)
     return execution.tags, warnings

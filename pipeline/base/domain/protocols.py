@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pipeline.base.domain.records import Commands, Device, Group, Interpreter, Slot
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import FieldTable, Sample
 
 
@@ -29,8 +30,8 @@ class Slots:
 class Sharing(Protocol):
     """A sharing mode of the device: naive, MPS, MIG, ..."""
 
-    def check(self, group: Group) -> object:
-        """Check the group without changing anything; the result is passed to `prepare` as `Group.layout`.
+    def check(self, group: Group) -> None:
+        """Check the group without changing anything.
 
         A mode that starts no MPS server refuses `gpu.exclusive_process` (`prepare/device/compute_mode.py`).
 
@@ -41,14 +42,14 @@ class Sharing(Protocol):
     def warnings(self, group: Group) -> tuple[str, ...]:
         """Return warnings for the user before the group runs."""
 
-    def privileged(self, group: Group) -> Commands:
-        """Return the commands by which `prepare` changes settings of the device, and restores them.
+    def list_setting_commands(self, group: Group) -> Commands:
+        """List the commands by which `prepare` changes settings of the device, and restores them.
 
         Raises:
             SharingError: a required program is missing.
         """
 
-    def prepare(self, device: Device, group: Group, scratch: Path) -> AbstractContextManager[Slots]:
+    def prepare(self, group: Group, scratch: Path) -> AbstractContextManager[Slots]:
         """Set the device up for the group; restore its previous state on exit.
 
         `scratch` is the group's temporary folder, with a path short enough for sockets and pipes. Slots of a mode
@@ -67,37 +68,6 @@ class Sink(Protocol):
         """Store one sample."""
 
 
-class Watch(Protocol):
-    """The device and the running job processes that a listener observes."""
-
-    @property
-    def device(self) -> Device:
-        """The device under observation."""
-
-    @property
-    def slots(self) -> Sequence[Slot]:
-        """One slot per job."""
-
-    def pids(self) -> Mapping[int, int]:
-        """Return the PID of each running job by its index; jobs may share a process."""
-
-
-class Live(Watch, Protocol):
-    """A running group, for exporters."""
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the group, which contains the folders of the jobs."""
-
-    @property
-    def samples(self) -> Sequence[Sample]:
-        """All samples so far, in order of arrival; the sequence may grow while it is read."""
-
-    @property
-    def tables(self) -> Sequence[FieldTable]:
-        """The quantities of each listener."""
-
-
 class Listener(Protocol):
     """A sampler of sensors. Constructed with its interval and its own options."""
 
@@ -108,7 +78,7 @@ class Listener(Protocol):
     def pids(self) -> Sequence[int]:
         """Return the PIDs of the helper programs, whose CPU time is counted as overhead."""
 
-    def observe(self, watch: Watch, sink: Sink) -> AbstractContextManager[None]:
+    def observe(self, group: RunningGroup, sink: Sink) -> AbstractContextManager[None]:
         """Sample until the context ends.
 
         Entering returns after the first sample is stored; leaving stops, joins and flushes.
@@ -118,7 +88,7 @@ class Listener(Protocol):
         """
 
 
-ShowGroup = Callable[[Group, Live], AbstractContextManager[None]]
+ShowGroup = Callable[[Group, RunningGroup], AbstractContextManager[None]]
 """Function that returns a context in which a group is shown."""
 
 
@@ -170,8 +140,8 @@ class Profiler(Protocol):
             ConfigError: the profiler cannot be used or does not exist; the message names the searched paths.
         """
 
-    def privileged(self, group: Group) -> Commands:
-        """Return the commands by which `prepare` changes settings of the device, and restores them.
+    def list_setting_commands(self, group: Group) -> Commands:
+        """List the commands by which `prepare` changes settings of the device, and restores them.
 
         Raises:
             SharingError: a required program is missing.

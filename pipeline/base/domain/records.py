@@ -133,7 +133,7 @@ class Job:
     @property
     def name(self) -> str:
         """Name of the job, unique within the group."""
-        size = "" if self.size is None else f"{self.size}-"
+        size = "" if self.size in (None, self.workload.name) else f"{self.size}-"
         return f"{self.index}-{size}{self.workload.name}"
 
 
@@ -342,7 +342,6 @@ class Group:
     shard: int = 0
     case: int = 0
     launch: str = ""
-    layout: object = field(default=None, compare=False)
 
     @property
     def job_names(self) -> str:

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from pipeline.base.domain.protocols import Listener
 from pipeline.base.domain.records import Device, Slot
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Sample
 from pipeline.base.system import factory, words
 from pipeline.base.system.errors import ConfigError, LaunchError, ListenerError
@@ -79,15 +80,6 @@ class Measurement:
     died: dict[str, str] = field(default_factory=dict)
     num_wrong: dict[str, int] = field(default_factory=dict)
     failure: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Watch:
-    device: Device
-    slots: Sequence[Slot]
-
-    def pids(self) -> Mapping[int, int]:
-        return {}
 
 
 class _Samples:
@@ -178,9 +170,10 @@ def _run_steps(gpu: Device, scratch: Path, start: Start, pace: Pace, measured: M
         for loader in loaders.values():
             loader.wait_for_device()
         places = [_make_place(device, loaders[device.gi_id].facts, gpu) for device in devices]
-        watch = _Watch(device=gpu, slots=[Slot.from_device(device) for device in devices])
+        slots = [Slot.from_device(device) for device in devices]
+        loads = RunningGroup(device=gpu, slots=slots, folder=scratch, samples=())
         for name, listener in make_listeners(pace.interval_ms).items():
-            stack.enter_context(_observe(name, listener, watch, samples, measured))
+            stack.enter_context(_observe(name, listener, loads, samples, measured))
         steps = plan_steps(places)
         for number, step in enumerate(steps, start=1):
             words.say(f"step {number} of {len(steps)}: {step.name}")
@@ -228,11 +221,13 @@ def _average(samples: Sequence[Sample], gi_id: int | None) -> tuple[dict[str, di
 
 
 @contextmanager
-def _observe(name: str, listener: Listener, watch: _Watch, samples: _Samples, measured: Measurement) -> Iterator[None]:
+def _observe(
+    name: str, listener: Listener, loads: RunningGroup, samples: _Samples, measured: Measurement
+) -> Iterator[None]:
     """Run a listener; record the error if it cannot start or stops early."""
     is_under_way = False
     try:
-        with listener.observe(watch, samples):
+        with listener.observe(loads, samples):
             is_under_way = True
             yield
     except ListenerError as error:

@@ -24,7 +24,7 @@ class NoProfiler:
 
     def check(self, group: Group) -> None: ...
 
-    def privileged(self, group: Group) -> Commands:
+    def list_setting_commands(self, group: Group) -> Commands:
         return Commands()
 
     def prepare(self, group: Group) -> AbstractContextManager[None]:

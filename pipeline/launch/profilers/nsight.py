@@ -48,7 +48,7 @@ class _Nsight:
         self._find_program()
         dcgm_pause.check(group, self.name)
 
-    def privileged(self, group: Group) -> Commands:
+    def list_setting_commands(self, group: Group) -> Commands:
         return dcgm_pause.list_commands(group)
 
     def prepare(self, group: Group) -> AbstractContextManager[None]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pipeline.base.domain.protocols import Live
 from pipeline.base.domain.records import Device, Group, Job
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.observe.live_progress import LiveJobs
 
 PREFIX = "collocation"
@@ -52,12 +52,14 @@ def name_metric(source: str, quantity: str) -> str:
 class GroupSeries:
     """The series of one group; only one thread at a time may read them."""
 
-    def __init__(self, group: Group, live: Live, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self._group, self._live, self._now_ns = group, live, now_ns
-        self._jobs = LiveJobs(group, live, now_ns)
-        self._of_machine = {table.source for table in live.tables if table.of_machine}
-        self._fields = {(table.source, quantity.name): quantity for table in live.tables for quantity in table.fields}
-        self._intervals_ns = {table.source: table.interval_ms * 1_000_000 for table in live.tables}
+    def __init__(self, group: Group, running: RunningGroup, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._group, self._running, self._now_ns = group, running, now_ns
+        self._jobs = LiveJobs(group, running, now_ns)
+        self._of_machine = {table.source for table in running.tables if table.of_machine}
+        self._fields = {
+            (table.source, quantity.name): quantity for table in running.tables for quantity in table.fields
+        }
+        self._intervals_ns = {table.source: table.interval_ms * 1_000_000 for table in running.tables}
         self._latest: dict[_Series, tuple[int, float]] = {}
         self._num_seen = 0
 
@@ -99,7 +101,7 @@ class GroupSeries:
 
     def _select_newest(self) -> Iterator[tuple[_Series, float]]:
         """Yield the last value of each series with a recent sample."""
-        samples = self._live.samples
+        samples = self._running.samples
         end = len(samples)  # fixed here, because listeners continue to append samples
         for sample in samples[self._num_seen : end]:
             for quantity, value in sample.values.items():
@@ -114,7 +116,7 @@ class GroupSeries:
     def _make_labels(self, job: Job | None, gi_id: int | None = None, *, is_of_device: bool = True) -> tuple[str, ...]:
         group = self._group
         if job is not None:
-            gi_id, is_of_device = self._live.slots[job.index].gi_id, True
+            gi_id, is_of_device = self._running.slots[job.index].gi_id, True
         gpu, instance = _name_gpu(group.device) if is_of_device else "", "" if gi_id is None else str(gi_id)
         return group.experiment, group.scenario, group.name, "" if job is None else job.name, gpu, instance
 

@@ -16,8 +16,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from pipeline.base.domain.protocols import Live, ShowGroup
+from pipeline.base.domain.protocols import ShowGroup
 from pipeline.base.domain.records import Group
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.system.errors import ConfigError
 from pipeline.observe.exporters.live_series import GroupSeries
 
@@ -88,8 +89,8 @@ class _Current:
         self._reading = threading.Lock()
 
     @contextmanager
-    def showing(self, group: Group, live: Live) -> Iterator[None]:
-        self._series = GroupSeries(group, live)
+    def showing(self, group: Group, running: RunningGroup) -> Iterator[None]:
+        self._series = GroupSeries(group, running)
         try:
             yield
         finally:

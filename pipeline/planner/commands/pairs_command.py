@@ -71,7 +71,7 @@ def answer_of(study: Study, device: str | None = None, driver_branch: int | None
 
 
 def _table(predictions: list[PairPrediction]) -> list[str]:
-    heads = ["pair", "mode", "slowdowns", "measured", "speed over serial", "measured", "most on", "model", "error"]
+    heads = ["pair", "mode", "slowdowns", "measured", "speed-up over serial", "measured", "most on", "model", "error"]
     lines = [
         [
             " + ".join(prediction.workloads),

@@ -138,20 +138,22 @@ def _describe(
     gap, name, unit = _gap(best, objective), _NAMES[objective], _UNITS[objective]
     proved = "found by search, not proved" if gap is None else "proved" if gap < _PROVED else f"gap {gap:.1%}"
     is_predicted = any(group.is_predicted for gpu in gpus for group in gpu.groups)
+    cost = best.cost(objective)
+    assert cost is not None  # groups without the quantity of the objective are not planned
     lines = [["GPU", "from s", "to s", "mode", "jobs"]]
     for number, gpu in enumerate(gpus):
         for group in gpu.groups:
-            end = f"{'~' if group.is_predicted else ''}{group.end_s:.6g}"
+            end = f"{'~' if group.is_predicted else ''}{_round(group.end_s)}"
             jobs = ", ".join(map(_describe_job, group.jobs))
-            lines.append([str(number), f"{group.start_s:.6g}", end, group.mode, jobs])
+            lines.append([str(number), _round(group.start_s), end, group.mode, jobs])
     return [
-        f"{name} {'~' if is_predicted else ''}{best.cost(objective):.6g} {unit} on "
+        f"{name} {'~' if is_predicted else ''}{_round(cost)} {unit} on "
         f"{format_count(problem.num_gpus, 'GPU')} ({proved}), without start-up times",
         "",
         *align_table(lines, left_columns=(0, 3, 4)),
         "",
         f"{name} in {unit} with serial and one other mode: "
-        f"{', '.join(f'{mode} {cost:.6g}' for mode, cost in by_mode.items())}",
+        f"{', '.join(f'{mode} {_round(other)}' for mode, other in by_mode.items())}",
         *(_describe_errors(problem) if is_predicted else ["all figures were measured, none predicted"]),
     ]
 
@@ -181,5 +183,10 @@ def _describe_job(job: PlannedJob) -> str:
     share = job.instance_profile or (f"{job.share_percent:g} %" if job.share_percent else "")
     instance = "" if job.instance is None else f"#{job.instance}"
     error = f" ±{job.error_ratio:.0%}" if job.error_ratio is not None else ""
-    rate = f"({'~' if job.is_predicted else ''}{job.rate_per_s:.4g}/s{error})"
+    rate = f"({'~' if job.is_predicted else ''}{_round(job.rate_per_s)}/s{error})"
     return " ".join(filter(None, [job.name, f"{share}{instance}", rate]))
+
+
+def _round(value: float) -> str:
+    """Round to three significant digits, or to a whole number if the number is 100 or more."""
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.3g}"

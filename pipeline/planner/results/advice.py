@@ -45,7 +45,7 @@ class Aim:
     is_less_better: bool = False
 
 
-SPEED = Aim(SPEEDUP, "speed against serial")
+SPEED = Aim(SPEEDUP, "speed-up over serial")
 TAIL = Aim(P99_LATENCY, "p99 latency in ms", True)
 MEAN = Aim(MEAN_LATENCY, "mean latency in ms", True)
 KEPT = Aim(SLOWDOWN, "slowdown next to the services", True)

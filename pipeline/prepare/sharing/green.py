@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.base.domain.protocols import Slots
-from pipeline.base.domain.records import Device, Group, HostProgram
+from pipeline.base.domain.records import Group, HostProgram
 from pipeline.base.domain.work_units import REQUESTS
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.errors import ConfigError
@@ -57,11 +57,11 @@ class Green(Streams):
             )
 
     @contextmanager
-    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
+    def prepare(self, group: Group, scratch: Path) -> Iterator[Slots]:
         file = _locate_answers(scratch)
         file.write_text(json.dumps(_answers), encoding="utf-8")
         try:
-            with super().prepare(device, group, scratch) as slots:
+            with super().prepare(group, scratch) as slots:
                 yield slots
         finally:
             with contextlib.suppress(OSError, ValueError):  # the host program was ended while it wrote

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.base.domain.driver_programs import Programs, find_group_programs
 from pipeline.base.domain.protocols import Slots
-from pipeline.base.domain.records import Commands, Device, Group, Job, Slot
+from pipeline.base.domain.records import Commands, Group, Job, Slot
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.base.system.interrupts import UndoStack
@@ -74,14 +74,14 @@ class Mig:
         self._size_profile = {**SIZE_PROFILE, **dict(size_profile or ())}
         self._program = program
 
-    def check(self, group: Group) -> Layout | None:
+    def check(self, group: Group) -> None:
         self._check_request(group)
         if not group.device.details:  # the device was not read, so its capabilities are unknown
-            return None
+            return
         if self._uses_existing:
-            self._assign_existing(group)  # result not stored: instances can change before the group runs
-            return None
-        return self._plan_layout(group)
+            self._assign_existing(group)
+        else:
+            self._plan_layout(group)
 
     def _check_request(self, group: Group) -> None:
         device, what = group.device, f"scenario={group.scenario}"
@@ -112,7 +112,7 @@ class Mig:
         if not group.device.details or self._uses_existing:
             return ()
         gpu = profiles.read_gpu(group.device)
-        layout, warnings = self._layout(group), []
+        layout, warnings = self._plan_layout(group), []
         names = ",".join(name for _, name in layout.devices)
         if any(instance.parts for instance in layout.instances):
             instances = ", ".join(map(str, layout.instances))
@@ -124,29 +124,29 @@ class Mig:
             warnings.append(f"[{names}] leaves {unused} of {gpu.compute_slices} compute slices of {gpu.name} unused")
         return tuple(warnings)
 
-    def privileged(self, group: Group) -> Commands:
+    def list_setting_commands(self, group: Group) -> Commands:
         if self._uses_existing:
             return Commands()
         device = group.device
         control = MigSmi.locate(self._programs(group), device.uuid)
-        instances = self._layout(group).creation_order if device.details else ()
+        instances = self._plan_layout(group).creation_order if device.details else ()
         return division.list_commands(control, instances, is_on=bool(device.mig_enabled))
 
     @contextmanager
-    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
-        with nullcontext(self._assign_existing(group)) if self._uses_existing else self.divide(device, group) as places:
+    def prepare(self, group: Group, scratch: Path) -> Iterator[Slots]:
+        with nullcontext(self._assign_existing(group)) if self._uses_existing else self.divide(group) as places:
             environ = refusals.isolate_from_mps(scratch)
             by_job = [places[begin : begin + self._per_job] for begin in range(0, len(places), self._per_job)]
             slots = tuple(dataclasses.replace(_merge_places(job_places), environ=environ) for job_places in by_job)
 
             def verify(pids: Mapping[int, int]) -> None:
                 check_places(slots, group.jobs, pids)
-                refusals.refuse_mps_clients(device, ())
+                refusals.refuse_mps_clients(group.device, ())
 
             yield Slots(slots, verify)
 
     @contextmanager
-    def divide(self, device: Device, group: Group) -> Iterator[tuple[Slot, ...]]:
+    def divide(self, group: Group) -> Iterator[tuple[Slot, ...]]:
         """Switch MIG mode on if it is off, create the instances, and restore the GPU after the body.
 
         Yields the MIG devices as slots without variables, in the order of the request.
@@ -156,7 +156,7 @@ class Mig:
                 or has no effect; or the GPU is not restored, and then the journal has the remaining steps.
         """
         self._check_request(group)
-        layout = self._layout(group)
+        device, layout = group.device, self._plan_layout(group)
         programs = self._programs(group)
         control = MigSmi.locate(programs, device.uuid)
         before = control.read()
@@ -188,9 +188,6 @@ class Mig:
 
     def _programs(self, group: Group) -> Programs:
         return find_group_programs(group, {"nvidia-smi": self._program})
-
-    def _layout(self, group: Group) -> Layout:
-        return group.layout if isinstance(group.layout, Layout) else self._plan_layout(group)
 
     def _plan_layout(self, group: Group) -> Layout:
         gpu = profiles.read_gpu(group.device)

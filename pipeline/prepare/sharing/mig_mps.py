@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.base.domain import mig_names
 from pipeline.base.domain.driver_programs import find_group_programs
 from pipeline.base.domain.protocols import Slots
-from pipeline.base.domain.records import Device, Group
+from pipeline.base.domain.records import Group
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.words import format_count
@@ -81,11 +81,11 @@ class MigMps(Mig):
         return layout
 
     @contextmanager
-    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
+    def prepare(self, group: Group, scratch: Path) -> Iterator[Slots]:
         programs = find_group_programs(group, {CONTROL: self._control_program})
         program = programs.find(CONTROL)
-        journal = Journal(group.gpu.lock_dir, device.uuid, programs)
-        with self.divide(device, group) as places, UndoStack() as stack:
+        journal = Journal(group.gpu.lock_dir, group.device.uuid, programs)
+        with self.divide(group) as places, UndoStack() as stack:
             servers = [
                 stack.enter_context(run_daemon(place.visible_devices, scratch, program, journal, number=number))
                 for number, place in enumerate(places)

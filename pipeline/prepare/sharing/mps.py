@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.base.domain.driver_programs import find_group_programs
 from pipeline.base.domain.protocols import Slots
-from pipeline.base.domain.records import Commands, Device, Group, Slot
+from pipeline.base.domain.records import Commands, Group, Slot
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.words import format_count
@@ -74,7 +74,7 @@ class Mps:
     def warnings(self, group: Group) -> tuple[str, ...]:
         return ()
 
-    def privileged(self, group: Group) -> Commands:
+    def list_setting_commands(self, group: Group) -> Commands:
         previous = dict(group.device.details).get("compute_mode", "default")
         if not group.gpu.exclusive_process or previous == compute_mode.EXCLUSIVE:
             return Commands()
@@ -82,27 +82,28 @@ class Mps:
         return Commands(do=(command(compute_mode.EXCLUSIVE),), undo=(command(previous),))
 
     @contextmanager
-    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
-        places = [Slot.from_device(device)] * group.degree
+    def prepare(self, group: Group, scratch: Path) -> Iterator[Slots]:
+        places = [Slot.from_device(group.device)] * group.degree
         with (
-            self.run_server(device, group, scratch) as server,
+            self.run_server(group, scratch) as server,
             self.as_clients(places, [server] * group.degree, group) as clients,
         ):
             yield Slots(clients.slots, clients.verify)
 
     @contextmanager
     def run_server(
-        self, device: Device, group: Group, scratch: Path, divide: Callable[[ControlProgram], None] | None = None
+        self, group: Group, scratch: Path, divide: Callable[[ControlProgram], None] | None = None
     ) -> Iterator[MpsDaemon]:
         """Set the compute mode if `gpu.exclusive_process` is set, and run a daemon for the whole device."""
         self.check(group)
+        uuid = group.device.uuid
         programs = find_group_programs(group, {CONTROL: self._program})
         program = programs.find(CONTROL)
-        journal = Journal(group.gpu.lock_dir, device.uuid, programs)
+        journal = Journal(group.gpu.lock_dir, uuid, programs)
         with UndoStack() as stack:
             if group.gpu.exclusive_process:
-                stack.enter_context(compute_mode.hold_exclusive(Smi.locate(programs, device.uuid), journal))
-            yield stack.enter_context(run_daemon(device.uuid, scratch, program, journal, divide))
+                stack.enter_context(compute_mode.hold_exclusive(Smi.locate(programs, uuid), journal))
+            yield stack.enter_context(run_daemon(uuid, scratch, program, journal, divide))
 
     @contextmanager
     def as_clients(self, places: Sequence[Slot], servers: Sequence[MpsDaemon], group: Group) -> Iterator[MpsSlots]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline.base.domain import mps_chunks
 from pipeline.base.domain.protocols import Slots
-from pipeline.base.domain.records import Device, Group, Job, Slot
+from pipeline.base.domain.records import Group, Job, Slot
 from pipeline.base.domain.sharing_modes import PARTITION
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.prepare.device import refusals
@@ -74,13 +74,14 @@ class MpsStatic(Mps):
             )
 
     @contextmanager
-    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
+    def prepare(self, group: Group, scratch: Path) -> Iterator[Slots]:
         created: list[Partition] = []
+        device = group.device
 
         def divide(control: ControlProgram) -> None:
             created.extend(sm_partitions.divide(control, device.uuid, self._list_chunks(group.degree), group.degree))
 
-        with self.run_server(device, group, scratch, divide) as server:
+        with self.run_server(group, scratch, divide) as server:
             places = [_place_in_partition(Slot.from_device(device), partition) for partition in created]
             with self.as_clients(places, [server] * group.degree, group) as clients:
 

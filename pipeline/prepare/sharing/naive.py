@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.base.domain.protocols import Slots
-from pipeline.base.domain.records import Commands, Device, Group, Slot
+from pipeline.base.domain.records import Commands, Group, Slot
 from pipeline.prepare.device import compute_mode, refusals
 
 
@@ -23,11 +23,12 @@ class Naive:
     def warnings(self, group: Group) -> tuple[str, ...]:
         return ()
 
-    def privileged(self, group: Group) -> Commands:
+    def list_setting_commands(self, group: Group) -> Commands:
         return Commands()
 
     @contextmanager
-    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
+    def prepare(self, group: Group, scratch: Path) -> Iterator[Slots]:
+        device = group.device
         self.check(group)
         if not device.is_gpu:
             yield Slots([Slot(visible_devices="")] * group.degree, lambda pids: None)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline.base.domain.protocols import Slots
-from pipeline.base.domain.records import Device, Group, HostProgram
+from pipeline.base.domain.records import Group, HostProgram
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.prepare.device import compute_mode, refusals
@@ -38,9 +38,9 @@ class Streams(Naive):
         refuse_differences(group)
 
     @contextmanager
-    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
+    def prepare(self, group: Group, scratch: Path) -> Iterator[Slots]:
         host = self.choose_host(group, scratch)
-        with super().prepare(device, group, scratch) as shared:
+        with super().prepare(group, scratch) as shared:
             yield Slots([dataclasses.replace(slot, host=host) for slot in shared.slots], shared.verify)
 
     def choose_host(self, group: Group, scratch: Path) -> HostProgram:

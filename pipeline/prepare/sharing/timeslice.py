@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.base.domain.driver_programs import find_group_programs
 from pipeline.base.domain.protocols import Slots
-from pipeline.base.domain.records import Commands, Device, Group
+from pipeline.base.domain.records import Commands, Group
 from pipeline.base.system.errors import ConfigError, SharingError
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import refusals, time_slice
@@ -43,18 +43,19 @@ class Timeslice(Naive):
         if why_not is not None:
             raise ConfigError(f"{what}: {why_not}")
 
-    def privileged(self, group: Group) -> Commands:
+    def list_setting_commands(self, group: Group) -> Commands:
         smi = self._smi(group)
         # If the GPU was not read, the default time slice is assumed.
         previous = time_slice.read(smi) if group.device.details else time_slice.VALUES[0]
         return time_slice.list_commands(smi, self._timeslice, previous)
 
     @contextmanager
-    def prepare(self, device: Device, group: Group, scratch: Path) -> Iterator[Slots]:
+    def prepare(self, group: Group, scratch: Path) -> Iterator[Slots]:
         self.check(group)
         smi = self._smi(group)
-        journal = Journal(group.gpu.lock_dir, device.uuid, find_group_programs(group, {"nvidia-smi": self._program}))
-        with time_slice.hold(self._timeslice, smi, journal), super().prepare(device, group, scratch) as slots:
+        programs = find_group_programs(group, {"nvidia-smi": self._program})
+        journal = Journal(group.gpu.lock_dir, group.device.uuid, programs)
+        with time_slice.hold(self._timeslice, smi, journal), super().prepare(group, scratch) as slots:
             yield slots
 
     def _smi(self, group: Group) -> Smi:

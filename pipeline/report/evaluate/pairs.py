@@ -19,8 +19,8 @@ from pipeline.report.evaluate.stressor_effects import runs_stressor
 REFERENCES = (SERIAL, NAIVE, MPS)
 """Modes with which every later mode is compared."""
 BASELINES_NOTE = (
-    "A gain over the best step mode alone (usually a CUDA graph) is a property of the GPU and the programs, if the "
-    "jobs fill the GPU; a gain over eager serial jobs also depends on the host, which launches their kernels."
+    "A speed-up over the best step mode alone (usually a CUDA graph) is a property of the GPU and the programs, if the "
+    "jobs fill the GPU; a speed-up over serial eager jobs also depends on the host, which launches their kernels."
 )
 
 

@@ -1,4 +1,4 @@
-"""A figure of the throughput gain against the number of jobs, over serial and over the best step mode alone."""
+"""A figure of the speed-up against the number of jobs, over serial and over the best step mode alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _SHIFT = 0.1
 
 
 class _Panel(NamedTuple):
-    """The gain of a case over serial (`SPEEDUP`) or over its best step mode alone (`BEST_SOLO`)."""
+    """The speed-up of a case over serial (`SPEEDUP`) or over its best step mode alone (`BEST_SOLO`)."""
 
     case: Case
     metric: str
@@ -70,9 +70,9 @@ def sketches(cells: Sequence[Cell], _: GroupSeries | None) -> Iterator[Sketch]:
     if panels := _panels(copies):
         yield Sketch(
             name="gain",
-            title="Throughput gain against the number of jobs",
+            title="Speed-up against the number of jobs",
             caption=_caption(copies, panels),
-            section="Gain",
+            section="Speed-up",
             paint=partial(_paint, panels),
         )
 
@@ -83,7 +83,7 @@ def _caption(cells: Sequence[Cell], panels: Sequence[_Panel]) -> str:
     has_best = any(panel.metric == BEST_SOLO for panel in panels)
     best = " and over one job at a time in the best step mode," if has_best else ""
     parts = [
-        f"Speed of all jobs over serial{best} in the same block: medians and 95 % t intervals.",
+        f"Speed-up of all jobs over serial{best} in the same block: medians and 95 % t intervals.",
         HOLLOW_CAPTION,
         "Dashed: ideal, the number of jobs.",
     ]

@@ -76,8 +76,8 @@ def _shorten_details(cells: Sequence[Cell]) -> list[Cell]:
 
 def _caption(cells: Sequence[Cell]) -> str:
     if all(cell.window is WindowKind.WORK for cell in cells):
-        return "Total time of the mix, divided by its serial total time in the same block; below 1 is a gain."
-    return "Time for the same work, divided by its serial time (the inverse of the speed-up); below 1 is a gain."
+        return "Total time of the mix, divided by its serial total time in the same block; below 1 is faster."
+    return "Time for the same work, divided by its serial time (the inverse of the speed-up); below 1 is faster."
 
 
 def _paint_times(cells: Sequence[Cell]) -> Figure:

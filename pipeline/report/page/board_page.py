@@ -20,8 +20,8 @@ from pipeline.report.page.table_format import MISSING, Table, Values, format_est
 TEMPLATE = "board.html.jinja"
 TITLE = "The best sharing mode of each case"
 NOTE = (
-    "Best: the fastest mode of a case; without a verdict, all candidates, the best median first. Gain: speed of all "
-    "jobs relative to serial, median over the blocks and 95 % t interval; a figure with a unit is another quantity. "
+    "Best: the fastest mode of a case; without a verdict, all candidates, the best median first. Speed-up: over "
+    "serial, median over the blocks and 95 % t interval; a figure with a unit is another quantity. "
     "Energy: energy of the whole GPU per work unit, the same for one job at a time, and the ratio to one job at a time "
     "in the best step mode. Verdicts: same, if the columns agree on the best sharing mode; open, if a column has "
     "no verdict; differ, if the columns contradict each other. "
@@ -127,7 +127,7 @@ def table(board: Board) -> Table:
     column_heads = ("column", "study", "device", "stamp", "GPUs")
     heads = ("best", "measure", "value", "low", "high", "blocks", "enough for verdicts")
     energy_heads = ("energy", "energy: low", "energy: high", "energy of serial", "energy in")
-    ratios = ("speed over the best step mode alone", "energy over serial", "energy over the best step mode alone")
+    ratios = ("speed-up over the best step mode alone", "energy over serial", "energy over the best step mode alone")
     ratio_heads = [head for ratio in ratios for head in (ratio, f"{ratio}: verdict")]
     last = ("compared modes", "no figure", "settings differ", "settings")
     stamp = f"Includes {join_words(stamp_words)} figures. " if (stamp_words := stamps(board)) else ""

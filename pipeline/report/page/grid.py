@@ -26,6 +26,7 @@ from pipeline.report.read.study_records import Study
 
 BEST, OPEN = "best", "open"
 """States of entries: the fastest mode (or a better one), and a mode without a verdict."""
+_RATIOS = {Quantity.SPEED: "speed-up", Quantity.ENERGY: "energy"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +124,7 @@ def _speed(
 
 
 def _compare_further(cells: Sequence[Cell], verdicts: Sequence[Verdict], consists: Mapping[Case, str]) -> Grid:
-    """Return a grid of the speed against the best step mode alone, and of the energy against both baselines.
+    """Return a grid of the speed-up over the best step mode alone, and of the energy over both baselines.
 
     Mixes of services and other jobs are left out, because `_compare_mixes` has their energy.
     """
@@ -145,7 +146,7 @@ def _compare_further(cells: Sequence[Cell], verdicts: Sequence[Verdict], consist
             case=case.label,
             consists=consists.get(case, ""),
             degree=degree,
-            measure=f"{quantity.value} over {' or '.join(dict.fromkeys(verdict.against for _, verdict in members))}",
+            measure=f"{_RATIOS[quantity]} over {' or '.join(dict.fromkeys(verdict.against for _, verdict in members))}",
             entries=tuple(
                 tuple(_judged_entry(cell, verdict) for cell, verdict in members if cell.sharing == mode)
                 for mode in modes
@@ -156,7 +157,7 @@ def _compare_further(cells: Sequence[Cell], verdicts: Sequence[Verdict], consist
     has_best_solo = any(verdict.is_against_best_solo for _, verdict in meant)
     note = "Bold: a verdict that the mode is faster, or uses less energy for the same work. Grey: no verdict."
     return Grid(
-        title="Speed over the best step mode alone, and energy" if has_best_solo else "Energy for the same work",
+        title="Speed-up over the best step mode alone, and energy" if has_best_solo else "Energy for the same work",
         modes=modes,
         lines=tuple(lines),
         note=f"{note} {BASELINES_NOTE}" if has_best_solo else note,

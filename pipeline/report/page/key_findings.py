@@ -33,7 +33,7 @@ _LONGEST_REASON = 160
 
 
 def write_answer(study: Study, cells: Sequence[Cell], winners: Sequence[Winner]) -> list[str]:
-    """Return the answer of the report: the effect of other GPUs, the gain of sharing, and its certainty."""
+    """Return the answer of the report: the effect of other GPUs, the speed-up of sharing, and its certainty."""
     if not study.rows:
         return ["There is no result yet."]
     company = other_gpus.summarize_shares(other_gpus.compare_company(study))
@@ -237,7 +237,7 @@ def _describe_lowest_gain(study: Study, together: Sequence[Winner]) -> list[str]
         return []
     if not none:
         jobs = f"{_describe_winner(study, worst)}{worst.marks}"
-        return [f"The smallest gain is {times_in_words(worst.speedup)}, with {jobs}."]
+        return [f"The smallest speed-up is {times_in_words(worst.speedup)}, with {jobs}."]
     names = [jobs_in_words(winner.case, winner.degree) for winner in none]
     if len(names) <= _MOST_NAMED:
         return [f"Sharing gains nothing for {join_words(names)}."]

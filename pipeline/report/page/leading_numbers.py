@@ -106,7 +106,7 @@ def _list_gains(clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence
     if best is not None:
         yield _make_gain(best, BEST_SOLO, f"the speed of {_name_best_solo(best)}", verdicts)
     over_serial = [cell for cell in together if SPEEDUP in cell.estimates and not cell.notes_on_gain]
-    if best is not None:  # a gain of CUDA graphs over serial is their gain over one CUDA graph
+    if best is not None:  # over serial, CUDA graphs have the same speed-up as over one CUDA graph
         over_serial = [cell for cell in over_serial if not is_best_solo_serial(cell)]
     if (fastest := _prefer(chosen, over_serial) or _find_highest(over_serial, SPEEDUP)) is not None:
         host = ", which also depends on this host" if _depends_on_host(fastest, cells) else ""

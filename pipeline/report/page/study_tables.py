@@ -159,7 +159,7 @@ def winner_table(winners: Sequence[Winner]) -> Table:
         fastest = winner.mode or "no single one: " + ", ".join(winner.tied)
         gains = (*list_ends(winner.speedup), *list_ends(winner.over_best_solo), winner.best_solo or None)
         rows.append((winner.case.label, winner.degree, fastest, *gains, winner.sentence))
-    over_serial = ("speed-up against serial", "low", "high")
+    over_serial = ("speed-up over serial", "low", "high")
     over_best = (METRICS[BEST_SOLO].title, "low against it", "high against it", "best step mode alone")
     heads = ("case", "jobs", "fastest", *over_serial, *over_best, "in words")
     return Table("winners", "The fastest mode of each case", heads, tuple(rows), _INTERVALS, is_for_machines=True)

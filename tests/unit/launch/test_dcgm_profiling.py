@@ -68,7 +68,7 @@ def test_what_a_killed_run_paused_is_resumed_by_the_journal(make_machine):
 
 def test_the_commands_are_known_before(make_machine):
     machine = make_machine()
-    commands = Nsys().privileged(machine.group)
+    commands = Nsys().list_setting_commands(machine.group)
     assert commands.do == ((machine.program, "profile", "--pause"),)
     assert commands.undo == ((machine.program, "profile", "--resume"),)
 
@@ -76,7 +76,7 @@ def test_the_commands_are_known_before(make_machine):
 @pytest.mark.parametrize("model", ["h100_80gb", "b200_180gb"])
 def test_from_hopper_on_nothing_is_paused(make_machine, model):
     machine = make_machine(model)
-    assert Nsys().privileged(machine.group) == Commands()
+    assert Nsys().list_setting_commands(machine.group) == Commands()
     with Nsys().prepare(machine.group):
         assert not machine.is_paused
 
@@ -84,7 +84,7 @@ def test_from_hopper_on_nothing_is_paused(make_machine, model):
 def test_without_a_profiler_nothing_is_paused(make_machine):
     machine = make_machine(admin=None)
     NoProfiler().check(machine.group)
-    assert NoProfiler().privileged(machine.group) == Commands()
+    assert NoProfiler().list_setting_commands(machine.group) == Commands()
     with NoProfiler().prepare(machine.group):
         assert not machine.is_paused
 

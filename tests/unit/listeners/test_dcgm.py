@@ -121,7 +121,7 @@ class Dcgmi:
 
     Attributes:
         rows: cells by field id of single entities, instead of `values`.
-        refused: fields that the engine does not watch; it refuses all of a list for one of them.
+        refused: fields that the engine does not group; it refuses all of a list for one of them.
         most_together: how many fields it watches at once.
         hierarchy_is_late_by: how often the list of instances is asked for in vain.
         replay: a whole output, instead of one made from the rows.
@@ -161,9 +161,9 @@ class Dcgmi:
         return [call for call in calls if call[0] == kind]
 
     def first_samples(self, *gi_ids: int | None, count: int = 1) -> Collected:
-        watch, sink = OneDevice(), Collected()
-        watch.slots = tuple(Slot(visible_devices="", gi_id=gi_id) for gi_id in gi_ids)  # type: ignore[assignment]
-        with DcgmListener(1000, program=self.write()).observe(watch, sink):
+        group, sink = OneDevice(), Collected()
+        group.slots = tuple(Slot(visible_devices="", gi_id=gi_id) for gi_id in gi_ids)  # type: ignore[assignment]
+        with DcgmListener(1000, program=self.write()).observe(group, sink):
             wait_until(lambda: len(sink) >= count)
         return sink
 
@@ -442,7 +442,7 @@ import time
 from listeners.dcgm import DcgmListener
 from pipeline.base.domain.records import Device
 
-class Watch:
+class RunningGroup:
     slots = ()
     device = Device(kind="nvidia", uuid={uuid!r}, name="gpu")
 
@@ -454,7 +454,7 @@ class Sink:
         pass
 
 listener = DcgmListener(200, program={program!r})
-with listener.observe(Watch(), Sink()):
+with listener.observe(RunningGroup(), Sink()):
     print(*listener.pids(), flush=True)
     time.sleep(60)
 """

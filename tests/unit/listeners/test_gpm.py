@@ -129,9 +129,9 @@ def library(tmp_path: Path) -> Iterator[GpmLibrary]:
 
 def _first(*gi_ids: int | None) -> Collected:
     """The samples that are there when entering returns."""
-    watch, sink = OneDevice(), Collected()
-    watch.slots = tuple(Slot(visible_devices="", gpu_uuid=UUID, gi_id=gi_id) for gi_id in gi_ids)  # type: ignore[assignment]
-    with GpmListener(60_000).observe(watch, sink):
+    group, sink = OneDevice(), Collected()
+    group.slots = tuple(Slot(visible_devices="", gpu_uuid=UUID, gi_id=gi_id) for gi_id in gi_ids)  # type: ignore[assignment]
+    with GpmListener(60_000).observe(group, sink):
         return Collected(sink)
 
 

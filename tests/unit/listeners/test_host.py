@@ -28,10 +28,10 @@ class TestHostListener(ListenerContract):
         return HostListener
 
     @pytest.fixture
-    def watch(self) -> OneDevice:
-        watch = OneDevice(CPU)
-        watch.jobs = {0: os.getpid()}
-        return watch
+    def group(self) -> OneDevice:
+        group = OneDevice(CPU)
+        group.jobs = {0: os.getpid()}
+        return group
 
     @pytest.fixture
     def remove_source(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
@@ -57,9 +57,9 @@ def _cpu_seconds(sink: Collected, index: int = 0) -> float:
 
 def of_this_process(is_enough: Callable[[Collected], bool]) -> Collected:
     """What the listener samples of this process as its one job, until that is enough."""
-    watch, sink = OneDevice(CPU), Collected()
-    watch.jobs = {0: os.getpid()}
-    with HostListener(200).observe(watch, sink):
+    group, sink = OneDevice(CPU), Collected()
+    group.jobs = {0: os.getpid()}
+    with HostListener(200).observe(group, sink):
         wait_until(lambda: is_enough(sink))
     return sink
 
@@ -81,10 +81,10 @@ class TestHostListenerOnJobs:
         ],
     )
     def test_cpu_time_is_complete(self, script: str) -> None:
-        watch, sink = OneDevice(CPU), Collected()
+        group, sink = OneDevice(CPU), Collected()
         with job(f"{BURN}{script}\nprint('done', flush=True)\ntime.sleep(60)") as process:
-            watch.jobs = {0: process.pid}
-            with HostListener(200).observe(watch, sink):
+            group.jobs = {0: process.pid}
+            with HostListener(200).observe(group, sink):
                 go(process)
                 assert process.stdout is not None
                 process.stdout.readline()
@@ -93,7 +93,7 @@ class TestHostListenerOnJobs:
         assert 0.4 < _cpu_seconds(sink) < 0.75
 
     def test_the_tree_is_counted_and_its_memory_is_pss_and_rss(self) -> None:
-        watch, sink = OneDevice(CPU), Collected()
+        group, sink = OneDevice(CPU), Collected()
         script = (
             "data = bytearray(os.urandom(1 << 20)) * 64; os.fork() or time.sleep(60)\n"
             "print('forked', flush=True); time.sleep(60)"
@@ -102,8 +102,8 @@ class TestHostListenerOnJobs:
             go(process)
             assert process.stdout is not None
             process.stdout.readline()
-            watch.jobs = {3: process.pid}
-            with HostListener(200).observe(watch, sink):
+            group.jobs = {3: process.pid}
+            with HostListener(200).observe(group, sink):
                 wait_until(lambda: sink.named("pss_mib", 3))
         assert sink.named("num_processes", 3)[0] == 2
         assert sink.named("num_threads", 3)[0] == 2
@@ -111,7 +111,7 @@ class TestHostListenerOnJobs:
         assert 64 < sink.named("pss_mib", 3)[0] < 100, "which exist once"
 
     def test_a_peak_between_two_samples_is_seen_and_shared_pages_are_not_in_it(self, monkeypatch) -> None:
-        watch, sink = OneDevice(CPU), Collected()
+        group, sink = OneDevice(CPU), Collected()
         monkeypatch.setattr(host, "_PSS_REST_FACTOR", 1_000_000)  # as of a process that takes long to read
         # Both processes map 64 MiB, which exist once; then one has 256 MiB more for an instant.
         script = (
@@ -122,8 +122,8 @@ class TestHostListenerOnJobs:
             go(process)
             assert process.stdin is not None and process.stdout is not None
             process.stdout.readline()
-            watch.jobs = {3: process.pid}
-            with HostListener(200).observe(watch, sink):
+            group.jobs = {3: process.pid}
+            with HostListener(200).observe(group, sink):
                 wait_until(lambda: len(sink.named("pss_peak_mib", 3)) >= 2)
                 before = len(sink.named("pss_peak_mib", 3))
                 go(process)
@@ -138,8 +138,8 @@ class TestHostListenerOnJobs:
 
     def test_rates_need_two_readings(self) -> None:
         sink = Collected()
-        watch = OneDevice(CPU)
-        watch.jobs = {0: os.getpid()}
+        group = OneDevice(CPU)
+        group.jobs = {0: os.getpid()}
         rates = {
             "cpu_pct",
             "process_cpu_pct",
@@ -149,7 +149,7 @@ class TestHostListenerOnJobs:
             "cpu_machine_pct",
         }
         rates |= {field.name for field in HostListener.fields if field.name.endswith("_per_s")}
-        with HostListener(200).observe(watch, sink):
+        with HostListener(200).observe(group, sink):
             wait_until(lambda: len(sink) >= 4)
         machine, own, next_machine, next_own = sink[:4]
         assert not rates & (machine.values.keys() | own.values.keys())
@@ -163,7 +163,7 @@ class TestHostListenerOnJobs:
             yield Path(name)
 
     def test_written_bytes_are_seen(self, storage: Path) -> None:
-        watch, sink = OneDevice(CPU), Collected()
+        group, sink = OneDevice(CPU), Collected()
         script = (
             "f = open(sys.argv[1], 'wb'); f.write(bytes(8 << 20)); f.flush(); os.fsync(f.fileno())\n"
             "print('done', flush=True); time.sleep(60)"
@@ -173,8 +173,8 @@ class TestHostListenerOnJobs:
         if Path("/proc/self/io").read_text().split("\nwrite_bytes")[1] == before.split("\nwrite_bytes")[1]:
             pytest.skip("/var/tmp is no storage")
         with job(script, str(storage / "file")) as process:
-            watch.jobs = {0: process.pid}
-            with HostListener(200).observe(watch, sink):
+            group.jobs = {0: process.pid}
+            with HostListener(200).observe(group, sink):
                 go(process)
                 assert process.stdout is not None
                 process.stdout.readline()
@@ -185,11 +185,11 @@ class TestHostListenerOnJobs:
         assert sum((b.t_ns - a.t_ns) / 1e9 * b.values["write_mib_per_s"] for a, b in pairs) == pytest.approx(8, rel=0.1)
 
     def test_jobs_are_told_apart_and_may_come_and_go(self) -> None:
-        watch, sink = OneDevice(CPU), Collected()
-        with HostListener(200).observe(watch, sink), job("time.sleep(60)") as first, job("time.sleep(60)") as second:
+        group, sink = OneDevice(CPU), Collected()
+        with HostListener(200).observe(group, sink), job("time.sleep(60)") as first, job("time.sleep(60)") as second:
             wait_until(lambda: len(sink) >= 2)
             assert {sample.job for sample in sink} == {None}
-            watch.jobs = {0: first.pid, 1: second.pid}
+            group.jobs = {0: first.pid, 1: second.pid}
             wait_until(lambda: {sample.job for sample in sink} == {None, 0, 1})
             os.killpg(first.pid, signal.SIGKILL)
             first.wait()
@@ -227,10 +227,10 @@ class TestHostListenerOnJobs:
     def test_threads_that_share_a_cpu_wait_for_it(self) -> None:
         cpu = min(os.sched_getaffinity(0))
         burn = f"os.sched_setaffinity(0, [{cpu}]); os.fork()\nwhile True: pass"
-        watch, sink = OneDevice(CPU), Collected()
+        group, sink = OneDevice(CPU), Collected()
         with job(burn) as process:
-            watch.jobs = {0: process.pid}
-            with HostListener(200).observe(watch, sink):
+            group.jobs = {0: process.pid}
+            with HostListener(200).observe(group, sink):
                 go(process)
                 wait_until(lambda: len(sink.named("run_queue_delay_pct", 0)) >= 4)
         assert sink.named("run_queue_delay_pct", 0)[-1] > 50, "one of the two always waits"
@@ -267,8 +267,8 @@ class TestHostListenerOnJobs:
         assert sink.named("load_1min")[0] >= 0
 
     def test_a_busy_machine_shows(self) -> None:
-        watch, sink = OneDevice(CPU), Collected()
-        with job(f"{BURN}burn(60)") as process, HostListener(200).observe(watch, sink):
+        group, sink = OneDevice(CPU), Collected()
+        with job(f"{BURN}burn(60)") as process, HostListener(200).observe(group, sink):
             go(process)
             wait_until(lambda: len(sink) >= 6)
         count = os.cpu_count()

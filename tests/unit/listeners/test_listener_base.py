@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from listeners.base import PollingListener, StopSignal, ticks
-from pipeline.base.domain.protocols import Watch
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Field, Sample
 from pipeline.base.system.errors import ListenerError
 from tests.support.listener_contract import CPU, GPU, Collected, OneDevice, thread_of, wait_until
@@ -27,7 +27,7 @@ class _Slow(PollingListener):
     values: dict[str, float] = {"load_1min": 1.0}  # noqa: RUF012 -- replaced as a whole, never changed
 
     @contextmanager
-    def source(self, watch: Watch) -> Iterator[Callable[[], Iterable[Sample]]]:
+    def source(self, group: RunningGroup) -> Iterator[Callable[[], Iterable[Sample]]]:
         def read() -> list[Sample]:
             if self.release is not None:
                 self.is_held = True
@@ -41,7 +41,7 @@ class _Mistaken(_Slow):
     """Calls a function with the wrong type."""
 
     @contextmanager
-    def source(self, watch: Watch) -> Iterator[Callable[[], Iterable[Sample]]]:
+    def source(self, group: RunningGroup) -> Iterator[Callable[[], Iterable[Sample]]]:
         int([])  # type: ignore[call-overload]
         yield list
 

@@ -80,9 +80,9 @@ class TestNvmlListener(ListenerContract):
         )
         processes = (_on(7, 500), _on(7, 20), _on(8, 300), _on(9, 1))
         library.change(mig_current=True, mig_pending=True, instances=instances, processes=processes)
-        watch, sink = OneDevice(), Collected()
-        watch.slots = tuple(Slot(visible_devices="MIG-x", gi_id=number) for number in (7, 8))
-        with NvmlListener(1000).observe(watch, sink):
+        group, sink = OneDevice(), Collected()
+        group.slots = tuple(Slot(visible_devices="MIG-x", gi_id=number) for number in (7, 8))
+        with NvmlListener(1000).observe(group, sink):
             pass
         read = {sample.gi_id: sample.values for sample in sink if sample.gi_id is not None}
         assert read == {7: {"instance_memory_used_mib": 520}, 8: {"instance_memory_used_mib": 300}}
@@ -95,7 +95,7 @@ class TestNvmlListener(ListenerContract):
         assert sink[0].values.keys() & {"utilization_gpu_pct", "utilization_memory_pct", "power_w"} == {"power_w"}
 
     def test_memory_of_a_job_is_that_of_its_whole_tree(self, library: NvmlLibrary) -> None:
-        watch, sink = OneDevice(), Collected()
+        group, sink = OneDevice(), Collected()
         script = "child = os.fork() or time.sleep(60)\nprint(child, flush=True)\ntime.sleep(60)"
         with job(script) as first, job("time.sleep(60)") as second:
             go(first)
@@ -103,38 +103,38 @@ class TestNvmlListener(ListenerContract):
             child = int(first.stdout.readline())
             listed = [(first.pid, 100, "M+C"), (child, 20, "C"), (os.getpid(), 7, "C")]
             library.change(processes=tuple(Process(pid=p, name="", memory_mib=m, kind=k) for p, m, k in listed))
-            watch.jobs = {0: first.pid, 1: second.pid}
-            with NvmlListener(1000).observe(watch, sink):
+            group.jobs = {0: first.pid, 1: second.pid}
+            with NvmlListener(1000).observe(group, sink):
                 wait_until(lambda: sink.named("process_memory_mib", 0))
         assert sink.named("process_memory_mib", 0) == [120]
         assert not [sample for sample in sink if sample.job == 1], "a job that is not on the GPU has no value, not 0"
 
     def test_memory_of_jobs_that_cannot_be_had_is_absent(self, library: NvmlLibrary) -> None:
         library.fail(nvmlDeviceGetComputeRunningProcesses_v3=pynvml.NVML_ERROR_NO_PERMISSION)
-        watch, sink = OneDevice(), Collected()
-        watch.jobs = {0: os.getpid()}
-        with NvmlListener(200).observe(watch, sink):
+        group, sink = OneDevice(), Collected()
+        group.jobs = {0: os.getpid()}
+        with NvmlListener(200).observe(group, sink):
             wait_until(lambda: len(sink) >= 2)
         assert {sample.job for sample in sink} == {None}
 
     def test_utilisation_of_a_job_is_summed_over_its_processes(self, library: NvmlLibrary) -> None:
-        with _busy_and_idle_job(library, "C") as (watch, child):
-            busy = ((watch.jobs[0], 40, 10), (child, 20, 5), (1, 30, 3))
+        with _busy_and_idle_job(library, "C") as (group, child):
+            busy = ((group.jobs[0], 40, 10), (child, 20, 5), (1, 30, 3))
             report_utilization(library, lambda since_us: [(pid, since_us + 1, *used) for pid, *used in busy])
-            assert _observe_utilization(watch) == {0: (60, 15), 1: (0, 0)}
+            assert _observe_utilization(group) == {0: (60, 15), 1: (0, 0)}
 
     def test_mps_clients_have_no_utilisation(self, library: NvmlLibrary) -> None:
         """Recorded on an H100 with driver 580: only the server has a figure, 62 % and 9 %."""
-        with _busy_and_idle_job(library, "M+C") as (watch, _):
+        with _busy_and_idle_job(library, "M+C") as (group, _):
             report_utilization(library, lambda since_us: [(577, since_us + 1, 62, 9)])
-            assert _observe_utilization(watch) == {}
+            assert _observe_utilization(group) == {}
 
     @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
     def test_refused_utilisation_is_missing(self, library: NvmlLibrary, code: int) -> None:
         """MIG mode and missing permissions refuse both calls."""
         library.fail(nvmlDeviceGetProcessesUtilizationInfo=code, nvmlDeviceGetProcessUtilization=code)
-        with _busy_and_idle_job(library, "C") as (watch, _):
-            assert _observe_utilization(watch) == {}
+        with _busy_and_idle_job(library, "C") as (group, _):
+            assert _observe_utilization(group) == {}
 
     def test_a_device_that_is_no_gpu_is_refused(self) -> None:
         with pytest.raises(ListenerError, match="not a GPU"), NvmlListener(1000).observe(OneDevice(CPU), Collected()):
@@ -143,8 +143,8 @@ class TestNvmlListener(ListenerContract):
 
 @contextmanager
 def _busy_and_idle_job(library: NvmlLibrary, kind: str) -> Iterator[tuple[OneDevice, int]]:
-    """Run a job with a child process and a job without; yield the watch and the child's PID."""
-    watch = OneDevice()
+    """Run a job with a child process and a job without; yield the group and the child's PID."""
+    group = OneDevice()
     script = "child = os.fork() or time.sleep(60)\nprint(child, flush=True)\ntime.sleep(60)"
     with job(script) as first, job("time.sleep(60)") as second:
         go(first)
@@ -153,20 +153,20 @@ def _busy_and_idle_job(library: NvmlLibrary, kind: str) -> Iterator[tuple[OneDev
         processes = [Process(pid=pid, name="", memory_mib=9, kind=kind) for pid in (first.pid, child, second.pid)]
         server = Process(pid=577, name="nvidia-cuda-mps-server", memory_mib=66)
         library.change(processes=(*processes, server))
-        watch.jobs = {0: first.pid, 1: second.pid}
-        yield watch, child
+        group.jobs = {0: first.pid, 1: second.pid}
+        yield group, child
 
 
-def _observe_utilization(watch: OneDevice) -> dict[int, tuple[float, float]]:
+def _observe_utilization(group: OneDevice) -> dict[int, tuple[float, float]]:
     """Return the first utilisation of each job; the first reading of the listener has none."""
     sink = Collected()
     names = ("process_sm_utilization_pct", "process_memory_utilization_pct")
-    with NvmlListener(200).observe(watch, sink):
+    with NvmlListener(200).observe(group, sink):
         wait_until(lambda: len(sink.named("process_memory_mib", 1)) >= 3)
     assert len({name for sample in sink for name in sample.values if name in names}) in (0, 2)
     return {
         number: (sink.named(names[0], number)[0], sink.named(names[1], number)[0])
-        for number in watch.jobs
+        for number in group.jobs
         if sink.named(names[0], number)
     }
 

@@ -72,7 +72,7 @@ import time
 from listeners.smi import SmiListener
 from pipeline.base.domain.records import Device
 
-class Watch:
+class RunningGroup:
     slots = ()
     device = Device(kind="nvidia", uuid={uuid!r}, name="gpu")
 
@@ -84,7 +84,7 @@ class Sink:
         pass
 
 listener = SmiListener(200, program={program!r})
-with listener.observe(Watch(), Sink()):
+with listener.observe(RunningGroup(), Sink()):
     print(*listener.pids(), flush=True)
     time.sleep(60)
 """
@@ -185,8 +185,8 @@ class TestSmiListener(ProgramListenerContract):
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(SmiListener, "fields", (*SmiListener.fields, Field("power.limit", "power_limit_w", "W")))
-        sink, watch = Collected(), OneDevice(Machine.make(tmp_path).rehearsed)
-        with SmiListener(1000).observe(watch, sink):
+        sink, group = Collected(), OneDevice(Machine.make(tmp_path).rehearsed)
+        with SmiListener(1000).observe(group, sink):
             assert "memory_used_mib" in sink[0].values
         assert "does not support power.limit, which is left out" in caplog.text
 

@@ -35,7 +35,7 @@ def judge(
         state(folder, job, events, told_ns=20 * S) for job, events in zip(toys.jobs, events_of_jobs, strict=False)
     ]
     parts = [Slice(num_jobs=number, begin_ns=int(begin * S), end_ns=int(end * S)) for number, begin, end in slices]
-    seen = Observation(batches=[states], samples=samples, fields=FIELDS, slices=parts, first_with={0: 1, 1: 2})
+    seen = Observation(batches=[states], samples=samples, fields=FIELDS, slices=parts, jobs_at_first_steps={0: 1, 1: 2})
     return group_row.judge(toys, seen)
 
 

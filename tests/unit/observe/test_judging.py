@@ -51,7 +51,7 @@ def ran(tmp_path, monkeypatch):
     job = state(tmp_path, alone.jobs[0], steps(0, 11, 0.5, 10), told_ns=11 * S)
     closed = []
 
-    def go(self):
+    def run(self):
         self.batches, self.fields = [[job]], FIELDS
 
     record = SimpleNamespace(
@@ -66,9 +66,9 @@ def ran(tmp_path, monkeypatch):
     def open_spool(_):
         yield record
 
-    monkeypatch.setattr(group_execution.GroupExecution, "go", go)
-    shared = SimpleNamespace(spool=SimpleNamespace(open=open_spool), idle_power=IdlePower(), warned=set())
-    return SimpleNamespace(group=alone, shared=shared, closed=closed, job=job)
+    monkeypatch.setattr(group_execution.GroupExecution, "run", run)
+    resources = SimpleNamespace(spool=SimpleNamespace(open=open_spool), idle_power=IdlePower(), warned=set())
+    return SimpleNamespace(group=alone, resources=resources, closed=closed, job=job)
 
 
 def test_a_signal_while_a_row_is_judged_makes_it_interrupted_and_keeps_what_was_written(ran, monkeypatch):
@@ -81,7 +81,7 @@ def test_a_signal_while_a_row_is_judged_makes_it_interrupted_and_keeps_what_was_
     real = group_row.judge
     monkeypatch.setattr(group_row, "judge", judge)
     with pytest.raises(Interrupted):
-        next(executor.run([ran.group], ran.shared))
+        next(executor.run([ran.group], ran.resources))
     (row,) = ran.closed
     assert row.result is Result.INTERRUPTED and row.spool_id == "id"
     assert row.jobs[0].metrics["throughput_samples_per_s"] == pytest.approx(20), "so little is read at once"
@@ -95,7 +95,7 @@ def test_after_a_signal_what_takes_long_is_not_read(ran, monkeypatch):
 
     monkeypatch.setattr(group_row, "judge", judge)
     with pytest.raises(Interrupted):
-        next(executor.run([ran.group], ran.shared))
+        next(executor.run([ran.group], ran.resources))
     (row,) = ran.closed
     assert (row.result, row.reason) == (Result.INTERRUPTED, "interrupted by a signal")
     assert [(job.result, job.exit_status, job.metrics) for job in row.jobs] == [(Result.INTERRUPTED, 0, {})]
@@ -103,7 +103,7 @@ def test_after_a_signal_what_takes_long_is_not_read(ran, monkeypatch):
 
 def test_a_row_that_is_not_interrupted_is_judged_once(ran, capsys, monkeypatch):
     monkeypatch.setattr(group_execution, "_LARGE_BYTES", 100)
-    row = next(executor.run([ran.group], ran.shared))
+    row = next(executor.run([ran.group], ran.resources))
     assert [row] == ran.closed and row.result is Result.OK
     assert "naive-a: reading 0.0 GB of job output" in capsys.readouterr().err
     assert os.path.getsize(ran.job.folder / "events.jsonl") == ran.job.bytes_to_read
@@ -113,7 +113,7 @@ def test_all_rows_of_a_launch_are_judged_before_the_first_is_sent_with_the_files
     """The sender moves the files of a closed record."""
     order = []
 
-    def go(self):
+    def run(self):
         self.batches, self.fields, self.slices = [[ran.job]], FIELDS, [Slice(num_jobs=1, begin_ns=S, end_ns=2 * S)]
 
     def judge(group, seen):
@@ -124,11 +124,11 @@ def test_all_rows_of_a_launch_are_judged_before_the_first_is_sent_with_the_files
         order.append(f"close {row.group.name}")
 
     real = group_row.judge
-    monkeypatch.setattr(group_execution.GroupExecution, "go", go)
+    monkeypatch.setattr(group_execution.GroupExecution, "run", run)
     monkeypatch.setattr(group_row, "judge", judge)
-    with ran.shared.spool.open(None) as record:
+    with ran.resources.spool.open(None) as record:
         record.close, record.place = close, lambda _: None
     window = Window(kind=WindowKind.INTERLEAVED, seconds=1, slice_s=1)
     launch = [dataclasses.replace(ran.group, name=name, window=window, launch="a") for name in ("first", "second")]
-    assert [row.group.name for row in executor.run(launch, ran.shared)] == ["first", "second"]
+    assert [row.group.name for row in executor.run(launch, ran.resources)] == ["first", "second"]
     assert order == ["judge first", "judge second", "close first", "close second"]

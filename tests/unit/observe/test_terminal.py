@@ -7,18 +7,20 @@ import io
 import os
 import pty
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.base.domain import normalisation
 from pipeline.base.domain.machine_state import MachineState
-from pipeline.base.domain.records import Result
+from pipeline.base.domain.records import Group, Result
+from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import Field, FieldTable, Sample, Summary
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import startup
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.observation import Watched
 from pipeline.observe.study_progress import Progress
 from pipeline.observe.table import format_table
 from pipeline.observe.view import make_view
@@ -181,13 +183,18 @@ def test_a_figure_of_a_new_listener_has_the_column_that_its_field_names():
     assert re.split("  +", lines[0])[-1] == "fan rpm" and lines[1].endswith(" 900.0")
 
 
+def _make_running_group(of: Group, folder: Path, **changes: Any) -> RunningGroup:
+    tables = {"tables": FIELDS.tables} | changes
+    return RunningGroup(device=of.device, slots=[], folder=folder, samples=[], **tables)
+
+
 def test_on_a_terminal_the_jobs_are_shown_at_once_while_their_group_runs(tmp_path, monkeypatch):
     terminal, pair = Terminal(), group("a", "a")
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     view = make_view(Progress([pair]))
     view.begin(pair)
-    with view.watch(pair, Watched(pair.device, [], tmp_path, [], FIELDS)):
+    with view.show(pair, _make_running_group(pair, tmp_path)):
         shown = terminal.getvalue()
         assert "[1/1] naive-a+a" in shown and "samples/s" in shown
         assert all(f"{job.name} " in shown and "waiting" in shown for job in pair.jobs)
@@ -198,7 +205,7 @@ def test_names_on_a_terminal_are_no_markup(name, tmp_path, monkeypatch):
     terminal, alone = Terminal(), group(name)
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with make_view(Progress([alone])).watch(alone, Watched(alone.device, [], tmp_path, [], FIELDS)):
+    with make_view(Progress([alone])).show(alone, _make_running_group(alone, tmp_path)):
         assert f"0-{name} " in terminal.getvalue()
 
 
@@ -210,7 +217,7 @@ def test_a_group_goes_on_when_its_terminal_is_closed(tmp_path, monkeypatch):
     pair = group("a", "a")
     view = make_view(Progress([pair]))
     view.begin(pair)
-    with view.watch(pair, Watched(pair.device, [], tmp_path, [], FIELDS)):
+    with view.show(pair, _make_running_group(pair, tmp_path)):
         assert os.read(ours, 1)  # it drew
         os.close(ours)
     view.done(GroupResult(group=pair, result=Result.OK, reason=""))
@@ -221,8 +228,8 @@ def test_what_cannot_be_drawn_fails_no_group(tmp_path, monkeypatch):
     terminal, pair = Terminal(), group("a", "a")
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with make_view(Progress([pair])).watch(pair, Watched(pair.device, [], tmp_path, [], None)):
-        assert "the live table failed: AttributeError" in terminal.getvalue()
+    with make_view(Progress([pair])).show(pair, _make_running_group(pair, tmp_path, tables=None)):
+        assert "the live table failed: TypeError" in terminal.getvalue()
 
 
 def test_the_live_view_shows_the_memory_of_a_job_from_the_best_listener():

@@ -51,8 +51,9 @@ def test_a_mix_has_the_workload_and_the_stressor_and_a_baseline_of_each(make_pla
         ["tiny", "stressor", "tiny+stressor"],
         ["stressor", "tiny", "tiny+stressor"],
     )
-    params = dict(groups[-1].jobs[1].workload.params)
-    assert (params["resource"], params["dial"], groups[-1].jobs[1].workload.name) == ("host_cores", "0.5", "stressor")
+    stressor = groups[-1].jobs[1]
+    params = dict(stressor.workload.params)
+    assert (params["resource"], params["dial"], stressor.name) == ("host_cores", "0.5", "1-stressor")
 
 
 def test_a_stressor_beside_a_script_is_a_co_runner_with_a_baseline_in_a_steady_window(make_plan, tmp_path):

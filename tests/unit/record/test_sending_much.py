@@ -102,7 +102,7 @@ def test_who_gives_up_leaves_what_is_not_sent_in_the_spool(root: Path, capsys, m
         begin_s = time.monotonic()
         sender.rest(begin_s + 0.5)
         sender.send(folders[1])
-        sender.rest()
+        sender.finish_requests()
         assert time.monotonic() - begin_s < 5
         assert set(sender.unsent) == set(folders) and all(folder.exists() for folder in folders)
     assert not runs_of(client(root))
@@ -136,7 +136,7 @@ def test_who_waits_for_long_is_told_for_what_and_a_signal_ends_it(root: Path, ca
         signal.setitimer(signal.ITIMER_REAL, 0.7)
         try:
             with pytest.raises(Interrupted):
-                sender.rest()
+                sender.finish_requests()
         finally:
             signal.signal(signal.SIGALRM, before)
         sender.give_up("interrupted")

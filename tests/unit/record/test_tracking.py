@@ -164,7 +164,7 @@ def test_a_sender_that_dies_is_started_again_once(root: Path) -> None:
         for folder in folders:
             os.kill(*sender.pids(), signal.SIGKILL)
             sender.send(folder)
-            sender.rest()
+            sender.finish_requests()
         assert list(by_name(client(root))) == ["group 1"] and not folders[0].exists()
         assert list(sender.unsent) == [folders[1]] and "has ended" in sender.unsent[folders[1]]
 
@@ -178,14 +178,14 @@ def test_one_process_sends_for_one_study_after_another_and_each_begins_with_noth
         first.open(EXPERIMENT, root, None, 100)
         first.send(folders[0])
         first.send(root / "spool" / "study" / "no such group")
-        first.rest()
+        first.finish_requests()
         assert first.runs and first.wait_for_store()["ok"]
         second = first.renew()
     with second:  # the end of the first study has not ended its process
         assert second.pids() == pid and not second.runs and not second.unsent
         second.open(EXPERIMENT, root, None, 100)
         second.send(folders[1])
-        second.rest()
+        second.finish_requests()
         os.kill(*pid, signal.SIGKILL)
         psutil.wait_procs([psutil.Process(*pid)], 10)
         third = second.renew()
@@ -218,7 +218,7 @@ def test_an_interruption_while_a_sender_is_started_again_loses_no_request(root: 
         with pytest.raises(Interrupted):
             sender.find_finished(EXPERIMENT)
         sender.send(folder)
-        sender.rest()
+        sender.finish_requests()
     assert not folder.exists() and list(by_name(client(root))) == ["group 1"]
 
 

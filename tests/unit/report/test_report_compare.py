@@ -134,7 +134,7 @@ def test_energy_is_compared_where_both_have_it_and_never_makes_a_regression() ->
 def test_a_group_that_waits_for_the_host_is_decided_by_its_speed_up() -> None:
     changes = compared(rows(1, host=0.1), rows(2, 1500.0 / 1.5, host=0.1))
     assert changes["naive", "speed"].change is Change.SLOWER and changes["naive", "speed"].is_drifting
-    assert changes["naive", "speed"].decided_by == "speed-up against serial"
+    assert changes["naive", "speed"].decided_by == "speed-up over serial"
     assert changes["naive", "speed"].decided_by_ratio.median == pytest.approx(1 / 1.5, rel=0.01)
     alone = changes["serial", "speed"]
     assert (alone.change, alone.decided_by, alone.is_drifting) == (Change.UNDECIDED, "", True)

@@ -118,7 +118,7 @@ def test_tables_the_page_and_the_file_of_cases_have_energy_and_the_best_step_mod
     assert (speed.title, [line.degree for line in speed.lines]) == ("Speed-up over serial", [2])
     states = {line.measure: [entry.state for (entry,) in line.entries] for line in further.lines}
     assert states == {
-        "speed over CUDA graph alone": ["", ""],
+        "speed-up over CUDA graph alone": ["", ""],
         "energy over serial": ["", BEST],
         "energy over CUDA graph alone": ["", ""],
     }

@@ -37,7 +37,7 @@ def test_memory_and_cpu_are_beside_speed_in_a_table_that_says_what_is_given_up()
     table = one_process_table(make_cells(study(*rows(streams=1.8, mps=1.6))))
     assert table.note.startswith(f"streams gives up {STREAMS.gives_up}.")
     heads = list(table.columns)
-    assert heads[4] == "speed-up against serial"
+    assert heads[4] == "speed-up over serial"
     of_mode = {line[2]: dict(zip(heads, line, strict=True)) for line in table.rows}
     assert of_mode["streams"]["host memory of all jobs (MiB)"].startswith("900")
     assert of_mode["MPS"]["host memory of all jobs (MiB)"].startswith("1800")

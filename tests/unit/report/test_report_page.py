@@ -113,7 +113,7 @@ def test_the_answer_says_who_won_by_how_much_and_what_is_not_ranked(whole: Conte
         gain,
     )
     assert re.fullmatch(
-        r"The smallest gain is 1\.0\d times \(.*\), with 7 resnet50_imagenet64 bs128 under naive\.", least
+        r"The smallest speed-up is 1\.0\d times \(.*\), with 7 resnet50_imagenet64 bs128 under naive\.", least
     )
     # MPS was made 6 % faster than serial for 3 of the medium jobs: too little to be proved in five blocks.
     won = "MPS is fastest in 8 of the 10 cases with several jobs and naive in 1"
@@ -223,7 +223,7 @@ def test_the_first_paragraph_is_short_and_letters_are_explained_in_it() -> None:
     [
         ({2: 5.0, 3: 3.0}, "On one NVIDIA H100 80GB HBM3, sharing gains nothing: at most 1.00 times the serial speed"),
         ({2: 9.0, 3: 3.0}, "Sharing gains nothing for 3 resnet26_cifar10 bs128."),
-        ({2: 9.0, 3: 4.0}, "The smallest gain is 1.20 times, with 3 resnet26_cifar10 bs128 under naive."),
+        ({2: 9.0, 3: 4.0}, "The smallest speed-up is 1.20 times, with 3 resnet26_cifar10 bs128 under naive."),
     ],
 )
 def test_what_gains_nothing_is_said_so_and_is_no_gain(rates: dict[int, float], said: str) -> None:

@@ -292,7 +292,7 @@ def test_tables_hold_every_cell_and_what_is_missing_is_empty(whole) -> None:
     lines = list(csv.DictReader(line for line in io.StringIO(to_csv(table)) if not line.startswith("#")))
     assert len(lines) == len(whole[0])
     oom = next(line for line in lines if line["result"] == "oom")
-    assert oom["speed-up against serial"] == "" and "0.0" not in oom.values()
+    assert oom["speed-up over serial"] == "" and "0.0" not in oom.values()
     names = [t.name for t in report_tables.make_tables(found, *whole, paper.compare(*whole[:2]))]
     assert names == [
         *("winners", "verdicts", "speed", "fairness", "utilisation", "energy", "results", "endings", "paper"),

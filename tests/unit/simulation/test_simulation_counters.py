@@ -74,12 +74,12 @@ def _observe(
     programs = write_programs(folder / "bin", state_file.path)
     with install_driver(state_file.path):
         (device,) = nvml.list_devices()
-        watch, sink = OneDevice(), Collected()
-        watch.device = replace(
+        group, sink = OneDevice(), Collected()
+        group.device = replace(
             device, kind="simulated", programs=tuple((name, str(path)) for name, path in programs.items())
         )
-        watch.slots = tuple(Slot(visible_devices="", gi_id=gi_id) for gi_id in gi_ids)  # type: ignore[assignment]
-        with listener.observe(watch, sink):
+        group.slots = tuple(Slot(visible_devices="", gi_id=gi_id) for gi_id in gi_ids)
+        with listener.observe(group, sink):
             time.sleep(seconds)
         return sink
 

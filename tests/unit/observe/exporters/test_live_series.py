@@ -24,7 +24,7 @@ S = 1_000_000_000
 
 @pytest.fixture
 def live(tmp_path):
-    return live_groups.watched(tmp_path)
+    return live_groups.running_group(tmp_path)
 
 
 def read(exported):

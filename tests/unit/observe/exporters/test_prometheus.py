@@ -33,7 +33,7 @@ def scrape(port, query="", **headers):
 
 def test_the_group_that_runs_is_shown_and_none_between_two_groups(port, tmp_path):
     pytest.importorskip("prometheus_client")
-    live = live_groups.watched(tmp_path)
+    live = live_groups.running_group(tmp_path)
     live.samples += live_groups.every_quantity()
     with PrometheusExporter(port, "127.0.0.1").serve() as showing:
         assert scrape(port)[1] == ""
@@ -82,7 +82,7 @@ def test_of_too_many_clients_the_last_one_is_refused(port, monkeypatch):
 
 def test_a_name_that_is_no_utf_8_and_a_query_keep_nothing_back(port, tmp_path, capfd):
     pytest.importorskip("prometheus_client")
-    live = live_groups.watched(tmp_path)
+    live = live_groups.running_group(tmp_path)
     with PrometheusExporter(port, "127.0.0.1").serve() as showing, showing(mig_group(name="a\udcff"), live):
         whole, asked = (scrape(port, query)[1] for query in ("", "?name[]=collocation_job_phase"))
     assert 'group="a?"' in whole and asked == whole

@@ -62,7 +62,7 @@ class Machine(simulated.Machine):
     def prepared(self, group: Group) -> Iterator[None]:
         """The GPU set up for the group."""
         sharing: Sharing = factory.build_object(group.sharing)
-        with sharing.prepare(group.device, group, self.folder):
+        with sharing.prepare(group, self.folder):
             yield
 
     @property
@@ -119,7 +119,7 @@ def test_what_needs_a_change_is_refused_before_anything(machine: Machine, scenar
 def test_what_needs_no_change_runs_and_changes_nothing(machine: Machine, scenario: str, exclusive: bool) -> None:
     before = machine.settings
     group = machine.group(scenario, "null", exclusive=exclusive)
-    assert factory.build_object(group.sharing).privileged(group) == Commands()
+    assert factory.build_object(group.sharing).list_setting_commands(group) == Commands()
     with machine.prepared(group):
         assert machine.settings == before
     assert machine.commands == []
@@ -137,7 +137,7 @@ def test_where_it_is_allowed_the_announced_commands_run_and_no_others(
         assert machine.settings != before
     assert machine.settings == before
     assert not machine.journal.path.exists()
-    commands = factory.build_object(group.sharing).privileged(group)
+    commands = factory.build_object(group.sharing).list_setting_commands(group)
     assert machine.changes() == [list(words) for words in (*commands.do, *commands.undo)]
     assert commands.do and commands.undo
 

@@ -132,13 +132,13 @@ def test_what_cannot_be_is_refused_beforehand(machine, sharing, jobs, gpu, words
 @pytest.mark.parametrize(("jobs", "is_sequential"), [("a", False), ("ab", True)])
 def test_a_job_alone_and_baselines_may_run(machine, tmp_path, jobs, is_sequential):
     group = dataclasses.replace(machine.group(*jobs, mode="exclusive_process"), sequential=is_sequential)
-    with Naive().prepare(group.device, group, tmp_path) as slots:
+    with Naive().prepare(group, tmp_path) as slots:
         assert [slot.visible_devices for slot in slots.slots] == [machine.device.uuid] * len(jobs)
 
 
 def test_a_naive_job_under_a_daemon_of_the_machine_is_an_error(machine, tmp_path):
     group = machine.group("a")
-    with Naive().prepare(group.device, group, tmp_path) as slots:
+    with Naive().prepare(group, tmp_path) as slots:
         Clients(machine.file).hold(group.device.uuid, os.getppid(), "train", 60)
         slots.verify({0: os.getppid()})
         Clients(machine.file).hold(group.device.uuid, os.getppid(), "train", 60, "M+C")
@@ -146,6 +146,6 @@ def test_a_naive_job_under_a_daemon_of_the_machine_is_an_error(machine, tmp_path
             slots.verify({0: os.getppid()})
     tolerant = dataclasses.replace(group, gpu=gpu_settings(tolerate=("train",)))
     (tmp_path / "no-mps").rmdir()
-    with Naive().prepare(group.device, tolerant, tmp_path) as slots:
+    with Naive().prepare(tolerant, tmp_path) as slots:
         slots.verify({0: os.getppid()})
     Clients(machine.file).release(os.getppid())

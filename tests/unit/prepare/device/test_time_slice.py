@@ -54,8 +54,8 @@ def test_jobs_run_on_the_whole_gpu_with_the_time_slice_which_is_put_back(machine
     machine.driver.set_timeslice(0, 1)
     group, sharing = machine.group("a", "b"), Timeslice("long")
     smi = (machine.programs["nvidia-smi"], "compute-policy", "-i", machine.device.uuid, "--set-timeslice")
-    assert sharing.privileged(group) == Commands(do=((*smi, "3"),), undo=((*smi, "1"),))
-    with sharing.prepare(group.device, group, tmp_path) as slots:
+    assert sharing.list_setting_commands(group) == Commands(do=((*smi, "3"),), undo=((*smi, "1"),))
+    with sharing.prepare(group, tmp_path) as slots:
         assert machine.gpu.timeslice == 3
         assert [slot.visible_devices for slot in slots.slots] == [machine.device.uuid] * 2
         assert "CUDA_MPS_PIPE_DIRECTORY" in dict(slots.slots[0].environ)
@@ -181,5 +181,5 @@ def test_what_cannot_be_is_refused_beforehand(machine):
 def test_a_dry_run_without_the_gpu_says_what_would_be_run(machine):
     unread = dataclasses.replace(machine.group("a"), device=dataclasses.replace(machine.rehearsed, details=()))
     shutil.copy("/bin/false", machine.programs["nvidia-smi"])
-    commands = Timeslice("short").privileged(unread)
+    commands = Timeslice("short").list_setting_commands(unread)
     assert [words[-1] for words in (*commands.do, *commands.undo)] == ["1", "0"]

@@ -131,7 +131,7 @@ def try_layouts(machine: Machine, name: str, *, is_sample: bool) -> int:
                 scratch = machine.folder / "scratch"
                 scratch.mkdir()
                 sharing = Placed(Layout(instances=tuple(instances)), machine.programs["nvidia-smi"])
-                with sharing.prepare(device, group, scratch) as slots:
+                with sharing.prepare(group, scratch) as slots:
                     by_gi = {instance.id: (instance.profile_id, instance.start) for instance in machine.gpu.instances}
                     assert [by_gi[slot.gi_id] for slot in slots.slots if slot.gi_id is not None] == devices
                     assert len({slot.visible_devices for slot in slots.slots}) == len(devices)

@@ -206,7 +206,7 @@ def test_a_mode_prepares_its_jobs(real: Real, monkeypatch: pytest.MonkeyPatch, m
     for name, text in use_stand_in(real).items():
         monkeypatch.setenv(name, text)
     jobs = group("a", "b", gpu=gpu_settings(lock_dir=real.folder))
-    with mode(program=str(real.program)).prepare(jobs.device, jobs, real.folder) as slots:
+    with mode(program=str(real.program)).prepare(jobs, real.folder) as slots:
         environ = dict(slots.slots[1].environ)
         assert environ["CUDA_MPS_PIPE_DIRECTORY"].startswith(f"{real.folder}/")
         assert environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") == (None if mode is Mps else "50")

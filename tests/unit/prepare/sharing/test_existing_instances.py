@@ -47,10 +47,10 @@ def test_a_mig_device_that_is_granted_is_a_device_of_its_own(divided: Machine, m
     for sharing in (Naive(), Mps(program=divided.programs["nvidia-cuda-mps-control"])):
         group = divided.group(None, None, device=device, admin=None)
         sharing.check(group)
-        assert sharing.privileged(group) == Commands()
+        assert sharing.list_setting_commands(group) == Commands()
         with (
             temporary_folder.hold(Path("/tmp"), "colloc-") as scratch,
-            sharing.prepare(device, group, scratch) as slots,
+            sharing.prepare(group, scratch) as slots,
         ):
             for slot in slots.slots:
                 assert (slot.visible_devices, slot.gpu_uuid) == (device.uuid, divided.device.uuid)

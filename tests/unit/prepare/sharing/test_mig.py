@@ -24,7 +24,7 @@ from pipeline.base.system import host_info
 from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
 from pipeline.clean.journal import replay
 from pipeline.prepare.device import nvml
-from pipeline.prepare.mig import compute, mig_smi
+from pipeline.prepare.mig import mig_smi
 from pipeline.prepare.sharing.mig import Mig
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
@@ -57,7 +57,7 @@ class Machine(simulated.Machine):
         scratch = Path(self.folder, "scratch")
         scratch.mkdir()
         try:
-            with Mig(**({"program": str(self.program)} | options)).prepare(self.device, group, scratch) as slots:
+            with Mig(**({"program": str(self.program)} | options)).prepare(group, scratch) as slots:
                 yield slots
         finally:
             shutil.rmtree(scratch)
@@ -164,19 +164,8 @@ def test_a_job_gets_several_instances_and_none_of_another(a100: Machine) -> None
         Mig(instances_per_job=2, profiles=["3g"]).check(a100.group(None, None))
     with pytest.raises(ConfigError, match="job 1 would get several compute instances of one GPU instance"):
         Mig(instances_per_job=2, profiles=["1g", "1g", "1c.3g", "2c.3g"]).check(a100.group(None, None))
-    layout = Mig(profiles=["1c.3g", "2c.3g"]).check(a100.group(None, None))
+    layout = Mig(profiles=["1c.3g", "2c.3g"])._plan_layout(a100.group(None, None))
     assert [str(instance) for instance in layout.instances] == ["3g.20gb(1c+2c)"]
-
-
-def test_the_layout_is_worked_out_once_when_the_group_is_planned(a100, monkeypatch):
-    sharing, group = Mig(program=str(a100.program)), a100.group(None, None)
-    layout = sharing.check(group)
-    planned = dataclasses.replace(group, layout=layout)
-    assert planned == group, "what was worked out is no fact of the group"
-    monkeypatch.setattr(compute, "plan_layout", lambda *_: pytest.fail("worked out again"))
-    assert sharing.warnings(planned) and sharing.privileged(planned).do
-    with sharing.prepare(a100.device, planned, a100.folder) as slots:
-        assert len(slots.slots) == 2
 
 
 def test_a_job_on_one_of_its_instances_is_where_it_belongs(a100: Machine, sleeper: int) -> None:
@@ -343,10 +332,10 @@ def test_what_the_configuration_rules_out_starts_no_command(a100: Machine, chang
     sharing = Mig(program=str(trap))
     with pytest.raises(ConfigError, match=says):
         sharing.check(group)
-    with pytest.raises(ConfigError, match=says), sharing.prepare(group.device, group, a100.folder):
+    with pytest.raises(ConfigError, match=says), sharing.prepare(group, a100.folder):
         pytest.fail("was not refused")
     assert not (a100.folder / "started").exists()
-    with pytest.raises(SharingError), sharing.prepare(a100.device, a100.group(None), a100.folder):
+    with pytest.raises(SharingError), sharing.prepare(a100.group(None), a100.folder):
         pytest.fail("the trap switched MIG on")
     assert (a100.folder / "started").exists()  # the trap works
 
@@ -367,13 +356,13 @@ def test_what_does_not_fit_is_refused_with_what_comes_nearest(a100: Machine) -> 
 def test_a_simulated_gpu_has_its_own_program_or_none(a100: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(a100.program.parent))
     device = dataclasses.replace(a100.device, kind="simulated")
-    attempt = Mig(program=str(a100.program)).prepare(device, a100.group(None, device=device), a100.folder)
+    attempt = Mig(program=str(a100.program)).prepare(a100.group(None, device=device), a100.folder)
     with pytest.raises(SharingError, match="needs nvidia-smi, which is not on PATH"), attempt:
         pytest.fail("found one")
     log = recording(a100)
     device = dataclasses.replace(device, programs=(("nvidia-smi", str(a100.program)),))
     group = a100.group(None, device=device, admin=(str(a100.folder / "admin"),))
-    with Mig(program="/nonexistent").prepare(device, group, a100.folder):
+    with Mig(program="/nonexistent").prepare(group, a100.folder):
         assert a100.profiles() == ["7g.40gb"]
     assert not log.exists()  # nor does anybody become an administrator for it
 

@@ -70,7 +70,7 @@ def join(folder: Path, slot, pid: int) -> None:
 def test_jobs_share_instances_each_with_a_server_of_its_own_and_nothing_is_left(make, folder, sleepers, monkeypatch):
     monkeypatch.setattr(client_proof, "_PROOF_LIMIT_S", 0.3)
     group, before = make(3), gpu_of(folder)
-    with MigMps(profiles=["3g.20gb", "2g.10gb"]).prepare(group.device, group, folder) as shared:
+    with MigMps(profiles=["3g.20gb", "2g.10gb"]).prepare(group, folder) as shared:
         slots = shared.slots
         assert slots[0].visible_devices == slots[2].visible_devices != slots[1].visible_devices
         assert slots[0].environ == slots[2].environ != slots[1].environ
@@ -94,7 +94,7 @@ def test_jobs_share_instances_each_with_a_server_of_its_own_and_nothing_is_left(
 
 def test_compute_instances_of_one_gpu_instance_have_servers_of_their_own(make, folder):
     group, before = make(3), gpu_of(folder)
-    with MigMps(profiles=["1c.3g", "2c.3g"]).prepare(group.device, group, folder) as shared:
+    with MigMps(profiles=["1c.3g", "2c.3g"]).prepare(group, folder) as shared:
         first, second, third = shared.slots
         assert (first.gi_id, first.ci_id) == (third.gi_id, third.ci_id)
         assert first.gi_id == second.gi_id
@@ -163,5 +163,5 @@ def test_the_commands_that_need_an_administrator_are_named_in_order(make):
         *destroy,
         ["-i", uuid, "-mig", "0"],
     ]
-    commands = MigMps().privileged(group)
+    commands = MigMps().list_setting_commands(group)
     assert [list(words) for words in (*commands.do, *commands.undo)] == [[smi, *rest] for rest in expected]

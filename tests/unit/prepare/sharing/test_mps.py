@@ -90,7 +90,7 @@ def prepared(
 ):
     program = write_program(folder, faults=faults, branch=branch)
     fast_programs.use_mps(program)
-    with sharing(program=str(program), **options).prepare(group.device, group, folder) as slots:
+    with sharing(program=str(program), **options).prepare(group, folder) as slots:
         yield slots
 
 
@@ -330,7 +330,7 @@ def test_answers_that_the_daemon_drops_are_asked_for_again(folder):
     dropped = f'count={folder}/"${{line%% *}}"; if [ ! -e "$count" ]; then : > "$count"; exit 1; fi; {PASS_ON}'
     program = wrap_program(folder, dropped)
     group = group_in(folder, "a")
-    with Mps(program=program).prepare(GPU, group, folder) as slots:
+    with Mps(program=program).prepare(group, folder) as slots:
         assert {"get_server_list", "start_server", "get_server_status"} <= {path.name for path in folder.iterdir()}
         assert slots.slots
 
@@ -343,7 +343,7 @@ def test_a_start_that_is_refused_says_so_at_once(folder):
     begin = time.monotonic()
     with (
         pytest.raises(SharingError, match=says),
-        Mps(program=program).prepare(GPU, group_in(folder, "a"), folder),
+        Mps(program=program).prepare(group_in(folder, "a"), folder),
     ):
         pytest.fail("there is no server")
     assert time.monotonic() - begin < mps_daemon._APPEAR_LIMIT_S
@@ -354,7 +354,7 @@ def test_a_server_that_ends_unseen_and_unlogged_is_not_waited_for(folder, monkey
     program = wrap_program(folder, f'case "$line" in start_server*) exit 0;; esac; {PASS_ON}')
     with (
         pytest.raises(SharingError, match=r"there is no server \(docs/mps\.md"),
-        Mps(program=program).prepare(GPU, group_in(folder, "a"), folder),
+        Mps(program=program).prepare(group_in(folder, "a"), folder),
     ):
         pytest.fail("there is no server")
 
@@ -441,7 +441,7 @@ def run_killed(folder: Path, fatal: int | None) -> int:
                     os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(step)
-        with Mps(program=str(folder / "nvidia-cuda-mps-control")).prepare(GPU, group_in(folder, "a"), folder):
+        with Mps(program=str(folder / "nvidia-cuda-mps-control")).prepare(group_in(folder, "a"), folder):
             if fatal is None:
                 os.kill(os.getpid(), signal.SIGKILL)
         os._exit(0)

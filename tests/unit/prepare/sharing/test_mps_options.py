@@ -67,7 +67,7 @@ def test_a_list_of_another_length_than_the_jobs_is_refused_before_anything_happe
     group = group_in(folder, "a", "b", "c")
     with pytest.raises(ConfigError, match="for 3 jobs"):
         sharing.check(group)
-    with pytest.raises(ConfigError, match="for 3 jobs"), sharing.prepare(GPU, group, folder):
+    with pytest.raises(ConfigError, match="for 3 jobs"), sharing.prepare(group, folder):
         pass
     assert list(folder.iterdir()) == []
 
@@ -84,7 +84,7 @@ def test_a_list_of_another_length_than_the_jobs_is_refused_before_anything_happe
 def test_a_device_that_mps_cannot_share_is_refused_with_the_remedy(folder, monkeypatch, device, options, says):  # noqa: F811
     monkeypatch.setenv("PATH", "/nonexistent")
     group = group_in(folder, "a", device=device)
-    with pytest.raises((ConfigError, SharingError), match=says), Mps(**options).prepare(device, group, folder):
+    with pytest.raises((ConfigError, SharingError), match=says), Mps(**options).prepare(group, folder):
         pass
     assert list(folder.iterdir()) == []
 
@@ -103,12 +103,12 @@ def test_the_program_is_found_on_path_but_never_for_a_simulated_gpu(folder, monk
     write_program(folder)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     group = group_in(folder, "a")
-    with Mps().prepare(GPU, group, folder) as slots:
+    with Mps().prepare(group, folder) as slots:
         assert daemons(folder) == sorted([server_of(slots), pid_of_daemon(slots)])
     simulated = dataclasses.replace(group, device=dataclasses.replace(GPU, kind="simulated"))
     with (
         pytest.raises(SharingError, match="needs nvidia-cuda-mps-control, which is not on PATH"),
-        Mps().prepare(simulated.device, simulated, folder),
+        Mps().prepare(simulated, folder),
     ):
         pass
 

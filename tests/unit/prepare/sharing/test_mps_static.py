@@ -49,7 +49,7 @@ def partition_of(slot) -> str:
 def test_jobs_get_equal_parts_of_the_gpu_and_are_proved_to_be_in_them(machine, monkeypatch):
     monkeypatch.setenv("CUDA_MPS_PROTOCOL_VERSION", "3")
     group = machine.group("a", "b")
-    with MpsStatic().prepare(group.device, group, machine.folder) as slots, ExitStack() as stack:
+    with MpsStatic().prepare(group, machine.folder) as slots, ExitStack() as stack:
         assert [slot.facts for slot in slots.slots] == [(("mps_chunks", "7"), ("mps_multiprocessors", "56"))] * 2
         names = [partition_of(slot) for slot in slots.slots]
         assert len(set(names)) == 2 and all(name.startswith(f"{machine.device.uuid}/D/") for name in names)
@@ -70,13 +70,13 @@ def test_the_commands_of_a_newer_protocol_are_not_those_that_are_used_here(machi
     monkeypatch.setenv("CUDA_MPS_PROTOCOL_VERSION", "3")
     group = machine.group("a")
     refused = pytest.raises(SharingError, match=r'replied to .*Unknown command "get_server_list"')
-    with refused, Mps().prepare(group.device, group, machine.folder):
+    with refused, Mps().prepare(group, machine.folder):
         pytest.fail("it understands")
 
 
 def test_parts_are_as_large_as_asked_and_the_last_chunk_brings_the_rest(machine):
     group = machine.group("a", "b")
-    with MpsStatic(chunks=(10, 5)).prepare(group.device, group, machine.folder) as slots:
+    with MpsStatic(chunks=(10, 5)).prepare(group, machine.folder) as slots:
         assert [dict(slot.facts)["mps_multiprocessors"] for slot in slots.slots] == ["80", "52"]
 
 
@@ -85,7 +85,7 @@ def test_more_than_the_daemon_has_is_an_error_and_nothing_is_left(machine, monke
     group = machine.group("a", "b")
     says = "has 15 chunks of multiprocessors, but 2 jobs need 16"
     chunks = MpsStatic(chunks=8)
-    with pytest.raises(SharingError, match=says) as error, chunks.prepare(group.device, group, machine.folder):
+    with pytest.raises(SharingError, match=says) as error, chunks.prepare(group, machine.folder):
         pytest.fail("there are not so many")
     assert "control.log" not in str(error.value)  # it has the reply with the chunks only
     assert daemons(machine.folder) == []
@@ -99,14 +99,14 @@ def test_a_partition_that_the_daemon_refuses_is_an_error_with_its_words(machine,
     )
     group = machine.group("a")
     says = "did not create a partition of 4 chunks .*: Failed to create partition"
-    with pytest.raises(SharingError, match=says), MpsStatic(chunks=4).prepare(group.device, group, machine.folder):
+    with pytest.raises(SharingError, match=says), MpsStatic(chunks=4).prepare(group, machine.folder):
         pytest.fail("it was refused")
 
 
 def test_a_job_that_is_in_the_partition_of_another_is_an_error_that_names_it(machine, monkeypatch):
     monkeypatch.setattr(mps_static, "_PROOF_LIMIT_S", 0.2)
     group = machine.group("a", "b")
-    with MpsStatic().prepare(group.device, group, machine.folder) as slots, ExitStack() as stack:
+    with MpsStatic().prepare(group, machine.folder) as slots, ExitStack() as stack:
         first, second = slots.slots
         pids = [stack.enter_context(client(first))]
         pids.append(stack.enter_context(client(second, **{VARIABLE: partition_of(first)})))
@@ -123,7 +123,7 @@ def test_an_older_driver_is_refused_and_so_is_an_older_control_program(machine):
     assert "\n" not in str(refused.value)
     group = machine.group("a", cuda="13.1")
     says = "MPS did not start .* -d -S was refused: Unrecognized option"
-    with pytest.raises(SharingError, match=says), MpsStatic().prepare(group.device, group, machine.folder):
+    with pytest.raises(SharingError, match=says), MpsStatic().prepare(group, machine.folder):
         pytest.fail("it does not know static partitions")
     assert not machine.journal.path.exists()
 

@@ -33,7 +33,7 @@ def tenants(*changes: dict[str, object], **settings: object) -> Group:
 
 def test_all_jobs_have_a_slot_of_the_same_program(tmp_path: Path) -> None:
     jobs = tenants({}, {}, {})
-    with Streams().prepare(jobs.device, jobs, tmp_path) as slots:
+    with Streams().prepare(jobs, tmp_path) as slots:
         (host,) = {slot.host for slot in slots.slots}
     assert len(slots.slots) == 3 and Path(host.script).is_file()
 
@@ -41,7 +41,7 @@ def test_all_jobs_have_a_slot_of_the_same_program(tmp_path: Path) -> None:
 def test_the_program_of_green_contexts_is_told_how_many_multiprocessors_were_asked_for(tmp_path: Path) -> None:
     jobs = tenants({}, {})
     for mode, asked in ((Green(40), 40), (Green(), None)):
-        with mode.prepare(jobs.device, jobs, tmp_path) as slots:
+        with mode.prepare(jobs, tmp_path) as slots:
             assert {dict(slot.host.options)["multiprocessors"] for slot in slots.slots} == {asked}
             assert Path(slots.slots[0].host.script).is_file()
 
@@ -51,7 +51,7 @@ def test_answers_of_a_trial_reach_the_next_group_of_the_study(tmp_path: Path, mo
     jobs = tenants({}, {})
     for number, written in enumerate(('{"3 x 40": "it hangs"}', '{"3 x 40', "{}")):
         (folder := tmp_path / str(number)).mkdir()
-        with Green(40).prepare(jobs.device, jobs, folder) as slots:
+        with Green(40).prepare(jobs, folder) as slots:
             answers = Path(dict(slots.slots[0].host.options)["answers"])
             assert json.loads(answers.read_text()) == ({} if number == 0 else {"3 x 40": "it hangs"})
             answers.write_text(written)  # the second one is cut off, as by a program that was killed
