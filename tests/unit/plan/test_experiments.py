@@ -19,7 +19,7 @@ def dry_run(tmp_path: Path, *overrides: str, is_real: bool = False) -> list[str]
     with start("run.py", *overrides, "dry_run=true", f"gpu.lock_dir={tmp_path}") as process:
         out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
-    return [line.split()[3] for line in out.splitlines() if " block " in line]
+    return [line.split()[3] for line in out.splitlines() if "  block " in line]
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_quick_is_planned_as_it_is_for_a_gpu_that_is_not_there(tmp_path):
     with forks.start("run.py", *asked, "dry_run=true", f"gpu.lock_dir={tmp_path}") as process:
         out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
-    assert {line.split()[2] for line in out.splitlines() if " block " in line} == {"2"}
+    assert {line.split()[2] for line in out.splitlines() if "  block " in line} == {"2"}
     assert "step_mode=cuda_graph" in out and " steady, " in out
     assert "nvidia-smi -i GPU-" in out and " mig -i GPU-" in out
     assert out.splitlines()[-1].startswith("takes at least ")

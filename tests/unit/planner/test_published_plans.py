@@ -33,8 +33,8 @@ def test_the_page_has_the_makespans_and_errors_of_its_plans(
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
     makespan, serial = (re.search(pattern, printed) for pattern in (r"makespan ~([\d.]+) s on", r"serial ([\d.]+)"))
     assert makespan is not None and serial is not None and "(proved)" in printed
-    assert f"| {row} | {float(makespan[1]):.1f} |" in page
-    assert f"| serial | {float(serial[1]):.1f} |" in page
+    assert f"| {row} | {makespan[1]} |" in page
+    assert f"| serial | {serial[1]} |" in page
     missed = re.search(rf"error in {mode}: median ([\d.]+)%, at most ([\d.]+)%", printed)
     shown = re.search(
         r"the error is ([\d.]+) %.*?, ([\d.]+) %.*? and ([\d.]+) %.*? in the median, and (.*?) at most", page

@@ -100,7 +100,7 @@ def test_who_gives_up_leaves_what_is_not_sent_in_the_spool(root: Path, capsys, m
         os.kill(*sender.pids(), signal.SIGSTOP)
         sender.send(folders[0])
         begin_s = time.monotonic()
-        sender.rest(begin_s + 0.5)
+        sender.finish_requests(begin_s + 0.5)
         sender.send(folders[1])
         sender.finish_requests()
         assert time.monotonic() - begin_s < 5

@@ -49,7 +49,7 @@ class Placed(Mig):
         super().__init__(program=program)
         self.layout = layout
 
-    def _layout(self, group: Group) -> Layout:
+    def _plan_layout(self, group: Group) -> Layout:
         return self.layout
 
 
