@@ -21,7 +21,7 @@ TURNS += ["sizes.T.threads=1", "sizes.T.turn_settle_s=0.1", "sizes.T.rounds=2", 
 SHORT = ["window.seconds=1", "window.settle_s=0.3", "listeners=[]"]
 SCRIPT = """
 import time
-for _ in range(60):
+for _ in range(100):
     time.sleep(0.05)
     print("throughput 20 samples/s", flush=True)
 """
@@ -57,7 +57,7 @@ def test_a_workload_is_launched_once_for_all_turns(run, client, tmp_path):
 def test_a_script_that_logs_its_rate_runs_once_for_all_turns(run, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     pattern = "workload.metric_pattern='throughput ([0-9.]+)'"
-    status, out, err = run("-m", pattern, *TURNS, "sizes.T.turn_s=0.4", *SHORT, "--", "train.py")
+    status, out, err = run("-m", pattern, *TURNS, "sizes.T.turn_s=0.6", *SHORT, "--", "train.py")
     assert status == 0, err + out
     check_effect(tmp_path / "mlruns", "train")
     status, out, err = run("-m", *TURNS, *SHORT, "--", "train.py")
