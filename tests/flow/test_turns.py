@@ -40,6 +40,7 @@ def test_a_workload_is_launched_once_for_all_turns(run, client, tmp_path):
     tiny = ["workload=tiny", "workload.source=synthetic_device", "workload.threads=1"]
     status, out, err = run("-m", *tiny, *TURNS, "sizes.T.turn_s=0.5", *SHORT)
     assert status == 0, err + out
+    assert "its worst stressor (host_cores, dial 1, naive" in out or "no stressor was seen to slow down tiny" in out
     turns = {
         row.info.run_name: parse_turns(row.data.tags[stored_name(Tag.TURNS)])
         for row, _ in groups(client)

@@ -24,7 +24,7 @@ def _row(ended: GroupResult) -> Row:
     state = dict(ended.machine_state.facts)
     facts = {"profiler": "" if group.profiler.is_none else group.profiler.name, "case": str(group.case or "")}
     facts |= {"baseline_run": str(group.run)} if group.run > 1 else {}
-    facts |= {fact: ended.tags.get(fact_tag(fact), "") for fact in ("window_start_ns", "window_end_ns")}
+    facts |= {fact: ended.tags.get(fact_tag(fact), "") for fact in ("window_start_ns", "window_end_ns", "turns")}
     jobs = tuple(_job(job, ran.get(job.index)) for job in group.jobs)
     return Row(
         run_id=group.digest,
