@@ -19,18 +19,9 @@ from workloads.rates.options import Stressor
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
     """Set up, warm up, wait at the group's barrier, and load the resource."""
     job.phase("import")
-    import torch
-
     from workloads.rates import duty_cycle, stressor_loads
 
-    job.phase("build")
-    device = program.find_device(args)
-    torch.manual_seed(args.seed)
-    if args.resource in stressor_loads.OF_TRITON:
-        program.need_triton(device)
-    load = stressor_loads.build(args.resource, device, args.threads)
-    params = program.describe_run(device) | program.record_options(args)
-    job.param(**{key: param for key, param in params.items() if param is not None})
+    load = stressor_loads.set_up(args, job, [args.resource])[args.resource]
     duty_cycle.measure(args, job, load)
 
 

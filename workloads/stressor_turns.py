@@ -19,19 +19,9 @@ from workloads.rates.options import StressorTurns
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
     """Set up all loads, warm up, wait at the group's barrier, and take turns."""
     job.phase("import")
-    import torch
-
     from workloads.rates import stressor_loads, turn_loop
 
-    job.phase("build")
-    device = program.find_device(args)
-    torch.manual_seed(args.seed)
-    if set(args.resources) & set(stressor_loads.OF_TRITON):
-        program.need_triton(device)
-    loads = {resource: stressor_loads.build(resource, device, args.threads) for resource in args.resources}
-    params = program.describe_run(device) | program.record_options(args)
-    job.param(**{key: param for key, param in params.items() if param is not None})
-    turn_loop.measure(args, job, loads)
+    turn_loop.measure(args, job, stressor_loads.set_up(args, job, args.resources))
 
 
 if __name__ == "__main__":

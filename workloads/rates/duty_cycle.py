@@ -6,13 +6,14 @@ import argparse
 import itertools
 import logging
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 from workloads import client, program
 
 _PERIOD_NS = 5_000_000
 """Time from one pause to the next, if each phase of work ends in time."""
-WARMUP_PERIODS = 10
+_WARMUP_PERIODS = 10
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +48,12 @@ class DutyCycle:
         self._owed_ns += (time.monotonic_ns() - begin_ns) * (1 - self._dial) / self._dial
         return num_calls
 
+    def warm_up(self) -> None:
+        """Run some periods."""
+        for _ in range(_WARMUP_PERIODS):
+            self.work()
+            self.pause()
+
     def pause(self) -> None:
         """Wait for the rest of the period."""
         if self._owed_ns > 0:
@@ -59,9 +66,7 @@ def measure(args: argparse.Namespace, job: client.NullJob, load: Load) -> None:
     """Warm up, wait at the group's barrier, and work in periods for `args.epochs` epochs; 0: until stopped."""
     job.phase("warmup")
     cycle = DutyCycle(load, args.dial)
-    for _ in range(WARMUP_PERIODS):
-        cycle.work()
-        cycle.pause()
+    cycle.warm_up()
     job.ready()
     job.phase("measure")
     for epoch in range(1, args.epochs + 1) if args.epochs else itertools.count(1):
@@ -78,8 +83,14 @@ def measure(args: argparse.Namespace, job: client.NullJob, load: Load) -> None:
         seconds = (time.monotonic_ns() - begin_ns - (job.held_ns - held_ns)) / 1e9
         job.epoch(epoch, seconds)
         _log.info("epoch %d: %.3f s, %.6g calls a second", epoch, seconds, num_calls / seconds)
-    if num_wrong := load.count_wrong():
-        program.report_wrong(job, f"{num_wrong} results of the load on {args.resource} are wrong")
+    report_wrong_results(job, {args.resource: load})
+
+
+def report_wrong_results(job: client.NullJob, loads: Mapping[str, Load]) -> None:
+    """Report the wrong results of loads, by resource."""
+    for resource, load in loads.items():
+        if num_wrong := load.count_wrong():
+            program.report_wrong(job, f"{num_wrong} results of the load on {resource} are wrong")
 
 
 def wait_for_nothing() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from workloads.options import Device, option, refuse_missing_gpu
-from workloads.rates import turn_loop
 
 Operation = enum.Enum(
     "Operation",
@@ -21,6 +23,10 @@ Resource = enum.Enum(
     start=0,
 )
 """Resources that a stressor loads; `shared_memory` includes the L1 cache, `host_memory` the page cache."""
+IDLE = ("idle", 0.0)
+"""The turn in which the stressor does nothing."""
+Turn = tuple[str, float]
+"""A resource and a dial."""
 _LEAST_DIAL = 0.01
 _OF_HOST = (Resource.host_cores, Resource.host_memory)
 TrackingPrecision = enum.Enum("TrackingPrecision", "fp32 fp64", start=0)
@@ -161,12 +167,23 @@ class StressorTurns:
                 f"lead_s={self.lead_s:g} is below window.settle_s={settle_s:g}, so the first turns would not be "
                 "measured; remove lead_s"
             )
-        num_turns = len(turn_loop.list_round(self.resources, self.dials))
+        num_turns = len(list_round(self.resources, self.dials))
         return self.lead_s - settle_s + (self.rounds * num_turns + 1) * self.turn_s  # the last turn is a reserve
 
     def small(self) -> StressorTurns:
         resources = [name for name in self.resources if Resource[name] in _OF_HOST]
         return replace(self, resources=resources or [Resource.host_cores.name], turn_s=min(self.turn_s, 0.5))
+
+
+def list_round(resources: Sequence[str], dials: Sequence[float]) -> list[Turn]:
+    """Return the turns of a round: one for each resource and dial, and idle turns.
+
+    All turns are compared with the idle turns, so there are as many of these as is best for a common baseline: the
+    square root of the number of other turns (Dunnett, "A Multiple Comparison Procedure for Comparing Several Treatments
+    with a Control", 1955).
+    """
+    turns = list(itertools.product(resources, dials))
+    return [*turns, *[IDLE] * round(math.sqrt(len(turns)))]
 
 
 def _check_resource(key: str, resource: Resource, device: Device) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
+from workloads import client, program
 from workloads.rates import operations
 from workloads.rates.duty_cycle import Load
 from workloads.rates.loop import Operation
 
-OF_TRITON = ("issue_fp32", "shared_memory", "l2")
+_OF_TRITON = ("issue_fp32", "shared_memory", "l2")
 """Resources whose kernels are compiled by Triton."""
 
 _SIZE = operations.Size(elements=1 << 21, rounds=64, rows=2048, array_mib=256, transfer_mib=8)
@@ -39,6 +41,19 @@ _AHEAD = 3
 _HASHED_BYTES = 256 << 10
 _FILE_BYTES, _READ_BYTES = 512 << 20, 1 << 20
 """Size of the file that `host_memory` reads, more than the caches of most hosts, and of one read."""
+
+
+def set_up(args: argparse.Namespace, job: client.NullJob, resources: Sequence[str]) -> dict[str, Load]:
+    """Build the loads of a program and record its params; return the loads by resource."""
+    job.phase("build")
+    device = program.find_device(args)
+    torch.manual_seed(args.seed)
+    if set(resources) & set(_OF_TRITON):
+        program.need_triton(device)
+    loads = {resource: build(resource, device, args.threads) for resource in resources}
+    params = program.describe_run(device) | program.record_options(args)
+    job.param(**{key: param for key, param in params.items() if param is not None})
+    return loads
 
 
 def build(resource: str, device: torch.device, threads: int | None) -> Load:

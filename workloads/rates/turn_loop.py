@@ -9,31 +9,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
-import math
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from workloads import client, program
-from workloads.rates.duty_cycle import WARMUP_PERIODS, DutyCycle, Load
-
-IDLE = ("idle", 0.0)
-"""The turn in which the stressor does nothing."""
-Turn = tuple[str, float]
-"""A resource and a dial."""
+from workloads import client
+from workloads.rates.duty_cycle import DutyCycle, Load, report_wrong_results
+from workloads.rates.options import IDLE, Turn, list_round
 
 _log = logging.getLogger(__name__)
-
-
-def list_round(resources: Sequence[str], dials: Sequence[float]) -> list[Turn]:
-    """Return the turns of a round: one for each resource and dial, and idle turns.
-
-    All turns are compared with the idle turns, so there are as many of these as is best for a common baseline: the
-    square root of the number of other turns (Dunnett, "A Multiple Comparison Procedure for Comparing Several Treatments
-    with a Control", 1955).
-    """
-    turns = list(itertools.product(resources, dials))
-    return [*turns, *[IDLE] * round(math.sqrt(len(turns)))]
 
 
 def measure(args: argparse.Namespace, job: client.NullJob, loads: Mapping[str, Load]) -> None:
@@ -44,9 +28,7 @@ def measure(args: argparse.Namespace, job: client.NullJob, loads: Mapping[str, L
         turn: DutyCycle(next(iter(loads.values())) if turn == IDLE else loads[turn[0]], turn[1]) for turn in turns
     }
     for cycle in cycles.values():
-        for _ in range(WARMUP_PERIODS):
-            cycle.work()
-            cycle.pause()
+        cycle.warm_up()
     job.ready()
     job.phase("lead")
     order = _choose_order(turns, f"{args.seed}-{job.block}")
@@ -64,9 +46,7 @@ def measure(args: argparse.Namespace, job: client.NullJob, loads: Mapping[str, L
             break
         job.epoch(number, (time.monotonic_ns() - begin_ns - (job.held_ns - held_ns)) / 1e9)
     job.phase("end")
-    for resource, load in loads.items():
-        if num_wrong := load.count_wrong():
-            program.report_wrong(job, f"{num_wrong} results of the load on {resource} are wrong")
+    report_wrong_results(job, loads)
 
 
 def _choose_order(turns: Sequence[Turn], seed: str) -> Iterator[Turn]:

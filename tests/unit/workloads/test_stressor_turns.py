@@ -11,8 +11,7 @@ import pytest
 
 from workloads import client, program
 from workloads.rates import duty_cycle, turn_loop
-from workloads.rates.options import StressorTurns
-from workloads.rates.turn_loop import IDLE, list_round
+from workloads.rates.options import IDLE, StressorTurns, list_round
 
 MS = 1_000_000
 
