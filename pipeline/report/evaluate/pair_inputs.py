@@ -18,7 +18,7 @@ from pipeline.report.evaluate.stressor_effects import (
     STRESSOR,
     StressorEffect,
     list_effects,
-    list_resources,
+    name_workload,
     runs_stressor,
 )
 from pipeline.report.read.study_records import Row, Study
@@ -92,16 +92,14 @@ class PairInputs:
 
 def collect_inputs(study: Study, cells: Sequence[Cell]) -> PairInputs:
     """Collect the inputs; rows that are invalid or did not end `ok` have no figures."""
-    pairs, failures = _find_pairs(cells), _find_failures(cells)
-    vectors = _collect_vectors(list_effects(study, cells))
-    names = {name for by_workload in vectors.values() for name in by_workload}
-    names |= {name for _, pair in pairs for name in pair} | {name for _, name, _ in failures}
+    pairs, effects = _find_pairs(cells), list_effects(study, cells)
+    names = {effect.workload for effect in effects} | {name for _, pair in pairs for name in pair}
     return PairInputs(
         workloads=tuple(sorted(names, key=natural_key)),
-        vectors=vectors,
+        vectors=_collect_vectors(effects),
         pairs=pairs,
         platforms=_find_platforms(study),
-        failures=failures,
+        failures={(e.mode, e.workload, e.resource): e.reason for e in effects if e.reason is not None},
     )
 
 
@@ -126,10 +124,6 @@ def _collect_vectors(effects: Iterable[StressorEffect]) -> dict[str, dict[str, V
     return modes
 
 
-def _name_workload(label: str, setting: str) -> str:
-    return f"{label} [{setting}]" if setting else label
-
-
 def _find_pairs(cells: Iterable[Cell]) -> dict[tuple[str, PairName], MeasuredPair]:
     pairs: dict[tuple[str, PairName], MeasuredPair] = {}
     for cell in cells:
@@ -140,8 +134,8 @@ def _find_pairs(cells: Iterable[Cell]) -> dict[tuple[str, PairName], MeasuredPai
         for label in cell.case.workloads:
             by_block = cell.values.get(name_workload_metric(SLOWDOWN, label), {})
             if by_block:
-                slowdowns[_name_workload(label, cell.case.setting)] = cell.estimate(by_block)
-        labels = [_name_workload(label, cell.case.setting) for label in cell.case.workloads]
+                slowdowns[name_workload(label, cell.case.setting)] = cell.estimate(by_block)
+        labels = [name_workload(label, cell.case.setting) for label in cell.case.workloads]
         first, second = sorted(labels, key=natural_key)
         pairs[cell.mode, (first, second)] = MeasuredPair(
             slowdowns=(slowdowns[first], slowdowns[second]) if len(slowdowns) == 2 else (),
@@ -150,26 +144,13 @@ def _find_pairs(cells: Iterable[Cell]) -> dict[tuple[str, PairName], MeasuredPai
     return pairs
 
 
-def _find_failures(cells: Iterable[Cell]) -> dict[tuple[str, str, str], str]:
-    failures = {}
-    for cell in (cell for cell in cells if runs_stressor(cell) and cell.case.is_mix and not cell.is_ranked):
-        programs = dict(zip(cell.case.workloads, cell.case.params, strict=True))
-        stressors = [params for params in programs.values() if params.get("workload") == STRESSOR]
-        for label, params in programs.items():
-            if params.get("workload") != STRESSOR and stressors and cell.sharing != SERIAL:
-                name = _name_workload(label, cell.case.setting)
-                for resource in list_resources(stressors[0]):
-                    failures[cell.mode, name, resource] = cell.marks_of_rows or cell.reason
-    return failures
-
-
 def _find_platforms(study: Study) -> dict[tuple[str, ...], frozenset[Platform]]:
     platforms: dict[tuple[str, ...], set[Platform]] = defaultdict(set)
     for row in (row for row in study.rows if row.is_valid and not row.is_sequential):
         stressors = [job for job in (*row.jobs, *row.co_runner_jobs) if job.params.get("workload") == STRESSOR]
         labels = {job.label for job in row.jobs if job.params.get("workload") != STRESSOR}
-        setting = "" if row.co_runners else row.setting  # as `list_effects` names the workload beside a co-runner
-        names = tuple(sorted((_name_workload(label, setting) for label in labels), key=natural_key))
+        named = (name_workload(label, row.setting, row.co_runners) for label in labels)
+        names = tuple(sorted(named, key=natural_key))
         if len(names) == (1 if stressors else 2):
             platforms[names].add(_find_platform(row))
     return {names: frozenset(members) for names, members in platforms.items()}

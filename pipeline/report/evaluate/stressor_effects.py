@@ -43,6 +43,7 @@ class StressorEffect:
         params: MLflow params of the workload's job.
         sensitivity: slowdown of the workload; `None` if unknown.
         pressure: slowdown of the stressor; `None` if unknown.
+        reason: why the group has no figures, empty if unknown; `None` if it has figures.
     """
 
     workload: str
@@ -53,6 +54,7 @@ class StressorEffect:
     dial: float
     sensitivity: Estimate | None
     pressure: Estimate | None
+    reason: str | None = None
 
 
 def runs_stressor(cell: Cell) -> bool:
@@ -197,9 +199,13 @@ def _list_dials(params: Mapping[str, str]) -> list[float]:
     return [float(params[DIAL])] if DIAL in params else list(json.loads(params[_DIALS]))
 
 
+def name_workload(label: str, setting: str, co_runners: str = "") -> str:
+    """Return the label of a workload with its setting; a setting that names co-runners is left out."""
+    return f"{label} [{setting}]" if setting and not co_runners else label
+
+
 def _name(cell: Cell, label: str) -> str:
-    """Return the label of a workload with the setting of its cell, which names co-runners."""
-    return f"{label} [{cell.case.setting}]" if cell.case.setting and not cell.co_runners else label
+    return name_workload(label, cell.case.setting, cell.co_runners)
 
 
 def _list_co_runners(study: Study, cells: Sequence[Cell]) -> Iterator[StressorEffect]:
@@ -250,4 +256,5 @@ def _make_effect(
         dial=float(stressor[DIAL]),
         sensitivity=cell.estimate(slowdown) if slowdown else None,
         pressure=cell.estimate(pressure) if pressure else None,
+        reason=None if cell.is_ranked else cell.marks_of_rows or cell.reason,
     )
