@@ -17,6 +17,7 @@ from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Group, HostProgram
 from pipeline.base.domain.work_units import REQUESTS
 from pipeline.base.domain.workload import Workload
+from pipeline.base.system import study_cache
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.prepare.sharing.mps import parse_version
@@ -29,8 +30,11 @@ _TEXT_PROGRAMS = "workloads.text_imports"
 # parts had such numbers (docs/one_process.md). Clusters can allow fewer parts, which only the driver knows.
 _STEP, _STEP_SINCE = 8, (9, 0)
 
-_answers: dict[str, str] = {}
-"""Faults by the settings and versions of their trials; empty text if all operations work."""
+
+@study_cache.cache_for_study
+def get_answers() -> dict[str, str]:
+    """Return the faults that the trials of the study found, by their settings and versions; empty text if none."""
+    return {}
 
 
 class Green(Streams):
@@ -59,13 +63,13 @@ class Green(Streams):
     @contextmanager
     def prepare(self, group: Group, scratch: Path) -> Iterator[Slots]:
         file = _locate_answers(scratch)
-        file.write_text(json.dumps(_answers), encoding="utf-8")
+        file.write_text(json.dumps(get_answers()), encoding="utf-8")
         try:
             with super().prepare(group, scratch) as slots:
                 yield slots
         finally:
             with contextlib.suppress(OSError, ValueError):  # the host program was ended while it wrote
-                _answers.update(json.loads(file.read_text(encoding="utf-8")))
+                get_answers().update(json.loads(file.read_text(encoding="utf-8")))
 
     def choose_host(self, group: Group, scratch: Path) -> HostProgram:
         """Return the program that hosts the jobs, which splits the multiprocessors and reads them back."""

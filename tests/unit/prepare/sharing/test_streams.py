@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base.domain.records import Device, Group, HostProgram, Job, ProfilerSpec
+from pipeline.base.system import study_cache
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.factory import Spec
 from pipeline.prepare.sharing import green
@@ -46,8 +47,8 @@ def test_the_program_of_green_contexts_is_told_how_many_multiprocessors_were_ask
             assert Path(slots.slots[0].host.script).is_file()
 
 
-def test_answers_of_a_trial_reach_the_next_group_of_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(green, "_answers", {})
+def test_answers_of_a_trial_reach_the_next_group_of_the_study(tmp_path: Path) -> None:
+    study_cache.clear()
     jobs = tenants({}, {})
     for number, written in enumerate(('{"3 x 40": "it hangs"}', '{"3 x 40', "{}")):
         (folder := tmp_path / str(number)).mkdir()
@@ -55,7 +56,9 @@ def test_answers_of_a_trial_reach_the_next_group_of_the_study(tmp_path: Path, mo
             answers = Path(dict(slots.slots[0].host.options)["answers"])
             assert json.loads(answers.read_text()) == ({} if number == 0 else {"3 x 40": "it hangs"})
             answers.write_text(written)  # the second one is cut off, as by a program that was killed
-    assert green._answers == {"3 x 40": "it hangs"}
+    assert green.get_answers() == {"3 x 40": "it hangs"}
+    study_cache.clear()  # as the next study does
+    assert green.get_answers() == {}
 
 
 @pytest.mark.parametrize(
