@@ -1,4 +1,4 @@
-"""How a group and its jobs ended: result and reason of the row."""
+"""Results and reasons in the row of a group: how the group and its jobs ended."""
 
 from __future__ import annotations
 

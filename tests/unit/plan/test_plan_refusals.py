@@ -1,4 +1,4 @@
-"""What cannot run is refused when it is planned, with the remedy."""
+"""Groups that cannot run: refused when they are planned, with the remedy."""
 
 from __future__ import annotations
 

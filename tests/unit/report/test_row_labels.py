@@ -19,9 +19,11 @@ def test_scripts_are_told_apart_by_their_flags_and_groups_of_several_studies_by_
         {"flags.bs": "20"}, {"args": "--bs 30 --amp"}, {"args": "--bs 30"},
     )]  # fmt: skip
     rows = [copies("naive", 2, 5.0, own=own, facts={"plan": str(own)}) for own in programs]
-    found = study(*rows).rows
-    assert {r.jobs[0].label for r in found} == {"train --bs 20", "train --amp --bs 30", "train --bs 30"}
-    assert {r.name for r in found} == {f"naive-2x-train-{said}" for said in ("bs=20", "bs=30-amp", "bs=30")}
+    read_rows = study(*rows).rows
+    assert {r.jobs[0].label for r in read_rows} == {"train --bs 20", "train --amp --bs 30", "train --bs 30"}
+    assert {r.name for r in read_rows} == {
+        f"naive-2x-train-{arguments}" for arguments in ("bs=20", "bs=30-amp", "bs=30")
+    }
     assert labels.label_workload("train", programs[0], "") == "train"
 
 
@@ -41,11 +43,11 @@ def test_a_label_says_only_what_differs_within_the_study() -> None:
 def test_programs_that_share_a_label_are_told_apart() -> None:
     rows = [copies("serial", 1, 5.0, own=params(learning_rate=rate)) for rate in (0.1, 0.05)]
     rows += [row("serial", (job(0, params("other"), 5.0, salt=salt),)) for salt in ("a", "b")]
-    found = sorted(r.jobs[0].label for r in study(*rows).rows)
-    assert [name for name in found if "resnet26" in name] == [
+    names = sorted(r.jobs[0].label for r in study(*rows).rows)
+    assert [name for name in names if "resnet26" in name] == [
         f"resnet26_cifar10 bs128 learning_rate={rate}" for rate in ("0.05", "0.1")
     ]
-    assert len(set(found)) == 4
+    assert len(set(names)) == 4
 
 
 def test_a_program_in_two_windows_has_one_name() -> None:
@@ -54,9 +56,9 @@ def test_a_program_in_two_windows_has_one_name() -> None:
         row("naive", (job(0, params(epochs=epochs), 5.0, salt=epochs),), settings=settings(f"{epochs} epochs"))
         for epochs in ("0", "5")
     ]
-    found = study(*rows).rows
-    assert len({r.key for r in found}) == 2
-    assert [[job.label for job in r.jobs] for r in found] == [["resnet26_cifar10 bs128"]] * len(found)
+    read_rows = study(*rows).rows
+    assert len({r.key for r in read_rows}) == 2
+    assert [[job.label for job in r.jobs] for r in read_rows] == [["resnet26_cifar10 bs128"]] * len(read_rows)
 
 
 def test_a_group_that_never_got_its_place_is_called_as_in_the_other_blocks() -> None:
@@ -104,20 +106,20 @@ def test_modes_are_called_as_in_a_paper(scenario, options, places, label) -> Non
 
 
 def test_mixes_are_called_by_their_sizes_whatever_their_order() -> None:
-    own = {"S": params(), "M": params("resnet50_imagenet64"), "L": params("resnet152_imagenet")}
+    params_of = {"S": params(), "M": params("resnet50_imagenet64"), "L": params("resnet152_imagenet")}
     for sizes, label in (("SMS", "M+2S"), ("LMSS", "L+M+2S"), ("MM", "resnet50")):
-        jobs = tuple(job(i, own[size], 5.0, size=size) for i, size in enumerate(sizes))
-        (found,) = study(row("naive", jobs)).rows
-        assert labels.label_jobs(labels.sort_jobs(found.called)).startswith(label)
-        assert found.is_mix == (sizes != "MM")
+        jobs = tuple(job(i, params_of[size], 5.0, size=size) for i, size in enumerate(sizes))
+        (mixed,) = study(row("naive", jobs)).rows
+        assert labels.label_jobs(labels.sort_jobs(mixed.called)).startswith(label)
+        assert mixed.is_mix == (sizes != "MM")
 
 
 def test_words_that_all_jobs_of_a_mix_share_stand_behind_their_sizes() -> None:
     def mix(*precisions: str) -> Row:
-        own = [params(name, precision=each) for name, each in zip(("a", "b"), precisions, strict=True)]
+        programs = [params(name, precision=precision) for name, precision in zip(("a", "b"), precisions, strict=True)]
         return row(
-            "naive", tuple(job(i, of, 5.0, size=size) for i, (of, size) in enumerate(zip(own, "MS", strict=True)))
+            "naive", tuple(job(i, of, 5.0, size=size) for i, (of, size) in enumerate(zip(programs, "MS", strict=True)))
         )
 
     rows = study(mix("bf16", "bf16"), mix("bf16", "fp32")).rows
-    assert sorted(labels.label_jobs(found.called) for found in rows) == ["M+S", "M+S (bf16)"]
+    assert sorted(labels.label_jobs(mixed.called) for mixed in rows) == ["M+S", "M+S (bf16)"]

@@ -237,9 +237,9 @@ def test_a_mode_that_is_compared_with_serial_is_measured_with_baselines() -> Non
 def test_modes_of_several_commands_are_all_in_the_sweep() -> None:
     of_naive = as_typed(blocks(3, naive=1.80), "run.py scenario=naive degree=2 workload=tiny")
     of_mps = as_typed(
-        [each for each in blocks(3, mps=1.79) if each.scenario == "mps"], "run.py scenario=mps degree=2 workload=tiny"
+        [row for row in blocks(3, mps=1.79) if row.scenario == "mps"], "run.py scenario=mps degree=2 workload=tiny"
     )
-    rows = [*of_naive, *(replace(each, start_ms=each.start_ms + 1000) for each in of_mps)]
+    rows = [*of_naive, *(replace(row, start_ms=row.start_ms + 1000) for row in of_mps)]
     (advice,) = advice_on(*rows)
     command = build_command(study(*rows), advice)
     assert command is not None and " -m degree=2 workload=tiny scenario=" in command

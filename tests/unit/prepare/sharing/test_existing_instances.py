@@ -95,7 +95,7 @@ def test_jobs_get_the_instances_that_are_there_and_nothing_is_changed(divided: M
 
 def test_jobs_get_parts_of_one_gpu_instance_that_is_there(divided: Machine) -> None:
     """Beside 3g, 2g and 1g there are, after this, a 2g with two parts instead of a whole one."""
-    (two,) = (each.id for each in divided.gpu.instances if each.profile_id == 14)
+    (two,) = (instance.id for instance in divided.gpu.instances if instance.profile_id == 14)
     divided.driver.destroy_compute_instance(0, two, 0)
     for _ in range(2):
         divided.driver.create_compute_instance(0, two, 0)
@@ -122,6 +122,6 @@ def test_parts_that_follow_each_other_come_from_the_gpu_instance_that_has_them_a
     for width in (0, 1):
         h100.driver.create_compute_instance(0, second, width)
     device = nvml.list_devices()[0]
-    assert [each.gi_id for each in assignment.assign(device, ["1c.3g", "2c.3g"])] == [second, second]
-    assert [each.gi_id for each in assignment.assign(device, ["1c.3g", "2c.3g", "1c.3g"])] == [second, second, first]
-    assert [each.gi_id for each in assignment.assign(device, ["1c.3g", "1c.3g"])] == [first, second]
+    assert [part.gi_id for part in assignment.assign(device, ["1c.3g", "2c.3g"])] == [second, second]
+    assert [part.gi_id for part in assignment.assign(device, ["1c.3g", "2c.3g", "1c.3g"])] == [second, second, first]
+    assert [part.gi_id for part in assignment.assign(device, ["1c.3g", "1c.3g"])] == [first, second]
