@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline.base.domain.tags import Tag
-from pipeline.base.domain.turns import IDLE, SETTLE_S, TURN_S, TurnRates, format_turns
+from pipeline.base.domain.turns import IDLE, SETTLE_S, TURN_S, Place, TurnRates, format_turns
 from pipeline.base.system.words import list_first
 from pipeline.launch.events import Events
 from pipeline.launch.job_state import JobState
@@ -24,8 +24,6 @@ from pipeline.observe.sample_figures import Window
 
 _TURN = re.compile(r"turn (\w+) (\d+(?:\.\d+)?)")
 _MOST_NAMES = 3
-_Place = tuple[str, float]
-"""A resource and a dial."""
 
 
 class BatchTurns(NamedTuple):
@@ -51,14 +49,14 @@ def compute_rates(
         return BatchTurns()
     taker = takers[0].job
     params = dict(taker.workload.params)
-    spans: dict[_Place, list[Window]] = {}
+    spans: dict[Place, list[Window]] = {}
     for place, (begin_ns, end_ns) in _list_turns(log_of[taker.index]):
         counted = spans.setdefault(place, [])
         settled_ns = begin_ns + int(float(params[SETTLE_S]) * 1e9)
         is_complete = end_ns - begin_ns >= float(params[TURN_S]) * 1e9
         if is_complete and window[0] <= settled_ns and end_ns <= window[1]:
             counted.append((settled_ns, end_ns))
-    rates: dict[_Place, dict[int, float]] = defaultdict(dict)
+    rates: dict[Place, dict[int, float]] = defaultdict(dict)
     for state, (place, turns) in itertools.product(states, spans.items()):
         index = state.job.index
         if state is takers[0] and place[0] == IDLE:
@@ -97,7 +95,7 @@ def _describe_gaps(turns: Sequence[TurnRates], states: Sequence[JobState]) -> It
             )
 
 
-def _list_turns(log: Events) -> Iterator[tuple[_Place, Window]]:
+def _list_turns(log: Events) -> Iterator[tuple[Place, Window]]:
     """Yield the resource and dial of each turn with its begin and end; the end is the begin of the next phase."""
     for (name, begin_ns), (_, end_ns) in itertools.pairwise(log.phases):
         if (match := _TURN.fullmatch(name)) is not None:

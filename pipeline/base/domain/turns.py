@@ -14,6 +14,8 @@ IDLE = "idle"
 """The name of turns in which the stressor does nothing, in place of a resource."""
 TURN_S, SETTLE_S = "turn_s", "turn_settle_s"
 """Params of a stressor that takes turns: the length of a turn, and the time at its beginning that is not measured."""
+Place = tuple[str, float]
+"""A resource and a dial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,11 @@ class TurnRates:
     dial: float
     num_turns: int
     rates: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Place:
+        """The resource and the dial."""
+        return self.resource, self.dial
 
     @property
     def is_idle(self) -> bool:

@@ -18,7 +18,7 @@ from pipeline.base.domain import work_units
 from pipeline.base.domain.normalisation import SLOWDOWN
 from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.domain.tags import PREFIX, Tag
-from pipeline.base.domain.turns import TURN_S, parse_turns
+from pipeline.base.domain.turns import TURN_S, Place, parse_turns
 from pipeline.base.system.words import format_count, natural_key
 from pipeline.report.evaluate.cells import Cell, label_cases
 from pipeline.report.evaluate.quantities import name_workload_metric
@@ -30,8 +30,6 @@ STRESSOR = "stressor"
 RESOURCE, DIAL = "resource", "dial"
 _RESOURCES, _DIALS = "resources", "dials"
 _TURNS = Tag.TURNS.removeprefix(PREFIX)
-_Place = tuple[str, float]
-"""A resource and a dial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +121,8 @@ def describe_effects(effects: Sequence[StressorEffect]) -> list[str]:
 def _list_turns(study: Study, cells: Sequence[Cell]) -> Iterator[StressorEffect]:
     """Yield the effects of stressors that take turns. The slowdown of several copies is that of the slowest one."""
     cases, alone = label_cases(study), _find_turns_alone(study)
-    sensitivities: dict[object, dict[_Place, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-    pressures: dict[object, dict[_Place, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    sensitivities: dict[object, dict[Place, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    pressures: dict[object, dict[Place, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in (row for row in study.rows if row.is_valid and not row.is_sequential and _TURNS in row.facts):
         turns = parse_turns(row.facts[_TURNS])
         (stressor,) = (job for job in (*row.jobs, *row.co_runner_jobs) if TURN_S in job.params)
@@ -132,12 +130,11 @@ def _list_turns(study: Study, cells: Sequence[Cell]) -> Iterator[StressorEffect]
         idle = next((turn.rates for turn in turns if turn.is_idle), {})
         key = cases[row.run_id], row.degree, row.mode
         for turn in (turn for turn in turns if not turn.is_idle):
-            place = turn.resource, turn.dial
-            sensitivity, pressure = sensitivities[key][place], pressures[key][place]
+            sensitivity, pressure = sensitivities[key][turn.place], pressures[key][turn.place]
             speeds = [_divide(turn.rates, idle, job.index) for job in measured]
             if speeds and all(speeds):
                 sensitivity[row.block] = 1 / min(filter(None, speeds))
-            rates_alone = alone.get((row.block, stressor.digest), {}).get(place, {})
+            rates_alone = alone.get((row.block, stressor.digest), {}).get(turn.place, {})
             if speed := _divide({0: turn.rates.get(stressor.index, 0.0)}, rates_alone, 0):
                 pressure[row.block] = 1 / speed
     for cell in cells:
@@ -151,11 +148,11 @@ def _list_turns(study: Study, cells: Sequence[Cell]) -> Iterator[StressorEffect]
                 yield _make_effect(cell, _name(cell, label), params, stressor_params, sensitivity, pressure)
 
 
-def _find_turns_alone(study: Study) -> dict[tuple[int, str], dict[_Place, Mapping[int, float]]]:
+def _find_turns_alone(study: Study) -> dict[tuple[int, str], dict[Place, Mapping[int, float]]]:
     """Return the rates of each stressor alone, by block and workload digest, and by resource and dial."""
     rows = (row for row in study.rows if row.is_sequential and row.is_valid and row.degree == 1)
     return {
-        (row.block, row.jobs[0].digest): {(t.resource, t.dial): t.rates for t in parse_turns(row.facts[_TURNS])}
+        (row.block, row.jobs[0].digest): {turn.place: turn.rates for turn in parse_turns(row.facts[_TURNS])}
         for row in rows
         if _TURNS in row.facts
     }
