@@ -1,4 +1,4 @@
-"""Triton kernels for NVIDIA GPUs: multiply-adds on CUDA cores, reads of a table in a cache, tracking of particles.
+"""Triton kernels for NVIDIA GPUs: multiply-adds, reads of a table, products on tensor cores, tracking of particles.
 
 Triton is part of GPU builds of torch. With `TRITON_INTERPRET=1`, all kernels except packed ones (inline PTX) also run
 on a CPU.
@@ -44,21 +44,39 @@ def multiply_add(
 
 
 @triton.jit
-def read_table(out, table, rounds, last, is_cached: tl.constexpr, block: tl.constexpr):
-    """Write to `out[program]` the sum of `rounds * block` elements of `table`, read in its order, again and again.
+def read_table(out, table, first, rounds, last, is_cached: tl.constexpr, block: tl.constexpr):
+    """Write to `out[program]` the sum of `rounds * block` elements of `table`.
 
-    `last` is the last index of `table`, an fp32 table whose length is a power of two and a multiple of `block`. With
-    `is_cached`, L1 caches the table, else only L2 does. The sum is exact if the elements are 1.
+    In each round, the programs read one block after another, from block `first` on; after the end of the table, they
+    begin again. `last` is the last index of `table`, an fp32 table whose length is a power of two and a multiple of
+    `block`. With `is_cached`, L1 caches the table, else only L2 does. The sum is exact if the elements are 1.
     """
     program = tl.program_id(0)
     total = tl.zeros((block,), tl.float32)
     for step in range(rounds):
-        index = ((program + step) * block) & last
+        index = ((first + program + step * tl.num_programs(0)) * block) & last
         if is_cached:
             total += tl.load(table + index + tl.arange(0, block), cache_modifier=".ca")
         else:
             total += tl.load(table + index + tl.arange(0, block), cache_modifier=".cg")
     tl.store(out + program, tl.sum(total))
+
+
+@triton.jit
+def multiply_blocks(out, left, right, rounds, rows: tl.constexpr, inner: tl.constexpr, columns: tl.constexpr):
+    """Write to `out[program]` the sums of the rows of `rounds` times `left @ right`, added up product by product.
+
+    `left` is [rows, inner], `right` is [inner, columns], `out` is [programs, rows] of fp32. The sums are exact if the
+    elements are small integers.
+    """
+    row, column = tl.arange(0, rows), tl.arange(0, columns)
+    between = tl.arange(0, inner)
+    a = tl.load(left + row[:, None] * inner + between[None, :])
+    b = tl.load(right + between[:, None] * columns + column[None, :])
+    total = tl.zeros((rows, columns), tl.float32)
+    for _round in range(rounds):
+        total = tl.dot(a, b, total)
+    tl.store(out + tl.program_id(0) * rows + row, tl.sum(total, 1))
 
 
 @triton.jit

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,23 +19,48 @@ from workloads.rates import operations
 from workloads.rates.duty_cycle import Load
 from workloads.rates.loop import Operation
 
-_OF_TRITON = ("issue_fp32", "shared_memory", "l2")
-"""Resources whose kernels are compiled by Triton."""
+_OF_TRITON = ("issue_fp32", "tensor_cores", "shared_memory", "l2", "memory_bandwidth")
+"""Resources whose kernels are compiled by Triton.
 
-_SIZE = operations.Size(elements=1 << 21, rounds=64, rows=2048, array_mib=256, transfer_mib=8)
-"""Sizes of calls that take 0.2 ms or less on a large GPU, so that a phase of work ends in time."""
+A kernel has few warps on each multiprocessor and takes about 10 us on a large GPU. Beside longer kernels or more
+warps, jobs would wait until multiprocessors are free, whatever resource the stressor loads (docs/sensitivity.md).
+"""
+_CALLS = 16
+"""Calls of such a kernel in a CUDA graph, because the host takes longer to launch a kernel than the kernel takes."""
+_CHAINS, _ROUNDS = 4096, 18
+"""Chains of multiply-adds on each multiprocessor, and their rounds in a call."""
+_PRODUCT, _PRODUCTS = (64, 64, 256), 34
+"""Rows, inner dimension and columns of a product on one multiprocessor, and their number in a call."""
 
-_OPERATIONS = {
-    "issue_fp32": ("fp32_cuda", 1),
-    "tensor_cores": ("bf16_tensor", 4),
-    "memory_bandwidth": ("copy", 1),
-    "launches": ("launch", 40),
-    "pcie_copies": ("to_device", 1),
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a table is read.
+
+    Attributes:
+        num_bytes: size of the table.
+        num_programs: programs on each multiprocessor.
+        rounds: rounds of a call; in each, a program reads `block` elements at once.
+        is_cached: whether L1 caches the table.
+    """
+
+    num_bytes: int
+    num_programs: int
+    num_warps: int
+    rounds: int
+    block: int
+    is_cached: bool = False
+
+
+_READINGS = {
+    "shared_memory": Reading(num_bytes=16 << 10, num_programs=2, num_warps=8, rounds=66, block=4096, is_cached=True),
+    "l2": Reading(num_bytes=8 << 20, num_programs=1, num_warps=16, rounds=17, block=8192),
+    "memory_bandwidth": Reading(num_bytes=256 << 20, num_programs=1, num_warps=16, rounds=6, block=8192),
 }
-"""Microbenchmark of a resource, and the number of its calls between two looks at the clock."""
 
-_BLOCK, _PROGRAMS = 1024, 4096
-_L1_BYTES, _L1_ROUNDS, _L2_ROUNDS, _MOST_L2_BYTES = 16 << 10, 256, 48, 8 << 20
+_OPERATIONS = {"launches": ("launch", 40), "pcie_copies": ("to_device", 1)}
+"""Microbenchmark of a resource, and the number of its calls between two looks at the clock."""
+_TRANSFER_MIB = 8
 _AHEAD = 3
 """Bursts of calls that are issued before the oldest is complete."""
 
@@ -63,29 +89,36 @@ def build(resource: str, device: torch.device, threads: int | None) -> Load:
             torch.zeros(1, device=device)  # jobs under MPS must be clients of its server
         num_threads = len(os.sched_getaffinity(0)) if threads is None else threads
         return HostLoad(Hashing() if resource == "host_cores" else FileReading(num_threads), num_threads)
+    size = operations.Size(elements=0, rounds=_ROUNDS, rows=0, array_mib=0, transfer_mib=_TRANSFER_MIB)
     if resource in _OPERATIONS:
         name, num_calls = _OPERATIONS[resource]
-        return GpuLoad(operations.build(name, device, _SIZE), num_calls)
-    if resource == "shared_memory":
-        return GpuLoad(TableReading(device, _L1_BYTES, _L1_ROUNDS, is_cached=True), 1)
-    quarter = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 4 * _MOST_L2_BYTES) // 4
-    num_bytes = min(_MOST_L2_BYTES, 1 << (quarter.bit_length() - 1))
-    return GpuLoad(TableReading(device, num_bytes, _L2_ROUNDS, is_cached=False), 1)
+        return GpuLoad(operations.build(name, device, size), num_calls)
+    gpu = torch.cuda.get_device_properties(device)
+    if resource == "issue_fp32":
+        chains = replace(size, elements=_CHAINS * gpu.multi_processor_count)
+        return GpuLoad(operations.build("fp32_cuda", device, chains), _CALLS, is_captured=True)
+    if resource == "tensor_cores":
+        return GpuLoad(BlockProducts(device, gpu.multi_processor_count), _CALLS, is_captured=True)
+    reading = _READINGS[resource]
+    if resource == "l2":
+        quarter = getattr(gpu, "L2_cache_size", 4 * reading.num_bytes) // 4
+        reading = replace(reading, num_bytes=min(reading.num_bytes, 1 << (quarter.bit_length() - 1)))
+    return GpuLoad(TableReading(device, reading, gpu.multi_processor_count), _CALLS, is_captured=True)
 
 
 class GpuLoad:
-    """An operation of a microbenchmark that keeps a GPU busy until a given time."""
+    """An operation of a microbenchmark that keeps a GPU busy until a given time; `calls` are issued at once."""
 
-    def __init__(self, operation: Operation, calls: int) -> None:
+    def __init__(self, operation: Operation, calls: int, *, is_captured: bool = False) -> None:
         self._operation, self._calls = operation, calls
         operation.begin()
+        self._issue = self._capture() if is_captured else self._repeat
 
     def run_until(self, end_ns: int) -> int:
         pending: deque[torch.cuda.Event] = deque()
         num_calls = 0
         while num_calls == 0 or time.monotonic_ns() < end_ns:
-            for _ in range(self._calls):
-                self._operation.call()
+            self._issue()
             num_calls += self._calls
             event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             event.record()
@@ -99,16 +132,28 @@ class GpuLoad:
     def count_wrong(self) -> int:
         return int(self._operation.count_wrong().item())
 
+    def _repeat(self) -> None:
+        for _ in range(self._calls):
+            self._operation.call()
+
+    def _capture(self) -> Callable[[], None]:
+        self._operation.call()  # compile the kernel
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._repeat()
+        return graph.replay
+
 
 class TableReading:
-    """Reads of a small table of ones by all multiprocessors: from L1, or from L2 past L1."""
+    """Reads of a table of ones by all multiprocessors: from L1, from L2, or from device memory if it is large."""
 
     work = 1.0
 
-    def __init__(self, device: torch.device, num_bytes: int, rounds: int, *, is_cached: bool) -> None:
-        self._table = torch.ones(num_bytes // 4, device=device)
-        self._out = torch.zeros(_PROGRAMS, device=device)
-        self._rounds, self._is_cached = rounds, is_cached
+    def __init__(self, device: torch.device, reading: Reading, multiprocessors: int) -> None:
+        self._reading = reading
+        self._table = torch.ones(reading.num_bytes // 4, device=device)
+        self._out = torch.zeros(reading.num_programs * multiprocessors, device=device)
+        self._first = 0
 
     def begin(self) -> None:
         self._out.fill_(torch.nan)
@@ -116,18 +161,57 @@ class TableReading:
     def call(self) -> None:
         from workloads.rates import kernels
 
-        kernels.read_table[(_PROGRAMS,)](
+        kernels.read_table[(len(self._out),)](
             self._out,
             self._table,
-            self._rounds,
+            self._first,
+            self._reading.rounds,
             len(self._table) - 1,
-            is_cached=self._is_cached,
-            block=_BLOCK,
+            is_cached=self._reading.is_cached,
+            block=self._reading.block,
+            num_warps=self._reading.num_warps,
+        )
+        # The next call reads other blocks, which are not in a cache if the table is large.
+        self._first = (self._first + self._reading.rounds * len(self._out)) % (len(self._table) // self._reading.block)
+
+    def count_wrong(self) -> Tensor:
+        wrong: Tensor = self._out != self._reading.rounds * self._reading.block
+        return wrong.sum()
+
+
+class BlockProducts:
+    """Products of two small bf16 matrices, again and again on each multiprocessor, without other memory traffic."""
+
+    work = 1.0
+
+    def __init__(self, device: torch.device, num_programs: int, dtype: torch.dtype = torch.bfloat16) -> None:
+        rows, inner, columns = _PRODUCT
+        # Small integers, so results are exact.
+        left, right = torch.randint(-1, 2, (rows, inner)), torch.randint(-1, 2, (inner, columns))
+        self._left, self._right = left.to(device, dtype), right.to(device, dtype)
+        self._out = torch.zeros(num_programs, rows, device=device)
+        self._must_be = (_PRODUCTS * (left @ right).sum(1)).to(device, torch.float32)
+
+    def begin(self) -> None:
+        self._out.fill_(torch.nan)
+
+    def call(self) -> None:
+        from workloads.rates import kernels
+
+        rows, inner, columns = _PRODUCT
+        kernels.multiply_blocks[(len(self._out),)](
+            self._out,
+            self._left,
+            self._right,
+            _PRODUCTS,
+            rows=rows,
+            inner=inner,
+            columns=columns,
             num_warps=4,
         )
 
     def count_wrong(self) -> Tensor:
-        wrong: Tensor = self._out != self._rounds * _BLOCK
+        wrong: Tensor = self._out != self._must_be
         return wrong.sum()
 
 

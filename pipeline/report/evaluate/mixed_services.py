@@ -32,19 +32,23 @@ class Shared:
 
 
 def compare_services(cells: Sequence[Cell]) -> Iterator[Shared]:
-    """Yield the workloads of every ranked mix of services and other jobs."""
+    """Yield the workloads of every ranked mix of services and other jobs, unless none of them has a figure."""
     for cell in (cell for cell in cells if cell.case.is_mix and cell.is_ranked and not runs_stressor(cell)):
         names = _name_workloads(cell)
         served = [label for label in names if name_workload_metric(MEAN_SLOWDOWN, label) in cell.values]
         if served and len(served) < len(names):
-            for label, name in names.items():
-                yield Shared(
+            shares = [
+                Shared(
                     cell=cell,
                     workload=name,
                     throughput_ratio=cell.estimate_inverse(name_workload_metric(SLOWDOWN, label)),
                     mean=_latency(cell, MEAN_SLOWDOWN, label),
                     p99=_latency(cell, P99_SLOWDOWN, label),
                 )
+                for label, name in names.items()
+            ]
+            if any(share.throughput_ratio or share.mean or share.p99 for share in shares):
+                yield from shares
 
 
 def _name_workloads(cell: Cell) -> dict[str, str]:

@@ -127,13 +127,22 @@ _INTERPRETED = """
 import torch
 from workloads.rates import operations, particle_tracking, stressor_loads
 cpu = torch.device("cpu")
-stressor_loads._PROGRAMS = 2
 for is_cached in (False, True):
-    table = stressor_loads.TableReading(cpu, 4 * 4096, 5, is_cached=is_cached)
-    table.begin()
-    assert int(table.count_wrong()) == 2
-    table.call()
-    assert int(table.count_wrong()) == 0
+    reading = stressor_loads.Reading(
+        num_bytes=4 * 8192, num_programs=2, num_warps=4, rounds=5, block=1024, is_cached=is_cached
+    )
+    table = stressor_loads.TableReading(cpu, reading, 3)
+    for first in (0, 6):  # 5 rounds of 6 programs end at block 30 of 8, that is 6
+        assert table._first == first
+        table.begin()
+        assert int(table.count_wrong()) == 6
+        table.call()
+        assert int(table.count_wrong()) == 0
+products = stressor_loads.BlockProducts(cpu, 3, torch.float16)  # the interpreter computes wrong products of bf16
+products.begin()
+assert int(products.count_wrong()) == 3 * 64
+products.call()
+assert int(products.count_wrong()) == 0
 for precision in ("fp32", "fp64"):
     size = operations.Size(elements=4096, rounds=1, rows=64, array_mib=1, transfer_mib=1)
     chain = operations.MultiplyAdd(precision, cpu, size)
