@@ -1,4 +1,4 @@
-"""The tables of workloads beside stressors, and of the pairs that these measurements explain."""
+"""The tables of stressors alone, of workloads beside stressors, and of the pairs that these measurements explain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pipeline.report.evaluate.pair_inputs import collect_inputs
 from pipeline.report.evaluate.pair_prediction import PairPrediction, predict_pairs
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS
 from pipeline.report.evaluate.stressor_effects import StressorEffect
+from pipeline.report.evaluate.stressor_loads import LEAK, OWN, list_loads, name_leaks
+from pipeline.report.evaluate.wording import join_words
 from pipeline.report.page.table_format import Table, Values, list_ends
+from pipeline.report.read.stressor_counters import COUNTERS
 from pipeline.report.read.study_records import Study
 
 
@@ -33,6 +36,33 @@ def make_stressor_table(effects: Sequence[StressorEffect]) -> Table:
     )
     columns = ("workload", "mode", "resource", "dial", *slowdowns)
     return Table("sensitivity", "Workloads beside stressors", columns, tuple(rows), note)
+
+
+def make_counter_table(study: Study) -> Table:
+    """Return a table of the hardware counters of stressors alone, with the other resources that they load."""
+    loads = list_loads(study)
+    counters = [counter for counter in COUNTERS if any(counter.field in load.counters for load in loads)]
+    has_several = len(study.devices) > 1
+    rows: list[Values] = []
+    for load in loads:
+        own, leaks = OWN.get(load.place[0]), ", ".join(name_leaks(load.leaks)) or "nothing"
+        means = (load.counters.get(counter.field) for counter in counters)
+        place = (*((load.device,) if has_several else ()), *load.place, load.num_blocks)
+        rows.append((*place, own.title if own else None, *means, leaks if load.is_checked else None))
+    by_effect, by_peak = (
+        join_words([counter.title for counter in counters if any(counter in of for of in checked)] or ["none"])
+        for checked in ([load.to_effect for load in loads], [load.to_peak for load in loads])
+    )
+    note = (
+        "Mean over the samples that lie wholly in a turn, after its time to settle; median over the blocks. Also "
+        f"loads: other counters that rise above the idle turns (without these, above 0) by more than {100 * LEAK:g} % "
+        f"of the effect of the stressor of that resource at the same dial ({by_effect}) or, if this is unknown, of the "
+        f"peak ({by_peak}). SMACT is not checked, because any kernel raises it; the peak of PCIe is unknown."
+    )
+    heads = (f"{counter.title} ({counter.unit})" if counter.unit else counter.title for counter in counters)
+    places = (*(("device",) if has_several else ()), "resource", "dial", "blocks")
+    columns = (*places, "own counter", *heads, "also loads")
+    return Table("stressors", "Stressors alone, by hardware counters", columns, tuple(rows), note)
 
 
 def make_pair_table(study: Study, cells: Sequence[Cell]) -> Table:
