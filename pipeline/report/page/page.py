@@ -15,7 +15,7 @@ from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.doubts import list_doubts
 from pipeline.report.evaluate.gpu_fractions import list_fractions
 from pipeline.report.evaluate.stressor_effects import runs_stressor
-from pipeline.report.evaluate.stressor_loads import describe_loads
+from pipeline.report.evaluate.stressor_leaks import describe_loads
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.figures import catalogue
 from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, clean_text

@@ -10,11 +10,14 @@ from pipeline.report.evaluate.pair_inputs import collect_inputs
 from pipeline.report.evaluate.pair_prediction import PairPrediction, predict_pairs
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS
 from pipeline.report.evaluate.stressor_effects import StressorEffect
-from pipeline.report.evaluate.stressor_loads import LEAK, OWN, list_loads, name_leaks
+from pipeline.report.evaluate.stressor_leaks import COUNTER_OF, LEAK, list_loads, name_leaks
 from pipeline.report.evaluate.wording import join_words
 from pipeline.report.page.table_format import Table, Values, list_ends
 from pipeline.report.read.stressor_counters import COUNTERS
 from pipeline.report.read.study_records import Study
+
+_DIGITS = 4
+"""Decimals of counters; smaller values, such as 0.000006 of the bandwidth of an idle GPU, tell nothing."""
 
 
 def make_stressor_table(effects: Sequence[StressorEffect]) -> Table:
@@ -45,19 +48,25 @@ def make_counter_table(study: Study) -> Table:
     has_several = len(study.devices) > 1
     rows: list[Values] = []
     for load in loads:
-        own, leaks = OWN.get(load.place[0]), ", ".join(name_leaks(load.leaks)) or "nothing"
-        means = (load.counters.get(counter.field) for counter in counters)
+        title = COUNTER_OF[load.place[0]].title if load.place[0] in COUNTER_OF else None
+        leaks = ", ".join(name_leaks(load.leaks)) or "nothing"
+        means = (round(load.counters[c.field], _DIGITS) if c.field in load.counters else None for c in counters)
         place = (*((load.device,) if has_several else ()), *load.place, load.num_blocks)
-        rows.append((*place, own.title if own else None, *means, leaks if load.is_checked else None))
-    by_effect, by_peak = (
-        join_words([counter.title for counter in counters if any(counter in of for of in checked)] or ["none"])
-        for checked in ([load.to_effect for load in loads], [load.to_peak for load in loads])
+        rows.append((*place, title, *means, leaks if load.is_checked else None))
+    measures = (
+        ("effect of the stressor of that resource at the same dial", [load.to_effect for load in loads]),
+        ("peak, where that stressor was not measured", [load.to_peak for load in loads]),
     )
+    compared = [
+        f"{measure} ({join_words(titles)})"
+        for measure, checked in measures
+        if (titles := [counter.title for counter in counters if any(counter in of for of in checked)])
+    ]
     note = (
         "Mean over the samples that lie wholly in a turn, after its time to settle; median over the blocks. Also "
         f"loads: other counters that rise above the idle turns (without these, above 0) by more than {100 * LEAK:g} % "
-        f"of the effect of the stressor of that resource at the same dial ({by_effect}) or, if this is unknown, of the "
-        f"peak ({by_peak}). SMACT is not checked, because any kernel raises it; the peak of PCIe is unknown."
+        f"of the {' or of the '.join(compared) or 'effect of their stressor'}. SMACT is not checked, because any "
+        "kernel raises it; the peak of PCIe is unknown."
     )
     heads = (f"{counter.title} ({counter.unit})" if counter.unit else counter.title for counter in counters)
     places = (*(("device",) if has_several else ()), "resource", "dial", "blocks")

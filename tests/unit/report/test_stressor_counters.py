@@ -17,7 +17,7 @@ from pipeline.base.domain.samples import FieldTable
 from pipeline.base.domain.turns import Place
 from pipeline.observe.fields import Fields
 from pipeline.record.sample_series import Series, SeriesKey
-from pipeline.report.evaluate.stressor_loads import StressorLoad, describe_loads, list_loads
+from pipeline.report.evaluate.stressor_leaks import StressorLoad, describe_loads, list_loads
 from pipeline.report.page.page import make_content, render
 from pipeline.report.page.table_format import Table
 from pipeline.report.read import stressor_counters
@@ -193,7 +193,7 @@ def test_a_stressor_that_hardly_loads_its_resource_is_no_measure_of_it() -> None
     assert leaks_of(loads["l2", 1.0]) == {"DRAM": pytest.approx(0.24)}, "of the peak"
     (_, sentence) = describe_loads(study_of(weak))
     assert sentence == (
-        "By hardware counters, memory_bandwidth loads less than 10 % of its own resource (stressors.csv)."
+        "Stressors that raise their own counter by less than 10 % of its peak: memory_bandwidth (stressors.csv)."
     )
 
 
@@ -218,10 +218,13 @@ def test_the_table_shows_missing_counters_as_missing_and_the_page_names_the_leak
     assert table.rows[0] == ("idle", 0.0, 1, None, 0.0, 0.0, 0.02, 0.1, None)
     assert table.rows[1] == ("l2", 1.0, 1, None, 1.0, 0.04, 0.26, 1.0, "DRAM (30 %)")
     assert table.rows[2] == ("memory_bandwidth", 1.0, 1, "DRAM", 1.0, 0.0, 0.82, None, "nothing")
-    assert "(tensor cores and DRAM)" in table.note and "of the peak (host CPU)" in table.note
+    assert (
+        "at the same dial (tensor cores and DRAM) or of the peak, where that stressor was not measured (host CPU)."
+        in (table.note)
+    )
     page = render(content)
     assert "Stressors alone, by hardware counters" in page
-    assert "By hardware counters, l2 also loads DRAM (30 %) (100 %: the effect of the stressor" in page
+    assert "By hardware counters, l2 also loads DRAM (30 %). 100 % is the effect of the stressor" in page
 
 
 def test_without_counters_there_is_no_table_and_without_a_leak_no_sentence() -> None:

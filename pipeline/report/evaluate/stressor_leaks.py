@@ -1,4 +1,4 @@
-"""Whether stressors that ran alone load their own resource and little else, by hardware counters."""
+"""Loads of stressors that ran alone, on their own resource and on others, by hardware counters."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from pipeline.report.read.study_records import StressorCounters, Study
 
 LEAK = 0.1
 """Load of another resource, relative to a stressor of that resource or to its peak, above which a stressor leaks."""
-
-
-OWN = {counter.resource: counter for counter in reversed(COUNTERS) if counter.resource}
+COUNTER_OF = {counter.resource: counter for counter in reversed(COUNTERS) if counter.resource}
 """The counter of each resource that has one."""
 
 
@@ -70,13 +68,13 @@ def describe_loads(study: Study) -> list[str]:
         if leaks:
             parts = [f"{resource} also loads {join_words(name_leaks(of))}" for resource, of in leaks.items()]
             sentences.append(
-                f"By hardware counters{where}, {'; '.join(parts)} (100 %: the effect of the stressor of that resource, "
-                "or the peak; stressors.csv)."
+                f"By hardware counters{where}, {'; '.join(parts)}. 100 % is the effect of the stressor of that "
+                "resource, or else the peak (stressors.csv)."
             )
         if weak := dict.fromkeys(load.place[0] for load in loads if load.is_weak):
             sentences.append(
-                f"By hardware counters{where}, {join_words(list(weak))} loads less than {100 * LEAK:g} % of its own "
-                "resource (stressors.csv)."
+                f"Stressors that raise their own counter by less than {100 * LEAK:g} % of its peak{where}: "
+                f"{join_words(list(weak))} (stressors.csv)."
             )
     return sentences
 
@@ -96,14 +94,14 @@ def _list_loads(device: str, members: Sequence[StressorCounters]) -> Iterator[St
     }
     num_cpus = max((counters.num_cpus or 0 for counters in members), default=0)
     for place in sorted(medians, key=lambda place: (place[0] != IDLE, place)):
-        (resource, dial), own = place, OWN.get(place[0])
+        resource, dial = place
         is_weak, to_effect, to_peak = False, {}, {}
         known = [counter for counter in COUNTERS if counter.field in medians[place] and counter.resource]
         for counter in known if resource != IDLE else ():
             effect, peak = effects[place][counter.field], _find_peak(counter, num_cpus)
             least = LEAK * dial * (peak or 0.0)
-            stressor = effects.get((counter.resource, dial), {}).get(OWN[counter.resource].field, 0.0)
-            if counter == own:
+            stressor = effects.get((counter.resource, dial), {}).get(COUNTER_OF[counter.resource].field, 0.0)
+            if counter == COUNTER_OF.get(resource):
                 is_weak = effect < least
             elif stressor > least:  # a stressor that hardly loads its resource is no measure of it
                 to_effect[counter] = effect / stressor
