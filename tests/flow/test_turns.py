@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.base.domain.tags import Tag, stored_name
 from pipeline.base.domain.turns import parse_turns
+from pipeline.report.__main__ import main
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.stressor_effects import list_effects
 from pipeline.report.read import rows
@@ -57,6 +58,14 @@ def test_a_workload_is_launched_once_for_all_turns(run, client, tmp_path):
     (alone,) = choose_rows(rows.read([tmp_path / "mlruns"], "collocation"))
     by_place = {counters.place: counters.means["cpu_pct"] for counters in read_counters(alone)}
     assert 0.3 < by_place["host_cores", 1.0] < 1.1 and by_place["idle", 0.0] < 0.2, "one thread of one CPU, or none"
+    for name in ("read", "unreadable"):
+        place = ["--root", str(tmp_path / "mlruns"), "--out", str(tmp_path / name)]
+        assert main(["--experiment", "collocation", "--no-log", *place]) == 0
+        assert (tmp_path / name / "tables/stressors.csv").exists() == (name == "read")
+        for path in (tmp_path / "mlruns").rglob("samples.parquet"):
+            path.write_bytes(b"not parquet")
+    page = (tmp_path / "unreadable/index.html").read_text()
+    assert f"Not shown: counters of stressors in run {alone.run_id}, whose artifacts cannot be read." in page
 
 
 @pytest.mark.slow
