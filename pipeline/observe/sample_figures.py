@@ -131,7 +131,7 @@ def _summarise(summary: Summary, read: Sequence[Reading], windows: Sequence[Wind
     if summary is Summary.GROWTH:
         return sum(_measure_growth(*pair) for pair in zip(inside, windows, strict=True))
     if summary is Summary.RATE:
-        return _average_rate(inside)
+        return average_rate(inside)
     values = [value for readings_inside in inside for _, value in readings_inside]
     return max(values) if summary is Summary.MAX else statistics.fmean(values)
 
@@ -160,8 +160,11 @@ def _measure_growth(inside: Sequence[Reading], window: Window) -> float:
     return (last - first) / (last_ns - first_ns) * (window[1] - window[0])
 
 
-def _average_rate(inside: Sequence[Sequence[Reading]]) -> float | None:
-    """Average readings inside the windows, each of which is the mean since the previous reading."""
+def average_rate(inside: Sequence[Sequence[Reading]]) -> float | None:
+    """Average the readings of each window, each of which is the mean since the previous reading.
+
+    The first reading of a window does not count, because it covers time before the window. `None` if no other exists.
+    """
     grown = seconds = 0.0
     for readings_inside in inside:
         for (before_ns, _), (t_ns, value) in itertools.pairwise(readings_inside):

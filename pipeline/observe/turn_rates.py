@@ -11,7 +11,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline.base.domain.tags import Tag
 from pipeline.base.domain.turns import IDLE, SETTLE_S, TURN_S, Place, TurnRates, format_turns
@@ -41,21 +41,13 @@ def compute_rates(
 ) -> BatchTurns:
     """Return the rates of jobs that ran together in the turns of their stressor; none without exactly one stressor.
 
-    Only turns inside the window count, without the time in which they settle. All turns of a resource and dial count as
-    one. A rate is that from the first to the last step in each turn.
+    All turns of a resource and dial count as one. A rate is that from the first to the last step in each turn.
     """
     takers = [state for state in states if _takes_turns(state)]
     if len(takers) != 1 or window is None:
         return BatchTurns()
     taker = takers[0].job
-    params = dict(taker.workload.params)
-    spans: dict[Place, list[Window]] = {}
-    for place, (begin_ns, end_ns) in _list_turns(log_of[taker.index]):
-        counted = spans.setdefault(place, [])
-        settled_ns = begin_ns + int(float(params[SETTLE_S]) * 1e9)
-        is_complete = end_ns - begin_ns >= float(params[TURN_S]) * 1e9
-        if is_complete and window[0] <= settled_ns and end_ns <= window[1]:
-            counted.append((settled_ns, end_ns))
+    spans = select_turns(log_of[taker.index], dict(taker.workload.params), window)
     rates: dict[Place, dict[int, float]] = defaultdict(dict)
     for state, (place, turns) in itertools.product(states, spans.items()):
         index = state.job.index
@@ -69,6 +61,21 @@ def compute_rates(
         for place, turns in sorted(spans.items())
     ]
     return BatchTurns(tuple(measured), tuple(_describe_gaps(measured, states)))
+
+
+def select_turns(log: Events, params: Mapping[str, Any], window: Window) -> dict[Place, list[Window]]:
+    """Return the complete turns of a stressor inside the window, without the time in which they settle.
+
+    A resource and dial without such a turn has an empty list. `params` are those of the stressor.
+    """
+    spans: dict[Place, list[Window]] = {}
+    for place, (begin_ns, end_ns) in _list_turns(log):
+        counted = spans.setdefault(place, [])
+        settled_ns = begin_ns + int(float(params[SETTLE_S]) * 1e9)
+        is_complete = end_ns - begin_ns >= float(params[TURN_S]) * 1e9
+        if is_complete and window[0] <= settled_ns and end_ns <= window[1]:
+            counted.append((settled_ns, end_ns))
+    return spans
 
 
 def make_tags(batches: Iterable[BatchTurns]) -> dict[str, str]:

@@ -8,9 +8,11 @@ import pytest
 
 from pipeline.base.domain.tags import Tag, stored_name
 from pipeline.base.domain.turns import parse_turns
+from pipeline.report.__main__ import main
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.stressor_effects import list_effects
 from pipeline.report.read import rows
+from pipeline.report.read.stressor_counters import choose_rows, read_counters
 from tests.support.run_cases import groups
 
 pytest_plugins = ["tests.support.run_fixtures", "tests.support.tracking_fixtures"]
@@ -38,7 +40,8 @@ def check_effect(store: Path, workload: str) -> None:
 @pytest.mark.slow
 def test_a_workload_is_launched_once_for_all_turns(run, client, tmp_path):
     tiny = ["workload=tiny", "workload.source=synthetic_device", "workload.threads=1"]
-    status, out, err = run("-m", *tiny, *TURNS, "sizes.T.turn_s=0.5", *SHORT)
+    sampled = ["listeners=[host]", "listeners.host.interval_ms=200"]
+    status, out, err = run("-m", *tiny, *TURNS, "sizes.T.turn_s=0.6", *SHORT[:-1], *sampled)
     assert status == 0, err + out
     assert "its worst stressor (host_cores, dial 1, naive" in out or "no stressor was seen to slow down tiny" in out
     turns = {
@@ -52,6 +55,17 @@ def test_a_workload_is_launched_once_for_all_turns(run, client, tmp_path):
         "naive-tiny+T": [("host_cores", 2, [0, 1]), ("idle", 2, [0])],
     }
     check_effect(tmp_path / "mlruns", "tiny")
+    (alone,) = choose_rows(rows.read([tmp_path / "mlruns"], "collocation"))
+    by_place = {counters.place: counters.means["cpu_pct"] for counters in read_counters(alone)}
+    assert 0.3 < by_place["host_cores", 1.0] < 1.1 and by_place["idle", 0.0] < 0.2, "one thread of one CPU, or none"
+    for name in ("read", "unreadable"):
+        place = ["--root", str(tmp_path / "mlruns"), "--out", str(tmp_path / name)]
+        assert main(["--experiment", "collocation", "--no-log", *place]) == 0
+        assert (tmp_path / name / "tables/stressors.csv").exists() == (name == "read")
+        for path in (tmp_path / "mlruns").rglob("samples.parquet"):
+            path.write_bytes(b"not parquet")
+    page = (tmp_path / "unreadable/index.html").read_text()
+    assert f"Not shown: counters of stressors in run {alone.run_id}, whose artifacts cannot be read." in page
 
 
 @pytest.mark.slow

@@ -10,6 +10,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+STRESSOR = "stressor"
+"""Workload that loads one resource; `RESOURCE` and `DIAL` are its params. Without them, it takes turns."""
+RESOURCE, DIAL = "resource", "dial"
 IDLE = "idle"
 """The name of turns in which the stressor does nothing, in place of a resource."""
 TURN_S, SETTLE_S = "turn_s", "turn_settle_s"

@@ -18,16 +18,13 @@ from pipeline.base.domain import work_units
 from pipeline.base.domain.normalisation import SLOWDOWN
 from pipeline.base.domain.sharing_modes import SERIAL, SharingMode
 from pipeline.base.domain.tags import PREFIX, Tag
-from pipeline.base.domain.turns import TURN_S, Place, parse_turns
+from pipeline.base.domain.turns import DIAL, RESOURCE, STRESSOR, TURN_S, Place, parse_turns
 from pipeline.base.system.words import format_count, natural_key
 from pipeline.report.evaluate.cells import Cell, label_cases
 from pipeline.report.evaluate.quantities import name_workload_metric
 from pipeline.report.evaluate.statistics import MARGIN, Estimate, times_in_words
 from pipeline.report.read.study_records import JobRow, Study
 
-STRESSOR = "stressor"
-"""Workload that loads one resource; `RESOURCE` and `DIAL` are its params. Without them, it takes turns."""
-RESOURCE, DIAL = "resource", "dial"
 _RESOURCES, _DIALS = "resources", "dials"
 _TURNS = Tag.TURNS.removeprefix(PREFIX)
 

@@ -15,6 +15,7 @@ from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.doubts import list_doubts
 from pipeline.report.evaluate.gpu_fractions import list_fractions
 from pipeline.report.evaluate.stressor_effects import runs_stressor
+from pipeline.report.evaluate.stressor_leaks import describe_loads
 from pipeline.report.evaluate.verdicts import Verdict, Winner
 from pipeline.report.figures import catalogue
 from pipeline.report.figures.drawing import COLOURS, STAMP, THEME, Drawn, clean_text
@@ -106,7 +107,7 @@ def render(content: Content) -> str:
             summary=summarize(study, content.cells, content.winners),
             answer=write_answer(study, content.cells, content.winners),
             opening=[(figure, inline_figure(figure)) for figure in content.figures[:num_opening]],
-            missing=[*describe_missing(study), *list_doubts(study, content.cells)],
+            missing=[*describe_missing(study), *describe_loads(study), *list_doubts(study, content.cells)],
             not_ranked=count_unranked(content.cells),
             grids=grids(study, ordinary, content.verdicts, content.winners),
             theme=THEME,

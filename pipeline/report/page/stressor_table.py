@@ -1,4 +1,4 @@
-"""The tables of workloads beside stressors, and of the pairs that these measurements explain."""
+"""The tables of stressors alone, of workloads beside stressors, and of the pairs that these measurements explain."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from pipeline.report.evaluate.pair_inputs import collect_inputs
 from pipeline.report.evaluate.pair_prediction import PairPrediction, predict_pairs
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS
 from pipeline.report.evaluate.stressor_effects import StressorEffect
+from pipeline.report.evaluate.stressor_leaks import COUNTER_OF, LEAK, list_loads, name_leaks
+from pipeline.report.evaluate.wording import join_words
 from pipeline.report.page.table_format import Table, Values, list_ends
+from pipeline.report.read.stressor_counters import COUNTERS
 from pipeline.report.read.study_records import Study
+
+_DIGITS = 4
+"""Decimals of counters; smaller values, such as 0.000006 of the bandwidth of an idle GPU, tell nothing."""
 
 
 def make_stressor_table(effects: Sequence[StressorEffect]) -> Table:
@@ -33,6 +39,39 @@ def make_stressor_table(effects: Sequence[StressorEffect]) -> Table:
     )
     columns = ("workload", "mode", "resource", "dial", *slowdowns)
     return Table("sensitivity", "Workloads beside stressors", columns, tuple(rows), note)
+
+
+def make_counter_table(study: Study) -> Table:
+    """Return a table of the hardware counters of stressors alone, with the other resources that they load."""
+    loads = list_loads(study)
+    counters = [counter for counter in COUNTERS if any(counter.field in load.counters for load in loads)]
+    has_several = len(study.devices) > 1
+    rows: list[Values] = []
+    for load in loads:
+        title = COUNTER_OF[load.place[0]].title if load.place[0] in COUNTER_OF else None
+        leaks = ", ".join(name_leaks(load.leaks)) or "nothing"
+        means = (round(load.counters[c.field], _DIGITS) if c.field in load.counters else None for c in counters)
+        place = (*((load.device,) if has_several else ()), *load.place, load.num_blocks)
+        rows.append((*place, title, *means, leaks if load.is_checked else None))
+    measures = (
+        ("effect of the stressor of that resource at the same dial", [load.to_effect for load in loads]),
+        ("peak, where that stressor was not measured", [load.to_peak for load in loads]),
+    )
+    compared = [
+        f"{measure} ({join_words(titles)})"
+        for measure, checked in measures
+        if (titles := [counter.title for counter in counters if any(counter in of for of in checked)])
+    ]
+    note = (
+        "Mean over the samples that lie wholly in a turn, after its time to settle; median over the blocks. Also "
+        f"loads: other counters that rise above the idle turns (without these, above 0) by more than {100 * LEAK:g} % "
+        f"of the {' or of the '.join(compared) or 'effect of their stressor'}. SMACT is not checked, because any "
+        "kernel raises it; the peak of PCIe is unknown."
+    )
+    heads = (f"{counter.title} ({counter.unit})" if counter.unit else counter.title for counter in counters)
+    places = (*(("device",) if has_several else ()), "resource", "dial", "blocks")
+    columns = (*places, "own counter", *heads, "also loads")
+    return Table("stressors", "Stressors alone, by hardware counters", columns, tuple(rows), note)
 
 
 def make_pair_table(study: Study, cells: Sequence[Cell]) -> Table:

@@ -41,7 +41,7 @@ from pipeline.report.page.frameworks import framework_table
 from pipeline.report.page.profile_tables import list_profile_tables
 from pipeline.report.page.service_tables import beside_table, fraction_table, objective_table
 from pipeline.report.page.share_table import share_table
-from pipeline.report.page.stressor_table import make_pair_table, make_stressor_table
+from pipeline.report.page.stressor_table import make_counter_table, make_pair_table, make_stressor_table
 from pipeline.report.page.table_format import MISSING, Table, Values, format_estimate, list_ends
 from pipeline.report.page.workload_table import workload_table
 from pipeline.report.read.study_records import Row, Study
@@ -89,6 +89,7 @@ def make_tables(
         share_table(cells),
         make_stressor_table(list_effects(study, cells)),
         make_pair_table(study, cells),
+        make_counter_table(study),
         other_gpus_table(study),
         host_table(cells),
         result_table(cells),

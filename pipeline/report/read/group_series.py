@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,6 +179,23 @@ def read_group(row: Row) -> GroupSeries | None:
 
 
 def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
+    samples, known = fetch_samples(
+        row, lambda known: {field.name for _, field in known if field.chart is not None and field.chart.panel}
+    )
+    device_samples = {
+        origin: series for origin, series in samples.items() if known.is_of_device(origin.source, origin.job)
+    }
+    return device_samples, known
+
+
+def fetch_samples(
+    row: Row, choose_names: Callable[[Fields], Collection[str]]
+) -> tuple[dict[SeriesKey, Series], Fields]:
+    """Read the series of the chosen quantities of a group, and its table of quantities; both empty without samples.
+
+    Raises:
+        TrackingError: the artifact of the group is not readable.
+    """
     store = open_named(row.store)
     names = (layout.SAMPLE_TABLE, layout.FIELDS)
     try:
@@ -188,14 +205,9 @@ def _fetch(row: Row) -> tuple[dict[SeriesKey, Series], Fields]:
                 _refuse_without_artifacts(store, row.run_id)
                 return {}, Fields()
             known = fields.read(path_of_fields)
-            drawn = {field.name for _, field in known if field.chart is not None and field.chart.panel}
-            samples = read_table(path, drawn)
+            return read_table(path, choose_names(known)), known
     except Exception as error:  # a damaged file may raise any exception
         raise TrackingError(f"cannot read the samples of run {row.run_id} in {row.store}: {error}") from error
-    device_samples = {
-        origin: series for origin, series in samples.items() if known.is_of_device(origin.source, origin.job)
-    }
-    return device_samples, known
 
 
 def _refuse_without_artifacts(store: Store, run_id: str) -> None:

@@ -11,6 +11,7 @@ from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.marks import NO_MARKS, Marks
 from pipeline.base.domain.records import CO_RUNNERS, OTHER_GPUS, Result
 from pipeline.base.domain.sharing_modes import PARTITION, PROFILE, SERIAL, SharingMode
+from pipeline.base.domain.turns import Place
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.read.labels import JobLabel
 
@@ -188,6 +189,24 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StressorCounters:
+    """Means of hardware counters while a stressor alone loaded one resource, in one block.
+
+    Attributes:
+        place: resource and dial; an idle turn has the resource `IDLE`.
+        num_cpus: number of CPUs that the study could use; `None` if unknown.
+        means: mean of each counter that was read, by the name of its quantity.
+    """
+
+    device: str
+    gpu_uuid: str
+    block: int
+    place: Place
+    num_cpus: int | None
+    means: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """One repeat of a study on one kind of device, in one machine state.
 
@@ -224,6 +243,7 @@ class Study:
         not_drawn: a sentence on each figure that cannot be drawn.
         choice: options of the report that chose these rows.
         environments: a sentence on the packages of each environment except the first, compared with the first.
+        counters: counters of stressors that ran alone; empty unless the report has read them.
         facts: all values of each fact of the rows, by its name (versions, commands, commits).
     """
 
@@ -237,6 +257,7 @@ class Study:
     not_drawn: tuple[str, ...] = ()
     choice: str = ""
     environments: tuple[str, ...] = ()
+    counters: tuple[StressorCounters, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:
