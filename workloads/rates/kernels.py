@@ -63,16 +63,16 @@ def read_table(out, table, first, rounds, last, is_cached: tl.constexpr, block: 
 
 
 @triton.jit
-def multiply_blocks(out, left, right, rounds, rows: tl.constexpr, inner: tl.constexpr, columns: tl.constexpr):
-    """Write to `out[program]` the sums of the rows of `rounds` times `left @ right`, added up product by product.
+def multiply_blocks(out, lhs, rhs, rounds, rows: tl.constexpr, inner: tl.constexpr, columns: tl.constexpr):
+    """Write to `out[program]` the sums of the rows of `rounds` times `lhs @ rhs`, added up product by product.
 
-    `left` is [rows, inner], `right` is [inner, columns], `out` is [programs, rows] of fp32. The sums are exact if the
+    `lhs` is [rows, inner], `rhs` is [inner, columns], `out` is [programs, rows] of fp32. The sums are exact if the
     elements are small integers.
     """
     row, column = tl.arange(0, rows), tl.arange(0, columns)
     between = tl.arange(0, inner)
-    a = tl.load(left + row[:, None] * inner + between[None, :])
-    b = tl.load(right + between[:, None] * columns + column[None, :])
+    a = tl.load(lhs + row[:, None] * inner + between[None, :])
+    b = tl.load(rhs + between[:, None] * columns + column[None, :])
     total = tl.zeros((rows, columns), tl.float32)
     for _round in range(rounds):
         total = tl.dot(a, b, total)

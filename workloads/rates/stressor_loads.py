@@ -35,7 +35,7 @@ _PRODUCT, _PRODUCTS = (64, 64, 256), 34
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How a table is read.
+    """Settings of reads of a table.
 
     Attributes:
         num_bytes: size of the table.
@@ -187,10 +187,10 @@ class BlockProducts:
     def __init__(self, device: torch.device, num_programs: int, dtype: torch.dtype = torch.bfloat16) -> None:
         rows, inner, columns = _PRODUCT
         # Small integers, so results are exact.
-        left, right = torch.randint(-1, 2, (rows, inner)), torch.randint(-1, 2, (inner, columns))
-        self._left, self._right = left.to(device, dtype), right.to(device, dtype)
+        lhs, rhs = torch.randint(-1, 2, (rows, inner)), torch.randint(-1, 2, (inner, columns))
+        self._lhs, self._rhs = lhs.to(device, dtype), rhs.to(device, dtype)
         self._out = torch.zeros(num_programs, rows, device=device)
-        self._must_be = (_PRODUCTS * (left @ right).sum(1)).to(device, torch.float32)
+        self._must_be = (_PRODUCTS * (lhs @ rhs).sum(1)).to(device, torch.float32)
 
     def begin(self) -> None:
         self._out.fill_(torch.nan)
@@ -201,8 +201,8 @@ class BlockProducts:
         rows, inner, columns = _PRODUCT
         kernels.multiply_blocks[(len(self._out),)](
             self._out,
-            self._left,
-            self._right,
+            self._lhs,
+            self._rhs,
             _PRODUCTS,
             rows=rows,
             inner=inner,
