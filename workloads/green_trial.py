@@ -125,6 +125,8 @@ def list_operations(
     import torch
     from torch.nn import functional
 
+    from workloads.training import canary
+
     random, autocast = torch.Generator(device).manual_seed(0), program.choose_autocast(precision)
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
 
@@ -146,6 +148,9 @@ def list_operations(
 
     matrix, heads = draw(512, 512), draw(4, 8, 128, 64).bfloat16()
     yield "a matrix product", differentiate(torch.mm, matrix / 512**0.5, matrix)
+    for rows, inner, columns in canary.PRODUCTS:  # because each job computes them before its first step
+        name = f"a product of {rows} x {inner} and {inner} x {columns} matrices"
+        yield name, differentiate(torch.mm, draw(rows, inner) / inner**0.5, draw(inner, columns))
     yield "layer normalisation", differentiate(lambda rows: functional.layer_norm(rows, (512,)), matrix)
     yield "attention", differentiate(functional.scaled_dot_product_attention, heads, heads, heads)
     if convolutions:
