@@ -176,6 +176,15 @@ def test_a_training_beside_a_service_keeps_a_part_of_its_speed_and_the_requests_
     assert [bar.get_height() for bar in paid.patches] == pytest.approx([4, 2])
 
 
+def test_two_services_of_which_one_does_not_sustain_its_rate_are_no_mix_of_services_and_other_jobs() -> None:
+    rows = [row("serial", (service(0, 50, 5.0),)), row("serial", (service(0, 450, 9.0),))]
+    for name in ("latency_mean_ms", "latency_p99_ms"):
+        del rows[1].jobs[0].metrics[name]
+    jobs = (service(0, 50, 6.0, size="J"), service(1, 450, 30.0, size="K"))
+    rows.append(row("naive", jobs, metrics={"rate_sustained_worst_ratio": 0.4}))
+    assert not list(compare_services(make_cells(study(*rows))))
+
+
 def test_each_variant_of_one_training_beside_a_service_keeps_its_part() -> None:
     eager, graph = params("train"), params("train", step_mode="cuda_graph")
     rows = [row("serial", (job(0, own, 100.0),)) for own in (eager, graph)]
