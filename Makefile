@@ -37,6 +37,7 @@ REPORTS = $(STUDIES:%=build/reports/%/index.html)
 # The figure of a report that is the picture of its page, if not the gain against the number of jobs.
 FIGURE_fractions_h100 = fractions-infer-bert-base
 FIGURE_loads_h100 = against-rate-per-s-infer-bert-base
+FIGURE_sensitivity_pairs_h100 = sensitivity-resnet50-imagenet64-bs128-cuda-graph-data-on-the-gpu
 copy_picture = cp build/reports/$(1)/figures/$(or $(FIGURE_$(1)),gain).svg $(2)/$(1).svg &&
 docs: $(VENV)/.installed-docs
 	$(MAKE) --jobs=2 $(REPORTS)
