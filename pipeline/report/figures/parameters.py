@@ -240,9 +240,15 @@ def _break_line(swept: Sweep, by_place: Mapping[float, float]) -> dict[float, fl
 def _latency(axes: Axes, swept: Sweep, name: str) -> None:
     from matplotlib.ticker import LogFormatter
 
+    class PlainFormatter(LogFormatter):
+        """Labels without exponents: `0.4`, where LogFormatter writes `4e-01`."""
+
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{x:g}" if super().__call__(x, pos) else ""
+
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(LogFormatter())  # plain numbers
-    axes.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
+    axes.yaxis.set_major_formatter(PlainFormatter())
+    axes.yaxis.set_minor_formatter(PlainFormatter(labelOnlyBase=False))
     params = [params for members in swept.cells.values() for cell in members for params in cell.case.params]
     objectives = {
         value
