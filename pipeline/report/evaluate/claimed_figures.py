@@ -11,6 +11,9 @@ from pipeline.base.domain.normalisation import SPEEDUP, select_independent
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.report.evaluate import verdicts
 from pipeline.report.evaluate.cells import Cell, make_cells, ratios
+from pipeline.report.evaluate.claimed_slowdowns import ERRORS, find_error, find_slowdown
+from pipeline.report.evaluate.pair_inputs import PairInputs, collect_inputs
+from pipeline.report.evaluate.pair_prediction import PairPrediction, predict_pairs
 from pipeline.report.evaluate.statistics import MARGIN, Estimate, Test, compare_pairs, half_width
 from pipeline.report.evaluate.verdicts import Decision, Verdict
 from pipeline.report.evaluate.wording import finding_in_words
@@ -24,17 +27,26 @@ class NoFigureError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedStudy:
-    """A study, with its cells and comparisons as in its report."""
+    """A study, with its cells, comparisons and predictions of pairs as in its report."""
 
     study: Study
     cells: Sequence[Cell]
     comparisons: Sequence[Verdict]
+    inputs: PairInputs
+    predictions: Sequence[PairPrediction]
 
 
 def evaluate_study(study: Study) -> EvaluatedStudy:
     """Evaluate a study as its report does."""
     cells = make_cells(study)
-    return EvaluatedStudy(study=study, cells=cells, comparisons=verdicts.verdicts(cells))
+    inputs = collect_inputs(study, cells)
+    return EvaluatedStudy(
+        study=study,
+        cells=cells,
+        comparisons=verdicts.verdicts(cells),
+        inputs=inputs,
+        predictions=predict_pairs(inputs),
+    )
 
 
 _COUNTS: dict[str, Callable[[EvaluatedStudy], float]] = {
@@ -78,6 +90,8 @@ def find_estimate(query: Query, measured: EvaluatedStudy) -> Estimate:
     Raises:
         NoFigureError: the study has no such figure.
     """
+    if query.beside or query.quantity in ERRORS:
+        return _find_slowdown(query, measured)
     if not query.case:
         return Estimate(median=_count(query, measured), low=None, high=None, n=1)
     if query.over:
@@ -86,6 +100,19 @@ def find_estimate(query: Query, measured: EvaluatedStudy) -> Estimate:
     estimate = _find_comparison(query, measured).ratio if query.against else cell.figures.get(query.quantity)
     if estimate is None or not math.isfinite(estimate.median):
         raise NoFigureError(f"{_describe(query)} has no {query.quantity} ({finding_in_words(cell)})")
+    return estimate
+
+
+def _find_slowdown(query: Query, measured: EvaluatedStudy) -> Estimate:
+    if query.quantity in ERRORS:
+        estimate = find_error(measured.predictions, query.mode, query.quantity)
+    else:
+        pair = (query.case, query.beside)
+        estimate = find_slowdown(measured.inputs, measured.predictions, query.mode, pair, query.quantity)
+    if estimate is None:
+        known = ", ".join(map(repr, measured.inputs.workloads))
+        where = f"{query.case} beside {query.beside}, {query.mode}" if query.beside else query.mode
+        raise NoFigureError(f"the study has no {query.quantity} of {where}; its workloads are {known}")
     return estimate
 
 

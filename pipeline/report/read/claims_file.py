@@ -40,6 +40,7 @@ class Query:
 
     Attributes:
         bundle: file, relative to the folder of the project.
+        beside: resource of a stressor, or a workload, beside which the workload `case` ran.
         over: another case of the study with this number of jobs and mode; the figure is the ratio in the same blocks.
         margin: relative difference within which the two cases are tested to be equal.
         jobs: number of jobs of the cell.
@@ -56,6 +57,7 @@ class Query:
     mode: str = ""
     against: str = ""
     over: str = ""
+    beside: str = ""
     margin: float | None = None
     show: Show = Show.MEDIAN
     scale: float = 1.0
