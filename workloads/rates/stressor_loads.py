@@ -137,7 +137,7 @@ class GpuLoad:
             self._operation.call()
 
     def _capture(self) -> Callable[[], None]:
-        self._operation.call()  # compile the kernel
+        self._repeat()  # Triton compiles a kernel for each kind of argument; a capture should not contain that
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._repeat()
