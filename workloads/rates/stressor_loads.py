@@ -99,11 +99,17 @@ def build(resource: str, device: torch.device, threads: int | None) -> Load:
         return GpuLoad(operations.build("fp32_cuda", device, chains), _CALLS, is_captured=True)
     if resource == "tensor_cores":
         return GpuLoad(BlockProducts(device, gpu.multi_processor_count), _CALLS, is_captured=True)
-    reading = _READINGS[resource]
-    if resource == "l2":
-        quarter = getattr(gpu, "L2_cache_size", 4 * reading.num_bytes) // 4
-        reading = replace(reading, num_bytes=min(reading.num_bytes, 1 << (quarter.bit_length() - 1)))
+    reading = choose_reading(resource, getattr(gpu, "L2_cache_size", 0))
     return GpuLoad(TableReading(device, reading, gpu.multi_processor_count), _CALLS, is_captured=True)
+
+
+def choose_reading(resource: str, l2_bytes: int) -> Reading:
+    """Return how the table of a resource is read; the table of L2 is at most a quarter of it, if its size is known."""
+    reading = _READINGS[resource]
+    if resource != "l2" or not l2_bytes:
+        return reading
+    quarter = max(l2_bytes // 4, 4 * reading.block)
+    return replace(reading, num_bytes=min(reading.num_bytes, 1 << (quarter.bit_length() - 1)))
 
 
 class GpuLoad:
@@ -171,7 +177,8 @@ class TableReading:
             block=self._reading.block,
             num_warps=self._reading.num_warps,
         )
-        # The next call reads other blocks, which are not in a cache if the table is large.
+        # The calls of a graph read different blocks of a large table, 96 MiB on 32 multiprocessors and more on others,
+        # which do not stay in L2.
         self._first = (self._first + self._reading.rounds * len(self._out)) % (len(self._table) // self._reading.block)
 
     def count_wrong(self) -> Tensor:

@@ -28,6 +28,14 @@ def test_wrong_results_of_a_load_are_reported(monkeypatch):
     assert told.found_wrong == ["3 results of the load on host_cores are wrong"]
 
 
+@pytest.mark.parametrize(("l2_mib", "table_kib"), [(50, 8192), (24, 4096), (4, 1024), (0.0625, 32), (0, 8192)], ids=str)
+def test_the_table_of_l2_fits_into_a_quarter_of_it_and_has_a_block_at_least(l2_mib, table_kib):
+    reading = stressor_loads.choose_reading("l2", int(l2_mib * 2**20))
+    assert reading.num_bytes == table_kib << 10
+    assert reading.num_bytes % (4 * reading.block) == 0
+    assert stressor_loads.choose_reading("memory_bandwidth", int(l2_mib * 2**20)).num_bytes == 256 << 20
+
+
 @pytest.mark.parametrize(
     ("argv", "why"),
     [
