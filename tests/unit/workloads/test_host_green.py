@@ -103,6 +103,8 @@ def test_a_driver_without_green_contexts_or_with_an_error_is_unsupported(driver)
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["default", "bf16"])
 def test_operations_of_each_library_repeat_and_are_told_from_wrong_values(precision: str) -> None:
+    from workloads.training import canary
+
     settings = {"convolutions": True, "batch_norm": True, "precision": precision, "channels_last": True}
     names = []
     for name, compute in green_trial.list_operations("cpu", **settings):  # type: ignore[arg-type]
@@ -112,7 +114,7 @@ def test_operations_of_each_library_repeat_and_are_told_from_wrong_values(precis
         for position in range(len(first)):  # also if only one gradient was never computed
             wrong = [part * (number != position) for number, part in enumerate(first)]
             assert not green_trial.are_close(wrong, first), (name, position)
-    assert len(names) == 8
+    assert len(names) == 8 + len(canary.PRODUCTS)
 
 
 @pytest.mark.torch
