@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pipeline.report.evaluate.pair_inputs import FULL, PairInputs, PairName, Vectors
-from pipeline.report.evaluate.pair_prediction import PairPrediction
+from pipeline.report.evaluate.pair_prediction import PairPrediction, compute_error
 from pipeline.report.evaluate.statistics import Estimate
 
 ERRORS = ("prediction_error_median", "prediction_error_largest")
@@ -46,12 +46,11 @@ def _list_of_pair(prediction: PairPrediction, index: int) -> Mapping[str, Estima
     measured = prediction.measured
     if measured is None or not measured.slowdowns or not prediction.slowdowns:
         return {}
-    slowdown, predicted = measured.slowdowns[index], prediction.slowdowns[index].middle
-    error = abs(predicted / slowdown.median - 1)
+    slowdown, predicted = measured.slowdowns[index], prediction.slowdowns[index]
     return {
         "slowdown": slowdown,
-        "predicted_slowdown": _make_estimate(predicted),
-        "prediction_error": _make_estimate(error),
+        "predicted_slowdown": _make_estimate(predicted.middle),
+        "prediction_error": _make_estimate(compute_error(predicted, slowdown)),
     }
 
 

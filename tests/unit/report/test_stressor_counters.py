@@ -99,10 +99,10 @@ def stressor_row(own: dict[str, str] = TURN_PARAMS, scenario: str = "serial", **
 
 
 def test_the_time_in_which_a_turn_settles_and_incomplete_turns_do_not_count(put: Callable[..., None]) -> None:
-    every = [(2 + 0.1 * step, 0.9 if step <= 2 else 0.5) for step in range(11)]  # 0.9 in the first 0.2 s
+    readings = [(2 + 0.1 * step, 0.9 if step <= 2 else 0.5) for step in range(11)]  # 0.9 in the first 0.2 s
     rest = [(3.1 + 0.1 * step, 0.1) for step in range(10)] + [(4.2, 7.0), (4.3, 7.0)]
     phases = (("lead", 0.5), ("turn l2 1", 2.0), ("turn idle 0", 3.0), ("turn l2 1", 4.05), ("end", 4.5))
-    put({DRAM: make_series(*every, *rest)}, *phases)
+    put({DRAM: make_series(*readings, *rest)}, *phases)
     counters = {one.place: one for one in read_counters(stressor_row(facts={**stressor_row().facts, "cpus": "8"}))}
     assert counters["l2", 1.0].means == {"dram_active_ratio": pytest.approx(0.5)}
     assert counters["idle", 0.0].means == {"dram_active_ratio": pytest.approx(0.1)}
@@ -131,8 +131,12 @@ def test_without_samples_turns_or_a_window_there_are_no_counters(put: Callable[.
 
 def test_only_valid_rows_of_a_stressor_alone_have_counters() -> None:
     alone = stressor_row()
-    others = [stressor_row(scenario="mps"), stressor_row(block=2, invalid="another program"), copies("serial", 1, 9.0)]
-    assert [chosen.run_id for chosen in choose_rows(study(alone, *others))] == [alone.run_id]
+    left_out = [
+        stressor_row(scenario="mps"),
+        stressor_row(block=2, invalid="another program"),
+        copies("serial", 1, 9.0),
+    ]
+    assert [chosen.run_id for chosen in choose_rows(study(alone, *left_out))] == [alone.run_id]
 
 
 def study_of(
@@ -146,16 +150,16 @@ def study_of(
     return dataclasses.replace(study(stressor_row()), counters=(*by_place, *more))
 
 
-def loads_of(found: Study) -> dict[Place, StressorLoad]:
-    return {load.place: load for load in list_loads(found)}
+def loads_of(stressor_study: Study) -> dict[Place, StressorLoad]:
+    return {load.place: load for load in list_loads(stressor_study)}
 
 
 def leaks_of(load: StressorLoad) -> dict[str, Any]:
     return {counter.title: ratio for counter, ratio in load.leaks.items()}
 
 
-def make_table(found: Study) -> Table | None:
-    return next((table for table in make_content(found).tables if table.name == "stressors"), None)
+def make_table(stressor_study: Study) -> Table | None:
+    return next((table for table in make_content(stressor_study).tables if table.name == "stressors"), None)
 
 
 def test_a_leak_is_relative_to_the_stressor_of_the_resource_above_the_idle_turns() -> None:
@@ -239,11 +243,11 @@ def test_each_device_is_compared_with_itself() -> None:
         device="NVIDIA H200", gpu_uuid="GPU-2", block=2, place=("l2", 1.0), num_cpus=16, means=means
     )
     rows = (stressor_row(), stressor_row(device="NVIDIA H200", gpu_uuid="GPU-2", block=2))
-    found = dataclasses.replace(study_of(FULL, other), rows=rows)
-    table = make_table(found)
+    stressor_study = dataclasses.replace(study_of(FULL, other), rows=rows)
+    table = make_table(stressor_study)
     assert table is not None and table.columns[:2] == ("device", "resource")
     assert table.rows[-1][:3] == ("NVIDIA H200", "l2", 1.0) and table.rows[-1][-1] == "DRAM (20 %)"
-    assert [sentence.partition(",")[0] for sentence in describe_loads(found)] == [
+    assert [sentence.partition(",")[0] for sentence in describe_loads(stressor_study)] == [
         f"By hardware counters on {GPU}",
         "By hardware counters on NVIDIA H200",
     ]
