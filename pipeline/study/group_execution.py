@@ -166,7 +166,8 @@ class GroupExecution:
         states = self._states()[: len(group.jobs)]
         try:
             observation = self._observation(interrupted=False, changed=None)
-            row = group_row.judge(group, dataclasses.replace(observation, batches=[states], spans=()))
+            observation = dataclasses.replace(observation, batches=[states], launched=self._states(), spans=())
+            row = group_row.judge(group, observation)
         except Exception as error:  # noqa: BLE001  as in `judge`
             self._keep_traceback(error, f"the figures of {group.name} could not be computed")
             return endings.make_row_without_figures(group, error, states)
