@@ -30,7 +30,6 @@ MOST_REQUESTS = 1 << 24
 
 _AT_ONCE = 1 << 18
 _IMPOSSIBLE = "impossible instants or counts"
-_REPEATED = "a record that came before"
 
 
 class Requests:
@@ -119,7 +118,7 @@ def _read(path: Path, num_records: int, lifetime: Lifetime) -> Requests:
     for name in columns:
         columns[name] = columns[name][:num_kept] if order is None else columns[name][order]
     is_repeated = _find_repeated(columns)
-    damages.add(_REPEATED, 0, int(np.count_nonzero(is_repeated)))
+    damages.add("a record that came before", 0, int(np.count_nonzero(is_repeated)))
     return Requests(columns, np.flatnonzero(~is_repeated) if is_repeated.any() else None, damages)
 
 
@@ -139,14 +138,13 @@ def _find_repeated(columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.bool_
     """
     import numpy as np
 
-    is_repeated = columns["done_ns"] > 0
     if (np.diff(columns["intended_ns"]) > 0).all():
-        return np.zeros_like(is_repeated)
+        return np.zeros(len(columns["intended_ns"]), bool)
     fields = [columns[name] for name, _ in RECORD]
     copy = _count_equal_before(np.lexsort(fields), fields)  # 0 for the first of equal records
     batch = [columns[name] for name in ("begun_ns", "done_ns", "batch")]
-    is_repeated &= (copy > 0) & (_count_equal_before(np.lexsort((copy, *batch)), batch) >= columns["batch"])
-    return is_repeated
+    is_too_many = _count_equal_before(np.lexsort((copy, *batch)), batch) >= columns["batch"]
+    return (columns["done_ns"] > 0) & (copy > 0) & is_too_many
 
 
 def _count_equal_before(order: NDArray[np.intp], fields: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

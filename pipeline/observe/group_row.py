@@ -95,8 +95,8 @@ def judge(group: Group, observation: Observation) -> GroupResult:
         tags[Tag.SHARED_FILES] = shared
     if any(state.is_tenant for state in all_states):
         tags[Tag.ONE_PROCESS] = _describe_process(all_states)
-    if group.window.kind is WindowKind.INTERLEAVED:
-        tags[Tag.SLICES] = f"{len(windows)} x {group.window.slice_s:g} s"
+    if group.window.kind is WindowKind.INTERLEAVED and windows:
+        tags[Tag.SLICES] = f"{len(windows)} x {sample_figures.measure_seconds(windows[0]):g} s"
     if titled := observation.fields.describe_titled(metrics):
         tags[Tag.FIGURES] = titled
     if windows:
@@ -320,9 +320,9 @@ def _compute_sampled(
 
 def _describe_short_window(window: Window, measured: Sequence[sample_figures.Window]) -> str:
     """Report that slices, or windows by need, are too short for figures from samples; empty if they are not."""
-    if window.kind is WindowKind.INTERLEAVED and window.slice_s < SAMPLED_S:
-        return f"window.slice_s={window.slice_s:g} is below {SAMPLED_S:g} s"
     shortest_s = min(map(sample_figures.measure_seconds, measured), default=SAMPLED_S)
+    if window.kind is WindowKind.INTERLEAVED and shortest_s < SAMPLED_S:
+        return f"slices of {shortest_s:.3g} s are shorter than {SAMPLED_S:g} s; set window.slice_s={SAMPLED_S:g}"
     if window.most_s and shortest_s < SAMPLED_S:
         return f"the window of {shortest_s:.3g} s is shorter than {SAMPLED_S:g} s; set window.seconds={SAMPLED_S:g}"
     return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
@@ -54,12 +53,8 @@ def compute_figures(
         rate = done / sum(measure_seconds(window) for window in windows)
         number = done if kind is WindowKind.INTERLEAVED else number
     metrics = {work_units.rate_of(unit): rate, work_units.number_of(unit): number}
-    # The duration of a step is unknown if the job was held meanwhile.
-    firsts = [
-        part.start + bool(part and _measure_held_ns(steps.t_ns[part.start - 1], steps.t_ns[part.start], holds))
-        for part in inside
-    ]
-    times_of = [steps.sorted_times_ms(first, part.stop) for first, part in zip(firsts, inside, strict=True)]
+    held = {bisect_right(steps.t_ns, begin) for begin, _ in holds}  # the duration of these steps is unknown
+    times_of = [steps.sorted_times_ms(part.start + (part.start in held), part.stop) for part in inside]
     times_ms = times_of[0] if len(times_of) == 1 else sorted(itertools.chain(*times_of))
     for percent in (50, 95, 99):
         if len(times_ms) and steps.per_entry == 1:
@@ -147,15 +142,16 @@ def describe_pauses(steps: Steps, slices: Sequence[Window], settle_ns: int, hold
     end_ns = slices[-1][1]
     if not steps.t_ns or steps.t_ns[0] >= end_ns:
         return None
-    t_ns = steps.t_ns if steps.t_ns[-1] >= end_ns else array("q", [*steps.t_ns, end_ns])
-    numbers = set[int]()
-    for begin, end in slices:
-        numbers.update(range(max(1, bisect_right(t_ns, begin - settle_ns)), bisect_left(t_ns, end) + 1))
-    times_ns = {number: t_ns[number] - t_ns[number - 1] for number in numbers}
+    t_ns = [*steps.t_ns, max(steps.t_ns[-1], end_ns)]
+    times_ns = {
+        number: t_ns[number] - t_ns[number - 1]
+        for begin, end in slices
+        for number in range(max(1, bisect_right(t_ns, begin - settle_ns)), bisect_left(t_ns, end) + 1)
+    }
     usual_ns = statistics.median_low(times_ns.values())
     limit_ns = max(PAUSE_SHARE * min(end - begin for begin, end in slices), PAUSE_STEPS * usual_ns)
     for number in [number for number, time_ns in times_ns.items() if time_ns > limit_ns]:
-        times_ns[number] -= _measure_held_ns(t_ns[number - 1], t_ns[number], holds)
+        times_ns[number] = _measure_working_ns(t_ns[number - 1], t_ns[number], holds)
     pauses_ns = [time_ns for time_ns in times_ns.values() if time_ns > limit_ns]
     share = sum(pauses_ns) / sum(times_ns.values())
     if share <= MOST_PAUSED_RATIO:
@@ -177,14 +173,13 @@ def _interpolate_work(steps: Steps, t_ns: int, holds: Sequence[Window] = ()) -> 
     before_ns, before = steps.t_ns[following - 1], steps.total[following - 1]
     if following == len(steps.t_ns):
         return before
-    worked_ns, step_ns = (
-        until - before_ns - _measure_held_ns(before_ns, until, holds) for until in (t_ns, steps.t_ns[following])
-    )
-    return before + min(1.0, worked_ns / max(1, step_ns)) * (steps.total[following] - before)
+    left_ns, step_ns = (_measure_working_ns(since, steps.t_ns[following], holds) for since in (t_ns, before_ns))
+    return steps.total[following] - left_ns / step_ns * (steps.total[following] - before)
 
 
-def _measure_held_ns(begin_ns: int, end_ns: int, holds: Sequence[Window]) -> int:
-    return sum(max(0, min(end_ns, end) - max(begin_ns, begin)) for begin, end in holds)
+def _measure_working_ns(begin_ns: int, end_ns: int, holds: Sequence[Window]) -> int:
+    held_ns = sum(max(0, min(end_ns, end) - max(begin_ns, begin)) for begin, end in holds)
+    return max(1, end_ns - begin_ns - held_ns)
 
 
 def _compute_epoch_rate(log: Events) -> float | None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import re
-import statistics
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from pipeline.base.domain.tags import Tag
@@ -36,18 +36,6 @@ class BatchTurns(NamedTuple):
     gaps: tuple[str, ...] = ()
 
 
-class _Part(NamedTuple):
-    """The work of a job in a turn, and the number of steps, answers or logged values that show it."""
-
-    work: float
-    number: int
-    least: int = 2
-
-    @property
-    def is_enough(self) -> bool:
-        return self.number >= self.least
-
-
 def compute_rates(
     states: Sequence[JobState],
     log_of: Mapping[int, Events],
@@ -69,10 +57,10 @@ def compute_rates(
         index = state.job.index
         if state is takers[0] and place[0] == IDLE:
             continue
-        parts = _measure_turns(log_of[index], logged_of[index], turns)
-        if (rate := _average(parts, turns)) is not None:
+        measure = partial(compute_rate, log_of[index], logged_of[index])
+        if (rate := measure(turns)) is not None:
             rates[place][index] = rate
-        if rate is None or not all(part.is_enough for part in parts):
+        if rate is None or None in (measure([turn]) for turn in turns):
             lacking[index].append(place)
     measured = [
         TurnRates(resource=place[0], dial=place[1], num_turns=len(turns), rates=rates[place])
@@ -128,50 +116,46 @@ def _list_turns(log: Events) -> Iterator[tuple[Place, Window]]:
 
 def compute_rate(log: Events, logged: LoggedRate | None, turns: Sequence[Window]) -> float | None:
     """Return the rate of a job over several turns; `None` if it completed fewer than two steps a turn."""
-    return _average(_measure_turns(log, logged, turns), turns)
-
-
-def _average(parts: Sequence[_Part], turns: Sequence[Window]) -> float | None:
-    if not turns or statistics.fmean(part.number / part.least for part in parts) < 1:
-        return None
-    return sum(part.work for part in parts) / sum(map(measure_seconds, turns))
-
-
-def _measure_turns(log: Events, logged: LoggedRate | None, turns: Sequence[Window]) -> list[_Part]:
+    least = 2
     if logged is not None:
-        return [_average_logged(logged.points, turn) for turn in turns]
-    if log.requests is not None:
-        return [_count_requests(log.requests, turn) for turn in turns]
-    return [_measure_steps(log.steps, turn) for turn in turns]
+        parts, least = [_average_logged(logged.points, turn) for turn in turns], 1
+    elif log.requests is not None:
+        parts = [_count_requests(log.requests, turn) for turn in turns]
+    else:
+        parts = [_measure_steps(log.steps, turn) for turn in turns]
+    if not turns or sum(number for _, number in parts) < least * len(turns):
+        return None
+    return sum(work for work, _ in parts) / sum(map(measure_seconds, turns))
 
 
-def _measure_steps(steps: Steps, turn: Window) -> _Part:
-    """Return the work in a turn. The step across its end counts as one of the turn, because its load changes."""
+def _measure_steps(steps: Steps, turn: Window) -> tuple[float, int]:
+    """Return work and number of the steps in a turn. A step across its end is taken for one of the mean length.
+
+    The load changes during such a step, so its length does not show its share in the turn.
+    """
     begin, end = turn
     first, last = bisect_left(steps.t_ns, begin), bisect_right(steps.t_ns, end) - 1
-    number = last - first
-    if number < 1:
-        return _Part(throughput.measure_work(steps, turn), number + 1)
-    step_ns = (steps.t_ns[last] - steps.t_ns[first]) / number
-    at_end = min(1.0, (end - steps.t_ns[last]) / step_ns) * (steps.total[last] - steps.total[first]) / number
-    return _Part(throughput.measure_work(steps, (begin, steps.t_ns[last])) + at_end, number + 1)
+    if first >= last:
+        return throughput.measure_work(steps, turn), last - first + 1
+    step_ns, work = ((column[last] - column[first]) / (last - first) for column in (steps.t_ns, steps.total))
+    share = min(1.0, (end - steps.t_ns[last]) / step_ns)
+    return throughput.measure_work(steps, (begin, steps.t_ns[last])) + share * work, last - first + 1
 
 
-def _count_requests(requests: Requests, turn: Window) -> _Part:
+def _count_requests(requests: Requests, turn: Window) -> tuple[float, int]:
     done = requests["done_ns"]
     number = int(((done >= turn[0]) & (done < turn[1])).sum())
-    return _Part(float(number), number)
+    return float(number), number
 
 
-def _average_logged(points: Points, turn: Window) -> _Part:
-    """Return the work by the logged values that cover no time outside a turn; without such values, by all values."""
+def _average_logged(points: Points, turn: Window) -> tuple[float, int]:
+    """Return the work by the logged values that cover no time outside a turn, else by all values, and their number."""
     inside = [
         (rate, now - before)
         for (before, _), (now, rate) in itertools.pairwise(points)
         if turn[0] <= before < now <= turn[1]
     ]
-    if not inside:
-        rate = throughput.average_logged_rate(points, turn) if points else 0.0
-        return _Part(rate * measure_seconds(turn), 0, least=1)
-    rate = sum(rate * ns for rate, ns in inside) / sum(ns for _, ns in inside)
-    return _Part(rate * measure_seconds(turn), len(inside), least=1)
+    rate = throughput.average_logged_rate(points, turn) if points else 0.0
+    if inside:
+        rate = sum(rate * ns for rate, ns in inside) / sum(ns for _, ns in inside)
+    return rate * measure_seconds(turn), len(inside)

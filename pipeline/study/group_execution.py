@@ -74,6 +74,7 @@ class StudyResources:
         idle_power: power of the devices without work, as far as measured.
         outputs: device and inode of each file to which the orchestrator writes its messages.
         own_files: files and folders that the orchestrator, not a job, changes during a group; without the store.
+        slices_s: length of the slices of each launch that ran, by the key of its first group.
         warned: warnings that were printed and apply to every group.
     """
 
@@ -86,6 +87,7 @@ class StudyResources:
     outputs: Collection[tuple[int, int]] = ()
     own_files: Collection[Path] = ()
     idle_power: IdlePower = field(default_factory=IdlePower)
+    slices_s: dict[str, float] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
 
     def warn_once(self, text: str) -> None:
@@ -324,9 +326,12 @@ class GroupExecution:
         turns = {len(other.jobs): 1 for other in self.launch}
         if any(other.sequential for other in self.launch):
             turns[1] = BASELINE_TURNS
-        interleaving = Interleaving(running, group.window, turns, f"{group.seed}-{group.digest}")
+        slice_s = group.window.slice_s or self.resources.slices_s.get(group.key, 0.0)
+        window = dataclasses.replace(group.window, slice_s=slice_s)
+        interleaving = Interleaving(running, window, turns, f"{group.seed}-{group.digest}")
         self.slices, self.jobs_at_first_steps = interleaving.slices, interleaving.jobs_at_first_steps
         interleaving.measure()
+        self.resources.slices_s[group.key] = interleaving.window.slice_s
 
     def _start(self, job: Job, slot: Slot, profiler: Profiler) -> JobStart:
         if self.group.device.is_simulated:  # hides all real GPUs from CUDA
