@@ -258,7 +258,7 @@ def _judge_job(
         start_ns=log.started_ns,
         end_ns=end_ns,
         metrics=metrics,
-        series=_make_series(log) | _make_logged_series(logged, state.job.workload.work_unit),
+        series=_make_series(log) | _make_logged_series(logged),
         spans=tuple(spans),
         place=place,
         params=log.params
@@ -303,10 +303,11 @@ def _clip(window: sample_figures.Window, begin_ns: int | None, end_ns: int | Non
     return begin if begin_ns is None else max(begin, begin_ns), end if end_ns is None else min(end, end_ns)
 
 
-def _make_logged_series(logged: LoggedRate | None, unit: str) -> dict[str, list[tuple[int, int, float]]]:
-    points = logged.points if logged is not None else ()
-    series = PointSeries((step, *point) for step, point in enumerate(points))
-    return {f"logged_{unit}_per_s": list(series)} if points else {}
+def _make_logged_series(logged: LoggedRate | None) -> dict[str, list[tuple[int, int, float]]]:
+    if logged is None or not logged.points:
+        return {}
+    series = PointSeries((step, *point) for step, point in enumerate(logged.points))
+    return {f"logged_{logged.work_unit}_per_s": list(series)}
 
 
 def _compute_sampled(
@@ -369,7 +370,7 @@ def _make_comparison_tags(group: Group, jobs: Sequence[JobResult], observation: 
     }
     rates = {
         job.job.index: {name: job.metrics[name] for name in compared_names(unit) if name in job.metrics}
-        for unit, job in ((job.job.workload.work_unit, job) for job in jobs)
+        for unit, job in ((job.work_unit, job) for job in jobs)
     }
     figures: dict[str, Mapping[int, object]] = {**first, Tag.FIRST_LOSS_BITS: bits, Tag.RATES: rates}
     known = {tag: {index: values for index, values in of_each.items() if values} for tag, of_each in figures.items()}

@@ -58,7 +58,7 @@ def rate(tmp_path, pattern, line, **source) -> float | None:
     ],
 )
 def test_a_number_that_can_be_read_one_way_is(tmp_path, pattern, line, number):
-    assert rate(tmp_path, pattern, line) == pytest.approx(number)
+    assert rate(tmp_path, pattern, line, unit="samples") == pytest.approx(number)
 
 
 @pytest.mark.parametrize(
@@ -181,32 +181,34 @@ def test_a_prefix_that_belongs_to_the_unit_of_the_workload_is_none(tmp_path):
 )
 def test_a_unit_is_said_where_the_line_does_not_say_it(tmp_path, given, line, per_s):
     pattern = "(?:rate:?|time:?|[(]ms[)]:|^) ?([0-9.]+)"
-    assert rate(tmp_path, pattern, line, metric_unit=metric_unit.parse(given)) == pytest.approx(per_s)
+    unit = metric_unit.parse(given)
+    assert rate(tmp_path, pattern, line, unit="" if "tok" in line else "steps", metric_unit=unit) == pytest.approx(per_s)
 
 
 def test_a_metric_that_is_named_as_a_time_is_refused_or_read_as_what_it_is(tmp_path):
-    for name, given, result in (
-        ("train/step_time_ms", None, None),
-        ("train/step_time_ms", "s_per_step", 80),
-        ("train/ms_per_step", None, 80),
-        ("train_samples_per_second", None, 12.5),
-        ("throughput/min", None, 12.5),
+    for name, given, unit, result in (
+        ("train/step_time_ms", None, "", None),
+        ("train/step_time_ms", "s_per_step", "steps", 80),
+        ("train/ms_per_step", None, "steps", 80),
+        ("train_samples_per_second", None, "samples", 12.5),
+        ("RunningAvgSamplesPerSec", None, "samples", 12.5),
+        ("throughput/min", None, "samples", 12.5),
     ):
         source = RateSource(metric=name, metric_unit=metric_unit.parse(given) if given else None)
-        alone, states = of_scripts(tmp_path / f"{name.replace('/', '-')}{given}", source)
+        alone, states = of_scripts(tmp_path / f"{name.replace('/', '-')}{given}", source, unit=unit)
         log_through_mlflow(states[0].folder, name, [(1, 12.5), (2, 12.5), (3, 12.5)])
         row = judge(alone, states)
         if result is None:
             assert f"workload.metric={name}: {name} is a time of unknown work; set workload.metric_unit" in row.reason
         else:
-            assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(result)
+            assert row.metrics[f"throughput_total_{unit}_per_s"] == pytest.approx(result)
 
 
-def examples() -> list[tuple[str, str, str, str]]:
-    """The programs of the page, each with a line of its output, the pattern and the unit that the page gives it."""
+def examples() -> list[tuple[str, str, str, str, str]]:
+    """The programs of the page, each with a line of its output, the pattern and the units that the page gives it."""
     page = (PROJECT_DIR / "docs/workloads.md").read_text(encoding="utf-8")
     command = (
-        r"""# (\w+): (.*)\npython run.py degree=2 'workload.metric_pattern="(.*)"'(?: workload.metric_unit=(\w+))?"""
+        r"""# (\w+): (.*)\npython run.py degree=2 'workload.metric_pattern="(.*)"'(?: workload.metric_unit=(\w+))?(?: workload.work_unit=(\w+))?"""
     )
     return re.findall(command, page)
 
@@ -225,10 +227,10 @@ def test_the_page_has_a_pattern_for_each_of_these_programs():
     assert {name for name, *_ in examples()} == set(RATES)
 
 
-@pytest.mark.parametrize(("name", "line", "pattern", "given"), examples())
-def test_the_patterns_of_the_page_read_the_lines_of_the_programs(tmp_path, name, line, pattern, given):
+@pytest.mark.parametrize(("name", "line", "pattern", "given", "work_unit"), examples())
+def test_the_patterns_of_the_page_read_the_lines_of_the_programs(tmp_path, name, line, pattern, given, work_unit):
     unit = metric_unit.parse(given) if given else None
-    assert rate(tmp_path, pattern, f"{line}\n", metric_unit=unit) == pytest.approx(RATES[name])
+    assert rate(tmp_path, pattern, f"{line}\n", unit=work_unit, metric_unit=unit) == pytest.approx(RATES[name])
 
 
 TQDM = (
@@ -243,7 +245,7 @@ def test_a_progress_bar_is_read_on_both_sides_of_one_a_second_and_says_so(tmp_pa
     (states[0].folder / "stderr.log").write_bytes(TQDM)
     row = judge(alone, states)
     values = [4.92, 4.91, 1.32, 1 / 1.06, 1 / 1.24]
-    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(sum(values) / 5)
+    assert row.metrics["throughput_total_iterations_per_s"] == pytest.approx(sum(values) / 5)
     assert row.jobs[0].params["throughput_from"] == "its output, 5 values"
     words = "2 of 5 values are times, such as s/it"
     assert words in row.tags["collocation.flag"]
@@ -273,7 +275,7 @@ def test_a_value_that_stands_for_much_longer_than_the_others_is_marked(gaps, is_
 
 
 def test_where_no_line_matches_the_numbers_of_both_outputs_are_shown(tmp_path):
-    alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9.]+) it/sec"))
+    alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9.]+) img/sec"))
     assert judge(alone, states).reason.endswith(
         "matched no line with a number in the job's output; the output is empty"
     )

@@ -24,7 +24,7 @@ def plan_script(make_plan, tmp_path, monkeypatch):
     [
         ([], RateSource(), WindowKind.WORK),
         (["workload.samples=9"], RateSource(samples=9), WindowKind.WORK),
-        (["workload.metric=a/b"], RateSource(metric="a/b"), WindowKind.LOGGED),
+        (["workload.metric=a/b", "workload.work_unit=steps"], RateSource(metric="a/b"), WindowKind.LOGGED),
         ([PATTERN], RateSource(pattern="([0-9.]+) samples/s"), WindowKind.LOGGED),
         ([PATTERN, "window=work"], RateSource(pattern="([0-9.]+) samples/s"), WindowKind.WORK),
     ],
