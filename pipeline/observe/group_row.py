@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain import layout, service_figures, work_units
-from pipeline.base.domain.marks import join
+from pipeline.base.domain.marks import Marks, join
 from pipeline.base.domain.normalisation import compared_names
 from pipeline.base.domain.point_series import PointSeries
 from pipeline.base.domain.records import Group, Result
@@ -27,7 +27,17 @@ from pipeline.launch import event_reader
 from pipeline.launch.events import Events
 from pipeline.launch.interleaving import Slice
 from pipeline.launch.job_state import Ending, JobState
-from pipeline.observe import changed_files, endings, host_load, latency, phases, sample_figures, turn_rates, work
+from pipeline.observe import (
+    changed_files,
+    endings,
+    gpu_use,
+    host_load,
+    latency,
+    phases,
+    sample_figures,
+    turn_rates,
+    work,
+)
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
 from pipeline.observe.program_rates import logged_rate
@@ -103,10 +113,15 @@ def judge(group: Group, observation: Observation) -> GroupResult:
     if absent:
         tags[Tag.ABSENT_FIGURES] = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
     marks = find_marks(group, observation, batches, processes, metrics)
-    notes = [marks.note, *itertools.chain(*(batch_turns.gaps for batch_turns in in_turns))]
+    of_gpu = (gpu_use.find_marks(group, all_states, read), observation.health)
+    notes = [
+        marks.note,
+        *(mark.note for mark in of_gpu),
+        *itertools.chain(*(batch_turns.gaps for batch_turns in in_turns)),
+    ]
     if Tag.DAMAGED in tags:
         notes.append(f"left out impossible values: {tags[Tag.DAMAGED]}")
-    marks = marks._replace(note=join(notes))
+    marks = Marks(join([marks.invalid, *(mark.invalid for mark in of_gpu)]), join(notes))
     tags |= {tag: mark for tag, mark in ((Tag.INVALID, marks.invalid), (Tag.FLAG, marks.note)) if mark}
     return GroupResult(
         group=group,

@@ -37,9 +37,7 @@ class ScriptConfig(WorkloadConfig):
         "work unit, such as `steps`; empty: the unit next to the number ([units](workloads.md#samples-per-second))", ""
     )
     run_in: RunIn = explain("working directory of each job: the caller's, or the job's output folder", RunIn.caller)
-    metric: str | None = explain(
-        "name of the metric in MLflow or TensorBoard files that holds the rate", None
-    )
+    metric: str | None = explain("name of the metric in MLflow or TensorBoard files that holds the rate", None)
     metric_pattern: str | None = explain(
         "regular expression for output lines that report a rate; its only group matches the number", None
     )

@@ -26,35 +26,21 @@ TIMES = {name: unit for unit, (_, names) in _SPELLINGS.items() for name in (unit
 TIMES |= {name.capitalize(): unit for name, unit in TIMES.items() if len(name) > 2}
 """Names of units of time, each with its short form."""
 
-_NOUNS = {
-    name: noun
-    for noun, names in {
-        "iterations": "it its iter iters iteration",
-        "steps": "step",
-        "atom_steps": "atom-step atom_step",
-        "batches": "batch",
-        "epochs": "epoch",
-        "tokens": "tok toks token",
-        "words": "word",
-        "characters": "char chars character",
-        "samples": "sample",
-        "images": "img imgs image",
-        "sequences": "seq seqs sequence",
-        "examples": "example",
-        "frames": "frame",
-        "items": "item",
-        "rows": "row",
-        "requests": "req reqs request",
-        "operations": "op ops operation",
-        "pixels": "px pixel",
-        "bytes": "B byte",
-        "bits": "b bit",
-        "FLOP": "flop flops",
-    }.items()
-    for name in (noun, *names.split())
-}
-"""Names that programs write with a prefix, as in `kit/s` and `GB/s`, each with its work unit."""
-
+_SHORT_NOUNS = dict(
+    re.findall(
+        r"(\w+):(\w+)",
+        """it:iterations iter:iterations tok:tokens img:images seq:sequences req:requests char:characters op:operations
+        px:pixels b:bits B:bytes flop:FLOP""",
+    )
+)
+# Work that programs write with a prefix: `kit/s`, `Mtok/s`, `GB/s`, `Matom-step/s`.
+_WITH_PREFIX = frozenset(
+    re.findall(
+        r"\w+",
+        """iterations steps atom_steps batches tokens words characters samples images sequences examples frames items
+        rows requests operations pixels bits bytes FLOP""",
+    )
+)
 _SAME_WORK = (
     frozenset({"iterations", "steps", "batches"}),
     frozenset({"samples", "images", "sequences", "examples", "frames"}),
@@ -145,7 +131,11 @@ def name_work(noun: str) -> str:
         return TIMES[noun]
     word = re.sub(r"\W", "_", noun)
     word = word.lower() if word.istitle() and len(word) > 1 else word
-    return _NOUNS.get(word) or _NOUNS.get(word.lower()) or _make_plural(word)
+    forms = (word, word.lower(), word.lower().removesuffix("s"))
+    if (full := next((_SHORT_NOUNS[form] for form in forms if form in _SHORT_NOUNS), None)) is not None:
+        return full
+    ending = "" if not word or word.endswith("s") else "es" if word.endswith(("tch", "sh", "x")) else "s"
+    return word + ending
 
 
 def parse_scale(prefix: str) -> float:
@@ -177,13 +167,7 @@ def _split(noun: str, work_unit: str) -> tuple[float, str]:
     for length in (2, 1):
         prefix, counted = noun[:length], noun[length:]
         is_prefix = prefix[:1] in (*SCALES, "K") and prefix[1:] in ("", "i")
-        if is_prefix and (not counted or counted in _NOUNS or counted.lower() in _NOUNS):
+        if is_prefix and (not counted or name_work(counted) in _WITH_PREFIX):
             return parse_scale(prefix), counted
     last_word = re.split(r"_|(?<=[a-z])(?=[A-Z])", noun)[-1]  # of `train_steps` or `RunningAvgSamples`
-    return 1.0, last_word if last_word.lower() in _NOUNS and noun not in _NOUNS else noun
-
-
-def _make_plural(noun: str) -> str:
-    if not noun or noun.endswith("s"):
-        return noun
-    return f"{noun}es" if noun.endswith(("ch", "sh", "x")) else f"{noun}s"
+    return 1.0, last_word if name_work(last_word) in _WITH_PREFIX and name_work(noun) not in _WITH_PREFIX else noun

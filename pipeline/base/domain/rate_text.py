@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import NamedTuple
 
 from pipeline.base.domain.metric_unit import TIMES, MetricUnit, UnreadableError, name_work, parse_scale, relate
@@ -14,13 +13,10 @@ _PER = r"(?: ?/ ?| per |_per_)"
 _LETTER = "[A-Za-z\u00b5\u03bc]"
 
 # Texts after a number, or in a label. Times: `2.00s/it`, `3.1 ms / 100 steps`. Rates: `1.5it/s`, `207.45/s`, `12 GB/s`.
-_TIME_PER = re.compile(
-    rf"[ \t]{{0,3}}[(\[]?(?P<above>{_TIME}){_PER}(?:(?P<num>\d{{1,9}}) ?)?(?P<below>{_LETTER}\w*)"
-)
+_TIME_PER = re.compile(rf"[ \t]{{0,3}}[(\[]?(?P<above>{_TIME}){_PER}(?:(?P<num>\d{{1,9}}) ?)?(?P<below>{_LETTER}\w*)")
 _PER_TIME = re.compile(
     rf"[ \t]{{0,3}}[(\[]?(?:{_LETTER}{{2,}} )?(?P<above>{_LETTER}[\w#-]*)?{_PER}(?P<below>{_TIME})(?!_per_|[A-Za-z])"
 )
-_FRAMES = re.compile(r"[ \t]{0,3}[(\[]?fps\b", re.IGNORECASE)
 _NEXT_LABEL = re.compile(r"[\])\"']?[ \t]{0,9}[=:]")
 _PREFIX = re.compile(r"(?P<prefix>[kKMGT]i?)(?![A-Za-z0-9])| (?P<spaced>[kMGT]) (?=[A-Za-z]+/)")
 _BARE_TIME = re.compile(rf" ?(?P<time>{_TIME})(?![A-Za-z0-9])")
@@ -137,7 +133,6 @@ def to_unit(text: RateText, setting: MetricUnit | None) -> MetricUnit:
     return setting if text.prefix == 1 or setting.is_time else setting.with_prefix(text.prefix)
 
 
-@lru_cache(maxsize=1000)
 def read_unit(words: str, unit: str) -> MetricUnit | None:
     """Return the unit that a text consists of, such as `kit/s`; `None` if it is none."""
     return _read_text(words, unit, is_beside=True).unit
@@ -187,8 +182,6 @@ def _read_text(text: str, unit: str, *, is_beside: bool) -> RateText:
         if (parsed := relate(above, rate["below"], work_unit=unit if prefix == 1 else above)) is not None:
             parsed = parsed if prefix == 1 else parsed.with_prefix(prefix)
             return RateText(prefix=parsed.prefix, unit=parsed, words=text[:length] + rate[0])
-    if (frames := _FRAMES.match(rest_of_text)) is not None:
-        return RateText(prefix=prefix, unit=MetricUnit(work="frames").with_prefix(prefix), words=text[:length] + frames[0])
     if prefix == 1 and (time := _BARE_TIME.match(text)) is not None:
         return RateText(is_time=True, time=time["time"], words=time[0])
     return RateText(prefix=prefix)

@@ -27,7 +27,9 @@ def of_scripts(tmp_path, *rates: RateSource, kind=WindowKind.LOGGED, unit=""):
     """A group of scripts that ran from 0 s to 100 s, and the states of its jobs."""
     made = group(*"ab"[: len(rates)], kind=kind)
     jobs = [
-        dataclasses.replace(job, workload=dataclasses.replace(job.workload, rate=rate, ends_by_itself=True, work_unit=unit))
+        dataclasses.replace(
+            job, workload=dataclasses.replace(job.workload, rate=rate, ends_by_itself=True, work_unit=unit)
+        )
         for job, rate in zip(made.jobs, rates, strict=True)
     ]
     states = [state(tmp_path, job, [{"event": "started", "t_ns": 0}]) for job in jobs]
@@ -235,7 +237,9 @@ def test_a_pattern_is_looked_for_in_both_outputs(tmp_path):
 
 
 def test_the_samples_of_a_whole_run_are_over_its_whole_time(tmp_path):
-    pair, states = of_scripts(tmp_path, RateSource(samples=500), RateSource(samples=500), kind=WindowKind.WORK, unit="samples")
+    pair, states = of_scripts(
+        tmp_path, RateSource(samples=500), RateSource(samples=500), kind=WindowKind.WORK, unit="samples"
+    )
     states[1].ended.at_ns = 50 * S
     row = judge(pair, states)
     assert [job.metrics["throughput_samples_per_s"] for job in row.jobs] == [5, 10]

@@ -182,7 +182,9 @@ def test_a_prefix_that_belongs_to_the_unit_of_the_workload_is_none(tmp_path):
 def test_a_unit_is_said_where_the_line_does_not_say_it(tmp_path, given, line, per_s):
     pattern = "(?:rate:?|time:?|[(]ms[)]:|^) ?([0-9.]+)"
     unit = metric_unit.parse(given)
-    assert rate(tmp_path, pattern, line, unit="" if "tok" in line else "steps", metric_unit=unit) == pytest.approx(per_s)
+    assert rate(tmp_path, pattern, line, unit="" if "tok" in line else "steps", metric_unit=unit) == pytest.approx(
+        per_s
+    )
 
 
 def test_a_metric_that_is_named_as_a_time_is_refused_or_read_as_what_it_is(tmp_path):
@@ -207,9 +209,8 @@ def test_a_metric_that_is_named_as_a_time_is_refused_or_read_as_what_it_is(tmp_p
 def examples() -> list[tuple[str, str, str, str, str]]:
     """The programs of the page, each with a line of its output, the pattern and the units that the page gives it."""
     page = (PROJECT_DIR / "docs/workloads.md").read_text(encoding="utf-8")
-    command = (
-        r"""# (\w+): (.*)\npython run.py degree=2 'workload.metric_pattern="(.*)"'(?: workload.metric_unit=(\w+))?(?: workload.work_unit=(\w+))?"""
-    )
+    command = r"""# (\w+): (.*)\npython run.py degree=2 'workload.metric_pattern="(.*)"'"""
+    command += r"(?: workload.metric_unit=(\w+))?(?: workload.work_unit=(\w+))?"
     return re.findall(command, page)
 
 
