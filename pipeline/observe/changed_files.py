@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.domain.records import Job
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.words import list_first
 from pipeline.launch.events import Events
@@ -101,12 +100,20 @@ def describe_shared(folder: Path, whose: Mapping[Path, int | None], states: Sequ
     by_script = {program.script: program for program in programs}
     num_copies = Counter(program.script for program in programs)
     have_copies = len(by_script) < len(programs)
-    copies = {state.job.index: state.job for state in states if num_copies[state.job.workload.script] > 1}
+    numbers_of = {  # numbers that distinguish the files of a copy
+        state.job.index: {str(state.job.index), str(state.pid)}
+        for state in states
+        if num_copies[state.job.workload.script] > 1
+    }
     files = sorted(
         path
         for path, index in whose.items()
         if (index is None and (have_copies or sum(_has_name(program, path.name) for program in by_script.values()) > 1))
-        or (index in copies and _is_name_of_copies(copies[index], os.path.relpath(path, folder)))
+        or (
+            index in numbers_of
+            and not path.name.startswith(_EVENT_FILE)
+            and numbers_of[index].isdisjoint(re.findall(r"\d+", os.path.relpath(path, folder)))
+        )
     )
     if not files or len(programs) < 2:
         return ""
@@ -118,13 +125,6 @@ def _has_name(program: Workload, name: str) -> bool:
     """Return whether the arguments or the code of a program contain a file's name, apart from the digits in it."""
     parts = [part for part in re.split(r"\d+", name) if part]
     return any(all(part in text for part in parts) for text in ("\0".join(program.argv), *_read_sources(program)))
-
-
-def _is_name_of_copies(job: Job, name: str) -> bool:
-    """Return whether each copy of a job's program writes a file of this name: it has no number of this job or run."""
-    numbers = set(re.findall(r"\d+", name))
-    text = "\0".join((*job.workload.argv, *_read_sources(job.workload))) if numbers else ""
-    return str(job.index) not in numbers and all(number in text for number in numbers)
 
 
 def _read_sources(program: Workload) -> Iterator[str]:

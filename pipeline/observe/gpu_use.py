@@ -21,7 +21,7 @@ _LISTED_MODES = frozenset(mode.name for mode in (SERIAL, NAIVE, TIMESLICE, MIG))
 _MIN_READINGS, _MOST_NAMES = 3, 3
 
 
-def find_marks(group: Group, states: Sequence[JobState], read: Mapping[Subject, Readings]) -> Marks:
+def mark_unused_gpu(group: Group, states: Sequence[JobState], read: Mapping[Subject, Readings]) -> Marks:
     """Mark a group with jobs that were never on the GPU; a note if they may have been, as in jobs of few readings."""
     counts: dict[int | None, list[float]] = {}  # by PID, because jobs that share a process are counted as one
     for state in states:

@@ -27,17 +27,8 @@ from pipeline.launch import event_reader
 from pipeline.launch.events import Events
 from pipeline.launch.interleaving import Slice
 from pipeline.launch.job_state import Ending, JobState
-from pipeline.observe import (
-    changed_files,
-    endings,
-    gpu_use,
-    host_load,
-    latency,
-    phases,
-    sample_figures,
-    turn_rates,
-    work,
-)
+from pipeline.observe import changed_files, endings, host_load, latency, phases, sample_figures, turn_rates, work
+from pipeline.observe.gpu_use import mark_unused_gpu
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
 from pipeline.observe.program_rates import logged_rate
@@ -112,16 +103,12 @@ def judge(group: Group, observation: Observation) -> GroupResult:
         tags[Tag.WINDOW_END_NS] = str(max(end for _, end in windows))
     if absent:
         tags[Tag.ABSENT_FIGURES] = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
-    marks = find_marks(group, observation, batches, processes, metrics)
-    of_gpu = (gpu_use.find_marks(group, all_states, read), observation.health)
-    notes = [
-        marks.note,
-        *(mark.note for mark in of_gpu),
-        *itertools.chain(*(batch_turns.gaps for batch_turns in in_turns)),
-    ]
+    of_run = find_marks(group, observation, batches, processes, metrics)
+    parts = (of_run, mark_unused_gpu(group, all_states, read), observation.health)
+    notes = [*(part.note for part in parts), *itertools.chain(*(batch_turns.gaps for batch_turns in in_turns))]
     if Tag.DAMAGED in tags:
         notes.append(f"left out impossible values: {tags[Tag.DAMAGED]}")
-    marks = Marks(join([marks.invalid, *(mark.invalid for mark in of_gpu)]), join(notes))
+    marks = Marks(join(part.invalid for part in parts), join(notes))
     tags |= {tag: mark for tag, mark in ((Tag.INVALID, marks.invalid), (Tag.FLAG, marks.note)) if mark}
     return GroupResult(
         group=group,
@@ -319,10 +306,9 @@ def _clip(window: sample_figures.Window, begin_ns: int | None, end_ns: int | Non
 
 
 def _make_logged_series(logged: LoggedRate | None) -> dict[str, list[tuple[int, int, float]]]:
-    if logged is None or not logged.points:
-        return {}
-    series = PointSeries((step, *point) for step, point in enumerate(logged.points))
-    return {f"logged_{logged.work_unit}_per_s": list(series)}
+    points = logged.points if logged is not None else ()
+    series = PointSeries((step, *point) for step, point in enumerate(points))
+    return {f"logged_{logged.work_unit}_per_s": list(series)} if logged is not None and points else {}
 
 
 def _compute_sampled(

@@ -142,11 +142,9 @@ class GroupExecution:
             self.phases.finish()
 
     def _read_health(self) -> Health | None:
-        try:
+        with suppress(NvmlError):  # a GPU that is lost fails the group
             return gpu_health.read(self.group.device) if self.group.device.is_gpu else None
-        except NvmlError as error:
-            log.debug("%s: %s", self.group.name, error)
-            return None
+        return None
 
     def judge_interrupted(self) -> GroupResult:
         """Return the row of a group that the user ended; with figures only if they can be computed quickly."""

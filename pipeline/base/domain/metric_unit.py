@@ -26,21 +26,16 @@ TIMES = {name: unit for unit, (_, names) in _SPELLINGS.items() for name in (unit
 TIMES |= {name.capitalize(): unit for name, unit in TIMES.items() if len(name) > 2}
 """Names of units of time, each with its short form."""
 
-_SHORT_NOUNS = dict(
+_NOUNS = dict(
     re.findall(
-        r"(\w+):(\w+)",
-        """it:iterations iter:iterations tok:tokens img:images seq:sequences req:requests char:characters op:operations
-        px:pixels b:bits B:bytes flop:FLOP""",
+        r"(\S+):(\w+)",
+        """it:iterations iter:iterations iteration:iterations step:steps atom-step:atom_steps batche:batches tok:tokens
+        token:tokens word:words char:characters sample:samples img:images image:images seq:sequences sequence:sequences
+        frame:frames item:items row:rows req:requests request:requests op:operations px:pixels b:bits B:bytes
+        byte:bytes flop:FLOP""",
     )
 )
-# Work that programs write with a prefix: `kit/s`, `Mtok/s`, `GB/s`, `Matom-step/s`.
-_WITH_PREFIX = frozenset(
-    re.findall(
-        r"\w+",
-        """iterations steps atom_steps batches tokens words characters samples images sequences examples frames items
-        rows requests operations pixels bits bytes FLOP""",
-    )
-)
+"""Work units of the nouns that programs write with a prefix: `kit/s`, `Mtok/s`, `GB/s`, `Matom-step/s`."""
 _SAME_WORK = (
     frozenset({"iterations", "steps", "batches"}),
     frozenset({"samples", "images", "sequences", "examples", "frames"}),
@@ -126,16 +121,16 @@ def relate(above: str, below: str, *, num: int = 1, work_unit: str = "") -> Metr
 
 
 def name_work(noun: str) -> str:
-    """Return the work unit for a noun in a unit: `tokens` for `tok`, `atom_steps` for `atom-step`, `us` for `µs`."""
-    if noun in TIMES:
-        return TIMES[noun]
-    word = re.sub(r"\W", "_", noun)
-    word = word.lower() if word.istitle() and len(word) > 1 else word
-    forms = (word, word.lower(), word.lower().removesuffix("s"))
-    if (full := next((_SHORT_NOUNS[form] for form in forms if form in _SHORT_NOUNS), None)) is not None:
-        return full
-    ending = "" if not word or word.endswith("s") else "es" if word.endswith(("tch", "sh", "x")) else "s"
-    return word + ending
+    """Return the work unit for a noun in a unit: `tokens` for `tok`, `widgets` for `widget`, `us` for `µs`."""
+    if (known := TIMES.get(noun) or _find_noun(noun)) is not None:
+        return known
+    word = re.sub(r"\W", "_", noun.lower() if noun.istitle() else noun)
+    return word if not word or word.endswith("s") else f"{word}es" if word.endswith(("tch", "sh", "x")) else f"{word}s"
+
+
+def _find_noun(noun: str) -> str | None:
+    forms = (noun, noun.lower(), noun.lower().removesuffix("s"))
+    return next((_NOUNS[form] for form in forms if form in _NOUNS), None)
 
 
 def parse_scale(prefix: str) -> float:
@@ -149,12 +144,8 @@ def parse(text: str) -> MetricUnit:
     match = _UNIT.fullmatch(text.replace("/", "_per_"))
     above, below = (None, "") if match is None else match.groups()
     if above is None:
-        unit = MetricUnit().with_prefix(SCALES[below]) if below in SCALES else None
-    elif above in SCALES:
-        unit = relate("", below)
-        unit = unit and unit.with_prefix(SCALES[above])
-    else:
-        unit = relate(above, below)
+        above, below = (below, "s") if below in SCALES else ("", "")
+    unit = relate(above, below)
     if unit is None:
         raise ValueError(FORMS)
     return unit
@@ -167,7 +158,7 @@ def _split(noun: str, work_unit: str) -> tuple[float, str]:
     for length in (2, 1):
         prefix, counted = noun[:length], noun[length:]
         is_prefix = prefix[:1] in (*SCALES, "K") and prefix[1:] in ("", "i")
-        if is_prefix and (not counted or name_work(counted) in _WITH_PREFIX):
+        if is_prefix and (not counted or _find_noun(counted)):
             return parse_scale(prefix), counted
     last_word = re.split(r"_|(?<=[a-z])(?=[A-Z])", noun)[-1]  # of `train_steps` or `RunningAvgSamples`
-    return 1.0, last_word if name_work(last_word) in _WITH_PREFIX and name_work(noun) not in _WITH_PREFIX else noun
+    return 1.0, last_word if _find_noun(last_word) and not _find_noun(noun) else noun

@@ -76,8 +76,7 @@ def read(before: str, after: str, unit: str, *, is_unit_given: bool = False) -> 
         after = after[unknown.end() :]
     behind, ahead = _read_text(after, unit, is_beside=True), read_label(before, unit)
     # In `ns/day = 100   seconds/ns = 864`, the text after the first number is the label of the second one.
-    is_label = ahead.unit is not None and _NEXT_LABEL.match(after[len(behind.words) :]) is not None
-    if is_label:
+    if ahead.unit is not None and _NEXT_LABEL.match(after[len(behind.words) :]) is not None:
         return ahead
     if behind.is_time and ahead.unit is not None and not ahead.unit.is_time:
         raise UnreadableError(f"{ahead.words} is a rate, but {behind.words.strip()} is a time", _SAY_UNIT)
@@ -133,11 +132,6 @@ def to_unit(text: RateText, setting: MetricUnit | None) -> MetricUnit:
     return setting if text.prefix == 1 or setting.is_time else setting.with_prefix(text.prefix)
 
 
-def read_unit(words: str, unit: str) -> MetricUnit | None:
-    """Return the unit that a text consists of, such as `kit/s`; `None` if it is none."""
-    return _read_text(words, unit, is_beside=True).unit
-
-
 def find_unit(line: str) -> str:
     """Return the first text in a line that may be the unit of a number: `s/it`; empty if there is none."""
     match = _NUMBER_WITH_UNIT.search(line)
@@ -176,11 +170,10 @@ def _read_text(text: str, unit: str, *, is_beside: bool) -> RateText:
     prefix, length = 1.0, 0
     if is_beside and (scaled := _PREFIX.match(text)) is not None:
         prefix, length = parse_scale(scaled["prefix"] or scaled["spaced"]), scaled.end()
-    rest_of_text = text[length:]
-    if (rate := _PER_TIME.match(rest_of_text)) is not None:
+    if (rate := _PER_TIME.match(text[length:])) is not None:
         above = rate["above"] or ""
         if (parsed := relate(above, rate["below"], work_unit=unit if prefix == 1 else above)) is not None:
-            parsed = parsed if prefix == 1 else parsed.with_prefix(prefix)
+            parsed = parsed.with_prefix(prefix * parsed.prefix)
             return RateText(prefix=parsed.prefix, unit=parsed, words=text[:length] + rate[0])
     if prefix == 1 and (time := _BARE_TIME.match(text)) is not None:
         return RateText(is_time=True, time=time["time"], words=time[0])

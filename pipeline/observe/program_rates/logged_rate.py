@@ -124,7 +124,7 @@ def _describe_doubts(rates: Rates) -> Iterator[str]:
         values = f"{rates.num_times} of {format_count(rates.num_values, 'value')}"
         yield f"{values} are times, such as s/it, and were read as 1/time"
     for words, number in rates.passed_over.items():
-        unit = rate_text.read_unit(words, rates.work_unit)
+        unit = rate_text.read("", words, rates.work_unit, is_unit_given=True).unit
         if words not in rates.units and unit is not None and unit.work and unit.counts(rates.work_unit):
             others = f"{words} instead of {next(iter(rates.units), rates.work_unit)}"
             yield f"workload.metric_pattern misses {format_count(number, 'line')} with {others}"

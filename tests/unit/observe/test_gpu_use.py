@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from pipeline.base.domain.marks import Marks
 from pipeline.base.domain.samples import Sample
 from pipeline.observe import group_row
 from pipeline.observe.observation import Observation
@@ -54,3 +55,11 @@ def test_jobs_on_a_simulated_gpu_run_on_the_cpu(tmp_path):
 def test_jobs_in_one_process_are_on_the_gpu_together(tmp_path):
     """Their processes are counted for the first of them."""
     assert not judge(tmp_path, (), scenario="streams").text
+
+
+def test_the_health_of_the_gpu_marks_the_row(tmp_path):
+    alone = group("a")
+    states = [state(tmp_path, alone.jobs[0], steps(0, 20, 0.1, 1), told_ns=12 * S)]
+    health = Marks("2 uncorrected ECC errors while the jobs ran", "rows are pending for remapping")
+    row = group_row.judge(alone, Observation(batches=[states], samples=(), fields=FIELDS, health=health))
+    assert row.marks == health

@@ -38,6 +38,22 @@ def test_where_samples_per_second_come_from_decides_the_window(plan_script, give
     assert not {"--metric", "--samples", "--metric-pattern", "--run-in"} & set(group.jobs[0].workload.argv)
 
 
+@pytest.mark.parametrize(
+    ("given", "unit"),
+    [
+        ([], ""),
+        ([PATTERN], ""),
+        (["workload.samples=9"], "samples"),
+        ([PATTERN, "workload.metric_unit=ms_per_step"], "steps"),
+        ([PATTERN, "workload.metric_unit=per_day", "workload.work_unit=ns"], "ns"),
+    ],
+)
+def test_nothing_is_called_samples_unless_the_user_says_so(plan_script, given, unit):
+    workload = plan_script(*given).groups[0].jobs[0].workload
+    assert workload.work_unit == unit
+    assert dict(workload.params).get("work_unit", "") == unit
+
+
 def test_what_a_script_is_measured_by_makes_another_group(plan_script):
     plans = [plan_script(*given) for given in ([], ["workload.samples=9"], ["workload.run_in=job_folder"])]
     assert len({plan.groups[0].digest for plan in plans}) == 3
@@ -51,6 +67,8 @@ def test_what_a_script_is_measured_by_makes_another_group(plan_script):
         (["workload.samples=9", "workload.metric=a"], "samples and metric both set"),
         (["workload.samples=0"], "at least 1"),
         (["workload.metric=' '"], "metric is empty"),
+        (["workload.metric=train/speed"], "the number has no unit of work; set workload.work_unit"),
+        (["workload.metric=its_per_s", "workload.work_unit=samples"], "counts iterations, not samples"),
         (["workload.metric_pattern='(a'"], "not a regular expression"),
         (["workload.metric_pattern='a'"], "has 0 groups"),
         (["window.kind=LOGGED"], "window=work"),
