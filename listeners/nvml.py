@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from listeners.base import GPU_UTILISATION, MEMORY_IN_USE, MIB, PollingListener, scale_readings
 from listeners.host import find_job
 from pipeline.base.domain.running_group import RunningGroup
-from pipeline.base.domain.samples import THROTTLED, Chart, Field, Sample, Summary
+from pipeline.base.domain.samples import NUM_GPU_PROCESSES, THROTTLED, Chart, Field, Sample, Summary
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.gpu_reader import GpuReader, ProcessUtilization
 
@@ -91,6 +91,7 @@ class NvmlListener(PollingListener):
             summary=RATE,
             figure="process_memory_utilization_mean_pct",
         ),
+        Field("number of usedGpuMemory", NUM_GPU_PROCESSES, "processes"),
         Field(
             "used of a MIG device",
             "instance_memory_used_mib",
@@ -109,9 +110,12 @@ class NvmlListener(PollingListener):
         with nvml.session():
             reader = GpuReader(device.gpu_uuid)
             used = {slot.gi_id for slot in group.slots if slot.gi_id is not None}
-            yield lambda: self._read(reader, used, group.pids())
+            before = reader.process_memory_bytes() or {}
+            yield lambda: self._read(reader, used, group.pids(), before)
 
-    def _read(self, reader: GpuReader, instances: Collection[int], jobs: Mapping[int, int]) -> Iterator[Sample]:
+    def _read(
+        self, reader: GpuReader, instances: Collection[int], jobs: Mapping[int, int], before: Collection[int]
+    ) -> Iterator[Sample]:
         t_ns = time.monotonic_ns()
         read = reader.quantities()
         if _THROTTLE_REASONS in read:
@@ -126,7 +130,8 @@ class NvmlListener(PollingListener):
         if not jobs:
             return
         t_ns = time.monotonic_ns()
-        memory_bytes = reader.process_memory_bytes()
+        listed = reader.process_memory_bytes()
+        memory_bytes = {pid: used for pid, used in (listed or {}).items() if used is not None}
         utilization = reader.process_utilization()
         if utilization:
             # The driver leaves out a process that did not use the GPU, but also each client of an MPS server.
@@ -137,8 +142,12 @@ class NvmlListener(PollingListener):
             "usedGpuMemory": memory_bytes,
             "smUtil": {pid: used.sm for pid, used in utilization.items()},
             "memUtil": {pid: used.memory for pid, used in utilization.items()},
+            "number of usedGpuMemory": dict.fromkeys(listed or {}, 1),
         }
-        for job, sums in _sum_by_job(readings, jobs).items():
+        by_job = _sum_by_job(readings, jobs)
+        if listed is not None and all(pid in before or find_job(pid, jobs) is not None for pid in listed):
+            by_job = {job: {"number of usedGpuMemory": 0} for job in jobs} | by_job
+        for job, sums in by_job.items():
             yield Sample(source=self.name, t_ns=t_ns, values=scale_readings(sums, self.fields), job=job)
 
 

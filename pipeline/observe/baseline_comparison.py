@@ -149,7 +149,7 @@ def _compare_job(job: JobResult, runs: Sequence[JobResult]) -> ComparedJob:
     workload = job.job.workload
     same = [run for run in runs if run.job.arrivals == job.job.arrivals or not workload.is_rate_given]
     return ComparedJob(
-        workload.work_unit,
+        job.work_unit,
         workload.is_rate_given,
         together=job.metrics,
         alone=average_figures([run.metrics for run in same or runs]),

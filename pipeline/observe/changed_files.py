@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -93,15 +93,27 @@ def find_owners(
 def describe_shared(folder: Path, whose: Mapping[Path, int | None], states: Sequence[JobState]) -> str:
     """Describe the files below the folder that several jobs may have written; empty if there are none.
 
-    Copies of a program write files of the same names; different programs do so only if both name the file.
+    Copies of a program write files of the same names, also if the last of them to end wrote the file last; different
+    programs do so only if both name the file.
     """
     programs = [state.job.workload for state in states if not state.job.workload.is_in_own_folder]
     by_script = {program.script: program for program in programs}
+    num_copies = Counter(program.script for program in programs)
     have_copies = len(by_script) < len(programs)
+    numbers_of = {  # numbers that distinguish the files of a copy
+        state.job.index: {str(state.job.index), str(state.pid)}
+        for state in states
+        if num_copies[state.job.workload.script] > 1
+    }
     files = sorted(
         path
         for path, index in whose.items()
-        if index is None and (have_copies or sum(_has_name(program, path.name) for program in by_script.values()) > 1)
+        if (index is None and (have_copies or sum(_has_name(program, path.name) for program in by_script.values()) > 1))
+        or (
+            index in numbers_of
+            and not path.name.startswith(_EVENT_FILE)
+            and numbers_of[index].isdisjoint(re.findall(r"\d+", os.path.relpath(path, folder)))
+        )
     )
     if not files or len(programs) < 2:
         return ""

@@ -22,7 +22,7 @@ def describe(rows: Sequence[GroupResult], log_of: Callable[[GroupResult, int], s
 def _describe_others(row: GroupResult) -> Iterator[str]:
     for job in row.jobs:
         if job.result is Result.OK:
-            unit = job.job.workload.work_unit
+            unit = job.work_unit
             forms = {"makespan_s": "{:.1f} s", work_units.rate_of(unit): f"{{:.1f}} {work_units.per_second(unit)}"}
             figures = [form.format(job.metrics[key]) for key, form in forms.items() if key in job.metrics]
             yield f"{row.group.name}: job {job.job.name} succeeded: {', '.join(figures)}".rstrip(": ")

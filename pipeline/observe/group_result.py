@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pipeline.base.domain import work_units
 from pipeline.base.domain.machine_state import MachineState
 from pipeline.base.domain.marks import Marks, read_marks
 from pipeline.base.domain.records import Group, Job, Result
@@ -49,6 +50,11 @@ class JobResult:
     place: dict[str, str] = field(default_factory=dict)
     spans: tuple[Span, ...] = ()
     error_output: tuple[str, ...] = ()
+
+    @property
+    def work_unit(self) -> str:
+        """The work unit of the workload, or else of the rate that the program logged; empty if there is none."""
+        return self.job.workload.work_unit or next(iter(work_units.find_common_units([self.metrics])), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

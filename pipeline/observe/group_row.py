@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from pipeline.base.domain import layout, service_figures, work_units
-from pipeline.base.domain.marks import join
+from pipeline.base.domain.marks import Marks, join
 from pipeline.base.domain.normalisation import compared_names
 from pipeline.base.domain.point_series import PointSeries
 from pipeline.base.domain.records import Group, Result
@@ -27,6 +27,7 @@ from pipeline.launch.events import Events
 from pipeline.launch.interleaving import Slice
 from pipeline.launch.job_state import Ending, JobState
 from pipeline.observe import changed_files, endings, host_load, latency, phases, sample_figures, turn_rates, work
+from pipeline.observe.gpu_use import mark_unused_gpu
 from pipeline.observe.group_result import GroupResult, JobResult
 from pipeline.observe.observation import Observation
 from pipeline.observe.program_rates import logged_rate
@@ -104,11 +105,12 @@ def judge(group: Group, observation: Observation) -> GroupResult:
         tags[Tag.WINDOW_END_NS] = str(max(end for _, end in windows))
     if absent:
         tags[Tag.ABSENT_FIGURES] = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
-    marks = find_marks(group, observation, batches, processes, metrics, log_of)
-    notes = [marks.note, *itertools.chain(*(batch_turns.gaps for batch_turns in in_turns))]
+    of_run = find_marks(group, observation, batches, processes, metrics, log_of)
+    parts = (of_run, mark_unused_gpu(group, all_states, read), observation.health)
+    notes = [*(part.note for part in parts), *itertools.chain(*(batch_turns.gaps for batch_turns in in_turns))]
     if Tag.DAMAGED in tags:
         notes.append(f"left out impossible values: {tags[Tag.DAMAGED]}")
-    marks = marks._replace(note=join(notes))
+    marks = Marks(join(part.invalid for part in parts), join(notes))
     tags |= {tag: mark for tag, mark in ((Tag.INVALID, marks.invalid), (Tag.FLAG, marks.note)) if mark}
     return GroupResult(
         group=group,
@@ -251,7 +253,7 @@ def _judge_job(
         start_ns=log.started_ns,
         end_ns=end_ns,
         metrics=metrics,
-        series=_make_series(log) | _make_logged_series(logged, state.job.workload.work_unit),
+        series=_make_series(log) | _make_logged_series(logged),
         spans=tuple(spans),
         place=place,
         params=log.params
@@ -296,10 +298,10 @@ def _clip(window: sample_figures.Window, begin_ns: int | None, end_ns: int | Non
     return begin if begin_ns is None else max(begin, begin_ns), end if end_ns is None else min(end, end_ns)
 
 
-def _make_logged_series(logged: LoggedRate | None, unit: str) -> dict[str, list[tuple[int, int, float]]]:
+def _make_logged_series(logged: LoggedRate | None) -> dict[str, list[tuple[int, int, float]]]:
     points = logged.points if logged is not None else ()
     series = PointSeries((step, *point) for step, point in enumerate(points))
-    return {f"logged_{unit}_per_s": list(series)} if points else {}
+    return {f"logged_{logged.work_unit}_per_s": list(series)} if logged is not None and points else {}
 
 
 def _compute_sampled(
@@ -362,7 +364,7 @@ def _make_comparison_tags(group: Group, jobs: Sequence[JobResult], observation: 
     }
     rates = {
         job.job.index: {name: job.metrics[name] for name in compared_names(unit) if name in job.metrics}
-        for unit, job in ((job.job.workload.work_unit, job) for job in jobs)
+        for unit, job in ((job.work_unit, job) for job in jobs)
     }
     figures: dict[str, Mapping[int, object]] = {**first, Tag.FIRST_LOSS_BITS: bits, Tag.RATES: rates}
     known = {tag: {index: values for index, values in of_each.items() if values} for tag, of_each in figures.items()}

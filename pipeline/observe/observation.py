@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pipeline.base.domain.marks import NO_MARKS, Marks
 from pipeline.base.domain.samples import Sample
 from pipeline.launch.interleaving import Slice
 from pipeline.launch.job_state import JobState
@@ -28,6 +29,7 @@ class Observation:
             index.
         idle_w, waiting_w: power of the device without jobs, and while the jobs wait at the barrier, if measured.
         changed: files below the working directory that changed while the group ran, if they were searched.
+        health: marks of the group from the health of its GPU.
         tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
     """
 
@@ -44,6 +46,7 @@ class Observation:
     spans: Sequence[Span] = ()
     tags: tuple[tuple[str, str], ...] = ()
     changed: Changes | None = None
+    health: Marks = NO_MARKS
     clock: ClockRecord = field(default_factory=ClockRecord)
     launched: Sequence[JobState] = ()
     slices: Sequence[Slice] = ()

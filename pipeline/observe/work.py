@@ -35,6 +35,7 @@ def compute_figures(
     if samples is not None and makespan_s:
         metrics |= {work_units.rate_of(unit): samples / makespan_s, work_units.number_of(unit): float(samples)}
     elif logged is not None and logged.points:
+        unit = logged.work_unit
         metrics[work_units.rate_of(unit)] = throughput.average_logged_rate(
             logged.points, windows[0] if windows and kind is WindowKind.LOGGED else None
         )

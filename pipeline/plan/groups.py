@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +203,9 @@ def _make_workload(
         for script in (workload.script, *files, workload.runner, workload.preload)
         if script in inventory.scripts
     ]
+    of_env = dict(inventory.interpreters[env].environ)
+    inherited = {name: value for name, value in inventory.environ.items() if name not in of_env}
+    environ = inherited | workload.environ
     flags, settings = workload.program_options(), workload.study_settings()
     if not workload.ends_by_itself:
         flags["seed"] = config.seed
@@ -218,7 +221,7 @@ def _make_workload(
             {k: v for k, v in (flags | settings).items() if k not in workload.place_options()}, stored_names.PARAMS
         ),
         words,
-        workload.environ,
+        environ,
     )
     runner = [str(inventory.scripts[workload.runner].path)] if workload.runner else []
     return Workload(
@@ -233,7 +236,7 @@ def _make_workload(
         sources=tuple(dict.fromkeys(source for code in codes for source in code.sources)),
         params=(
             *((key, _text(secrets.mask(value, key))) for key, value in (flags | settings).items() if value is not None),
-            *_list_params(workload, env),
+            *_list_params(workload, env, environ),
         ),
         environ=tuple(sorted(workload.environ.items())),
         preload=workload.preload,
@@ -263,7 +266,7 @@ def _find_lack(workload: WorkloadConfig, interpreter: Interpreter) -> str | None
     return None
 
 
-def _list_params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str]]:
+def _list_params(workload: WorkloadConfig, env: Spec, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if workload.has_given_rate():
         yield work_units.GIVEN_RATE, "true"
     yield "script", secrets.mask_text(workload.script)
@@ -271,7 +274,7 @@ def _list_params(workload: WorkloadConfig, env: Spec) -> Iterator[tuple[str, str
         yield group_names.ARGUMENTS, shlex.join(secrets.mask_words(args))
     for key, value in workload.flag_values().items():
         yield f"{group_names.FLAG}{key}", _text(secrets.mask(value, key))
-    for key, value in sorted(workload.environ.items()):
+    for key, value in sorted(environ.items()):
         yield f"environ.{key}", secrets.mask(value, key)
     yield "env", env.target.rpartition(".")[2].removesuffix("Env").lower()
     for key, value in env.options:

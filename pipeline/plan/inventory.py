@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base.domain.protocols import Env
@@ -23,6 +24,12 @@ from pipeline.plan.source_digest import Code, find_module_file, read_code, uses_
 from pipeline.plan.workload_config import WorkloadConfig
 
 _OF_SHELLS = (".sh", ".bash", ".zsh")
+SPEED_VARIABLES = re.compile(
+    r"(?!CUDA_VISIBLE_DEVICES|CUDA_MPS_|.*_(?:DIR|PATH|HOME|FILE|VERSION)$)"
+    r"(?:CUDA|CUBLAS|CUBLASLT|CUDNN|NCCL|TORCH\w*|PYTORCH|TF|XLA|JAX|TRITON|OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|MALLOC)_"
+    r"|NVIDIA_TF32_OVERRIDE$|LD_PRELOAD$"
+)
+"""Names of environment variables of the caller that jobs inherit and that change their speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +41,14 @@ class Inventory:
         interpreters: interpreters by requested environment; some environments may still have to be built.
         scripts: code by the path of a script in the configuration, the name of an environment's program, or the name of
             a preloaded module of the project.
+        environ: variables of the caller that change the speed of jobs (`SPEED_VARIABLES`).
         may_lack: environments whose failed build skips their groups instead of refusing the study.
     """
 
     devices: dict[tuple[GpuKind, str, str | None], Device]
     interpreters: dict[Spec, Interpreter]
     scripts: dict[str, Code]
+    environ: Mapping[str, str] = field(default_factory=dict)
     may_lack: frozenset[Spec] = frozenset()
 
     def with_environments(self) -> Inventory:
@@ -113,7 +122,8 @@ def take_inventory(
             workload.complete().refuse_missing_data()
     needed = {choose_environment(config, workload) for config, workload in workloads if not workload.may_lack_packages}
     may_lack = frozenset(interpreters.keys() - needed)
-    return Inventory(devices=devices, interpreters=interpreters, scripts=scripts, may_lack=may_lack)
+    environ = {name: value for name, value in os.environ.items() if SPEED_VARIABLES.match(name)}
+    return Inventory(devices=devices, interpreters=interpreters, scripts=scripts, environ=environ, may_lack=may_lack)
 
 
 def _refuse_without_protocol(workload: WorkloadConfig, code: Code) -> None:

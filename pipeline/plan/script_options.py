@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pipeline.base.domain import metric_unit, work_units
+from pipeline.base.domain import metric_unit, rate_text, work_units
 from pipeline.base.domain.metric_unit import MetricUnit
 from pipeline.base.domain.window import Window
 from pipeline.base.domain.workload import RateSource
@@ -20,7 +20,7 @@ DecimalMark = enum.Enum("DecimalMark", {"point": ".", "comma": ","})
 RunIn = enum.Enum("RunIn", "caller job_folder", start=0)
 
 # Settings of a script that enter its digest only if they are set.
-_IF_GIVEN = frozenset({"metric_unit", "decimal_mark"})
+_IF_GIVEN = frozenset({"metric_unit", "decimal_mark", work_units.PARAM})
 
 
 @dataclass
@@ -28,19 +28,21 @@ class ScriptConfig(WorkloadConfig):
     """Any program, unchanged, named by `script`; it is measured from its start to its exit."""
 
     NODE: ClassVar[str] = "script"
+    WORK_UNIT: ClassVar[str] = rf"(?:{WorkloadConfig.WORK_UNIT})?"
 
     name: str = ""
     runner: str | None = "workloads/script.py"
     ends_by_itself: bool = True
-    run_in: RunIn = explain("working directory of each job: the caller's, or the job's output folder", RunIn.caller)
-    metric: str | None = explain(
-        "name of the metric in MLflow or TensorBoard files that holds the samples/s (or `work_unit`/s)", None
+    work_unit: str = explain(
+        "work unit, such as `steps`; empty: the unit next to the number ([units](workloads.md#samples-per-second))", ""
     )
+    run_in: RunIn = explain("working directory of each job: the caller's, or the job's output folder", RunIn.caller)
+    metric: str | None = explain("name of the metric in MLflow or TensorBoard files that holds the rate", None)
     metric_pattern: str | None = explain(
-        "regular expression for output lines that report samples/s; its only group matches the number", None
+        "regular expression for output lines that report a rate; its only group matches the number", None
     )
     metric_unit: str | None = explain(
-        "unit of the logged number (`k`, `per_min`, `s_per_step`, ...), if metric name or output line has no unit "
+        "unit of the logged number (`k`, `per_day`, `s_per_step`, ...), if metric name or output line has no unit "
         "([units](workloads.md#samples-per-second))",
         None,
     )
@@ -50,8 +52,10 @@ class ScriptConfig(WorkloadConfig):
     def __post_init__(self) -> None:
         if not self.name:
             self.name = user_command.name_program(self.script, self.argument_words())
-        if (unit := self._metric_unit()) is not None and self.work_unit == work_units.SAMPLES:
-            self.work_unit = unit.work or self.work_unit
+        if not self.work_unit and self.samples is not None:
+            self.work_unit = work_units.SAMPLES
+        if not self.work_unit and (unit := self._metric_unit()) is not None:
+            self.work_unit = unit.work
 
     def program_options(self) -> dict[str, Any]:
         return {}  # `args` and `flags` hold its arguments
@@ -60,7 +64,7 @@ class ScriptConfig(WorkloadConfig):
         settings = super().study_settings() | {
             option.name: getattr(self, option.name) for option in self.option_fields()
         }
-        return {key: value for key, value in settings.items() if key not in _IF_GIVEN or value is not None}
+        return {key: value for key, value in settings.items() if key not in _IF_GIVEN or value not in (None, "")}
 
     def rate_source(self) -> RateSource:
         return RateSource(
@@ -94,6 +98,11 @@ class ScriptConfig(WorkloadConfig):
         self._check_metric_unit()
         if self.metric is not None and not self.metric.strip():
             raise ValueError("metric is empty; set metric to the name of a metric that the script logs")
+        if self.metric is not None:
+            try:
+                rate_text.read_metric_name(self.metric, self._metric_unit(), self.work_unit)
+            except metric_unit.UnreadableError as error:
+                raise ValueError(f"metric={self.metric}: {error}") from error
         if self.metric_pattern is not None:
             try:
                 num_groups = re.compile(self.metric_pattern).groups
@@ -102,7 +111,7 @@ class ScriptConfig(WorkloadConfig):
                     f"metric_pattern={self.metric_pattern} is not a regular expression: {error}; correct the expression"
                 ) from error
             if num_groups != 1:
-                example = f"'([0-9.]+) {work_units.per_second(self.work_unit)}'"
+                example = f"'([0-9.]+) {work_units.per_second(self.work_unit or 'steps')}'"
                 raise ValueError(
                     f"metric_pattern={self.metric_pattern} has {num_groups} groups; put one pair of parentheses around "
                     f"the number, as in {example}, and use (?:...) for other groups"
@@ -118,7 +127,7 @@ class ScriptConfig(WorkloadConfig):
         unit = self._metric_unit()
         if unit is None:
             raise ValueError(f"metric_unit={self.metric_unit} is not a unit; {metric_unit.FORMS}")
-        if not unit.counts(self.work_unit):
+        if self.work_unit and not unit.counts(self.work_unit):
             raise ValueError(
                 f"metric_unit={self.metric_unit} is the time of {work_units.format_unit(unit.work)}, not of "
                 f"{work_units.format_unit(self.work_unit)}; remove work_unit={self.work_unit}"

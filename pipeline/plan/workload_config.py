@@ -60,6 +60,7 @@ class WorkloadConfig:
 
     Attributes:
         NODE: name of the schema that YAML files list under `defaults`.
+        WORK_UNIT: regular expression of the work units that are allowed.
         may_lack_packages: whether a group is skipped if its environment lacks a package; else the study is refused.
         is_load: whether the program only loads a resource, so that it is a co-runner in a mix with a program that
             cannot be stopped.
@@ -67,6 +68,7 @@ class WorkloadConfig:
     """
 
     NODE: ClassVar[str] = "workload"
+    WORK_UNIT: ClassVar[str] = work_units.PATTERN
     may_lack_packages: ClassVar[bool] = False
     is_load: ClassVar[bool] = False
     takes_turns: ClassVar[bool] = False
@@ -312,7 +314,7 @@ class WorkloadConfig:
         for key in self.environ:
             if key in _OURS or key.startswith(_OUR_PREFIX):
                 raise self._refused(f"environ.{key} is reserved for the orchestrator; remove this variable")
-        if not re.fullmatch(work_units.PATTERN, self.work_unit, re.ASCII):
+        if not re.fullmatch(self.WORK_UNIT, self.work_unit, re.ASCII):
             raise self._refused(
                 f"work_unit={self.work_unit} cannot be part of metric names; use a plural noun of letters, digits and "
                 "underscores, such as sequences"

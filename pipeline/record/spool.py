@@ -21,7 +21,7 @@ from pipeline.base.domain.marks import NO_MARKS
 from pipeline.base.domain.records import CO_RUNNERS, Group, Interpreter, Slot
 from pipeline.base.domain.tags import GROUP, JOB, Tag, fact_tag
 from pipeline.base.domain.window import Window
-from pipeline.base.domain.work_units import ARRIVALS
+from pipeline.base.domain.work_units import ARRIVALS, PARAM
 from pipeline.base.system import locks, secrets, tracking_root
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.factory import Spec
@@ -368,7 +368,9 @@ def _close_child(child: ChildRecord, job: JobResult | None, group: GroupResult, 
         status=job.result.mlflow_status,
         start_ns=child.start_ns if job.start_ns is None else job.start_ns,
         end_ns=now if job.end_ns is None else job.end_ns,
-        params=child.params | {f"job.{key}": value for key, value in job.params.items()},
+        params=child.params
+        | ({PARAM: job.work_unit} if job.work_unit else {})
+        | {f"job.{key}": value for key, value in job.params.items()},
         tags=child.tags | {key: str(value) for key, value in facts.items() if value not in (None, "")},
         metrics=job.metrics,
         series=job.series,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ class StudySummary:
     """The findings of a study.
 
     Attributes:
-        fastest: keys of the fastest groups.
+        fastest: keys of the fastest groups of cases with several sharing modes; none on a simulated GPU.
         notes: notes on gains, by the key of the group.
         sentences: sentences on the cases, the frameworks and the other GPUs.
     """
@@ -51,10 +52,17 @@ def summarize_study(experiment: str, rows: Sequence[GroupResult]) -> StudySummar
     sentences += other_gpus.summarize_shares(other_gpus.compare_company(study))
     cases = label_cases(study)
     places = {row.key: ((cases[row.run_id], row.degree), row.mode) for row in study.rows}
+    of_place = {((cell.case, cell.degree), cell.mode): cell for cell in cells}
+    num_modes = Counter(place for (place, _), cell in of_place.items() if cell.sharing != SERIAL and cell.is_compared)
     fastest = {
-        key for key, (place, mode) in places.items() if place[1] > 1 and place in best and best[place].tied[0] == mode
+        key
+        for key, (place, mode) in places.items()
+        if place in best
+        and (place[1] > 1 and num_modes[place] > 1)
+        and best[place].tied[0] == mode
+        and not (of_place[place, mode].marks or study.is_simulated)
     }
-    on_gain = {((cell.case, cell.degree), cell.mode): "; ".join(cell.notes_on_gain) for cell in cells}
+    on_gain = {place_and_mode: "; ".join(cell.notes_on_gain) for place_and_mode, cell in of_place.items()}
     notes = {key: on_gain[place_and_mode] for key, place_and_mode in places.items() if on_gain.get(place_and_mode)}
     return StudySummary(frozenset(fastest), notes, tuple(sentences))
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from pipeline.base.domain import driver_programs, idle_measurements, layout
+from pipeline.base.domain.marks import NO_MARKS
 from pipeline.base.domain.protocols import Listener, Profiler, Sharing, ShowGroup, Slots
 from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Result, Slot
 from pipeline.base.domain.running_group import RunningGroup
@@ -32,6 +33,7 @@ from pipeline.base.system.factory import Spec
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean.journal import Journal, replay
+from pipeline.gpu.selftest import health_checks
 from pipeline.launch.interleaving import Interleaving, Slice
 from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
 from pipeline.launch.job_state import JobState
@@ -46,7 +48,9 @@ from pipeline.observe.host_load import FOREIGN_LOAD
 from pipeline.observe.idle_power import IdlePower
 from pipeline.observe.observation import Observation
 from pipeline.observe.phases import Phases
-from pipeline.prepare.device import lease
+from pipeline.prepare.device import gpu_health, lease
+from pipeline.prepare.device.gpu_health import Health
+from pipeline.prepare.device.nvml import NvmlError
 from pipeline.record import trace
 from pipeline.record.spool import Spool, SpoolRun
 from pipeline.record.tracking_sender import Sender
@@ -115,9 +119,13 @@ class GroupExecution:
         self.tool_cpu_s = self.tool_wall_s = 0.0
         self.phases = Phases()
         self.clock = ClockWatch()
+        self.health = NO_MARKS
 
     def run(self) -> None:
         """Prepare the device, start listeners, run the jobs. Failures are kept; only the user's signal is raised."""
+        before = self._read_health()
+        if trouble := health_checks.find_marks(before, before, time.monotonic()).note:
+            self.resources.warn_once(f"{self.group.device.name}: {trouble}")
         try:
             with self.clock, UndoStack() as stack:
                 try:
@@ -132,7 +140,13 @@ class GroupExecution:
             self._keep_traceback(error, "failed in the orchestrator")
         finally:
             self._undo_again()
+            self.health = health_checks.find_marks(before, self._read_health(), time.monotonic())
             self.phases.finish()
+
+    def _read_health(self) -> Health | None:
+        with suppress(NvmlError):  # a GPU that is lost fails the group
+            return gpu_health.read(self.group.device) if self.group.device.is_gpu else None
+        return None
 
     def judge_interrupted(self) -> GroupResult:
         """Return the row of a group that the user ended; with figures only if they can be computed quickly."""
@@ -212,6 +226,7 @@ class GroupExecution:
             waiting_w=idle_power.get_w(self.group, idle_measurements.count_contexts(self.group)),
             changed=changed,
             clock=self.clock.record,
+            health=self.health,
             tags=tuple(self.tags.items()),
             spans=self.phases.spans,
             slices=self.slices,

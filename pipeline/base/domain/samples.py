@@ -16,6 +16,8 @@ POWER = "power_w"
 """Quantity of a device from which idle power is computed."""
 THROTTLED = "throttled_ratio"
 """Figure of a device: the share of the window in which power or temperature limited its clocks."""
+NUM_GPU_PROCESSES = "gpu_num_processes"
+"""Quantity of a job: its processes in the driver's list of processes on the GPU."""
 
 Panel = Literal["activity", "memory"]
 """Panels of the figure over time in the report: shares between 0 and 1, and MiB."""

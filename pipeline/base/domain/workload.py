@@ -65,6 +65,7 @@ class Workload:
         program_digest: `digest` without the packages.
         sources: the files of the program, and of the runner that starts it.
         is_in_own_folder: whether each job starts in its output folder instead of the user's working directory.
+        work_unit: what its work is counted in; empty if the program's log names it.
         objective: latency objective, if the program answers requests and the user set one.
         is_rate_given: whether the program is a service whose rate of requests the user set.
         lacks: what the environment lacks, if the study records the lack as a result instead of failing.

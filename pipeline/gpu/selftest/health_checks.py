@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from pipeline.base.domain.marks import NO_MARKS, Marks, join
 from pipeline.base.system.words import format_count, format_duration
 from pipeline.prepare.device.gpu_health import Health
 
@@ -39,6 +40,16 @@ def check_health(health: Health, before: Health, now_s: float) -> tuple[HealthCh
         _check_xids(health, before, now_s),
         _check_throttling(health),
     )
+
+
+def find_marks(before: Health | None, after: Health | None, now_s: float) -> Marks:
+    """Mark jobs that ran between two readings: invalid if memory was corrupted meanwhile, a note for other trouble."""
+    if before is None or after is None:
+        return NO_MARKS
+    num_errors = (after.num_ecc_uncorrected_now or 0) - (before.num_ecc_uncorrected_now or 0)
+    invalid = f"{format_count(num_errors, 'uncorrected ECC error')} while the jobs ran" if num_errors > 0 else ""
+    checks = check_health(after, after, now_s)
+    return Marks(invalid, join(f"{check.name} of the GPU: {check.trouble}" for check in checks if check.trouble))
 
 
 def _check_ecc(health: Health) -> HealthCheck:

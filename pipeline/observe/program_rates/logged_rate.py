@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base.domain import layout
+from pipeline.base.domain import layout, rate_text
+from pipeline.base.domain.metric_unit import UnreadableError
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.mlflow_internals.file_store import read_script_runs
 from pipeline.base.system import regular_files
@@ -18,8 +19,7 @@ from pipeline.base.system.words import format_count, list_first
 from pipeline.launch.events import Events, read_shown_lines
 from pipeline.launch.job_state import JobState
 from pipeline.observe.clock import ClockRecord
-from pipeline.observe.program_rates import rate_text, tensorboard
-from pipeline.observe.program_rates.numbers import UnreadableError
+from pipeline.observe.program_rates import tensorboard
 from pipeline.observe.program_rates.output_rates import OutputReader, Rates
 
 Points = Sequence[tuple[int, float]]
@@ -42,6 +42,7 @@ class LoggedRate:
 
     Attributes:
         points: monotonic instants with rates.
+        work_unit: work unit of the rates.
         source: origin and number of the points, as a text.
         absence: why there are no points.
         num_misplaced: number of omitted values, whose times are outside the job's run.
@@ -49,6 +50,7 @@ class LoggedRate:
     """
 
     points: Points = ()
+    work_unit: str = ""
     source: str = ""
     absence: str = ""
     num_misplaced: int = 0
@@ -99,7 +101,8 @@ def _read_output(state: JobState, log: Events, source: RateSource) -> LoggedRate
     source_words = f"its output, {format_count(rates.num_values, 'value')}"
     if rates.num_not_finite:
         source_words += f" (without {rates.num_not_finite} not finite)"
-    return LoggedRate(points=rates.points, source=source_words, doubts=tuple(_describe_doubts(rates)))
+    doubts = tuple(_describe_doubts(rates))
+    return LoggedRate(points=rates.points, work_unit=rates.work_unit, source=source_words, doubts=doubts)
 
 
 def _explain_no_match(folder: Path, what: str, rates: Rates) -> str:
@@ -120,9 +123,11 @@ def _describe_doubts(rates: Rates) -> Iterator[str]:
     if 0 < rates.num_times < rates.num_values:
         values = f"{rates.num_times} of {format_count(rates.num_values, 'value')}"
         yield f"{values} are times, such as s/it, and were read as 1/time"
-    for noun in rates.nouns & rates.passed_over.keys():
-        lines = format_count(rates.passed_over[noun], "line")
-        yield f"workload.metric_pattern misses {lines} with s/{noun} instead of {noun}/s"
+    for words, number in rates.passed_over.items():
+        unit = rate_text.read("", words, rates.work_unit, is_unit_given=True).unit
+        if words not in rates.units and unit is not None and unit.work and unit.counts(rates.work_unit):
+            others = f"{words} instead of {next(iter(rates.units), rates.work_unit)}"
+            yield f"workload.metric_pattern misses {format_count(number, 'line')} with {others}"
 
 
 def _read_mlflow(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -162,8 +167,7 @@ def _convert_to_rates(came: Points, source: str, rate: RateSource, unit: str) ->
     """Convert points to rates, or explain why they cannot be rates."""
     what = f"workload.metric={rate.metric}"
     try:
-        label = rate_text.read_label(str(rate.metric).removesuffix("/min"), unit)  # `/min` is a minimum, not a minute
-        metric_unit = rate_text.to_unit(label, rate.metric_unit)
+        metric_unit = rate_text.read_metric_name(str(rate.metric), rate.metric_unit, unit)
     except UnreadableError as error:
         return LoggedRate(absence=f"{what}: {error}")
     rates = [(t_ns, metric_unit.rate(value)) for t_ns, value in came]
@@ -179,4 +183,5 @@ def _convert_to_rates(came: Points, source: str, rate: RateSource, unit: str) ->
     for t_ns, value in points:
         by_instant.setdefault(t_ns, []).append(value)
     means = [(t_ns, statistics.fmean(at_once)) for t_ns, at_once in sorted(by_instant.items())]
-    return LoggedRate(points=means, source=f"{source}, {format_count(len(points), 'value')}")
+    source += f", {format_count(len(points), 'value')}"
+    return LoggedRate(points=means, work_unit=metric_unit.work, source=source)

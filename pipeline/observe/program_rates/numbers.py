@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from pipeline.base.domain.metric_unit import UnreadableError
+
 _GROUPERS = "_'\u2019\u00a0\u202f\u2009"  # characters that only separate thousands
 _SIGNS = "-+\u2212"
 _BESIDE = 100
@@ -47,13 +49,6 @@ _SAY_MARK = "set workload.decimal_mark=comma or point"
 _SAY_PATTERN = "add the text before or after the number to the pattern"
 
 
-class UnreadableError(ValueError):
-    """An unclear number; the text is the reason, a semicolon and the remedy."""
-
-    def __init__(self, why: str, remedy: str = _SAY_PATTERN) -> None:
-        super().__init__(f"{why}; {remedy}")
-
-
 class Number(NamedTuple):
     """A number in a text, with the positions of its beginning, including the sign, and of its end."""
 
@@ -81,7 +76,7 @@ def read(text: str, span: tuple[int, int], bounds: tuple[int, int], decimal_mark
         raise UnreadableError("the group matches several numbers", "limit the group to one number")
     before, after = text[max(bounds[0], begin - _BESIDE) : begin], text[end : min(bounds[1], end + _BESIDE)]
     if (why := _explain_ambiguity(before, text[begin:end], after)) is not None:
-        raise UnreadableError(why)
+        raise UnreadableError(why, _SAY_PATTERN)
     matched = max(begin, span[0]), min(end, span[1])
     begin, end = _pick_from_list(text, (begin, end), matched)
     plain = _normalise(
@@ -151,6 +146,6 @@ def _normalise(number: str, *, is_all_chosen: bool, mark: str | None) -> str:
         raise (
             UnreadableError("its comma may separate decimals or thousands", _SAY_MARK)
             if commas
-            else UnreadableError("it is not a number")
+            else UnreadableError("it is not a number", _SAY_PATTERN)
         )
     return plain + exponent

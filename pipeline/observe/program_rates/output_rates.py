@@ -16,21 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from pipeline.base.domain import rate_text
+from pipeline.base.domain.metric_unit import UnreadableError
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system import regular_files
-from pipeline.observe.program_rates import numbers, rate_text
-from pipeline.observe.program_rates.numbers import UnreadableError
+from pipeline.observe.program_rates import numbers
 
 MOST_VALUES = 200
 """Largest number of values that are read for one instant."""
 
 _SHOWN = 50
-# The unit after the number in a user's pattern: `it/s`, ` samples/s`, `\s*tok/sec`.
-_RATE_IN_PATTERN = re.compile(r"(?P<gap>(?:\\s[*+?]?| [*+?]?)*)(?P<noun>(?<!\\)\b[A-Za-z]+)/(?P<time>s|sec)\b")
-# The units that a progress bar writes instead of `it/s`: `kit/s` for high rates, `s/it` for low rates.
-_SEVERAL_FORMS = r"(?:[kMGT]?\g<gap>[kMGT]?\g<noun>/\g<time>|\\s?\g<time>/\\s?\g<noun>)"
-_TIME_OF_ONE = re.compile(r"\d ?(?:ms|s)/ ?([A-Za-z]+)")
-
+_MOST_UNITS = 9
 _BLOCK_BYTES = 1 << 20
 _LINE_BYTES = 1 << 16
 _LINE = re.compile(rb"[^\r\n]+")  # a progress bar overwrites its line after a carriage return
@@ -46,10 +42,11 @@ class Rates:
     Attributes:
         sums: sum and number of the rates at each instant.
         num_times: number of values that are times, such as `2.00s/it`.
-        nouns: nouns in the units of the values, such as `it`.
+        work_unit: work unit of the values: that of the workload, or else that of the first value.
+        units: texts of the units of the values, such as `it/s`.
         unreadable: first line with an unclear number, and the reason; empty if there is none.
         without_number: last line that matches the pattern and contains no number.
-        passed_over: number of unmatched lines with a time, such as `2.00s/it`, by noun.
+        passed_over: number of unmatched lines with a unit, by its text, such as `s/it`.
     """
 
     sums: dict[int, tuple[float, int]] = field(default_factory=dict)
@@ -58,7 +55,8 @@ class Rates:
     num_values: int = 0
     num_times: int = 0
     num_not_finite: int = 0
-    nouns: set[str] = field(default_factory=set)
+    work_unit: str = ""
+    units: Counter[str] = field(default_factory=Counter)
     unreadable: str = ""
     without_number: str = ""
     passed_over: Counter[str] = field(default_factory=Counter)
@@ -85,16 +83,16 @@ class OutputReader:
     """A reader of a program's outputs, which collects the matches of the user's pattern in `rates`.
 
     If the user's group matches only a part of a number, the entire number is read: `([0-9.]+) samples/s` reads 1050
-    from `1,050.0 samples/s` and from `1.05e3 samples/s`. A pattern with `it/s` also matches `s/it` and `kit/s`. `unit`
-    is the work unit of the workload.
+    from `1,050.0 samples/s` and from `1.05e3 samples/s`. A pattern with `it/s` also matches lines with `s/it`, `kit/s`
+    or `it/min`, if it does not match them with `it/s`. `unit` is the work unit of the workload; if it is empty, the
+    first value sets it.
     """
 
     def __init__(self, source: RateSource, unit: str) -> None:
         assert source.pattern is not None
-        self._source, self._unit = source, unit
-        self._wanted = widen(source.pattern)
-        self._is_widened = self._wanted.pattern != source.pattern
-        self.rates = Rates()
+        self._source = source
+        self._original, self._widened = re.compile(source.pattern), rate_text.widen(source.pattern)
+        self.rates = Rates(work_unit=unit)
 
     def read(self, path: Path, t_ns: Sequence[int], sizes: Sequence[int], end_ns: int) -> None:
         """Read an output up to the first unclear number; `sizes` are the sizes of the output at the instants `t_ns`."""
@@ -116,34 +114,26 @@ class OutputReader:
     def _add(self, line: str, t_ns: int) -> int:
         """Add the rate of a line, if it contains one, and return the number of rates at its instant."""
         rates = self.rates
-        if (match := self._wanted.search(line)) is None:
-            if not self._is_widened and (time := _TIME_OF_ONE.search(line)) is not None and len(rates.passed_over) < 9:
-                rates.passed_over[time[1]] += 1
+        if (match := self._original.search(line) or self._widened.search(line)) is None:
+            unit = rate_text.find_unit(line)
+            if unit and (unit in rates.passed_over or len(rates.passed_over) < _MOST_UNITS):
+                rates.passed_over[unit] += 1
             return 0
-        mark = self._source.decimal_mark
+        mark, setting = self._source.decimal_mark, self._source.metric_unit
         try:
             if (number := numbers.read(line, match.span(1), _find_bounds(match), mark)) is None:
                 rates.without_number = line.strip()[:_SHOWN]
                 return 0
-            default_unit = self._source.metric_unit
             sides = line[: number.begin], line[number.end :]
-            text = rate_text.read(*sides, self._unit, is_unit_given=default_unit is not None)
-            metric_unit = rate_text.to_unit(text, default_unit)
+            text = rate_text.read(*sides, rates.work_unit, is_unit_given=setting is not None)
+            metric_unit = rate_text.to_unit(text, setting).count_in(rates.work_unit)
         except UnreadableError as error:
             rates.unreadable = f"`{_quote(line, *match.span(1))}`: {error}"
             return 0
-        rates.nouns.add(text.noun)
+        rates.work_unit = metric_unit.work
+        if text.unit is not None and len(rates.units) < _MOST_UNITS:
+            rates.units[text.words.strip(" [(").replace(" /", "/").replace("/ ", "/")] += 1
         return rates.add(t_ns, metric_unit.rate(number.value), is_time=metric_unit.is_time)
-
-
-def widen(pattern: str) -> re.Pattern[str]:
-    """Return the pattern; if it contains a unit such as `it/s`, it also matches `s/it` and `kit/s`."""
-    original = re.compile(pattern)
-    try:
-        extended = re.compile(_RATE_IN_PATTERN.sub(_SEVERAL_FORMS, pattern), original.flags)
-    except re.error:  # the text `it/s` had another meaning in the pattern
-        return original
-    return extended if extended.groups == original.groups else original
 
 
 def _find_bounds(match: re.Match[str]) -> tuple[int, int]:

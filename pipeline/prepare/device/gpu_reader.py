@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -139,24 +139,27 @@ class GpuReader:
                 used_bytes[gi_id] = float(memory.used)
         return used_bytes
 
-    def process_memory_bytes(self) -> dict[int, int]:
-        """Read the GPU memory in bytes of each computing process, by PID on the host, if the driver reports it.
+    def process_memory_bytes(self) -> dict[int, int | None] | None:
+        """Read the GPU memory in bytes of each process, by PID on the host; `None` for what the driver does not report.
 
         An MPS client is in two of NVML's lists but counts once. For a process on several MIG devices, the memory on all
         of them is added.
         """
         lists = (
+            pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
             pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
             pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
         )
-        used_bytes: Counter[int] = Counter()
+        used_bytes: dict[int, int | None] = {}
+        is_listed = False
         for handle in self._process_handles:
-            listed = [nvml.ask_if_offered("the memory of processes", function, handle) or () for function in lists]
-            running = itertools.chain(*listed)
-            used_bytes.update(
-                {process.pid: process.usedGpuMemory for process in running if process.usedGpuMemory is not None}
-            )
-        return dict(used_bytes)
+            listed = [nvml.ask_if_offered("the memory of processes", function, handle) for function in lists]
+            is_listed = is_listed or listed[1] is not None
+            running = {process.pid: process.usedGpuMemory for part in listed for process in part or ()}
+            for pid, used in running.items():
+                before = used_bytes.get(pid)
+                used_bytes[pid] = used if before is None else before + (used or 0)
+        return used_bytes if is_listed else None
 
     def process_utilization(self) -> dict[int, ProcessUtilization]:
         """Read the utilisation of each process since the previous reading, by PID on the host.

@@ -376,7 +376,7 @@ def _log(store: Store, run_id: str, content: RunContent, known: RunContent | Non
 
 
 def _find_or_create_runs(store: Store, folder: Path, record: Record) -> RunIds:
-    counted = {child.params.get(work_units.PARAM, work_units.SAMPLES) for child in record.children}
+    counted = {child.params[work_units.PARAM] for child in record.children if work_units.PARAM in child.params}
     experiment_id = store.open_experiment(record.experiment, counted)
     known = _find_known_runs(store, folder, record, experiment_id)
 

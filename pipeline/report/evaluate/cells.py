@@ -151,10 +151,14 @@ class Cell:
     def exceeds_ideal(self) -> bool:
         """True if the interval of the speed-up lies above the number of jobs, or without one the speed-up far above."""
         gain = self.estimates.get(SPEEDUP)
-        if gain is None or self.is_derived or self.degree == 1:
+        if gain is None or self.is_derived:
             return False
-        low, most = (gain.median, _BEYOND_NOISE * self.degree) if gain.low is None else (gain.low, self.degree)
-        return low > most
+        return (gain.median if gain.low is None else gain.low) > self.degree * self._choose_tolerance(gain)
+
+    def _choose_tolerance(self, gain: Estimate) -> float:
+        if gain.low is None:
+            return _BEYOND_NOISE
+        return _SAME_SPEED if self.degree == 1 else 1.0
 
     @property
     def notes_on_gain(self) -> tuple[str, ...]:
@@ -163,20 +167,16 @@ class Cell:
         if gain is None or self.is_derived:
             return ()
         notes, in_words = [], interval_in_words(gain, ".2f")
-        if self.exceeds_ideal:
-            notes.append(
-                f"speed-up of {gain.median:.2f}{in_words} exceeds the number of jobs: "
-                "the baseline was slow, or the metric does not count work"
-            )
-        has_changed = (
-            gain.low is not None
-            and gain.high is not None
-            and not (gain.low <= _SAME_SPEED and gain.high >= 1 / _SAME_SPEED)
-        )
-        if has_changed and self.degree == 1 and self.sharing == NAIVE:
+        is_slower = (gain.median if gain.high is None else gain.high) < 1 / self._choose_tolerance(gain)
+        if self.degree == 1 and self.sharing == NAIVE and (is_slower or self.exceeds_ideal):
             notes.append(
                 f"one naive job repeats the serial run, but ran {gain.median:.2f} times{in_words} as fast: "
                 "the machine changed between the two runs"
+            )
+        elif self.exceeds_ideal:
+            notes.append(
+                f"speed-up of {gain.median:.2f}{in_words} exceeds the number of jobs: "
+                "the baseline was slow, or the metric does not count work"
             )
         if self.has_drifting_baseline(SPEEDUP) and not self.uses_cuda_graphs:
             notes.append(self._describe_drift())

@@ -31,7 +31,7 @@ def share_table(cells: Sequence[Cell]) -> Table:
             if share is None:
                 continue
             memory = _format_percent(cell, job_shares.name_memory_share(label))
-            one = work_units.format_singular(params.get(work_units.PARAM, work_units.SAMPLES))
+            one = work_units.format_singular(params.get(work_units.PARAM, ""))
             ran = (cell.case.label, cell.degree, cell.mode, label)
             rows.append((*ran, share, basis, memory, one, *_format_energies(cell, label)))
     heads = ("case", "jobs", "mode", "one job of", "share of time (%)", "share from", "memory traffic (%)")

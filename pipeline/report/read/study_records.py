@@ -44,8 +44,8 @@ class JobRow:
 
     @property
     def unit(self) -> str:
-        """The work unit of the job."""
-        return self.params.get(work_units.PARAM, work_units.SAMPLES)
+        """The work unit of the job; empty if it is unknown."""
+        return self.params.get(work_units.PARAM) or next(iter(work_units.find_common_units([self.metrics])), "")
 
     @property
     def is_rate_given(self) -> bool:

@@ -107,7 +107,22 @@ class TestNvmlListener(ListenerContract):
             with NvmlListener(1000).observe(group, sink):
                 wait_until(lambda: sink.named("process_memory_mib", 0))
         assert sink.named("process_memory_mib", 0) == [120]
-        assert not [sample for sample in sink if sample.job == 1], "a job that is not on the GPU has no value, not 0"
+        assert set(sink.named("gpu_num_processes", 0)) == {2}
+        of_second = [sample.values for sample in sink if sample.job == 1]
+        assert of_second and all(values == {"gpu_num_processes": 0} for values in of_second), "no memory, not 0"
+
+    def test_processes_of_a_job_are_not_counted_where_a_listed_one_may_be_a_jobs(self, library: NvmlLibrary) -> None:
+        group, sink = OneDevice(), Collected()
+        library.change(processes=(Process(pid=577, name="nvidia-cuda-mps-server", memory_mib=66),))
+        with job("time.sleep(60)") as first, NvmlListener(200).observe(group, sink):
+            group.jobs = {0: first.pid}
+            wait_until(lambda: sink.named("gpu_num_processes", 0))
+            library.change(processes=(Process(pid=4_000_000, name="", memory_mib=9),))  # a PID of another namespace
+            num_samples = len(sink)
+            wait_until(lambda: len(sink) >= num_samples + 3)
+            num_counted = len(sink.named("gpu_num_processes", 0))
+            wait_until(lambda: len(sink) >= num_samples + 6)
+        assert len(sink.named("gpu_num_processes", 0)) == num_counted
 
     def test_memory_of_jobs_that_cannot_be_had_is_absent(self, library: NvmlLibrary) -> None:
         library.fail(nvmlDeviceGetComputeRunningProcesses_v3=pynvml.NVML_ERROR_NO_PERMISSION)

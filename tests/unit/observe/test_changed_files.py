@@ -119,6 +119,27 @@ def test_jobs_in_folders_of_their_own_share_no_files(tmp_path, pair):
     assert changed_files.describe_shared(tmp_path, {tmp_path / "model.pt": None}, states) == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "is_shared"),
+    [
+        ("model.pt", True),
+        ("runs/resnet18.pt", True),
+        ("result-1.json", False),  # the number of the job
+        ("101.log", False),  # its PID
+        ("events.out.tfevents.1.h.101.0", False),
+    ],
+)
+def test_copies_share_a_file_that_the_last_of_them_wrote_last(tmp_path, name, is_shared):
+    both = group("a", "a", kind=WindowKind.WORK)
+    states = [state(tmp_path, job, [{"event": "started", "t_ns": 0}]) for job in both.jobs]
+    states[0].ended.at_ns = 40 * S
+    changed = Changes(folder=tmp_path, files={tmp_path / name: at(50)}, is_whole=True)
+    whose = changed_files.find_owners(changed, states, {0: Events(), 1: Events()}, CLOCK)
+    assert list(whose.values()) == [1]
+    shared = changed_files.describe_shared(tmp_path, whose, states)
+    assert shared == (f"changed while 2 jobs ran: {name}" if is_shared else "")
+
+
 def test_whose_a_file_is_follows_from_the_process_in_its_name_or_from_who_ran_alone(tmp_path, pair):
     _, states = pair
     states[0].ended.at_ns = 40 * S

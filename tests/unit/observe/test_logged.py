@@ -23,11 +23,13 @@ from tests.toys.event_writer import SummaryWriter
 METRIC = RateSource(metric="train/samples_per_second")
 
 
-def of_scripts(tmp_path, *rates: RateSource, kind=WindowKind.LOGGED):
+def of_scripts(tmp_path, *rates: RateSource, kind=WindowKind.LOGGED, unit=""):
     """A group of scripts that ran from 0 s to 100 s, and the states of its jobs."""
     made = group(*"ab"[: len(rates)], kind=kind)
     jobs = [
-        dataclasses.replace(job, workload=dataclasses.replace(job.workload, rate=rate, ends_by_itself=True))
+        dataclasses.replace(
+            job, workload=dataclasses.replace(job.workload, rate=rate, ends_by_itself=True, work_unit=unit)
+        )
         for job, rate in zip(made.jobs, rates, strict=True)
     ]
     states = [state(tmp_path, job, [{"event": "started", "t_ns": 0}]) for job in jobs]
@@ -174,7 +176,7 @@ def test_a_metric_in_a_tensorboard_file_is_of_the_job_that_wrote_the_file(tmp_pa
     assert "events.out.tfevents.x may belong to any job" in row.reason
 
 
-def in_output(path, pattern, text, t_ns=(), sizes=(), end_ns=S, unit="samples", **source):
+def in_output(path, pattern, text, t_ns=(), sizes=(), end_ns=S, unit="", **source):
     """What is read of an output."""
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     reader = output_rates.OutputReader(RateSource(pattern=pattern, **source), unit)
@@ -202,7 +204,7 @@ def test_numbers_in_the_output_have_the_time_at_which_it_had_grown_so_far(tmp_pa
     ],
 )
 def test_a_number_is_read_as_a_whole(tmp_path, pattern, line, number):
-    assert in_output(tmp_path / "log", pattern, f"{line}\n").points == [(S, number)]
+    assert in_output(tmp_path / "log", pattern, f"{line}\n", unit="steps").points == [(S, number)]
 
 
 @pytest.mark.parametrize(
@@ -231,11 +233,13 @@ def test_a_pattern_is_looked_for_in_both_outputs(tmp_path):
     assert row.result is Result.FAILED and "stdout ends with `starting`" in row.reason
     (states[0].folder / "stderr.log").write_text("50%  120 it/s\r")
     row = judge(alone, states)
-    assert row.metrics["throughput_total_samples_per_s"] == 120
+    assert row.metrics["throughput_total_iterations_per_s"] == 120
 
 
 def test_the_samples_of_a_whole_run_are_over_its_whole_time(tmp_path):
-    pair, states = of_scripts(tmp_path, RateSource(samples=500), RateSource(samples=500), kind=WindowKind.WORK)
+    pair, states = of_scripts(
+        tmp_path, RateSource(samples=500), RateSource(samples=500), kind=WindowKind.WORK, unit="samples"
+    )
     states[1].ended.at_ns = 50 * S
     row = judge(pair, states)
     assert [job.metrics["throughput_samples_per_s"] for job in row.jobs] == [5, 10]

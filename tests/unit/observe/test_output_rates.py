@@ -58,7 +58,7 @@ def rate(tmp_path, pattern, line, **source) -> float | None:
     ],
 )
 def test_a_number_that_can_be_read_one_way_is(tmp_path, pattern, line, number):
-    assert rate(tmp_path, pattern, line) == pytest.approx(number)
+    assert rate(tmp_path, pattern, line, unit="samples") == pytest.approx(number)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,7 @@ def test_a_number_that_can_be_read_one_way_is(tmp_path, pattern, line, number):
         ("per iteration .ms.: ([0-9.]+)", "elapsed time per iteration (ms): 1234.5 |", "metric_unit"),
         ("step_time_ms=([0-9.]+)", "step_time_ms=12.5", "metric_unit"),
         ("tok/s: ([0-9.]+)", "tok/s: 512 s", "metric_unit"),
+        ("([0-9.]+) m/step", "1.5 m/step", "metric_unit"),
     ],
 )
 def test_a_number_that_can_be_read_two_ways_fails_the_row_with_what_stands_there(tmp_path, pattern, line, remedy):
@@ -152,11 +153,110 @@ def test_the_user_says_the_decimal_mark(tmp_path, line, mark, number):
         ("([0-9.]+) GiB/s", "0.5 GiB/s", 2**29),
         ("([0-9.]+) ", "5130.4 Tokens/s", 5130.4),
         ("([0-9.]+) ", "12 Games/s", 12),
-        ("([0-9.]+)fps", "60fps", 60),
     ],
 )
 def test_a_rate_is_in_the_unit_that_stands_beside_it(tmp_path, pattern, line, per_s):
     assert rate(tmp_path, pattern, line) == pytest.approx(per_s)
+
+
+NUMBER = "^[^0-9]*([0-9.]+)"
+
+
+@pytest.mark.parametrize(
+    ("line", "work_unit", "per_s"),
+    [
+        ("[6.77 it/s]", "iterations", 6.77),
+        ("2.00s/it", "iterations", 0.5),
+        ("3 it/h", "iterations", 3 / 3600),
+        ("12 steps/s", "steps", 12),
+        ("950us/step", "steps", 1e6 / 950),
+        ("1.2 Mtok/s", "tokens", 1.2e6),
+        ("12 img/s", "images", 12),
+        ("12 samples per second", "samples", 12),
+        ("12.5 s/epoch", "epochs", 0.08),
+        ("3 epochs/day", "epochs", 3 / 86400),
+        ("200 ns/day, 0.12 hours/ns", "ns", 200 / 86400),
+        ("0.12 hours/ns", "ns", 200 / 86400),
+        ("0.005 days/ns 1234 MB memory", "ns", 200 / 86400),
+        ("432 seconds/ns", "ns", 200 / 86400),
+        ("0.2 us/day", "ns", 200 / 86400),
+        ("0.2 \u00b5s/day", "ns", 200 / 86400),
+        ("200000 ps/day", "ns", 200 / 86400),
+        ("432000 tau/day", "taus", 5),
+        ("1.6 Matom-step/s", "atom_steps", 1.6e6),
+        ("180 TFLOP/s", "FLOP", 180e12),
+        ("7 widgets/min", "widgets", 7 / 60),
+    ],
+)
+def test_the_unit_beside_a_number_sets_work_unit_and_direction(tmp_path, line, work_unit, per_s):
+    alone, states = of_scripts(tmp_path, RateSource(pattern=NUMBER))
+    (states[0].folder / "stdout.log").write_text(f"{line}\n")
+    row = judge(alone, states)
+    assert row.metrics[f"throughput_total_{work_unit}_per_s"] == pytest.approx(per_s)
+    assert row.jobs[0].work_unit == work_unit and f"logged_{work_unit}_per_s" in row.jobs[0].series
+
+
+@pytest.mark.parametrize("line", ["12.5", "261.42/s", "12 TFLOPS", "60fps", "12 s/s"])
+def test_a_number_without_a_unit_is_no_rate_of_samples(tmp_path, line):
+    alone, states = of_scripts(tmp_path, RateSource(pattern=NUMBER))
+    (states[0].folder / "stdout.log").write_text(f"{line}\n")
+    row = judge(alone, states)
+    assert row.result is Result.FAILED
+    assert "set workload.work_unit" in row.reason or "set workload.metric_unit" in row.reason
+    assert not any("samples" in name for name in row.metrics)
+
+
+@pytest.mark.parametrize(
+    ("work_unit", "line", "per_s"),
+    [
+        ("steps", "3 it/s", 3),  # another word for it
+        ("its", "3 it/s", 3),
+        ("samples", "3 img/s", 3),
+        ("us", "200 ns/day", 0.2 / 86400),
+        ("ns", "0.2 us/day", 200 / 86400),
+        ("samples", "3 it/s", None),
+        ("tokens", "3 samples/s", None),
+        ("ns", "3 it/s", None),
+    ],
+)
+def test_the_work_unit_of_the_user_renames_the_unit_but_cannot_contradict_it(tmp_path, work_unit, line, per_s):
+    if per_s is None:
+        assert f", not {work_unit}; set workload.work_unit=" in refusal(tmp_path, NUMBER, line, unit=work_unit)
+    else:
+        assert rate(tmp_path, NUMBER, line, unit=work_unit) == pytest.approx(per_s)
+
+
+def test_lines_of_one_job_count_one_kind_of_work(tmp_path):
+    assert "the number counts images, not tokens" in refusal(
+        tmp_path, "rate: ([0-9.]+)", "rate: 8 tok/s\nrate: 3 img/s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lines", "per_s"),
+    [
+        ("([0-9.]+) ktok/s", "950 tok/s\n1.05 ktok/s", 1000),
+        ("([0-9.]+)ms/step", "2s/step\n250us/step\n1ms/step", (0.5 + 4000 + 1000) / 3),
+        ("([0-9.]+) samples/sec", "300 samples/min\n0.2 s/sample", 5),
+        ("([0-9.]+) ns/day", "0.12 hours/ns\n200 ns/day", 200 / 86400),
+        ("([0-9.]+)it/s", "data 0.01s/it, step 3.2it/s", 3.2),  # what the pattern says comes first
+    ],
+)
+def test_a_pattern_reads_its_unit_with_every_prefix_and_time_and_its_inverse(tmp_path, pattern, lines, per_s):
+    assert rate(tmp_path, pattern, lines) == pytest.approx(per_s)
+
+
+def test_the_label_of_the_next_number_is_no_unit(tmp_path):
+    line = "|         ns/day =      100.00   seconds/ns =       864.00"
+    assert rate(tmp_path, "ns/day = +([0-9.]+)", line, unit="ns") == pytest.approx(100 / 86400)
+
+
+@pytest.mark.parametrize("given", ["per_day", "ns_per_day", "ns/day"])
+def test_a_rate_a_day_is_said_where_the_line_has_no_unit(tmp_path, given):
+    """GROMACS prints the units above the numbers."""
+    line, unit = "Performance:      167.966        0.143", metric_unit.parse(given)
+    got = rate(tmp_path, "Performance: +([0-9.]+)", line, unit="ns", metric_unit=unit)
+    assert got == pytest.approx(167.966 / 86400)
 
 
 def test_a_prefix_that_belongs_to_the_unit_of_the_workload_is_none(tmp_path):
@@ -181,33 +281,36 @@ def test_a_prefix_that_belongs_to_the_unit_of_the_workload_is_none(tmp_path):
 )
 def test_a_unit_is_said_where_the_line_does_not_say_it(tmp_path, given, line, per_s):
     pattern = "(?:rate:?|time:?|[(]ms[)]:|^) ?([0-9.]+)"
-    assert rate(tmp_path, pattern, line, metric_unit=metric_unit.parse(given)) == pytest.approx(per_s)
+    unit = metric_unit.parse(given)
+    assert rate(tmp_path, pattern, line, unit="" if "tok" in line else "steps", metric_unit=unit) == pytest.approx(
+        per_s
+    )
 
 
 def test_a_metric_that_is_named_as_a_time_is_refused_or_read_as_what_it_is(tmp_path):
-    for name, given, result in (
-        ("train/step_time_ms", None, None),
-        ("train/step_time_ms", "s_per_step", 80),
-        ("train/ms_per_step", None, 80),
-        ("train_samples_per_second", None, 12.5),
-        ("throughput/min", None, 12.5),
+    for name, given, unit, result in (
+        ("train/step_time_ms", None, "", None),
+        ("train/step_time_ms", "s_per_step", "steps", 80),
+        ("train/ms_per_step", None, "steps", 80),
+        ("train_samples_per_second", None, "samples", 12.5),
+        ("RunningAvgSamplesPerSec", None, "samples", 12.5),
+        ("throughput/min", None, "samples", 12.5),
     ):
         source = RateSource(metric=name, metric_unit=metric_unit.parse(given) if given else None)
-        alone, states = of_scripts(tmp_path / f"{name.replace('/', '-')}{given}", source)
+        alone, states = of_scripts(tmp_path / f"{name.replace('/', '-')}{given}", source, unit=unit)
         log_through_mlflow(states[0].folder, name, [(1, 12.5), (2, 12.5), (3, 12.5)])
         row = judge(alone, states)
         if result is None:
             assert f"workload.metric={name}: {name} is a time of unknown work; set workload.metric_unit" in row.reason
         else:
-            assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(result)
+            assert row.metrics[f"throughput_total_{unit}_per_s"] == pytest.approx(result)
 
 
-def examples() -> list[tuple[str, str, str, str]]:
-    """The programs of the page, each with a line of its output, the pattern and the unit that the page gives it."""
+def examples() -> list[tuple[str, str, str, str, str]]:
+    """The programs of the page, each with a line of its output, the pattern and the units that the page gives it."""
     page = (PROJECT_DIR / "docs/workloads.md").read_text(encoding="utf-8")
-    command = (
-        r"""# (\w+): (.*)\npython run.py degree=2 'workload.metric_pattern="(.*)"'(?: workload.metric_unit=(\w+))?"""
-    )
+    command = r"""# (\w+): (.*)\npython run.py degree=2 'workload.metric_pattern="(.*)"'"""
+    command += r"(?: workload.metric_unit=(\w+))?(?: workload.work_unit=(\w+))?"
     return re.findall(command, page)
 
 
@@ -225,10 +328,10 @@ def test_the_page_has_a_pattern_for_each_of_these_programs():
     assert {name for name, *_ in examples()} == set(RATES)
 
 
-@pytest.mark.parametrize(("name", "line", "pattern", "given"), examples())
-def test_the_patterns_of_the_page_read_the_lines_of_the_programs(tmp_path, name, line, pattern, given):
+@pytest.mark.parametrize(("name", "line", "pattern", "given", "work_unit"), examples())
+def test_the_patterns_of_the_page_read_the_lines_of_the_programs(tmp_path, name, line, pattern, given, work_unit):
     unit = metric_unit.parse(given) if given else None
-    assert rate(tmp_path, pattern, f"{line}\n", metric_unit=unit) == pytest.approx(RATES[name])
+    assert rate(tmp_path, pattern, f"{line}\n", unit=work_unit, metric_unit=unit) == pytest.approx(RATES[name])
 
 
 TQDM = (
@@ -243,7 +346,7 @@ def test_a_progress_bar_is_read_on_both_sides_of_one_a_second_and_says_so(tmp_pa
     (states[0].folder / "stderr.log").write_bytes(TQDM)
     row = judge(alone, states)
     values = [4.92, 4.91, 1.32, 1 / 1.06, 1 / 1.24]
-    assert row.metrics["throughput_total_samples_per_s"] == pytest.approx(sum(values) / 5)
+    assert row.metrics["throughput_total_iterations_per_s"] == pytest.approx(sum(values) / 5)
     assert row.jobs[0].params["throughput_from"] == "its output, 5 values"
     words = "2 of 5 values are times, such as s/it"
     assert words in row.tags["collocation.flag"]
@@ -273,7 +376,7 @@ def test_a_value_that_stands_for_much_longer_than_the_others_is_marked(gaps, is_
 
 
 def test_where_no_line_matches_the_numbers_of_both_outputs_are_shown(tmp_path):
-    alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9.]+) it/sec"))
+    alone, states = of_scripts(tmp_path, RateSource(pattern="([0-9.]+) img/sec"))
     assert judge(alone, states).reason.endswith(
         "matched no line with a number in the job's output; the output is empty"
     )

@@ -24,7 +24,7 @@ def plan_script(make_plan, tmp_path, monkeypatch):
     [
         ([], RateSource(), WindowKind.WORK),
         (["workload.samples=9"], RateSource(samples=9), WindowKind.WORK),
-        (["workload.metric=a/b"], RateSource(metric="a/b"), WindowKind.LOGGED),
+        (["workload.metric=a/b", "workload.work_unit=steps"], RateSource(metric="a/b"), WindowKind.LOGGED),
         ([PATTERN], RateSource(pattern="([0-9.]+) samples/s"), WindowKind.LOGGED),
         ([PATTERN, "window=work"], RateSource(pattern="([0-9.]+) samples/s"), WindowKind.WORK),
     ],
@@ -36,6 +36,22 @@ def test_where_samples_per_second_come_from_decides_the_window(plan_script, give
     assert group.window.kind is kind
     assert ("with start-up" in " ".join(plan.notes)) == (kind is WindowKind.WORK and "window=work" not in given)
     assert not {"--metric", "--samples", "--metric-pattern", "--run-in"} & set(group.jobs[0].workload.argv)
+
+
+@pytest.mark.parametrize(
+    ("given", "unit"),
+    [
+        ([], ""),
+        ([PATTERN], ""),
+        (["workload.samples=9"], "samples"),
+        ([PATTERN, "workload.metric_unit=ms_per_step"], "steps"),
+        ([PATTERN, "workload.metric_unit=per_day", "workload.work_unit=ns"], "ns"),
+    ],
+)
+def test_nothing_is_called_samples_unless_the_user_says_so(plan_script, given, unit):
+    workload = plan_script(*given).groups[0].jobs[0].workload
+    assert workload.work_unit == unit
+    assert dict(workload.params).get("work_unit", "") == unit
 
 
 def test_what_a_script_is_measured_by_makes_another_group(plan_script):
@@ -51,6 +67,8 @@ def test_what_a_script_is_measured_by_makes_another_group(plan_script):
         (["workload.samples=9", "workload.metric=a"], "samples and metric both set"),
         (["workload.samples=0"], "at least 1"),
         (["workload.metric=' '"], "metric is empty"),
+        (["workload.metric=train/speed"], "the number has no unit of work; set workload.work_unit"),
+        (["workload.metric=its_per_s", "workload.work_unit=samples"], "counts iterations, not samples"),
         (["workload.metric_pattern='(a'"], "not a regular expression"),
         (["workload.metric_pattern='a'"], "has 0 groups"),
         (["window.kind=LOGGED"], "window=work"),

@@ -110,7 +110,9 @@ def test_a_script_beside_turns_must_log_its_rate(make_plan, tmp_path):
     ) as refused:
         make_plan(user_command.make_overrides([*words, "--", str(script)]), is_sweep=True)
     assert "\n" not in str(refused.value)
-    logged = user_command.make_overrides([*words, "window.seconds=3", "workload.metric=train/speed", "--", str(script)])
+    logged = user_command.make_overrides(
+        [*words, "window.seconds=3", "workload.metric=train/steps_per_s", "--", str(script)]
+    )
     groups = make_plan(logged, is_sweep=True).groups
     pair = next(group for group in groups if group.has_co_runners)
     alone = next(group for group in groups if group.job_names == "T")

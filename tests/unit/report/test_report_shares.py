@@ -18,7 +18,7 @@ TOGETHER = {"energy_j": 5000.0, "power_idle_w": 100.0}  # 500 W for 10 s, 400 W 
 
 
 def _job(index: int, name: str, rate: float, **figures: float) -> JobRow:
-    made = job(index, params(name), rate)
+    made = job(index, params(name, work_unit="samples"), rate)
     return dataclasses.replace(made, metrics={**made.metrics, **figures})
 
 

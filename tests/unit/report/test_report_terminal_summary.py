@@ -50,6 +50,26 @@ def test_enough_blocks_say_which_mode_is_fastest_with_its_interval():
     assert found.fastest == {"mps"}
 
 
+def test_one_mode_a_marked_one_and_one_that_was_rehearsed_are_not_called_fastest():
+    rows = list(study(1))
+    assert summarize_study("test", rows[:2]).fastest == frozenset()
+    noted = dataclasses.replace(rows[2], tags={Tag.FLAG: "the clocks were limited"})
+    assert summarize_study("test", [*rows[:2], noted]).fastest == frozenset()
+    device = dataclasses.replace(rows[0].group.device, kind="simulated")
+    rehearsed = [dataclasses.replace(row, group=dataclasses.replace(row.group, device=device)) for row in rows]
+    assert summarize_study("test", rehearsed).fastest == frozenset()
+
+
+def test_one_job_that_is_faster_than_itself_is_marked():
+    rows = [ended(group("a", sequential=True), 100.0), ended(group("a"), 167.0)]
+    (note,) = summarize_study("test", rows).notes.values()
+    assert note.startswith("one naive job repeats the serial run, but ran 1.67 times as fast")
+    mps = ended(group("a", **MPS | {"name": "mps-1x-a"}), 167.0)
+    (note,) = summarize_study("test", [rows[0], mps]).notes.values()
+    assert note.startswith("speed-up of 1.67 exceeds the number of jobs")
+    assert not summarize_study("test", [rows[0], ended(group("a"), 120.0)]).notes
+
+
 def test_cases_of_one_block_that_ran_on_several_gpus_are_all_there():
     rows = [
         dataclasses.replace(row, tags={Tag.GPU_UUID: f"GPU-{case}"})

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.base.domain.marks import NO_MARKS
 from pipeline.gpu.selftest import health_checks as judged
 from pipeline.prepare.device import gpu_health, nvml
 from pipeline.prepare.device.gpu_health import Health, Xid
@@ -138,3 +139,13 @@ def test_a_log_that_may_not_be_read_is_said(machine: simulated.Machine, monkeypa
 def test_hardware_that_protects_itself_is_trouble_and_a_power_cap_is_not() -> None:
     assert troubles(Health(throttle_reasons=gpu_health.describe_reasons(0x1 | 0x4))) == {}
     assert "heat (hardware)" in troubles(Health(throttle_reasons=gpu_health.describe_reasons(0x40)))["throttled now"]
+
+
+def test_what_the_health_says_of_jobs_is_invalid_or_a_note() -> None:
+    healthy, pending = Health(num_ecc_uncorrected_now=1), Health(num_ecc_uncorrected_now=1, is_remap_pending=True)
+    corrupted = Health(num_ecc_uncorrected_now=3)
+    assert judged.find_marks(None, None, 9.0) == judged.find_marks(Health(), Health(), 9.0) == NO_MARKS
+    marks = judged.find_marks(pending, pending, 9.0)
+    assert not marks.invalid
+    assert "remapped rows of the GPU: rows are pending for remapping; have an administrator reset" in marks.note
+    assert judged.find_marks(healthy, corrupted, 9.0).invalid == "2 uncorrected ECC errors while the jobs ran"

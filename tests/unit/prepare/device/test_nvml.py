@@ -265,11 +265,16 @@ def test_a_uuid_that_no_gpu_has_is_an_error(library: NvmlLibrary) -> None:
         gpu_reader.GpuReader("GPU-0")
 
 
-def test_memory_of_processes_is_by_pid_and_without_the_unknown(library: NvmlLibrary) -> None:
+def test_memory_of_processes_is_by_pid_and_none_where_unknown(library: NvmlLibrary) -> None:
     library.change(processes=(*PROCESSES, Process(pid=999, name="python3", memory_mib=7)))
     library.hide_memory(of=999)
     with nvml.session():
-        assert gpu_reader.GpuReader(UUID).process_memory_bytes() == {577: 66 * MIB, 538: 744 * MIB, 539: 744 * MIB}
+        assert gpu_reader.GpuReader(UUID).process_memory_bytes() == {
+            577: 66 * MIB,
+            538: 744 * MIB,
+            539: 744 * MIB,
+            999: None,
+        }
 
 
 def test_a_process_on_several_mig_devices_has_the_memory_of_all(

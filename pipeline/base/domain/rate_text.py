@@ -1,0 +1,180 @@
+"""The unit in the text before or after a number: `183.3k tok/s`, `2.00s/it`, `ms/step: 12.5`, `(tok/s): 80`."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from pipeline.base.domain.metric_unit import TIMES, MetricUnit, UnreadableError, name_work, parse_scale, relate
+from pipeline.base.domain.work_units import format_singular
+
+_TIME = f"(?:{'|'.join(sorted(TIMES, key=len, reverse=True))})"
+_PER = r"(?: ?/ ?| per |_per_)"
+_LETTER = "[A-Za-z\u00b5\u03bc]"
+
+# Texts after a number, or in a label. Times: `2.00s/it`, `3.1 ms / 100 steps`. Rates: `1.5it/s`, `207.45/s`, `12 GB/s`.
+_TIME_PER = re.compile(rf"[ \t]{{0,3}}[(\[]?(?P<above>{_TIME}){_PER}(?:(?P<num>\d{{1,9}}) ?)?(?P<below>{_LETTER}\w*)")
+_PER_TIME = re.compile(
+    rf"[ \t]{{0,3}}[(\[]?(?:{_LETTER}{{2,}} )?(?P<above>{_LETTER}[\w#-]*)?{_PER}(?P<below>{_TIME})(?!_per_|[A-Za-z])"
+)
+_NEXT_LABEL = re.compile(r"[\])\"']?[ \t]{0,9}[=:]")
+_PREFIX = re.compile(r"(?P<prefix>[kKMGT]i?)(?![A-Za-z0-9])| (?P<spaced>[kMGT]) (?=[A-Za-z]+/)")
+_BARE_TIME = re.compile(rf" ?(?P<time>{_TIME})(?![A-Za-z0-9])")
+# In `1.5m`, `1.5 B tok/s`, `1.5e5x` and `1.5 m/step`, the meaning of the letter is unknown.
+_UNKNOWN = re.compile(
+    rf"(?![sh]\b)(?:{_LETTER}(?![A-Za-z/_])| {_LETTER} (?=[A-Za-z]+/)|{_LETTER}+\d)"
+    rf"| ?(?!{_TIME}/){_LETTER}+/(?:it|step|epoch|sample|batch)\b"
+)
+_LABEL = re.compile(
+    rf"(?P<words>(?:{_LETTER}+ per )?{_LETTER}[\w/.\u00b5\u03bc-]*)\s*(?:[(\[](?P<unit>[^()\[\]]{{1,24}})[)\]])?"
+    r"[\"'\]]?\s*[:=]?\s*[\"'(\[]?$"
+)
+_CAMEL_PER = re.compile(r"(?<=[a-z])Per(?=[A-Z])")
+_WORD = re.compile(r"[A-Z]?[a-z\u00b5]+|[A-Z]+(?![a-z])")
+_TIME_WORDS = frozenset(
+    {*TIMES, "time", "latency", "elapsed", "duration", "runtime", "took", "dt"} - {"s", "h", "min", "ps", "fs"}
+)
+# A number with a rate or a time per work, as far as a line that no pattern matches is examined.
+_NUMBER_WITH_UNIT = re.compile(rf"\d ?({_LETTER}[\w-]* ?/ ?{_LETTER}+)")
+# A unit in a user's pattern, such as `it/s`, ` samples/s`, `\s*tok/sec` and ` samples per second`.
+_UNIT_IN_PATTERN = re.compile(
+    rf"(?P<gap>(?:\\s[*+?]?| [*+?]?)*)(?<!\\)\b(?P<above>{_LETTER}+)(?P<per>/| per )(?P<below>{_LETTER}+)\b"
+)
+_SAY_UNIT = "set workload.metric_unit, such as s_per_step or M"
+
+
+class RateText(NamedTuple):
+    """Meaning of the text before or after a number.
+
+    Attributes:
+        prefix: factor of the unit's prefix; 1 without a prefix.
+        unit: the unit if it contains a unit of time and work, as in `tok/s` and `ms/step`.
+        is_time: whether the number is a time of unknown work.
+        time: the unit of this time; empty if unknown.
+        words: the text.
+    """
+
+    prefix: float = 1.0
+    unit: MetricUnit | None = None
+    is_time: bool = False
+    time: str = ""
+    words: str = ""
+
+
+def read(before: str, after: str, unit: str, *, is_unit_given: bool = False) -> RateText:
+    """Return the meaning of the text after a number, or else of the text before it.
+
+    `unit` is the workload's work unit; if it is `gb`, `GB/s` has no prefix. Unknown letters are ignored if the user
+    sets the unit.
+
+    Raises:
+        UnreadableError: the letters after the number are unknown, as in `1.5m`.
+    """
+    if not _PREFIX.match(after) and (unknown := _UNKNOWN.match(after)) is not None:
+        if not is_unit_given:
+            raise UnreadableError(f"its unit {after.split()[0]} is unknown", _SAY_UNIT)
+        after = after[unknown.end() :]
+    behind, ahead = _read_text(after, unit, is_beside=True), read_label(before, unit)
+    # In `ns/day = 100   seconds/ns = 864`, the text after the first number is the label of the second one.
+    if ahead.unit is not None and _NEXT_LABEL.match(after[len(behind.words) :]) is not None:
+        return ahead
+    if behind.is_time and ahead.unit is not None and not ahead.unit.is_time:
+        raise UnreadableError(f"{ahead.words} is a rate, but {behind.words.strip()} is a time", _SAY_UNIT)
+    if behind.unit is not None or behind.is_time:
+        return behind
+    if behind.prefix == 1:
+        return ahead
+    return ahead._replace(prefix=behind.prefix, unit=ahead.unit and ahead.unit.with_prefix(behind.prefix))
+
+
+def read_label(text: str, unit: str) -> RateText:
+    """Return the meaning of a label at the end of a text: `tok/sec: `, `time per step (ms): `."""
+    label = _LABEL.search(text[-80:])
+    if label is None:
+        return RateText()
+    if label["unit"] is not None:
+        inside = _read_text(f" {label['unit']}", unit, is_beside=False)
+        if inside.unit is not None or inside.is_time:
+            return inside
+    words = _CAMEL_PER.sub("_per_", label["words"])
+    for begin in (match.start() for match in re.finditer(rf"(?<!{_LETTER}){_LETTER}", words)):
+        part = _read_text(words[begin:], unit, is_beside=False)
+        if part.unit is not None:
+            return part
+    parts = [word.lower() for word in _WORD.findall(words)]
+    if not _TIME_WORDS & set(parts):
+        return RateText(words=words)
+    return RateText(is_time=True, time=parts[-1] if parts[-1] in TIMES else "", words=words)
+
+
+def read_metric_name(name: str, setting: MetricUnit | None, work_unit: str) -> MetricUnit:
+    """Return the unit of a logged metric, by its name and the user's settings; raise `UnreadableError` if unclear."""
+    label = read_label(name.removesuffix("/min"), work_unit)  # `/min` is a minimum, not a minute
+    return to_unit(label, setting).count_in(work_unit)
+
+
+def to_unit(text: RateText, setting: MetricUnit | None) -> MetricUnit:
+    """Return the unit of a number from the text next to it, completed by the user's unit.
+
+    Raises:
+        UnreadableError: the number is a time of unknown work.
+    """
+    if text.unit is not None:
+        if text.unit.scale != 1 or text.unit.is_time or setting is None or setting.is_time:
+            return text.unit
+        return text.unit.with_prefix(setting.scale)
+    if text.is_time and (setting is None or (text.time and not setting.is_time)):
+        raise UnreadableError(f"{text.words.strip()} is a time of unknown work", _SAY_UNIT)
+    if setting is None:
+        return MetricUnit().with_prefix(text.prefix)
+    if text.time and (unit := relate(text.time, setting.work)) is not None:
+        return unit
+    return setting if text.prefix == 1 or setting.is_time else setting.with_prefix(text.prefix)
+
+
+def find_unit(line: str) -> str:
+    """Return the first text in a line that may be the unit of a number: `s/it`; empty if there is none."""
+    match = _NUMBER_WITH_UNIT.search(line)
+    return match[1].replace(" ", "") if match is not None else ""
+
+
+def widen(pattern: str) -> re.Pattern[str]:
+    """Return the pattern, extended to other prefixes, times and the inverse of its unit: `s/it`, `kit/s`, `it/min`."""
+    original = re.compile(pattern)
+    try:
+        extended = re.compile(_UNIT_IN_PATTERN.sub(_list_forms, pattern), original.flags)
+    except re.error:  # the text `it/s` had another meaning in the pattern
+        return original
+    return extended if extended.groups == original.groups else original
+
+
+def _list_forms(match: re.Match[str]) -> str:
+    above, below, gap = match["above"], match["below"], match["gap"]
+    if (unit := relate(above, below)) is None:
+        return match[0]
+    noun = below if unit.is_time else above
+    if noun in TIMES:
+        return rf"{gap}(?:{_TIME}){_PER}(?:{_TIME})\b"
+    if unit.prefix != 1 and name_work(noun[1:]) == unit.work:
+        noun = noun[1:]
+    prefix, work = "[kKMGT]?i?", rf"{re.escape(format_singular(noun))}(?:e?s)?"
+    return rf"(?:{prefix}{gap}{prefix}{work}{_PER}{_TIME}\b|\s?{_TIME}{_PER}(?:\d+ ?)?{work})"
+
+
+def _read_text(text: str, unit: str, *, is_beside: bool) -> RateText:
+    if (time := _TIME_PER.match(text)) is not None:
+        num = max(1, int(time["num"] or 1))
+        parsed = relate(time["above"], time["below"], num=num, work_unit=unit)
+        if parsed is not None and parsed.is_time:
+            return RateText(unit=parsed, words=time[0])
+    prefix, length = 1.0, 0
+    if is_beside and (scaled := _PREFIX.match(text)) is not None:
+        prefix, length = parse_scale(scaled["prefix"] or scaled["spaced"]), scaled.end()
+    if (rate := _PER_TIME.match(text[length:])) is not None:
+        above = rate["above"] or ""
+        if (parsed := relate(above, rate["below"], work_unit=unit if prefix == 1 else above)) is not None:
+            parsed = parsed.with_prefix(prefix * parsed.prefix)
+            return RateText(prefix=parsed.prefix, unit=parsed, words=text[:length] + rate[0])
+    if prefix == 1 and (time := _BARE_TIME.match(text)) is not None:
+        return RateText(is_time=True, time=time["time"], words=time[0])
+    return RateText(prefix=prefix)

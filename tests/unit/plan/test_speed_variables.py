@@ -1,0 +1,71 @@
+"""Variables of the caller that change the speed of jobs: recorded, and part of what a group is."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.plan.inventory import SPEED_VARIABLES
+
+NAMES = ("CUDA_LAUNCH_BLOCKING", "OMP_NUM_THREADS", "NVIDIA_TF32_OVERRIDE")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_recorded"),
+    [
+        *((name, True) for name in NAMES),
+        ("PYTORCH_CUDA_ALLOC_CONF", True),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", True),
+        ("CUBLAS_WORKSPACE_CONFIG", True),
+        ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", True),
+        ("TORCHINDUCTOR_MAX_AUTOTUNE", True),
+        ("NCCL_P2P_DISABLE", True),
+        ("MKL_NUM_THREADS", True),
+        ("OPENBLAS_NUM_THREADS", True),
+        ("LD_PRELOAD", True),
+        # What the orchestrator sets or removes, and what changes no speed.
+        ("CUDA_VISIBLE_DEVICES", False),
+        ("CUDA_MPS_PIPE_DIRECTORY", False),
+        ("CUDA_HOME", False),
+        ("CUDA_VERSION", False),
+        ("TORCH_HOME", False),
+        ("TORCHINDUCTOR_CACHE_DIR", False),
+        ("HOME", False),
+    ],
+)
+def test_which_variables_are_recorded(name, is_recorded):
+    assert (SPEED_VARIABLES.match(name) is not None) == is_recorded
+
+
+@pytest.fixture
+def plan_script(make_plan, tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    for name in (*NAMES, "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda *given: make_plan(["workload=script", "workload.script=train.py", *given]).groups[0]
+
+
+def test_a_variable_makes_another_group_and_is_a_param_of_it(plan_script, monkeypatch):
+    without = plan_script()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    group = plan_script()
+    assert group.digest != without.digest
+    params = dict(group.jobs[0].workload.params)
+    assert {name: value for name, value in params.items() if name.startswith("environ.")} == {
+        "environ.OMP_NUM_THREADS": "1"
+    }
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert plan_script().digest not in (group.digest, without.digest)
+
+
+def test_a_variable_of_the_workload_replaces_that_of_the_caller(plan_script, monkeypatch):
+    given = plan_script("workload.environ.OMP_NUM_THREADS=1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    assert plan_script("workload.environ.OMP_NUM_THREADS=1").digest == given.digest
+
+
+def test_a_secret_is_masked(plan_script, monkeypatch):
+    monkeypatch.setenv("TORCH_API_TOKEN", "sesame")
+    params = dict(plan_script().jobs[0].workload.params)
+    assert params["environ.TORCH_API_TOKEN"] == "<hidden>"
