@@ -103,7 +103,7 @@ def judge(group: Group, observation: Observation) -> GroupResult:
     if absent:
         tags[Tag.ABSENT_FIGURES] = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
     marks = find_marks(group, observation, batches, processes, metrics)
-    notes = [marks.note, *itertools.chain(*(batch_turns.gaps for batch_turns in in_turns))]
+    notes = [observation.note, marks.note, *itertools.chain(*(batch_turns.gaps for batch_turns in in_turns))]
     if Tag.DAMAGED in tags:
         notes.append(f"left out impossible values: {tags[Tag.DAMAGED]}")
     marks = marks._replace(note=join(notes))

@@ -22,6 +22,7 @@ class Observation:
         batches: jobs that ran at the same time: one batch for a collocated group, one per job for a sequential group.
         places: placement of each job, if the job was started.
         reason: why the group ended early, if no job was the cause.
+        note: what could not be checked about the device.
         slices: slices of an interleaved launch, including slices with other numbers of jobs.
         jobs_at_first_steps: number of jobs that ran when a job of an interleaved launch made its first steps, by its
             index.
@@ -35,6 +36,7 @@ class Observation:
     fields: Fields = field(default_factory=Fields)
     places: Sequence[dict[str, str]] = ()
     reason: str | None = None
+    note: str = ""
     interrupted: bool = False
     tool_cpu_s: float | None = None
     tool_wall_s: float | None = None

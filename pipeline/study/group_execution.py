@@ -105,6 +105,7 @@ class GroupExecution:
         self.jobs_at_first_steps: Mapping[int, int] = {}
         self.batches: list[Sequence[JobState]] = []
         self.reason: str | None = None
+        self.note = ""
         self.fields = Fields()
         self.places: list[dict[str, str]] = []
         self.tags: dict[str, str] = {}
@@ -202,6 +203,7 @@ class GroupExecution:
             fields=self.fields,
             places=self.places,
             reason=self.reason,
+            note=self.note,
             interrupted=interrupted,
             tool_cpu_s=self.tool_cpu_s if self.tool_wall_s else None,
             tool_wall_s=self.tool_wall_s or None,
@@ -252,7 +254,7 @@ class GroupExecution:
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group
         self.phases.begin(phases.SETUP)
-        lease.refuse_strangers(group.device, group.gpu.tolerate)
+        self.note = lease.refuse_strangers(group.device, group.gpu.tolerate)
         self.resources.idle_power.measure_idle(group, self.record.folder, self.record.sink, self.phases)
         self.phases.begin(phases.SETUP)
         profiler: Profiler = factory.build_object(group.profiler.build)

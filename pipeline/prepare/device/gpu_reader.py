@@ -42,6 +42,10 @@ class GpuProcess:
         return f"{self.name or 'a program'} (pid {self.pid})"
 
 
+class UnlistedProcessesError(nvml.NvmlError):
+    """The driver cannot list the processes of a GPU, as in the Windows Subsystem for Linux (WSL)."""
+
+
 def list_processes(uuid: str) -> tuple[GpuProcess, ...]:
     """List the processes with a context on the GPU or, under MIG, on one of its MIG devices, by PID.
 
@@ -209,7 +213,7 @@ class GpuReader:
         # versions, because pynvml raises an exception that is no NVMLError if an unversioned function is missing.
         lists = (
             ("graphics", nvml.ask_if_offered, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
-            ("compute", nvml.ask, pynvml.nvmlDeviceGetComputeRunningProcesses_v3),
+            ("compute", _list_computing, pynvml.nvmlDeviceGetComputeRunningProcesses_v3),
             ("mps", nvml.ask_if_offered, pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
         )
         listed: dict[int, tuple[str, int | None]] = {}
@@ -223,6 +227,16 @@ class GpuReader:
                 _, elsewhere = listed.get(pid, (kind, 0))
                 listed[pid] = (kind, None if used is None or elsewhere is None else used + elsewhere)
         return listed
+
+
+def _list_computing(what: str, function: Callable[..., Any], handle: object) -> Any:
+    try:
+        return nvml.ask(what, function, handle)
+    except nvml.NvmlError as error:
+        kinds = pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_Unknown
+        if isinstance(error.__cause__, kinds):
+            raise UnlistedProcessesError(str(error)) from error.__cause__
+        raise
 
 
 def _read_performance_state(handle: object) -> int | None:
