@@ -111,8 +111,8 @@ def refuse_strangers(device: Device, tolerate: Sequence[str]) -> str:
         processes = strangers()
     except gpu_reader.UnlistedProcessesError:
         return (
-            f"the driver cannot list the processes on {device.name}, as in WSL: other programs on the GPU, and jobs that "
-            "do not reach it, are not noticed"
+            f"the driver cannot list the processes on {device.name}, as in WSL: other programs on the GPU, and jobs "
+            "that do not reach it, are not noticed"
         )
     if processes:
         listed = ", ".join(map(str, processes))

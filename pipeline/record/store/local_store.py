@@ -80,8 +80,7 @@ class Store:
                 if self.root is not None or isinstance(error, TrackingError):
                     raise
                 raise TrackingError(
-                    f"the tracking server at {self.uri} gave no valid reply: {describe_error(error)}; "
-                    "check tracking.uri, or use tracking=local"
+                    explain_server_error(self.uri, error, "check tracking.uri, or use tracking=local")
                 ) from error
         return self._experiments[name][0]
 
@@ -213,6 +212,19 @@ def describe_error(error: Exception) -> str:
         innermost = inner
     reason = innermost if isinstance(innermost, OSError) else error
     return next(iter(str(reason).strip().splitlines()), type(reason).__name__)[:300]
+
+
+def explain_server_error(uri: str, error: Exception, remedy: str) -> str:
+    """Explain why a server gave no valid reply; `remedy` is used if neither a host name nor a proxy is the cause."""
+    from requests.utils import get_environ_proxies, select_proxy
+
+    address = urlsplit(uri)
+    if "Invalid Host header" in str(error):
+        remedy = f"start it with `mlflow server --allowed-hosts '{address.netloc},localhost:*' ...`"
+    elif address.hostname and (proxy := select_proxy(uri, get_environ_proxies(uri))):
+        exclusion = f"`export no_proxy={address.hostname}`"
+        remedy = f"requests go to the proxy {proxy} of your environment; exclude the server by {exclusion}, or {remedy}"
+    return f"the tracking server at {uri} gave no valid reply: {describe_error(error)}; {remedy}"
 
 
 @contextmanager
