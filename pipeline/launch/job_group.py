@@ -26,7 +26,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.launch import events, host_start, window_length
 from pipeline.launch.channel import PROTOCOL, Channel
-from pipeline.launch.environ import inherit_environ, share_cpus
+from pipeline.launch.environ import choose_ports, inherit_environ, share_cpus
 from pipeline.launch.host_start import PreparedJob
 from pipeline.launch.job_state import JobState, ProcessStart
 from pipeline.launch.warm_start import Starter
@@ -89,6 +89,7 @@ class JobGroup:
             for start in starts
         ]
         self._by_index = {state.job.index: state for state in self.states}
+        self._ports = choose_ports(len(starts))
         self._host_files: list[Path] = []
 
     def __enter__(self) -> JobGroup:
@@ -268,7 +269,9 @@ class JobGroup:
     def _notice_early(self, states: Sequence[JobState], reason: str = "ended before the request to stop") -> None:
         for state in states:
             if state.has_left and not state.went_wrong:
-                state.notice(Result.FAILED, reason)
+                is_cleared = state.wrapper is not None and state.ended.status == 0 and not state.said.is_ready
+                hint = f"; {state.wrapper} hides the job's variables: remove options such as --cleanenv"
+                state.notice(Result.FAILED, reason + hint * is_cleared)
 
     def _has_any_left(self) -> bool:
         return any(state.has_left for state in self.states)
@@ -332,7 +335,7 @@ class JobGroup:
         spec["watches_output"] = job.workload.rate.pattern is not None
         (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
         environ = self._make_environ(state, slot, start.starter.interpreter)
-        environ |= dict(slot.environ) | dict(job.workload.environ)
+        environ |= self._ports[position] | dict(slot.environ) | dict(job.workload.environ)
         if job.workload.module_path:  # the module also needs `workloads`, which may be in another folder
             path = [*job.workload.module_path, environ.get("PYTHONPATH"), str(PROJECT_DIR)]
             environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))

@@ -1,33 +1,48 @@
 """Remedies for failures that sharing a GPU causes and that the message of the program does not explain.
 
-Sources: driver_types.h of CUDA 13 (errors 805 to 810), NCCL's init.cc, and the programs' messages.
+Sources: driver_types.h of CUDA 13 (errors 46 and 805 to 810), NCCL's init.cc, and the programs' messages.
 """
 
 from __future__ import annotations
 
 import re
 
+_NUMBER = r"\b(?:error|code|status|CUresult)\b\W{0,3}"
 _REMEDIES = (
     (
-        r"cudaErrorMpsConnectionFailed|CUDA_ERROR_MPS_CONNECTION_FAILED|MPS client failed to connect",
+        rf"{_NUMBER}805\b|cudaErrorMpsConnectionFailed|CUDA_ERROR_MPS_CONNECTION_FAILED|MPS client failed to connect",
         "the job found no MPS server: keep CUDA_MPS_PIPE_DIRECTORY in its environment, and run it as the user of the "
         "study, because a server serves one user",
     ),
     (
-        r"cudaErrorMpsServerNotReady|CUDA_ERROR_MPS_SERVER_NOT_READY|MPS server is not ready to accept",
+        rf"{_NUMBER}807\b|cudaErrorMpsServerNotReady|CUDA_ERROR_MPS_SERVER_NOT_READY|MPS server is not ready to accept",
         "the MPS server was recovering from the fault of another client: look for the first job that failed",
     ),
     (
-        r"cudaErrorMpsRpcFailure|CUDA_ERROR_MPS_RPC_FAILURE|between the MPS server and the MPS client failed",
+        rf"{_NUMBER}806\b|cudaErrorMpsRpcFailure|CUDA_ERROR_MPS_RPC_FAILURE|between the MPS server and the MPS client",
         "the MPS server ended while the job ran: look for the first job that failed",
     ),
     (
-        r"cudaErrorMpsMaxClientsReached|CUDA_ERROR_MPS_MAX_CLIENTS_REACHED|create MPS client have been exhausted",
+        rf"{_NUMBER}808\b|cudaErrorMpsMaxClientsReached|CUDA_ERROR_MPS_MAX_CLIENTS_REACHED|create MPS client have been",
         "MPS has no room for another client: run fewer jobs or processes",
     ),
     (
-        r"cudaErrorMpsClientTerminated|CUDA_ERROR_MPS_CLIENT_TERMINATED|MPS client has been terminated by the server",
+        rf"{_NUMBER}809\b|cudaErrorMpsMaxConnectionsReached|CUDA_ERROR_MPS_MAX_CONNECTIONS|device connections have b",
+        "MPS has no room for another connection: run fewer jobs, or lower CUDA_DEVICE_MAX_CONNECTIONS",
+    ),
+    (
+        rf"{_NUMBER}810\b|cudaErrorMpsClientTerminated|CUDA_ERROR_MPS_CLIENT_TERMINATED|MPS client has been terminated",
         "the fault of another client under MPS ended this job too: look for the first job that failed",
+    ),
+    (
+        r"devices are busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE",
+        "another process holds the GPU in an exclusive compute mode, or the job bypassed MPS: end that process, "
+        "keep CUDA_MPS_PIPE_DIRECTORY in the job, or change the mode: nvidia-smi -i GPU -c DEFAULT",
+    ),
+    (
+        r"EADDRINUSE|Address already in use|another process is utilizing it",
+        "another job or program holds this port: use MASTER_PORT, which differs between jobs, or {job}, as in "
+        "--master-port 2951{job}",
     ),
     (
         r"Duplicate GPU detected",

@@ -212,31 +212,24 @@ class GpuReader:
         # A later list overrides an earlier one, so the most specific list is the last. The function names have
         # versions, because pynvml raises an exception that is no NVMLError if an unversioned function is missing.
         lists = (
-            ("graphics", nvml.ask_if_offered, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
-            ("compute", _list_computing, pynvml.nvmlDeviceGetComputeRunningProcesses_v3),
-            ("mps", nvml.ask_if_offered, pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
+            ("graphics", pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
+            ("compute", pynvml.nvmlDeviceGetComputeRunningProcesses_v3),
+            ("mps", pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
         )
         listed: dict[int, tuple[str, int | None]] = {}
         for handle in self._process_handles:
             on_device: dict[int, tuple[str, int | None]] = {}
-            for kind, ask, function in lists:
-                for entry in ask(f"{kind} processes", function, handle) or ():
+            for kind, function in lists:
+                entries = nvml.ask_if_offered(f"{kind} processes", function, handle)
+                if entries is None and kind == "compute":
+                    raise UnlistedProcessesError("NVML cannot list the processes of this GPU")
+                for entry in entries or ():
                     # pynvml turns NVML_VALUE_NOT_AVAILABLE into None.
                     on_device[entry.pid] = (kind, entry.usedGpuMemory)
             for pid, (kind, used) in on_device.items():
                 _, elsewhere = listed.get(pid, (kind, 0))
                 listed[pid] = (kind, None if used is None or elsewhere is None else used + elsewhere)
         return listed
-
-
-def _list_computing(what: str, function: Callable[..., Any], handle: object) -> Any:
-    try:
-        return nvml.ask(what, function, handle)
-    except nvml.NvmlError as error:
-        kinds = pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_Unknown
-        if isinstance(error.__cause__, kinds):
-            raise UnlistedProcessesError(str(error)) from error.__cause__
-        raise
 
 
 def _read_performance_state(handle: object) -> int | None:
