@@ -142,11 +142,11 @@ def status(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
             {"is_simulated": not is_real, **_read_gpu(device, folder)}
             for device in find_targets(selector, folder, is_real=is_real)
         ]
-        unusable = nvml.list_unusable() if selector is None else {}
+        unusable = list(nvml.list_unusable().values()) if selector is None else []
     abandoned = {str(path): pids for path, pids in leftovers.find_abandoned().items()}
     is_clean = all(report["is_clean"] for report in gpus) and not abandoned
-    lines = [*(line for report in gpus for line in _list_lines(report)), *unusable.values()]
-    lines = lines or ["this machine has no NVIDIA GPU"]
+    described = [line for report in gpus for line in _list_lines(report)]
+    lines = [*described, *unusable] or ["this machine has no NVIDIA GPU"]
     for path, pids in abandoned.items():
         running = f", with running processes {', '.join(map(str, pids))}" if pids else ""
         lines.append(f"left by a killed orchestrator: {path}{running}")
@@ -226,9 +226,7 @@ def _read_driver(device: Device, by_hand: Sequence[UndoStep]) -> dict[str, Any]:
     details = dict(device.details)
     with nvml.session():
         reader = gpu_reader.GpuReader(device.gpu_uuid)
-        processes: Sequence[gpu_reader.GpuProcess] | None = None
-        with suppress(gpu_reader.UnlistedProcessesError):
-            processes = gpu_reader.list_processes(device.uuid)
+        processes = gpu_reader.list_processes(device.uuid)
         mig: MigState | None = None
         if device.gi_id is None:
             used_bytes = reader.quantities().get("nvmlDeviceGetMemoryInfo_v2.used")
@@ -243,7 +241,7 @@ def _read_driver(device: Device, by_hand: Sequence[UndoStep]) -> dict[str, Any]:
         "gpu_instances": None if mig is None or mig.instances is None else _list_instances(device, mig, by_hand),
         "mig_devices": [] if mig is None else [{"uuid": d.uuid, "gi": d.gi_id, "ci": d.ci_id} for d in mig.devices],
         "hidden": ["gpu_instances"] if mig is not None and mig.instances is None else [],
-        "processes": None if processes is None else [asdict(process) for process in processes],
+        "processes": [asdict(process) for process in processes],
     }
 
 
@@ -324,8 +322,6 @@ def _list_mig_lines(gpu: dict[str, Any]) -> list[str]:
 
 
 def _list_process_lines(gpu: dict[str, Any]) -> list[str]:
-    if gpu["processes"] is None:
-        return ["process:   not listed by the driver, as in WSL"]
     return [
         f"process:   {p['name'] or 'a program'} (pid {p['pid']}), {'MPS client' if p['kind'] == 'mps' else p['kind']}, "
         + ("memory not reported by the driver" if p["memory_mib"] is None else f"{p['memory_mib']:.0f} MiB")

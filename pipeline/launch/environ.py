@@ -31,10 +31,8 @@ def choose_ports(num_jobs: int) -> list[dict[str, str]]:
     """
     if "MASTER_PORT" in os.environ:
         return [{}] * num_jobs
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(num_jobs)]
-        for listening in sockets:
-            listening.bind(("", 0))
+    with ExitStack() as stack:  # all are open at once, so no port comes twice
+        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in range(num_jobs)]
         ports = [str(listening.getsockname()[1]) for listening in sockets]
     return [{"MASTER_PORT": port, "PET_MASTER_PORT": port} for port in ports]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-_NUMBER = r"\b(?:error|code|status|CUresult)\b\W{0,3}"
+_NUMBER = r"\b(?:CUDA|CUresult|MPS|cu[A-Z]\w+|cuda\w+)\b[^\d\n]{0,40}\b"
 _REMEDIES = (
     (
         rf"{_NUMBER}805\b|cudaErrorMpsConnectionFailed|CUDA_ERROR_MPS_CONNECTION_FAILED|MPS client failed to connect",
@@ -15,27 +15,20 @@ _REMEDIES = (
         "study, because a server serves one user",
     ),
     (
-        rf"{_NUMBER}807\b|cudaErrorMpsServerNotReady|CUDA_ERROR_MPS_SERVER_NOT_READY|MPS server is not ready to accept",
-        "the MPS server was recovering from the fault of another client: look for the first job that failed",
+        rf"{_NUMBER}80[67]\b|cudaErrorMps(?:ServerNotReady|RpcFailure)|CUDA_ERROR_MPS_(?:SERVER_NOT_READY|RPC_FAILURE)|"
+        "MPS server is not ready to accept|between the MPS server and the MPS client failed",
+        "the MPS server ended or was recovering from the fault of another client: look for the first job that failed",
     ),
     (
-        rf"{_NUMBER}806\b|cudaErrorMpsRpcFailure|CUDA_ERROR_MPS_RPC_FAILURE|between the MPS server and the MPS client",
-        "the MPS server ended while the job ran: look for the first job that failed",
-    ),
-    (
-        rf"{_NUMBER}808\b|cudaErrorMpsMaxClientsReached|CUDA_ERROR_MPS_MAX_CLIENTS_REACHED|create MPS client have been",
-        "MPS has no room for another client: run fewer jobs or processes",
-    ),
-    (
-        rf"{_NUMBER}809\b|cudaErrorMpsMaxConnectionsReached|CUDA_ERROR_MPS_MAX_CONNECTIONS|device connections have b",
-        "MPS has no room for another connection: run fewer jobs, or lower CUDA_DEVICE_MAX_CONNECTIONS",
+        rf"{_NUMBER}80[89]\b|cudaErrorMpsMax|CUDA_ERROR_MPS_MAX_|required to (?:create MPS client|support device conn)",
+        "MPS has no room for another client: run fewer jobs or processes, or lower CUDA_DEVICE_MAX_CONNECTIONS",
     ),
     (
         rf"{_NUMBER}810\b|cudaErrorMpsClientTerminated|CUDA_ERROR_MPS_CLIENT_TERMINATED|MPS client has been terminated",
         "the fault of another client under MPS ended this job too: look for the first job that failed",
     ),
     (
-        r"devices are busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE",
+        r"(?:devices are|is/are) busy or unavailable|cudaErrorDevicesUnavailable|CUDA_ERROR_DEVICE_UNAVAILABLE",
         "another process holds the GPU in an exclusive compute mode, or the job bypassed MPS: end that process, "
         "keep CUDA_MPS_PIPE_DIRECTORY in the job, or change the mode: nvidia-smi -i GPU -c DEFAULT",
     ),

@@ -12,7 +12,7 @@ from pipeline.base.domain.metric_unit import MetricUnit
 from pipeline.base.domain.window import Window
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system import user_command
-from pipeline.plan import command_obstacles
+from pipeline.plan.command_obstacles import find_obstacle
 from pipeline.plan.workload_config import WorkloadConfig, explain
 
 DecimalMark = enum.Enum("DecimalMark", {"point": ".", "comma": ","})
@@ -82,13 +82,9 @@ class ScriptConfig(WorkloadConfig):
         return self.run_in is RunIn.job_folder
 
     def window_notes(self, window: Window) -> list[str]:
-        """Note arguments after the two dashes that were probably meant for the study, and containers."""
-        obstacles = command_obstacles.find_obstacles(self.script, self.argument_words())
+        """Note arguments after the two dashes that were probably meant for the study."""
         meant = [word for word in self.argument_words() if user_command.sets(word, user_command.OF_THE_STUDY)]
-        return [
-            *(f"{word} is passed to {self.name}; put settings of the study before --" for word in meant),
-            *(f"{self.name}: {obstacle}" for condition, obstacle in obstacles if condition == command_obstacles.ALWAYS),
-        ]
+        return [f"{word} is passed to {self.name}; put settings of the study before --" for word in meant]
 
     def check(self, device: Any) -> None:
         sources = [key for key in ("samples", "metric", "metric_pattern") if getattr(self, key) is not None]
@@ -97,10 +93,10 @@ class ScriptConfig(WorkloadConfig):
         if self.samples is not None and self.samples < 1:
             raise ValueError(f"samples={self.samples} must be at least 1")
         self._check_metric_unit()
-        matters = {command_obstacles.GPU: device.is_gpu, command_obstacles.OUTPUT: self.metric_pattern is not None}
-        for condition, obstacle in command_obstacles.find_obstacles(self.script, self.argument_words()):
-            if matters.get(condition):
-                raise ValueError(obstacle)
+        reads_output = self.metric_pattern is not None
+        words = self.argument_words()
+        if obstacle := find_obstacle(self.script, words, is_on_gpu=device.is_gpu, reads_output=reads_output):
+            raise ValueError(obstacle)
         if self.metric is not None and not self.metric.strip():
             raise ValueError("metric is empty; set metric to the name of a metric that the script logs")
         if self.metric_pattern is not None:

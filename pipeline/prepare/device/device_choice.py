@@ -37,8 +37,8 @@ def find_device(name: str | None, *, needs_gpu: bool) -> Device:
     if devices:
         if is_named or _find_grant() is not None:
             return choose(key, selector, list_selectable(selector, devices))
-        for unusable in nvml.list_unusable().values():
-            words.say(f"left out: {unusable}")
+        for reason in nvml.list_unusable().values():
+            words.say(f"left out: {reason}")
         return devices[0]
     if unusable := nvml.list_unusable():
         raise ConfigError(f"{key}={selector}: {'; '.join(unusable.values())}, or use gpu=cpu")

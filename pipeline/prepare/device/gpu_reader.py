@@ -222,7 +222,7 @@ class GpuReader:
             for kind, function in lists:
                 entries = nvml.ask_if_offered(f"{kind} processes", function, handle)
                 if entries is None and kind == "compute":
-                    raise UnlistedProcessesError("NVML cannot list the processes of this GPU")
+                    raise UnlistedProcessesError("NVML cannot list the compute processes, as in WSL")
                 for entry in entries or ():
                     # pynvml turns NVML_VALUE_NOT_AVAILABLE into None.
                     on_device[entry.pid] = (kind, entry.usedGpuMemory)

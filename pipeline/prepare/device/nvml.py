@@ -87,13 +87,11 @@ def list_devices() -> tuple[Device, ...]:
 
 def list_unusable() -> dict[int, str]:
     """Describe each GPU that NVML counts but does not let this process use, with a remedy, by index."""
-    remedies = {pynvml.NVMLError_NoPermission: "grant this user or container access to it"}
-    otherwise = "see `dmesg | grep Xid`, end its programs, and reset it (`nvidia-smi -r -i {}`) or restart the machine"
+    remedy = "see `dmesg | grep Xid`, end its programs, and reset it (`nvidia-smi -r -i {}`) or restart the machine"
     return {
-        index: f"GPU {index} does not respond ({error.__cause__}); "
-        + remedies.get(type(error.__cause__), otherwise).format(index)
-        for index, error in _read_gpus().items()
-        if isinstance(error, NvmlError)
+        index: f"GPU {index} does not respond ({gpu.__cause__}); {remedy.format(index)}"
+        for index, gpu in _read_gpus().items()
+        if isinstance(gpu, NvmlError)
     }
 
 

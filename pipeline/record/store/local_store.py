@@ -80,7 +80,8 @@ class Store:
                 if self.root is not None or isinstance(error, TrackingError):
                     raise
                 raise TrackingError(
-                    explain_server_error(self.uri, error, "check tracking.uri, or use tracking=local")
+                    f"the tracking server at {self.uri} gave no valid reply: {describe_error(error)}; "
+                    + choose_server_remedy(self.uri, error, "check tracking.uri, or use tracking=local")
                 ) from error
         return self._experiments[name][0]
 
@@ -214,27 +215,28 @@ def describe_error(error: Exception) -> str:
     return next(iter(str(reason).strip().splitlines()), type(reason).__name__)[:300]
 
 
-def explain_server_error(uri: str, error: Exception, remedy: str) -> str:
-    """Explain why a server gave no valid reply; `remedy` is used if neither a host name nor a proxy is the cause."""
+def choose_server_remedy(uri: str, error: Exception, remedy: str) -> str:
+    """Choose the remedy for a server that gave no valid reply; `remedy` if host name and proxy are not the cause."""
     from requests.utils import get_environ_proxies, select_proxy
 
     address = urlsplit(uri)
     if "Invalid Host header" in str(error):
-        remedy = f"start it with `mlflow server --allowed-hosts '{address.netloc},localhost:*' ...`"
-    elif address.hostname and (proxy := select_proxy(uri, get_environ_proxies(uri))):
+        return f"start the server with --allowed-hosts '{address.netloc},localhost:*'"
+    if address.hostname and (proxy := select_proxy(uri, get_environ_proxies(uri))):
         exclusion = f"`export no_proxy={address.hostname}`"
-        remedy = f"requests go to the proxy {proxy} of your environment; exclude the server by {exclusion}, or {remedy}"
-    return f"the tracking server at {uri} gave no valid reply: {describe_error(error)}; {remedy}"
+        return f"requests go to the proxy {proxy} of your environment; exclude the server by {exclusion}, or {remedy}"
+    return remedy
 
 
 @contextmanager
-def translate_errors(what: str, remedy: str = "") -> Iterator[None]:
-    """Convert an error of MLflow to a `TrackingError` whose text begins with `what`."""
+def translate_errors(what: str, remedy: str = "", server: str = "") -> Iterator[None]:
+    """Convert an error of MLflow, of the `server` if any, to a `TrackingError` whose text begins with `what`."""
     from mlflow.exceptions import MlflowException
 
     try:
         yield
     except MlflowException as error:
+        remedy = choose_server_remedy(server, error, remedy)
         raise TrackingError(f"{what}: {describe_error(error)}{remedy and f'; {remedy}'}") from error
 
 

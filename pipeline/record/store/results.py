@@ -25,8 +25,8 @@ from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import TrackingError
 from pipeline.clean import temporary_folder
 from pipeline.observe.study_progress import PastGroup
-from pipeline.record.store import bundle, run_artifacts
-from pipeline.record.store.local_store import Store, explain_missing, explain_server_error, is_server, translate_errors
+from pipeline.record.store import bundle, local_store, run_artifacts
+from pipeline.record.store.local_store import Store, describe_error, explain_missing, is_server, translate_errors
 from pipeline.record.store.store_access import open_if_there
 from pipeline.record.stored_group import FinishedGroup, Original
 
@@ -130,8 +130,10 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
         (run,) = _restore_stored_names([run if parent_id is None else store.client.get_run(parent_id)])
     except MlflowException as error:
         if is_server(root_or_uri) and error.error_code == "INTERNAL_ERROR":  # also if no reply came
-            why = explain_server_error(str(root_or_uri), error, "check tracking.uri")
-            raise TrackingError(f"run {run_id} could not be read: {why}") from error
+            raise TrackingError(
+                f"run {run_id} could not be read: the tracking server at {root_or_uri} gave no valid reply: "
+                f"{describe_error(error)}; {local_store.choose_server_remedy(store.uri, error, 'check tracking.uri')}"
+            ) from error
         raise TrackingError(
             f"run {run_id} is not in {root_or_uri} ({str(error).splitlines()[0]}); specify the store of this run with "
             "tracking.root or tracking.uri"
@@ -171,12 +173,8 @@ def _read_files(store: Store, run_id: str) -> dict[str, str]:
 
 def list_experiments(store: Store) -> list[str]:
     """Return the names of all experiments of a store, sorted."""
-    from mlflow.exceptions import MlflowException
-
-    try:
+    with translate_errors(f"the tracking server at {store.uri} gave no valid reply", "check --uri", store.uri):
         return sorted(experiment.name for experiment in store.client.search_experiments())
-    except MlflowException as error:
-        raise TrackingError(explain_server_error(store.uri, error, "check --uri")) from error
 
 
 def load_groups(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:

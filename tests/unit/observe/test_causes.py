@@ -406,11 +406,32 @@ def test_a_line_tells_that_the_program_goes_on():
         ),
         (
             "RuntimeError: MPS server is not ready to accept new MPS client requests",
-            "the MPS server was recovering from the fault of another client",
+            "the MPS server ended or was recovering from the fault of another client",
         ),
         ("RuntimeError: MPS client has been terminated by the server", "the fault of another client under MPS"),
-        ("cudaErrorMpsRpcFailure: remote call", "the MPS server ended while the job ran"),
+        ("cudaErrorMpsRpcFailure: remote call", "the MPS server ended or was recovering"),
         ("CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", "MPS has no room for another client"),
+        ("RuntimeError: cuInit failed with CUDA error 805", "the job found no MPS server"),
+        ("RuntimeError: cuCtxCreate failed: CUresult 807", "the MPS server ended or was recovering"),
+        ("RuntimeError: CUDA error code=808(unknown)", "MPS has no room for another client"),
+        (
+            "RuntimeError: the hardware resources required to support device connections have been exhausted",
+            "MPS has no room for another client",
+        ),
+        (
+            "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            "another process holds the GPU in an exclusive compute mode",
+        ),
+        (
+            "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
+            "another process holds the GPU in an exclusive compute mode",
+        ),
+        (
+            "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+            "port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+            "another job or program holds this port: use MASTER_PORT",
+        ),
+        ("OSError: [Errno 98] Address already in use", "another job or program holds this port"),
         (
             "torch.distributed.DistBackendError: NCCL error, internal error\nLast error:\n"
             "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 98000",
