@@ -269,9 +269,7 @@ class JobGroup:
     def _notice_early(self, states: Sequence[JobState], reason: str = "ended before the request to stop") -> None:
         for state in states:
             if state.has_left and not state.went_wrong:
-                is_cleared = state.wrapper is not None and state.ended.status == 0 and not state.said.is_ready
-                hint = f"; {state.wrapper} hides the job's variables: remove options such as --cleanenv"
-                state.notice(Result.FAILED, reason + hint * is_cleared)
+                state.notice(Result.FAILED, reason)
 
     def _has_any_left(self) -> bool:
         return any(state.has_left for state in self.states)
