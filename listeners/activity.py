@@ -15,6 +15,9 @@ from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.samples import FieldTable
 from pipeline.base.system.errors import ListenerError, NoSensorError
 
+_CONSUMER = ("GeForce", "TITAN")
+_NOT_PROFILED = "has no GPM counters, and DCGM profiles data center GPUs only; use listener nvml instead"
+
 
 class ActivityListener:
     """Samples of listener gpm or, if the GPU gives none, of listener dcgm; they keep the name of their source.
@@ -38,6 +41,8 @@ class ActivityListener:
 
     def describe_missing_source(self, device: Device) -> str | None:
         """Return why neither source can read a GPU, as far as this is known before the study; else `None`."""
+        if device.has_gpm is False and any(name in device.name for name in _CONSUMER):
+            return f"{device.name} {_NOT_PROFILED}"
         program = self._program or "dcgmi"
         if device.is_simulated or device.has_gpm is not False or shutil.which(program) is not None:
             return None
@@ -54,6 +59,9 @@ class ActivityListener:
             try:
                 stack.enter_context(self._source.observe(group, sink))
             except ListenerError as without_gpm:
+                if isinstance(without_gpm, NoCountersError) and any(name in device.name for name in _CONSUMER):
+                    text = f"listener activity: {device.name} {_NOT_PROFILED}, or leave activity out"
+                    raise NoSensorError(text) from without_gpm
                 # Imported late, because most machines with this listener have GPM, or no GPU.
                 from listeners.dcgm import DcgmListener
 

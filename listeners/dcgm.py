@@ -242,10 +242,12 @@ def _select_accepted(
         # The engine accepts each field alone, but not all together; the last field is the least important one.
         refusals[fields[-1].source_id] = f"not together with the other fields: {complaints}"
     if len(refusals) == len(fields):
-        raise ListenerError(
-            f"listener dcgm: DCGM's host engine refuses every field ({complaints}); run it as root, stop other "
-            "profilers (ncu, nsys), and see with `dcgmi profile -l` which fields the GPU offers"
+        remedy = (
+            "install DCGM's profiling module (package datacenter-gpu-manager-4-proprietary); GeForce GPUs have none"
+            if "not currently loaded" in complaints
+            else "run it as root, stop other profilers (ncu, nsys), and list the GPU's fields with `dcgmi profile -l`"
         )
+        raise ListenerError(f"listener dcgm: DCGM's host engine refuses every field ({complaints}); {remedy}")
     for field_id, refusal in refusals.items():
         _log.warning(
             "listener dcgm: DCGM refuses field %s (%s), which is left out: %s", field_id, _COLUMNS[field_id], refusal

@@ -142,9 +142,11 @@ def status(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
             {"is_simulated": not is_real, **_read_gpu(device, folder)}
             for device in find_targets(selector, folder, is_real=is_real)
         ]
+        unusable = list(nvml.list_unusable().values()) if selector is None else []
     abandoned = {str(path): pids for path, pids in leftovers.find_abandoned().items()}
     is_clean = all(report["is_clean"] for report in gpus) and not abandoned
-    lines = [line for report in gpus for line in _list_lines(report)] or ["this machine has no NVIDIA GPU"]
+    described = [line for report in gpus for line in _list_lines(report)]
+    lines = [*described, *unusable] or ["this machine has no NVIDIA GPU"]
     for path, pids in abandoned.items():
         running = f", with running processes {', '.join(map(str, pids))}" if pids else ""
         lines.append(f"left by a killed orchestrator: {path}{running}")
@@ -153,7 +155,7 @@ def status(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
     lines.append(
         "clean" if is_clean else f"not clean; run: {spell_command('clean', folder, machine)}" if is_left else in_use
     )
-    data = {"gpus": gpus, "abandoned": abandoned, "is_clean": is_clean}
+    data = {"gpus": gpus, "unusable": unusable, "abandoned": abandoned, "is_clean": is_clean}
     return CommandAnswer(data=data, text="\n".join(map(make_printable, lines)), status=int(not is_clean))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 
 from pipeline.base.system import entry_points, startup
@@ -20,6 +22,19 @@ def inherit_environ(of_interpreter: Iterable[tuple[str, str]] = ()) -> dict[str,
         key: value for key, value in variables.items() if not key.startswith(_DROPPED_PREFIXES) and key not in _DROPPED
     }
     return passed_on | {"PYTHONUNBUFFERED": "1"}
+
+
+def choose_ports(num_jobs: int) -> list[dict[str, str]]:
+    """Choose a free port for each job, at which its processes meet; return the variables of torch.distributed.
+
+    The second variable is that of torchrun. Without them, all copies of a program would use port 29500.
+    """
+    if "MASTER_PORT" in os.environ:
+        return [{}] * num_jobs
+    with ExitStack() as stack:  # all are open at once, so no port comes twice
+        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in range(num_jobs)]
+        ports = [str(listening.getsockname()[1]) for listening in sockets]
+    return [{"MASTER_PORT": port, "PET_MASTER_PORT": port} for port in ports]
 
 
 def share_cpus(position: int, num_jobs: int) -> list[int]:

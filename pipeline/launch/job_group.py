@@ -26,7 +26,7 @@ from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.clean import processes
 from pipeline.launch import events, host_start, window_length
 from pipeline.launch.channel import PROTOCOL, Channel
-from pipeline.launch.environ import inherit_environ, share_cpus
+from pipeline.launch.environ import choose_ports, inherit_environ, share_cpus
 from pipeline.launch.host_start import PreparedJob
 from pipeline.launch.job_state import JobState, ProcessStart
 from pipeline.launch.warm_start import Starter
@@ -89,6 +89,7 @@ class JobGroup:
             for start in starts
         ]
         self._by_index = {state.job.index: state for state in self.states}
+        self._ports = choose_ports(len(starts))
         self._host_files: list[Path] = []
         self._on_hold: set[int] = set()
 
@@ -336,7 +337,7 @@ class JobGroup:
         spec["watches_output"] = job.workload.rate.pattern is not None
         (state.folder / layout.JOB_FILE).write_text(json.dumps(spec, indent=1), encoding="utf-8")
         environ = self._make_environ(state, slot, start.starter.interpreter)
-        environ |= dict(slot.environ) | dict(job.workload.environ)
+        environ |= self._ports[position] | dict(slot.environ) | dict(job.workload.environ)
         if job.workload.module_path:  # the module also needs `workloads`, which may be in another folder
             path = [*job.workload.module_path, environ.get("PYTHONPATH"), str(PROJECT_DIR)]
             environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))

@@ -18,7 +18,7 @@ _MAX_LENGTH, _MAX_PART = 500, 200
 _MOST_AFTER = 10
 """Largest number of lines after the exception that ended a program, such as lines of a cleanup or of a shell."""
 
-_MOST_LOOKED_AT, _MOST_IN_A_ROW = 30, 6
+_MOST_LOOKED_AT = 30
 _WRAPPERS = frozenset(
     (
         *("ChildFailedError", "CalledProcessError", "ProcessExitedException", "PapermillExecutionError"),
@@ -28,13 +28,14 @@ _WRAPPERS = frozenset(
 """Exceptions of programs that start other programs; they report only that a started program failed."""
 
 _SECONDARY = re.compile(
-    r"connection (?:closed|reset|refused|lost)|broken ?pipe|remote process (?:exited|terminated)|communicator was",
+    r"connection (?:closed|reset|refused|lost)|broken ?pipe|remote process (?:exited|terminated)|communicator was|"
+    r"\bsee (?:the )?(?:root cause|error|stack trace)s? above\b",
     re.IGNORECASE,
 )
-"""Messages that the other ranks of a program print after one rank failed."""
+"""Messages that the other ranks or the parent of a process print after the process failed."""
 
 _NO_LINE = re.compile(r"^\s*(?:$|[|│┃])")  # a blank line, or a line of a table
-_WORKS = re.compile(r"\b(?:step|epoch|iter|iteration|batch)\b\W{0,3}\d", re.IGNORECASE)
+_WORKS = re.compile(r"\b(?:step|epoch|iter|iteration|batch|loss)\b\W{0,3}\d", re.IGNORECASE)
 _ERROR = re.compile(
     r"error|fatal|fail|exception|abort|can(?:no|')t |could not|couldn't|unable|panic|killed|denied|invalid|missing|"
     r"not found|no such|refused|not enough|insufficient|exhausted|out of",
@@ -52,8 +53,10 @@ _THROWN = re.compile(
     r"terminat(?:e called after throwing an instance of '|ing .*uncaught exception of type )([\w:<>]+)"
 )
 _WHAT = re.compile(r"what\(\): *(.*)")
+_FATAL = re.compile(r"error|\bfatal\b|\bpanic\b", re.IGNORECASE)
+_ADDRESS = re.compile(r"\bhttps?://\S+")
 _OUTRIGHT = re.compile(
-    r"(?:Fatal Python error: |fatal error: |panic: |Exception in thread \"|thread '.*' panicked at )"
+    r"(?:Fatal error:$|Fatal Python error: |fatal error: |panic: |Exception in thread \"|thread '.*' panicked at )"
 )
 _EXIT_OF_RANK = re.compile(r"^\s*exitcode *: *(.+)$")
 _KILLED_FOR_MEMORY = re.compile(
@@ -221,14 +224,22 @@ def _judge_footers(lines: Sequence[Line]) -> Cause:
 
 
 def _judge_last_lines(telling: Sequence[str]) -> Cause:
-    """Judge by the last line, or by the line above it if the last one only states the consequence."""
+    """Judge by the last line, or by a report of exhausted memory above it that no other error and no work follows.
+
+    If other lines than consequences follow the report, it must be marked as an error.
+    """
     end = len(telling)
     while end > max(1, len(telling) - 2) and _GOODBYE.match(telling[end - 1]):
         end -= 1
-    for text in reversed(telling[max(0, end - _MOST_IN_A_ROW) : end]):
-        if memory_words.is_memory_line(text):
+    num_plain = 0
+    for number, text in reversed(list(enumerate(telling[:end]))):
+        is_fatal = any(map(_FATAL.search, telling[max(0, number - 1) : number + 1]))
+        if memory_words.is_memory_line(text) and (is_fatal or not num_plain):
             return Cause(text, is_oom=True)
-        if not _CONSEQUENCE.search(text) or _OWN_REASON.search(text):
+        is_consequence = _CONSEQUENCE.search(text) and not _OWN_REASON.search(text)
+        num_plain += not is_consequence
+        is_other_error = _ERROR.search(_ADDRESS.sub("", text)) and not is_consequence
+        if is_other_error or num_plain > _MOST_AFTER or memory_words.is_recovery(text) or _WORKS.search(text):
             break
     last = telling[end - 1]
     if _ERROR.search(last):

@@ -98,7 +98,9 @@ def _judge_end(state: JobState, log: Events, interrupted: bool) -> Ending:
     if ended.status is None or ended.was_signalled:
         return _BY_SIGNAL if interrupted else Ending(Result.INTERRUPTED, "ended because the group failed")
     if ended.status == 0:
-        return Ending(Result.FAILED, "ended with status 0 without reporting the end of its work")
+        is_cleared = state.wrapper is not None and state.said.pid is None
+        hint = f"; {state.wrapper} may hide the job's variables: remove options such as --cleanenv" * is_cleared
+        return Ending(Result.FAILED, f"ended with status 0 without reporting the end of its work{hint}")
     how = f"status {ended.status}" if ended.status > 0 else f"signal {-ended.status}"
     printed = state.folder if state.host_folder is None else state.host_folder
     cause = causes.judge_output(printed / layout.STDERR, printed / layout.STDOUT)

@@ -106,7 +106,7 @@ def judge(group: Group, observation: Observation) -> GroupResult:
     if absent:
         tags[Tag.ABSENT_FIGURES] = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
     of_run = find_marks(group, observation, batches, processes, metrics, log_of)
-    parts = (of_run, mark_unused_gpu(group, all_states, read), observation.health)
+    parts = (of_run, mark_unused_gpu(group, all_states, read), observation.device_marks)
     notes = [*(part.note for part in parts), *itertools.chain(*(batch_turns.gaps for batch_turns in in_turns))]
     if Tag.DAMAGED in tags:
         notes.append(f"left out impossible values: {tags[Tag.DAMAGED]}")

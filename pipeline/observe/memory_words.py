@@ -47,6 +47,9 @@ _WORDS = re.compile(
             r"\b(?:malloc|realloc|calloc|mmap|cu(?:da)?Mem?Alloc\w*|cudaMalloc\w*|hipMalloc\w*)\b.{0,40}\bfailed\b",
             r"\bmemory allocation\b.{0,30}\b(?:fail\w*|error)|\bGPU memory\b.*\bcould not be allocated\b",
             r"\bENOMEM\b|\[Errno 12\]",
+            # vLLM
+            r"\bFree memory on device\b.*\bis less than desired\b|"
+            r"\blarger than the (?:available KV cache memory|maximum number of tokens that can be stored in KV)\b",
             # the kernel, Slurm, containers
             r"\boom[-_ ]?kill(?:ed|er)?\b|\bOOMKilled\b",
         )

@@ -29,7 +29,7 @@ class Observation:
             index.
         idle_w, waiting_w: power of the device without jobs, and while the jobs wait at the barrier, if measured.
         changed: files below the working directory that changed while the group ran, if they were searched.
-        health: marks of the group from the health of its GPU.
+        device_marks: marks from the health of the device, and what could not be checked of it.
         tool_cpu_s, tool_wall_s: CPU time of the orchestrator and its samplers in the window, and the window's length.
     """
 
@@ -46,7 +46,7 @@ class Observation:
     spans: Sequence[Span] = ()
     tags: tuple[tuple[str, str], ...] = ()
     changed: Changes | None = None
-    health: Marks = NO_MARKS
+    device_marks: Marks = NO_MARKS
     clock: ClockRecord = field(default_factory=ClockRecord)
     launched: Sequence[JobState] = ()
     slices: Sequence[Slice] = ()

@@ -20,6 +20,7 @@ _SOURCE = re.compile(
     r"^(?:\[(?:rank|default|trainer|worker|role_)\w*\d+\]: ?|\[\d+,\d+\]<std(?:err|out)>: ?|\s*\d+: (?=\S)|"
     r"\([\w. -]*\bpid=\d+[^)]*\) ?|[\w.-]+-\d+ +\| ?)"
 )
+_LOGGER = re.compile(r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]+:\d+\] ?")  # vLLM
 _PROGRESS = re.compile(r".*\d+%\|.*\||.*\d \[[\d:]+[<,].*\]$|.*[━╸╺]{3}")
 _RULER = re.compile(r"^[\W_]{3,}$")
 
@@ -43,11 +44,16 @@ _FOOTERS = re.compile(
             # Slurm, MPI, make, conda, time
             r"srun: |slurmstepd: |mpi(?:run|exec)\b|prterun|Primary job +terminated normally|"
             r"a non-zero exit code\. Per user-direction|thus causing$|the job to be terminated\.|Process name: |"
-            r"Exit code: +\d+|MPI_ABORT was invoked|NOTE: invoking MPI_ABORT|make(?:\[\d+\])?: |"
+            r"Exit code: +\d+|MPI_ABORT was invoked|NOTE: invoking MPI_ABORT|with errorcode -?\d+\.$|"
+            r"You may or may not see output from|exactly when Open MPI kills|application called MPI_Abort\(|"
+            r"\[[\w.-]+:\d+\] (?:\*\*\*|Signal|Failing at|\[ ?\d+\])|=   [A-Z][A-Z ]+|YOUR APPLICATION TERMINATED WITH|"
+            r"This typically refers to a problem with|Please see the FAQ page|make(?:\[\d+\])?: |"
             r"error: Recipe |ERROR conda\.cli\.main_run|Command exited with non-zero status|"
             r"(?:Command being timed|User time|System time|Percent of CPU|Elapsed \(wall|Average |Maximum resident|"
             r"Major \(req|Minor \(recl|Voluntary|Involuntary|Swaps|File system|Socket mess|Signals deliv|Page size|"
             r"Exit status).*: \S+$|(?:real|user|sys)\s+\d+m",
+            # GROMACS, LAMMPS
+            r"For more information and tips for troubleshooting|website at http|Last (?:command|input line): |"
             # the shell's line about a program that a signal ended
             r"(?:\S+: line \d+: +)?(?:\d+ +)?(?:Killed|Terminated|Aborted|Segmentation fault|Bus error|"
             r"Floating point exception|Illegal instruction)\b",
@@ -98,4 +104,5 @@ def split_lines(text: str) -> list[Line]:
 def _parse_line(text: str) -> Line:
     text = _TIME.sub("", text[:_MAX_LENGTH], count=1)
     source = _SOURCE.match(text)
-    return Line(text[source.end() :].rstrip(), source[0].strip()) if source else Line(text.rstrip())
+    text = text[source.end() :] if source else text
+    return Line(_LOGGER.sub("", text, count=1).rstrip(), source[0].strip() if source else "")

@@ -167,9 +167,18 @@ def explain_unknown_key(key: str, known: Iterable[str]) -> str:
         return old
     parent, dot, name = key.rpartition(".")
     names = sorted(set(known) - {"hydra"})
-    near = difflib.get_close_matches(name, names, n=1)
+    near = _list_near(name, names)
     remedy = f"choose one of {', '.join(names)}" if names else f"{parent} has no settings"
-    return f"{key} does not exist; {f'did you mean {parent}{dot}{near[0]}?' if near else remedy}"
+    is_short = parent == "workload" and near and not difflib.get_close_matches(name, near)
+    flag = f" (for a script: workload.flags.{name})" if is_short else ""
+    return f"{key} does not exist; {f'did you mean {parent}{dot}{near[0]}?{flag}' if near else remedy}"
+
+
+def _list_near(name: str, names: Iterable[str]) -> list[str]:
+    """List the most similar name, or else names whose words have these initials: `lr`, `learning_rate`."""
+    known = list(names)
+    initials = [key for key in known if "".join(word[:1] for word in key.split("_")) == name]
+    return difflib.get_close_matches(name, known, n=1) or initials
 
 
 def explain_unknown_keys(node: Any, where: str = "") -> Iterator[str]:
@@ -192,12 +201,14 @@ def _explain_unknown(key: str, parent: Any) -> str:
         return f"{key} does not exist; add it with +{key}=VALUE"
     known = [str(name) for name in parent if name != "_target_"]
     group, _, name = key.rpartition(".")
-    if difflib.get_close_matches(name, known):
+    if _list_near(name, known):
         return explain_unknown_key(key, known)
     if "metric_pattern" in known:
         return f"{key} is not a setting of scripts; write {group}.flags.{name}=VALUE to pass --{name} VALUE"
     if choices := [choice for choice in list_choices(group) if name in config_schema.list_keys(group, choice)]:
         chosen = OmegaConf.select(parent, "name", throw_on_missing=False)
+        if choices == ["script"] and any(word.startswith("mix=") for word in sys.argv):
+            return f"{key} has no effect with a mix; {user_command.KEYS_OF_A_MIX}"
         some = choices if len(choices) <= _MOST_NAMED else [*choices[:_MOST_NAMED], "others"]
         current = f"{group}={chosen}" if chosen else f"this {group}"
         return f"{key} does not exist in {current}; add {group}={' or '.join(some)}"

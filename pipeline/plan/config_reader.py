@@ -12,6 +12,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline.base.domain.records import Resume
+from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan import command_line
 from pipeline.plan.config_schema import SOURCES, Config, GpuKind
@@ -47,6 +48,8 @@ def read(configs: Sequence[DictConfig]) -> list[Config]:
         except OmegaConfBaseException as error:
             key = getattr(error, "full_key", None) or "?"
             if isinstance(error, MissingMandatoryValue):
+                if config.mix and key == "workload.script":
+                    raise ConfigError(f"workload=script names no program; {user_command.KEYS_OF_A_MIX}") from error
                 raise ConfigError(f"{key} is missing; set {key}=VALUE") from error
             raise ConfigError(f"{key}: {str(error).splitlines()[0]}; set {key}=VALUE") from error
     for settings in typed:

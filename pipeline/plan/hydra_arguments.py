@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
@@ -27,7 +29,7 @@ def arrange(arguments: Sequence[str]) -> list[str]:
         ConfigError: Hydra does not accept an option, its value, or its combination with another option.
     """
     parser = get_args_parser()  # Hydra has no public function that returns its options
-    parser.error = _refuse  # type: ignore[method-assign]
+    parser.error = partial(_refuse, arguments)  # type: ignore[method-assign]
     options_given = vars(parser.parse_intermixed_args(list(_complete_info(arguments))))
     overrides = options_given.pop("overrides")
     if len(modes := [f"--{mode.replace('_', '-')}" for mode in _MODES if options_given[mode]]) > 1:
@@ -60,9 +62,12 @@ def defer_settings(overrides: Sequence[str]) -> list[str]:
     return settled + [_defer(word, parser) for word, is_one in zip(overrides, is_setting, strict=True) if is_one]
 
 
-def _refuse(message: str) -> NoReturn:
+def _refuse(arguments: Sequence[str], message: str) -> NoReturn:
     help_command = entry_points.spell("run", "--help")
-    raise ConfigError(f"{message}; see {help_command} and --hydra-help")
+    option = re.match(r"unrecognized arguments: (--([A-Za-z][\w.]*))", message)
+    following = re.search(rf"(?:^|\n){option[1]}[=\n]([^\n=-]+)(?:\n|$)", "\n".join(arguments)) if option else None
+    remedy = f"write {option[2]}={following[1]}, or " if option and following else ""
+    raise ConfigError(f"{message}; {remedy}see {help_command} and --hydra-help")
 
 
 def _complete_info(arguments: Sequence[str]) -> Iterator[str]:

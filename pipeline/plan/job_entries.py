@@ -129,7 +129,9 @@ def refuse_unread(typed: Iterable[str], configs: Sequence[Config], composed: Seq
         mix = next(config.mix for config in configs if config.mix)
         size = next((entry for entry in mix if isinstance(entry, str) and entry in configs[0].sizes), None)
         place = f"sizes.{size}.{match['below']}" if match["below"] else f"workload@sizes.{size}"
-        instead = f"set {place}={value} instead" if size else "remove one of these keys"
+        is_of_script = value == "script" or match["below"] in {field.name for field in fields(ScriptConfig)}
+        remedy = user_command.KEYS_OF_A_MIX if is_of_script else "remove one of these keys"
+        instead = f"set {place}={value} instead" if size else remedy
         raise ConfigError(f"{word} has no effect with mix={format_list(mix)}; {instead}")
 
 

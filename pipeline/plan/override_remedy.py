@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,9 @@ def explain_several(override: str) -> str:
     takes_list = is_known_to_take(
         key.lstrip("+"), [override_values.parse(value) for value in values if _is_readable(value)]
     )
-    return f"{problem}; for one list, write {quote(as_list)}" if takes_list else problem
+    takes_text = not list_choices(key.lstrip("+")) and is_known_to_take(key.lstrip("+"), text)
+    as_text = f"; for one text, write {_quote_text(key, text)}" if takes_text else ""
+    return f"{problem}{as_text}" + (f"; for one list, write {quote(as_list)}" if takes_list else "")
 
 
 def explain_interpolation(override: str) -> str:
@@ -110,6 +114,12 @@ def _explain_word(word: str) -> str:
     if is_divided and _KEY.fullmatch(name) and _reads_as(f"{name}={value.strip()}"):
         return f"{shown} is not KEY=VALUE; write {quote(f'{name}={value.strip()}')}"
     bare = word.lstrip("+~")
+    if bare == "help":
+        return f"{shown} is not KEY=VALUE; see {entry_points.spell('run', '--help')}"
+    before = next((option for option, following in itertools.pairwise(sys.argv) if following == word), "")
+    key, _, value = before.partition("=")
+    if word in list_choices(key) or (word.isdecimal() and value[-1:].isdecimal()):
+        return f"{shown} is not KEY=VALUE; join the values of a list by commas: {quote(f'{before},{word}')}"
     if word.startswith("~") or not _KEY.fullmatch(bare):
         return f"{shown} cannot be read; write KEY=VALUE without spaces, as in gpu=cpu"
     return f"{shown} has no value; write {word}=VALUE"

@@ -12,6 +12,7 @@ from pipeline.base.domain.metric_unit import MetricUnit
 from pipeline.base.domain.window import Window
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system import user_command
+from pipeline.plan.command_obstacles import find_obstacle
 from pipeline.plan.workload_config import WorkloadConfig, explain
 
 DecimalMark = enum.Enum("DecimalMark", {"point": ".", "comma": ","})
@@ -96,6 +97,10 @@ class ScriptConfig(WorkloadConfig):
         if self.samples is not None and self.samples < 1:
             raise ValueError(f"samples={self.samples} must be at least 1")
         self._check_metric_unit()
+        reads_output = self.metric_pattern is not None
+        words = self.argument_words()
+        if obstacle := find_obstacle(self.script, words, is_on_gpu=device.is_gpu, reads_output=reads_output):
+            raise ValueError(obstacle)
         if self.metric is not None and not self.metric.strip():
             raise ValueError("metric is empty; set metric to the name of a metric that the script logs")
         if self.metric is not None:

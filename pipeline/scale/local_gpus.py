@@ -158,6 +158,8 @@ def select_free(
     refusals = [f"GPU {device.index} ({device.uuid}): {why}" for device, why in taken.items() if why]
     if refusals and (named or len(refusals) == len(asked_for)):
         raise ConfigError(f"hydra/launcher={launcher}: {'; '.join(refusals)}")
+    if request.simulated is None and not named:
+        refusals += nvml.list_unusable().values()
     for reason in refusals:
         words.say(f"left out: {reason}")
     return [device for device in asked_for if not taken[device]]

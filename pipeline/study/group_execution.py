@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from pipeline.base.domain import driver_programs, idle_measurements, layout
-from pipeline.base.domain.marks import NO_MARKS
+from pipeline.base.domain.marks import NO_MARKS, join
 from pipeline.base.domain.protocols import Listener, Profiler, Sharing, ShowGroup, Slots
 from pipeline.base.domain.records import Group, Interpreter, Job, ListenerSpec, Required, Result, Slot
 from pipeline.base.domain.running_group import RunningGroup
@@ -111,6 +111,7 @@ class GroupExecution:
         self.jobs_at_first_steps: Mapping[int, int] = {}
         self.batches: list[Sequence[JobState]] = []
         self.reason: str | None = None
+        self.unchecked = ""
         self.fields = Fields()
         self.places: list[dict[str, str]] = []
         self.tags: dict[str, str] = {}
@@ -226,7 +227,7 @@ class GroupExecution:
             waiting_w=idle_power.get_w(self.group, idle_measurements.count_contexts(self.group)),
             changed=changed,
             clock=self.clock.record,
-            health=self.health,
+            device_marks=self.health._replace(note=join([self.unchecked, self.health.note])),
             tags=tuple(self.tags.items()),
             spans=self.phases.spans,
             slices=self.slices,
@@ -270,7 +271,7 @@ class GroupExecution:
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group
         self.phases.begin(phases.SETUP)
-        lease.refuse_strangers(group.device, group.gpu.tolerate)
+        self.unchecked = lease.refuse_strangers(group.device, group.gpu.tolerate)
         self.resources.idle_power.measure_idle(group, self.record.folder, self.record.sink, self.phases)
         self.phases.begin(phases.SETUP)
         profiler: Profiler = factory.build_object(group.profiler.build)

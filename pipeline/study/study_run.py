@@ -83,7 +83,8 @@ class StudyRun:
             self._say_what_other_hosts_left(survey)
         for device in self.plan.devices:
             plans.undo_steps(device, gpu)
-            lease.refuse_strangers(device, gpu.tolerate)
+            if note := lease.refuse_strangers(device, gpu.tolerate):
+                words.say(f"note: {note}; end them yourself")
 
     def _say_what_other_hosts_left(self, survey: Survey) -> None:
         for owner, number in Counter(survey.elsewhere.values()).items():

@@ -55,6 +55,10 @@ def test_a_mistake_ends_the_program_with_status_2_and_one_line(tmp_path):
             "+workload.batchsize=3",
             "workload.batchsize does not exist; did you mean workload.batch_size?",
         ),
+        (
+            "workload.lr=0.1",
+            "workload.lr does not exist; did you mean workload.learning_rate? (for a script: workload.flags.lr)",
+        ),
         ("window.second=3", "window.second does not exist; did you mean window.seconds?"),
         (
             "listeners.nvml.options.program=x",
@@ -139,6 +143,14 @@ def test_a_mistake_is_one_line_that_says_what_to_give_instead(refusal_of, tmp_pa
 def test_a_setting_of_other_workloads_is_named_with_what_has_it(refusal_of, workload, setting, message):
     status, err = refusal_of(f"workload={workload}", f"workload.{setting}=3")
     assert status == 2 and re.match(f"error: workload.{setting} {message}", err), err
+
+
+@pytest.mark.parametrize("workload", [[], ["workload=script"], ["workload=script", "workload.script=a.py"]])
+def test_keys_of_a_script_for_a_mix_are_answered_with_the_map_that_works(refusal_of, workload):
+    pattern = 'workload.metric_pattern="([0-9.]+) it/s"'
+    status, err = refusal_of(*workload, pattern, 'mix=["a.py 1","b.py 2"]')
+    assert status == 2
+    assert """'mix=[{command: "a.py --lr 1", metric_pattern: "([0-9.]+) it/s", work_unit: steps},{comm""" in err
 
 
 @pytest.mark.parametrize("argument", ["degre=1,2", pytest.param("+degre=1,2", marks=pytest.mark.slow)])

@@ -70,6 +70,14 @@ def test_jobs_of_the_protocol_are_released_at_one_instant_in_their_images(begin)
     assert group.data.metrics["overlap_ratio"] > 0.9
 
 
+def test_a_container_that_clears_the_jobs_variables_is_named(begin):
+    command = "env.command=[env,-u,COLLOCATION_JOB,apptainer,exec,--nv,'{binds}',--pwd,'{cwd}','{image}']"
+    done = begin("workload=script", "workload.script=train.py", "degree=1", command)
+    assert done.status == 1 and "env may hide the job's variables: remove options such as --cleanenv" in done.err, (
+        done.err
+    )
+
+
 def test_a_script_that_fails_in_an_image_has_its_own_error(begin):
     done = begin("workload=script", "workload.script=train.py", "workload.args=[--fail]", "degree=1")
     assert done.status == 1 and "RuntimeError: no such layer" in done.err

@@ -20,6 +20,7 @@ from pipeline.base.system.errors import LaunchError
 from pipeline.base.system.factory import Spec
 from pipeline.clean import processes
 from pipeline.launch import job_group
+from pipeline.launch.environ import choose_ports
 from pipeline.launch.job_group import GroupFiles, JobGroup, JobStart
 from pipeline.launch.spawn import Spawner
 from pipeline.launch.warm_start import ForkServer, Starter
@@ -304,3 +305,16 @@ def test_an_environment_decides_neither_about_the_gpu_nor_about_who_hears_of_the
     assert run("well", starter=starter).result is Result.FAILED
     assert {key for key, value in BROUGHT.items() if starter.environ.get(key) == value} == {"COLOUR"}
     assert starter.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_the_processes_of_each_job_meet_at_a_port_of_their_own(run, monkeypatch):
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+    ports = choose_ports(40)
+    assert len({port["MASTER_PORT"] for port in ports}) == 40
+    assert all(port["MASTER_PORT"] == port["PET_MASTER_PORT"] for port in ports)
+    starter = NotStarted()
+    run("well", starter=starter)
+    assert 1024 < int(starter.environ["MASTER_PORT"]) != 29500
+    monkeypatch.setenv("MASTER_PORT", "29999")
+    run("well", starter=starter)
+    assert starter.environ["MASTER_PORT"] == "29999" and "PET_MASTER_PORT" not in starter.environ

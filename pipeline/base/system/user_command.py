@@ -28,6 +28,12 @@ OF_LAUNCHERS = (
 OF_THE_STUDY = frozenset({"baseline", "degree", "dry_run", "mix", "co_runners", "repeats", "scenario"})
 """Keys of the project that are unlikely to be keys of a user's program."""
 
+KEYS_OF_A_MIX = (
+    "give each command of the mix its keys: "
+    """'mix=[{command: "a.py --lr 1", metric_pattern: "([0-9.]+) it/s", work_unit: steps},{command: ...}]'"""
+)
+"""The remedy for keys of a script that are set for a mix of command lines."""
+
 _SEPARATOR = "--"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:-]+")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.domain.records import Device
+from pipeline.base.system import words
 from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import nvml
 
@@ -16,7 +17,7 @@ _NOTHING = ("", "-1", "NoDevFiles")  # values that grant no GPU, as set by users
 
 
 def find_device(name: str | None, *, needs_gpu: bool) -> Device:
-    """Find the device with this index or UUID, or else the GPU that an allocation grants.
+    """Find the device with this index or UUID, or else the GPU that an allocation grants, or the first usable GPU.
 
     Without a name and without a GPU, return the CPUs, unless a GPU is needed.
 
@@ -34,7 +35,13 @@ def find_device(name: str | None, *, needs_gpu: bool) -> Device:
         )
     devices = nvml.list_devices()
     if devices:
-        return choose(key, selector, list_selectable(selector, devices))
+        if is_named or _find_grant() is not None:
+            return choose(key, selector, list_selectable(selector, devices))
+        for reason in nvml.list_unusable().values():
+            words.say(f"left out: {reason}")
+        return devices[0]
+    if unusable := nvml.list_unusable():
+        raise ConfigError(f"{key}={selector}: {'; '.join(unusable.values())}, or use gpu=cpu")
     if may_be_cpu:
         return cpu_device()
     request = f"gpu.device={selector!r}" if is_named else "gpu=nvidia"
@@ -78,16 +85,19 @@ def choose(key: str, selector: str, devices: Sequence[Device], remedy: str = "")
     In the error, `key` is the configuration key or environment variable, and `remedy` is appended.
     """
     is_mig = selector.startswith(nvml.MIG_PREFIX)
+    if selector.isdecimal():
+        matches = [device for device in devices if device.index == int(selector)]
+    else:
+        matches = [device for device in devices if selector and device.uuid.startswith(selector)]
+    if not matches and (unusable := nvml.list_unusable()):
+        reasons = {str(index): reason for index, reason in unusable.items()}
+        raise ConfigError(f"{key}={selector}: {reasons.get(selector) or '; '.join(reasons.values())}{remedy}")
     if not devices and not is_mig:
         raise ConfigError(
             f"{key}={selector} needs an NVIDIA GPU, but NVML lists none; check that `nvidia-smi` lists one{remedy}"
         )
     if is_mig and devices and not any(device.parent for device in devices):
         raise ConfigError(f"{key}={selector} names a MIG device; name a whole GPU{remedy}")
-    if selector.isdecimal():
-        matches = [device for device in devices if device.index == int(selector)]
-    else:
-        matches = [device for device in devices if selector and device.uuid.startswith(selector)]
     if len(matches) != 1:
         rows = (f"{'-' if device.index is None else device.index}: {device.name} {device.uuid}" for device in devices)
         what = "MIG devices" if is_mig else "GPUs"

@@ -42,6 +42,10 @@ class GpuProcess:
         return f"{self.name or 'a program'} (pid {self.pid})"
 
 
+class UnlistedProcessesError(nvml.NvmlError):
+    """The driver cannot list the processes of a GPU, as in the Windows Subsystem for Linux (WSL)."""
+
+
 def list_processes(uuid: str) -> tuple[GpuProcess, ...]:
     """List the processes with a context on the GPU or, under MIG, on one of its MIG devices, by PID.
 
@@ -211,15 +215,18 @@ class GpuReader:
         # A later list overrides an earlier one, so the most specific list is the last. The function names have
         # versions, because pynvml raises an exception that is no NVMLError if an unversioned function is missing.
         lists = (
-            ("graphics", nvml.ask_if_offered, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
-            ("compute", nvml.ask, pynvml.nvmlDeviceGetComputeRunningProcesses_v3),
-            ("mps", nvml.ask_if_offered, pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
+            ("graphics", pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
+            ("compute", pynvml.nvmlDeviceGetComputeRunningProcesses_v3),
+            ("mps", pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
         )
         listed: dict[int, tuple[str, int | None]] = {}
         for handle in self._process_handles:
             on_device: dict[int, tuple[str, int | None]] = {}
-            for kind, ask, function in lists:
-                for entry in ask(f"{kind} processes", function, handle) or ():
+            for kind, function in lists:
+                entries = nvml.ask_if_offered(f"{kind} processes", function, handle)
+                if entries is None and kind == "compute":
+                    raise UnlistedProcessesError("NVML cannot list the compute processes, as in WSL")
+                for entry in entries or ():
                     # pynvml turns NVML_VALUE_NOT_AVAILABLE into None.
                     on_device[entry.pid] = (kind, entry.usedGpuMemory)
             for pid, (kind, used) in on_device.items():

@@ -96,15 +96,25 @@ def find_part_holders(device: Device, folder: Path) -> dict[str, Holder]:
     return {uuid: who for uuid, who in holders.items() if who is not None}
 
 
-def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
-    """Raise InUseError if a process that is not tolerated is on a GPU, because it would affect the measurement."""
+def refuse_strangers(device: Device, tolerate: Sequence[str]) -> str:
+    """Raise InUseError if a process that is not tolerated is on a GPU, because it would affect the measurement.
+
+    Returns a note if the driver cannot list the processes, else an empty text.
+    """
     if not device.is_gpu:
-        return
+        return ""
 
     def strangers() -> Sequence[gpu_reader.GpuProcess]:
         return gpu_reader.list_staying_processes(device.uuid, lambda process: process.name not in tolerate)
 
-    if processes := strangers():
+    try:
+        processes = strangers()
+    except gpu_reader.UnlistedProcessesError:
+        return (
+            f"the driver cannot list the processes on {device.name}, as in WSL: other programs on the GPU, and jobs "
+            "that do not reach it, are not noticed"
+        )
+    if processes:
         listed = ", ".join(map(str, processes))
         remedy = choose_remedy(
             "end these processes, wait with wait=true, choose another GPU with gpu.device, or accept programs with "
@@ -116,6 +126,7 @@ def refuse_strangers(device: Device, tolerate: Sequence[str]) -> None:
             f"{device.name} ({device.uuid}), which is in use by {listed}",
             lambda: not strangers(),
         )
+    return ""
 
 
 def _find_path(folder: Path, device_uuid: str) -> Path:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,7 +22,6 @@ from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.base.system.remedy_spelling import choose_remedy
 
-_log = logging.getLogger(__name__)
 MIG_PREFIX = "MIG-"
 """Prefix of the UUIDs of MIG devices."""
 _MIB = 2**20
@@ -83,21 +81,34 @@ def release() -> None:
 
 
 def list_devices() -> tuple[Device, ...]:
-    """List all GPUs that this process may use, in NVML's order; return none without an NVIDIA driver."""
+    """List all GPUs that this process can use, in NVML's order; return none without an NVIDIA driver."""
+    return tuple(gpu for gpu in _read_gpus().values() if isinstance(gpu, Device))
+
+
+def list_unusable() -> dict[int, str]:
+    """Describe each GPU that NVML counts but does not let this process use, with a remedy, by index."""
+    remedy = "see `dmesg | grep Xid`, end its programs, and reset it (`nvidia-smi -r -i {}`) or restart the machine"
+    return {
+        index: f"GPU {index} does not respond ({gpu.__cause__}); {remedy.format(index)}"
+        for index, gpu in _read_gpus().items()
+        if isinstance(gpu, NvmlError)
+    }
+
+
+def _read_gpus() -> dict[int, Device | NvmlError]:
+    """Read each GPU, or the error that it causes, by index; a lost GPU does not affect the others."""
     if not _start():
-        return ()
+        return {}
+    gpus: dict[int, Device | NvmlError] = {}
     try:
-        devices = []
         for index in range(ask("the number of GPUs", pynvml.nvmlDeviceGetCount)):
             try:
-                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            except (pynvml.NVMLError_NoPermission, pynvml.NVMLError_GpuIsLost) as error:
-                _log.warning("GPU %d is left out: %s", index, error)
-                continue
-            devices.append(_make_device(index, handle))
-        return tuple(devices)
+                gpus[index] = _make_device(index, ask(f"GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index))
+            except NvmlError as error:
+                gpus[index] = error
     finally:
         pynvml.nvmlShutdown()
+    return gpus
 
 
 def refresh_state(device: Device) -> Device:
@@ -193,14 +204,15 @@ def ask(what: str, function: Callable[..., Any], *arguments: object) -> Any:
 def ask_if_offered(what: str, function: Callable[..., Any], *arguments: object) -> Any:
     """Like `ask`, but return `None` if the GPU, the driver or the permissions do not allow this call.
 
-    For example, NVML reports some quantities of a GPU in MIG mode to root only.
+    For example, NVML reports some quantities of a GPU in MIG mode to root only, and answers "Unknown Error" for some
+    in the Windows Subsystem for Linux (WSL).
     """
     try:
         return ask(what, function, *arguments)
     except NvmlError as error:
         kinds = (
             *(pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NoPermission),
-            pynvml.NVMLError_Deprecated,
+            *(pynvml.NVMLError_Deprecated, pynvml.NVMLError_Unknown),
         )
         if isinstance(error.__cause__, kinds):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.base.domain import driver_programs
@@ -13,16 +14,18 @@ from pipeline.prepare.device import gpu_reader
 
 
 def refuse_mps_clients(device: Device, tolerated: Sequence[str]) -> None:
-    """Check that no process on the GPU, or on one of its MIG devices, is a client of an MPS server.
+    """Check that no process on the GPU, or on one of its MIG devices, is a client of an MPS server, if they are listed.
 
     A client is assumed to be a job, because only tolerated programs were on the GPU at the start of the group. PIDs are
     not compared, because in a container the driver's PIDs differ from the container's.
 
     Raises:
         SharingError: a process is a client of an MPS server.
-        NvmlError: the processes cannot be listed.
+        NvmlError: the GPU does not respond.
     """
-    clients = gpu_reader.list_staying_processes(device.uuid, lambda p: p.kind == "mps" and p.name not in tolerated)
+    clients: Sequence[gpu_reader.GpuProcess] = ()
+    with suppress(gpu_reader.UnlistedProcessesError):
+        clients = gpu_reader.list_staying_processes(device.uuid, lambda p: p.kind == "mps" and p.name not in tolerated)
     if clients:
         listed = ", ".join(map(str, clients))
         raise SharingError(

@@ -10,7 +10,13 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.env import certificates
 from pipeline.prepare.env.builder import Builder
 
-_UNTRUSTED = "invalid peer certificate"
+_REMEDIES = {
+    "invalid peer certificate": "set SSL_CERT_FILE to the issuer's certificate file",
+    "--index-strategy": "to search all package indexes, as pip does: export UV_INDEX_STRATEGY=unsafe-best-match",
+    "Failed to fetch": "uv does not read pip.conf; set UV_INDEX_URL to your package index, with its login if it needs "
+    "one, HTTPS_PROXY to your proxy, and UV_INSECURE_HOST to a host without a valid certificate",
+}
+"""Remedies by texts of uv; the first that occurs counts."""
 
 
 def find_program() -> str:
@@ -32,8 +38,8 @@ def run(builder: Builder, arguments: Sequence[str], folder: Path) -> None:
     try:
         builder.step(argv, tool="uv", environ=certificates.choose_variables())
     except ConfigError as error:
-        if _UNTRUSTED in str(error):
-            raise ConfigError(f"{error}\n    set SSL_CERT_FILE to the issuer's certificate file") from error
+        if remedy := next((remedy for text, remedy in _REMEDIES.items() if text in str(error)), None):
+            raise ConfigError(f"{error}\n    {remedy}") from error
         raise
 
 

@@ -81,7 +81,7 @@ class Store:
                     raise
                 raise TrackingError(
                     f"the tracking server at {self.uri} gave no valid reply: {describe_error(error)}; "
-                    "check tracking.uri, or use tracking=local"
+                    + choose_server_remedy(self.uri, error, "check tracking.uri, or use tracking=local")
                 ) from error
         return self._experiments[name][0]
 
@@ -215,14 +215,28 @@ def describe_error(error: Exception) -> str:
     return next(iter(str(reason).strip().splitlines()), type(reason).__name__)[:300]
 
 
+def choose_server_remedy(uri: str, error: Exception, remedy: str) -> str:
+    """Choose the remedy for a server that gave no valid reply; `remedy` if host name and proxy are not the cause."""
+    from requests.utils import get_environ_proxies, select_proxy
+
+    address = urlsplit(uri)
+    if "Invalid Host header" in str(error):
+        return f"start the server with --allowed-hosts '{address.netloc},localhost:*'"
+    if address.hostname and (proxy := select_proxy(uri, get_environ_proxies(uri))):
+        exclusion = f"`export no_proxy={address.hostname}`"
+        return f"requests go to the proxy {proxy} of your environment; exclude the server by {exclusion}, or {remedy}"
+    return remedy
+
+
 @contextmanager
-def translate_errors(what: str, remedy: str = "") -> Iterator[None]:
-    """Convert an error of MLflow to a `TrackingError` whose text begins with `what`."""
+def translate_errors(what: str, remedy: str = "", server: str = "") -> Iterator[None]:
+    """Convert an error of MLflow, of the `server` if any, to a `TrackingError` whose text begins with `what`."""
     from mlflow.exceptions import MlflowException
 
     try:
         yield
     except MlflowException as error:
+        remedy = choose_server_remedy(server, error, remedy)
         raise TrackingError(f"{what}: {describe_error(error)}{remedy and f'; {remedy}'}") from error
 
 

@@ -25,7 +25,7 @@ from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import TrackingError
 from pipeline.clean import temporary_folder
 from pipeline.observe.study_progress import PastGroup
-from pipeline.record.store import bundle, run_artifacts
+from pipeline.record.store import bundle, local_store, run_artifacts
 from pipeline.record.store.local_store import Store, describe_error, explain_missing, is_server, translate_errors
 from pipeline.record.store.store_access import open_if_there
 from pipeline.record.stored_group import FinishedGroup, Original
@@ -132,7 +132,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
         if is_server(root_or_uri) and error.error_code == "INTERNAL_ERROR":  # also if no reply came
             raise TrackingError(
                 f"run {run_id} could not be read: the tracking server at {root_or_uri} gave no valid reply: "
-                f"{describe_error(error)}; check tracking.uri"
+                f"{describe_error(error)}; {local_store.choose_server_remedy(store.uri, error, 'check tracking.uri')}"
             ) from error
         raise TrackingError(
             f"run {run_id} is not in {root_or_uri} ({str(error).splitlines()[0]}); specify the store of this run with "
@@ -173,7 +173,7 @@ def _read_files(store: Store, run_id: str) -> dict[str, str]:
 
 def list_experiments(store: Store) -> list[str]:
     """Return the names of all experiments of a store, sorted."""
-    with translate_errors(f"the tracking server at {store.uri} gave no valid reply", "check --uri"):
+    with translate_errors(f"the tracking server at {store.uri} gave no valid reply", "check --uri", store.uri):
         return sorted(experiment.name for experiment in store.client.search_experiments())
 
 

@@ -85,6 +85,17 @@ def test_without_either_source_one_line_has_the_remedy_for_dcgm(
     )
 
 
+def test_a_gpu_that_dcgm_does_not_profile_is_not_sent_to_dcgm(library: GpmLibrary, dcgmi: Dcgmi) -> None:
+    library.is_supported = 0
+    geforce = dataclasses.replace(A100, name="NVIDIA GeForce RTX 4090", details=(("compute_capability", "8.9"),))
+    for _ in range(2):
+        text = refusal(geforce)
+        assert "DCGM profiles data center GPUs only; use listener nvml" in text and "install" not in text
+        assert "data center GPUs only" in str(ActivityListener(1000).describe_missing_source(geforce))
+        dcgmi.write()
+    assert not Path(f"{dcgmi.path}.log").exists()
+
+
 def test_a_gpu_with_gpm_that_may_not_be_read_has_the_remedy_for_gpm(
     library: GpmLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -339,11 +339,19 @@ def test_fields_that_are_too_many_together_are_dropped_from_the_end(
     assert "1012 (NVLRX)" in caplog.text
 
 
-def test_an_engine_that_refuses_everything_is_an_error_with_its_words(dcgmi: Dcgmi) -> None:
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        ("-34: doing so requires the host engine to be running as root.", r"running as root.*run it as root"),
+        ("-33: This request is serviced by a module of DCGM that is not currently loaded", "profiling module"),
+    ],
+)
+def test_an_engine_that_refuses_everything_is_an_error_with_its_words(dcgmi: Dcgmi, refusal: str, words: str) -> None:
     dcgmi.refused = tuple(FIELDS)
-    dcgmi.refusal = "Error setting watches. Result: -34: doing so requires the host engine to be running as root."
-    with pytest.raises(ListenerError, match=r"refuses every field .Error setting.*running as root.*run it as root"):
+    dcgmi.refusal = f"Error setting watches. Result: {refusal}"
+    with pytest.raises(ListenerError, match=rf"refuses every field .Error setting.*{words}") as refused:
         dcgmi.first_samples()
+    assert ("run it as root" in str(refused.value)) == ("-34" in refusal)
 
 
 def test_an_engine_that_does_not_answer_is_an_error_with_the_remedy(dcgmi: Dcgmi) -> None:

@@ -406,11 +406,32 @@ def test_a_line_tells_that_the_program_goes_on():
         ),
         (
             "RuntimeError: MPS server is not ready to accept new MPS client requests",
-            "the MPS server was recovering from the fault of another client",
+            "the MPS server ended or was recovering from the fault of another client",
         ),
         ("RuntimeError: MPS client has been terminated by the server", "the fault of another client under MPS"),
-        ("cudaErrorMpsRpcFailure: remote call", "the MPS server ended while the job ran"),
+        ("cudaErrorMpsRpcFailure: remote call", "the MPS server ended or was recovering"),
         ("CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", "MPS has no room for another client"),
+        ("RuntimeError: cuInit failed with CUDA error 805", "the job found no MPS server"),
+        ("RuntimeError: cuCtxCreate failed: CUresult 807", "the MPS server ended or was recovering"),
+        ("RuntimeError: CUDA error code=808(unknown)", "MPS has no room for another client"),
+        (
+            "RuntimeError: the hardware resources required to support device connections have been exhausted",
+            "MPS has no room for another client",
+        ),
+        (
+            "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            "another process holds the GPU in an exclusive compute mode",
+        ),
+        (
+            "RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable",
+            "another process holds the GPU in an exclusive compute mode",
+        ),
+        (
+            "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+            "port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+            "another job or program holds this port: use MASTER_PORT",
+        ),
+        ("OSError: [Errno 98] Address already in use", "another job or program holds this port"),
         (
             "torch.distributed.DistBackendError: NCCL error, internal error\nLast error:\n"
             "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 98000",
@@ -434,3 +455,105 @@ def test_failures_of_sharing_have_a_remedy(tmp_path, printed, remedy):
 
 def test_other_failures_have_no_remedy():
     assert causes.judge_exception("ValueError", "invalid literal for int() with base 10: 'x'").text.count(";") == 0
+
+
+OF_GROMACS = (
+    f"{'-' * 55}\nProgram:     gmx mdrun, version 2024.2\nSource file: src/gromacs/gpu_utils/devicebuffer.cuh\n\n"
+    "Fatal error:\n{}\n\nFor more information and tips for troubleshooting, please check the GROMACS\n"
+    f"website at https://manual.gromacs.org/current/user-guide/run-time-errors.html\n{'-' * 55}\n"
+)
+OF_OPEN_MPI = (
+    f"{'-' * 74}\nMPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n\n"
+    "NOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.\n"
+    f"You may or may not see output from other processes, depending on\nexactly when Open MPI kills them.\n{'-' * 74}\n"
+)
+OF_MPICH = (
+    f"application called MPI_Abort(MPI_COMM_WORLD, 1) - process 0\n{'=' * 83}\n"
+    "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 12345 RUNNING AT n01\n=   EXIT CODE: 134\n"
+    f"=   CLEANING UP REMAINING PROCESSES\n=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES\n{'=' * 83}\n"
+    "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Aborted (signal 6)\n"
+    "This typically refers to a problem with your application.\nPlease see the FAQ page for debugging suggestions\n"
+)
+OF_SIGNAL = (
+    "Traceback functionality not available\n\n[n01:01234] *** Process received signal ***\n"
+    "[n01:01234] Signal: Aborted (6)\n[n01:01234] Signal code:  (-6)\n"
+    + "".join(f"[n01:01234] [{number:2}] /lib/libc.so.6(+0x4{number})[0x7f]\n" for number in range(25))
+    + "[n01:01234] *** End of error message ***\n"
+)
+GROMACS_OOM = "Allocation of the device buffer failed: CUDA error #2 (cudaErrorMemoryAllocation): out of memory."
+LAMMPS_OOM = "ERROR: Insufficient memory on accelerator (src/GPU/gpu_extra.h:45)"
+KOKKOS_OOM = (
+    'Kokkos failed to allocate memory for label "atom:x".  Allocation using MemorySpace named "Cuda" failed with the '
+    "following error:  Allocation of size 12.34 G failed, likely due to insufficient memory."
+)
+NVHPC_OOM = "Accelerator Fatal Error: call to cuMemAlloc returned error 2 (CUDA_ERROR_OUT_OF_MEMORY): Out of memory"
+NAMD_OOM = "FATAL ERROR: CUDA error cudaMalloc(pp, sizeofT*len) in file src/CudaUtils.C on Pe 0: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (OF_GROMACS.format(GROMACS_OOM), f"Fatal error: {GROMACS_OOM}"),
+        (OF_GROMACS.format(GROMACS_OOM) + OF_OPEN_MPI, f"Fatal error: {GROMACS_OOM}"),
+        (f"{LAMMPS_OOM}\nLast command: run 1000\n{OF_OPEN_MPI}", LAMMPS_OOM),
+        (f"{LAMMPS_OOM}\nLast input line: run 1000\n{OF_MPICH}", LAMMPS_OOM),
+        (
+            "terminate called after throwing an instance of 'Kokkos::Experimental::RawMemoryAllocationFailure'\n"
+            f"  what():  {KOKKOS_OOM}\n\n{OF_SIGNAL}",
+            "Kokkos::Experimental::RawMemoryAllocationFailure: Kokkos failed to allocate memory",
+        ),
+        (f"{NVHPC_OOM}\n File: /src/a.f90\n Function: main:1\n Line: 5\n", NVHPC_OOM),
+        (f"{NAMD_OOM}\n[Partition 0][Node 0] End of program\n", NAMD_OOM),
+        (f"CUDA error: out of memory\nsizes: 12 x 14\nplan: forward\n{OF_DEEPSPEED}", "CUDA error: out of memory"),
+    ],
+)
+def test_scientific_codes_say_the_cause_before_their_last_lines(judge, text, said):
+    for cause in (judge(text), judge("", text), judge(text + OF_ACCELERATE), judge(OF_OPEN_MPI, text)):
+        assert cause.is_oom and cause.text.startswith(said), cause
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"Error: CUDA out of memory\n{STEPS}Fatal error: bad learning rate\n", "Fatal error: bad learning rate"),
+        ("Error: CUDA out of memory\nusing 32\nloss 0.3\nbad learning rate\n", "bad learning rate"),
+        (f"{LAMMPS_OOM}\nERROR: Lost atoms: original 4000 current 3999\nLast command: run 9\n", "ERROR: Lost atoms"),
+        (
+            OF_GROMACS.format("There is no domain decomposition for 16 ranks") + OF_OPEN_MPI,
+            "Fatal error: There is no domain decomposition",
+        ),
+        ("Error: CUDA out of memory\n" + "".join(f"{i} is a plain line\n" for i in range(12)) + "bye bye\n", "bye bye"),
+    ],
+)
+def test_memory_that_ran_out_earlier_is_not_the_cause(judge, text, said):
+    cause = judge(text)
+    assert not cause.is_oom and cause.text.startswith(said), cause
+
+
+IN_VLLM = f"EngineCore failed to start.\n{TRACE}ValueError: {{}}\n"
+OF_ITS_PARENT = (
+    f"{TRACE}RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}\n"
+)
+FREE = (
+    "Free memory on device (31.4/47.4 GiB) on startup is less than desired GPU memory utilization (0.95, 45.0 GiB). "
+    "Decrease GPU memory utilization or reduce GPU memory used by other processes."
+)
+KV_CACHE = (
+    "To serve at least one request with the models's max seq len (32768), (4.00 GiB KV cache is needed, which is "
+    "larger than the available KV cache memory (1.20 GiB)."
+)
+
+
+@pytest.mark.parametrize("message", [FREE, KV_CACHE, "No available memory for the cache blocks."])
+@pytest.mark.parametrize(
+    ("child", "parent"),
+    [
+        ("ERROR 11-28 14:00:01 [core.py:515] ", ""),
+        ("(EngineCore_0 pid=77) ERROR 11-28 14:00:01 [core.py:718] ", "(APIServer pid=70) "),
+    ],
+)
+def test_the_cause_in_an_engine_process_of_vllm_is_found(judge, message, child, parent):
+    written = prefixed(child, IN_VLLM.format(message)) + prefixed(parent, OF_ITS_PARENT)
+    assert judge(written) == Cause(f"ValueError: {message}", is_oom=True)
+    other = prefixed(child, IN_VLLM.format("bad model")) + prefixed(parent, OF_ITS_PARENT)
+    assert judge(other) == Cause("ValueError: bad model")

@@ -61,5 +61,5 @@ def test_the_health_of_the_gpu_marks_the_row(tmp_path):
     alone = group("a")
     states = [state(tmp_path, alone.jobs[0], steps(0, 20, 0.1, 1), told_ns=12 * S)]
     health = Marks("2 uncorrected ECC errors while the jobs ran", "rows are pending for remapping")
-    row = group_row.judge(alone, Observation(batches=[states], samples=(), fields=FIELDS, health=health))
+    row = group_row.judge(alone, Observation(batches=[states], samples=(), fields=FIELDS, device_marks=health))
     assert row.marks == health

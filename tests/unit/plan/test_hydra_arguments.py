@@ -36,6 +36,8 @@ def test_options_come_first_each_with_its_value(arguments, arranged):
     ("arguments", "message"),
     [
         (["a=1", "--foo"], "unrecognized arguments: --foo; see python run.py --help"),
+        (["--degree", "2"], "unrecognized arguments: --degree; write degree=2, or see python run.py --help"),
+        (["a=1", "--degree=2"], "unrecognized arguments: --degree=2; write degree=2, or see python run.py --help"),
         (["--cfg", "foo"], "argument --cfg/-c: invalid choice: 'foo'"),
         (["--info", "foo"], "argument --info/-i: invalid choice: 'foo'"),
         (["a=1", "--config-dir"], "argument --config-dir/-cd: expected one argument"),

@@ -296,6 +296,7 @@ def test_co_runners_that_cannot_be_meant_are_refused(make_plan, overrides, why):
         (["mix=[S,M]", "workload.batch_size=8"], "set sizes.S.batch_size=8 instead"),
         (["mix=[train.py,M]", "workload=micro"], "set workload@sizes.M=micro instead"),
         (["mix=[train.py]", "workload=micro"], "remove one of these keys"),
+        (["mix=[train.py]", "workload=script"], "'mix=[{command: "),
         (["sizes.S.batch_size=8"], "'mix=[S]'"),
         (["mix=[S]", "co_runners=[M]", "+workload@sizes.X=micro"], "'mix=[X]'"),
     ],

@@ -116,6 +116,7 @@ def test_an_override_without_a_key_says_so(argument):
         ("gpu.tolerate=a,b", "gpu.tolerate=[a,b]"),
         ("listeners=host,smi", "listeners=[host,smi]"),
         ("workload.flags.ids=1,2,3", "workload.flags.ids=[1,2,3]"),
+        ("workload.environ.UCX_TLS=cuda_copy,rc", None),
         ("workload.args=--lr,'a b'", "workload.args=[--lr,'a b']"),
         ("sizes.S.flags.x=1,2", "sizes.S.flags.x=[1,2]"),
     ],
@@ -129,6 +130,29 @@ def test_a_list_is_proposed_only_for_a_key_that_takes_one(override, proposal):
     assert (proposal is None) == ("for one list" not in text)
     if proposal is not None:
         assert shlex.split(text.partition("for one list, write ")[2]) == [proposal]
+
+
+@pytest.mark.parametrize("override", ["workload.environ.UCX_TLS=cuda_copy,rc", "+workload.environ.A=a b,$c"])
+def test_a_text_with_commas_gets_its_quotes(override):
+    text = override_remedy.explain_several(override).partition("for one text, write ")[2]
+    key, _, value = override.partition("=")
+    (word,) = shlex.split(text)
+    assert OverridesParser.create().parse_override(word).value() == value
+    assert word.startswith(f"{key}=")
+
+
+@pytest.mark.parametrize(
+    ("words", "proposal"),
+    [
+        (["scenario=serial", "naive", "degree=2"], "scenario=serial,naive"),
+        (["degree=1", "2", "3"], "degree=1,2"),
+        (["help"], "see python run.py --help"),
+        (["gpu=cpu", "key"], "key has no value; write key=VALUE"),
+    ],
+)
+def test_a_word_without_a_key_is_explained_by_the_word_before_it(monkeypatch, words, proposal):
+    monkeypatch.setattr("sys.argv", ["run.py", *words])
+    assert proposal in explanation(next(word for word in words if "=" not in word))
 
 
 def test_a_sweep_of_a_key_that_takes_a_list_is_said_to_be_several_runs():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.domain.workload import RateSource
+from pipeline.base.system import user_command
 from pipeline.base.system.errors import ConfigError
+from tests.conftest import GPU
 
 PATTERN = 'workload.metric_pattern="([0-9.]+) samples/s"'
 
@@ -77,3 +81,56 @@ def test_what_a_script_is_measured_by_makes_another_group(plan_script):
 def test_what_cannot_be_is_refused(plan_script, given, words):
     with pytest.raises(ConfigError, match=words):
         plan_script(*given)
+
+
+DOCKER = "docker run --rm --gpus all image python train.py"
+HANDED_ON = 'DEVICE=$CUDA_VISIBLE_DEVICES\ndocker run --ipc=host \\\n  --gpus "device=$DEVICE" image python train.py\n'
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (DOCKER, "does not get the job's device nor its MPS server.* env=apptainer"),
+        (f"/usr/bin/time {DOCKER.replace('docker', '/opt/bin/podman')}", "does not get the job's device"),
+        (f'bash -c "cd x && {DOCKER}"', "does not get the job's device"),
+        ("bash bare.sh", "does not get the job's device"),
+        ("singularity exec train.sif python train.py", "add --nv"),
+        ("apptainer run --nv --cleanenv train.sif python train.py", "clear the variables"),
+        ("srun --gpus=1 python train.py", "hydra/launcher=slurm"),
+        ("conda run -n mine python train.py", None),
+        ("apptainer run --nv train.sif python train.py", None),
+        ("python docker_train.py run fast", None),
+        ("bash handed_on.sh", None),
+    ],
+)
+def test_a_command_that_keeps_the_device_from_its_job_is_refused(make_plan, tmp_path, monkeypatch, command, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bare.sh").write_text(f"#!/bin/bash\n# $CUDA_VISIBLE_DEVICES\n{DOCKER}\n")
+    (tmp_path / "handed_on.sh").write_text(HANDED_ON)
+    (tmp_path / "docker_train.py").write_text("")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("docker", "singularity", "apptainer", "srun", "conda"):
+        (programs / name).write_text("#!/bin/sh\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    script, args = user_command.parse_program(shlex.split(command), "the command line")
+    given = [
+        "workload=script",
+        f"workload.script={script}",
+        user_command.make_override("workload.args", shlex.join(args)),
+    ]
+    if words is None:
+        assert make_plan(given, device=GPU)
+    else:
+        with pytest.raises(ConfigError, match=words):
+            make_plan(given, device=GPU)
+        assert make_plan(given)
+
+
+def test_rates_are_not_read_from_output_that_conda_keeps_until_its_end(plan_script):
+    kept = ["workload.script=python", "workload.args='train.py; conda run -n mine python train.py'"]
+    streamed = [word.replace("conda run", "conda run --live-stream") for word in kept]
+    assert plan_script(*streamed, PATTERN)
+    with pytest.raises(ConfigError, match=r"conda run prints the output at its end.*--no-capture-output"):
+        plan_script(*kept, PATTERN)

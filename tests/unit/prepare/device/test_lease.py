@@ -9,12 +9,15 @@ import signal
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
+import pynvml
 import pytest
 
 from pipeline.base.system.errors import GpuBusyError
-from pipeline.prepare.device import gpu_reader, lease
+from pipeline.prepare.device import gpu_reader, lease, nvml, refusals
 from tests.conftest import GPU
+from tests.support import nvml_library
 
 HOLDER = """
 import sys, time, subprocess
@@ -139,3 +142,19 @@ def test_a_process_that_only_starts_on_another_gpu_is_no_stranger(monkeypatch):
     monkeypatch.setattr(gpu_reader, "_LOOK_S", 0.001)
     lease.refuse_strangers(GPU, [])
     assert next(looks, None) is None
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN])
+def test_a_gpu_whose_processes_the_driver_cannot_list_is_used_with_a_note(tmp_path: Path, code: int) -> None:
+    lists = [f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "Graphics", "MPSCompute")]
+    with nvml_library.installed(nvml_library.NvmlLibrary(tmp_path)) as library:
+        library.change(processes=())
+        (device,) = nvml.list_devices()
+        assert lease.refuse_strangers(device, []) == ""
+        library.fail(**dict.fromkeys([*lists, "nvmlDeviceGetComputeMode", "nvmlDeviceGetEccMode"], code))
+        (device,) = nvml.list_devices()
+        assert "cannot list the processes" in lease.refuse_strangers(device, [])
+        refusals.refuse_mps_clients(device, [])
+        library.fail(nvmlDeviceGetComputeRunningProcesses_v3=pynvml.NVML_ERROR_GPU_IS_LOST)
+        with pytest.raises(nvml.NvmlError, match="compute processes"):
+            lease.refuse_strangers(device, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +12,9 @@ import pynvml
 import pytest
 
 from pipeline.base.system.errors import ConfigError
+from pipeline.gpu import status
 from pipeline.prepare.device import gpu_reader, nvml
-from pipeline.prepare.device.device_choice import choose
+from pipeline.prepare.device.device_choice import choose, find_device
 from pipeline.prepare.device.gpu_reader import GpuProcess
 from pipeline.simulation.machine.state_file import ComputeInstance, GpuInstance, Process
 from pipeline.simulation.nvml.calls import fill
@@ -111,15 +113,44 @@ def test_a_selector_that_is_not_one_gpu_is_refused_with_what_there_is(two_gpus: 
         choose("gpu.device", selector, nvml.list_devices())
 
 
-def test_a_gpu_that_we_may_not_use_is_left_out_and_keeps_its_index(
-    two_gpus: NvmlLibrary, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "code",
+    [
+        *(pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_GPU_IS_LOST),
+        *(pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_UNKNOWN),
+    ],
+)
+def test_a_gpu_that_does_not_respond_leaves_the_others_usable(
+    two_gpus: NvmlLibrary,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    code: int,
 ) -> None:
+    for variable in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+        monkeypatch.delenv(variable, raising=False)
     by_index = two_gpus.functions["nvmlDeviceGetHandleByIndex_v2"]
     two_gpus.functions["nvmlDeviceGetHandleByIndex_v2"] = lambda index, handle: (
-        by_index(index, handle) if index.value else pynvml.NVML_ERROR_NO_PERMISSION
+        by_index(index, handle) if index.value else code
     )
     assert [(device.index, device.uuid) for device in nvml.list_devices()] == [(1, OTHER_UUID)]
-    assert "GPU 0 is left out" in caplog.text
+    assert find_device(None, needs_gpu=True).uuid == OTHER_UUID
+    assert "left out: GPU 0 does not respond" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"gpu\.device=0: GPU 0 does not respond .*nvidia-smi -r -i 0"):
+        find_device("0", needs_gpu=True)
+    text = status.status(None, tmp_path, None).text
+    assert OTHER_UUID in text
+    assert re.search(r"^GPU 0 does not respond .*reset it", text, re.MULTILINE)
+
+
+def test_a_machine_whose_only_gpu_is_lost_is_no_machine_without_a_gpu(
+    library: NvmlLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    library.fail(nvmlDeviceGetUUID=pynvml.NVML_ERROR_UNKNOWN)
+    assert nvml.list_devices() == ()
+    with pytest.raises(ConfigError, match=r"GPU 0 does not respond \(Unknown Error\).* or use gpu=cpu"):
+        find_device(None, needs_gpu=False)
 
 
 def test_without_the_library_there_is_no_gpu(library: NvmlLibrary) -> None:

@@ -104,3 +104,35 @@ def test_an_issuer_that_nobody_knows_is_an_error_with_its_remedy(monkeypatch, pl
     monkeypatch.setattr("pipeline.prepare.env.builder.helper_program.run", fail)
     with pytest.raises(ConfigError, match=r"UnknownIssuer\n    set SSL_CERT_FILE"):
         uv.run(Builder(title="t", scratch=places, lock=0), ["--version"], places)
+
+
+@pytest.mark.parametrize(
+    ("printed", "remedy"),
+    [
+        (
+            "x Failed to fetch: `https://pypi.org/simple/numpy/`\ncause: error sending request\ncause: dns error",
+            "uv does not read pip.conf; set UV_INDEX_URL",
+        ),
+        (
+            "x Failed to fetch: `https://mirror/simple/`\ncause: HTTP status client error (401 Unauthorized)",
+            "its login",
+        ),
+        (
+            "hint: `torch` was found on https://mirror/whl/cpu, but not at the requested version. If all indexes are "
+            "equally trusted, use `--index-strategy unsafe-best-match` to consider all versions from all indexes",
+            "export UV_INDEX_STRATEGY=unsafe-best-match",
+        ),
+        ("No solution found when resolving dependencies", None),
+    ],
+)
+def test_a_package_index_that_uv_refuses_has_its_remedy(monkeypatch, places, printed, remedy):
+    pytest.importorskip("uv")
+
+    def fail(argv, **_):
+        raise CommandError(argv, 2, printed)
+
+    monkeypatch.setattr("pipeline.prepare.env.builder.helper_program.run", fail)
+    with pytest.raises(ConfigError) as refused:
+        uv.run(Builder(title="t", scratch=places, lock=0), ["--version"], places)
+    lines = str(refused.value).splitlines()
+    assert lines[-1].strip() == printed.splitlines()[-1] if remedy is None else remedy in lines[-1]
