@@ -53,9 +53,9 @@ def test_each_figure_without_a_listener_has_a_warning_with_its_publication(make_
 
 def test_activity_memory_and_energy_of_a_service_on_an_instance_need_listeners(make_plan: MakePlan) -> None:
     service = ["workload=infer_bert_base", "scenario=mig", "scenario.profile=1g", "degree=1", "listeners=[host]"]
-    found = warnings(make_plan, service, dataclasses.replace(GPU, kind="simulated"))
-    missing = "of 2 published findings will be missing (Zhang, "
-    assert [warning.partition(missing)[0] for warning in found] == ["GRACT ", "memory ", "energy "]
+    lines = warnings(make_plan, service, dataclasses.replace(GPU, kind="simulated"))
+    ending = "of 2 published findings will be missing (Zhang, "
+    assert [line.partition(ending)[0] for line in lines] == ["GRACT ", "memory ", "energy "]
 
 
 @pytest.mark.parametrize("listeners", ["[host,gpm]", "[host,dcgm]"])
