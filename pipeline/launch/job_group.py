@@ -310,7 +310,7 @@ class JobGroup:
             for state in states:
                 state.host_folder = printed
         cpus = share_cpus(members[0], len(self.states)) if self._pin_cpus else []
-        folder = states[0].folder / layout.OUTPUT if states[0].job.workload.is_in_own_folder else None
+        folder = states[0].folder / layout.OUTPUT if states[0].job.workload.is_in_own_folder else Path.cwd()
         oom_kills, at_ns = cgroup.count_oom_kills(), time.monotonic_ns()
         try:
             process = first.starter.start(argv, environ, printed / layout.STDOUT, printed / layout.STDERR, cpus, folder)
