@@ -60,14 +60,11 @@ _find_tenant: Callable[[], NullJob | None] | None = None
 def attach() -> NullJob:
     """Return the connection to the orchestrator; without an orchestrator, return a `NullJob`.
 
-    In a process that hosts several jobs, it is the connection of the job that this thread belongs to.
-
-    Raises:
-        RuntimeError: the process hosts several jobs, and this thread belongs to none of them.
+    In a process that hosts several jobs, it is the connection of the job that this thread belongs to; for a
+    thread of none of them, `RuntimeError` is raised.
     """
     if _find_tenant is not None:
-        tenant = _find_tenant()
-        if tenant is None:
+        if (tenant := _find_tenant()) is None:
             raise RuntimeError("attach() in a thread of no job; call it in the main thread, and pass the job on")
         return tenant
     folder = os.environ.get(FOLDER_VARIABLE)

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-_MARKS = range(signal.SIGRTMAX, signal.SIGRTMIN, -1)
-"""Signals that mark the threads of tenants, by their position."""
+_MARKS = range(signal.SIGRTMAX, signal.SIGRTMIN, -1)  # signals that mark the threads of each tenant
 
 
 class UnsupportedError(Exception):
@@ -180,6 +179,8 @@ class Host:
             with self.place.enter(tenant.position):
                 self._execute(tenant, spec["argv"][0])
         finally:
+            self.stdout.flush()
+            self.stderr.flush()
             tenant.is_built.set()
 
     def _execute(self, tenant: Tenant, script: str) -> None:
@@ -227,10 +228,6 @@ class SplitOutput:
         """Open the file of a tenant; it stays open, because threads of the tenant may outlive its program."""
         self._files[position] = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
 
-    def flush_all(self) -> None:
-        for stream in (self._stream, *self._files.values()):
-            stream.flush()
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._files.get(find_position(), self._stream), name)
 
@@ -239,8 +236,7 @@ def run_tenants(make_place: Callable[[dict[str, Any], int], Place]) -> None:
     """Run the tenants of the file on the command line; `make_place` gets the options and the number of tenants."""
     with open(sys.argv[1], encoding="utf-8") as file:
         spec = json.load(file)
-    host = Host(spec["tenants"])
-    host.run(lambda number: make_place(spec["options"], number))
-    for stream in (host.stdout, host.stderr):
-        stream.flush_all()
+    Host(spec["tenants"]).run(lambda number: make_place(spec["options"], number))
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     os._exit(0)  # without the teardown of libraries, as each program exits in a process of its own

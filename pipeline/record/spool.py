@@ -129,15 +129,12 @@ class Spool:
         try:
             yield from self._open_run(group, folder)
         except OSError as error:
+            fault = f"could not write the record of {group.name} in {folder}: {error}"
+            remedy = "check the free space and permissions of tracking.root"
             if not self.root.is_dir():
-                raise TrackingError(
-                    f"{self.root}, with the results of this study, was removed while {group.name} ran; set "
-                    "tracking.root to a folder that no job removes"
-                ) from error
-            raise TrackingError(
-                f"could not write the record of {group.name} in {folder}: {error}; "
-                "check the free space and permissions of tracking.root"
-            ) from error
+                fault = f"{self.root}, with the results of this study, was removed while {group.name} ran"
+                remedy = "set tracking.root to a folder that no job removes"
+            raise TrackingError(f"{fault}; {remedy}") from error
         self._sender.send(folder)
 
     def _open_run(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
@@ -330,11 +327,7 @@ def _make_window_params(window: Window) -> dict[str, str]:
 
 
 def _read_source(script: Path) -> str | None:
-    """Read a user's script.
-
-    Return `None` for compiled programs, for scripts of this project, which its commit contains, and for a script that
-    was removed during the study, whose group fails.
-    """
+    """Read a user's script; `None` for compiled and removed programs, and for those that this project's commit has."""
     if script.is_relative_to(PROJECT_DIR) or not script.is_absolute() or not script.is_file():
         return None
     content = script.read_bytes()
