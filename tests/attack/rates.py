@@ -31,7 +31,7 @@ class _Program:
 FORMS = {
     "steady": ["scenario=naive", "degree=2", *_WINDOW],
     "streams": ["scenario=streams", "degree=2", *_WINDOW],
-    "interleaved": ["-m", "scenario=naive", "degree=1,2", "window=interleaved", *_WINDOW[:1], "window.seconds=6"],
+    "interleaved": ["-m", "scenario=naive", "degree=2,3", "window=interleaved", *_WINDOW[:1], "window.seconds=6"],
     "interleaved streams": [
         *("-m", "scenario=streams", "degree=1,2", "window=interleaved", *_WINDOW[:1], "window.seconds=4")
     ],
@@ -59,10 +59,12 @@ def attack(bench: Bench, random: Random) -> Outcome:
     """Measure one program in one form, and hold its rows against the truth."""
     program, form = random.choice([(program, form) for program in PROGRAMS for form in program.forms])
     experiment = f"rates-{random.getrandbits(32):08x}-rehearsal"
-    words = [*_COMMON, f"workload.args=[{program.arguments}]", *FORMS[form], f"tracking.experiment={experiment}"]
+    unit = ["workload.work_unit=requests"] if "requests" in program.arguments else []
+    words = [*_COMMON, *unit, f"workload.args=[{program.arguments}]", *FORMS[form]]
+    words += [f"tracking.experiment={experiment}"]
     outcome = Outcome(f"{form}: {program.what}")
     outcome.problems += bench.end(bench.start(*words))
-    judgement = timed_rows.judge(bench.root, experiment)
+    judgement = timed_rows.judge(bench.root, experiment, is_steady=program.is_steady)
     outcome.problems += judgement.problems
     outcome.num_figures = judgement.num_compared
     if program.is_steady:

@@ -90,14 +90,16 @@ class Store:
         return {index: Work(**json.loads(text)) for index, text in texts.items() if text is not None}
 
 
-def judge(root: Path, experiment: str) -> Judgement:
-    """Hold every row of an experiment against what its jobs did."""
+def judge(root: Path, experiment: str, *, is_steady: bool) -> Judgement:
+    """Hold every row of an experiment against what its jobs did; a steady program must have figures."""
     store, judgement = Store(root, experiment), Judgement()
     if not store.groups:
         judgement.problems.append("no group was measured")
     for group in store.groups:
         if group.tags.get("result") != "ok":
-            judgement.problems.append(f"{group.name}: {group.tags.get('result')}: {group.tags.get('reason')}")
+            reason = group.tags.get("reason")
+            if is_steady or not reason:
+                judgement.problems.append(f"{group.name}: {group.tags.get('result')}: {reason}")
             continue
         marks = [mark for mark in group.marks.split("; ") if mark and not _OTHER_NOTES.search(mark)]
         judgement.num_rows += 1

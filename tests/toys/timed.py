@@ -55,8 +55,8 @@ class StarvingTurns:
 
 def work(options: argparse.Namespace, job: client.NullJob, spans: list[tuple[int, int, int]]) -> None:
     """Make steps until the job is told to stop; keep when each began and ended, and how long the job had been held."""
-    turns = StarvingTurns(Path(os.environ["COLLOCATION_JOB"]).parent / str(job.index + 1) / client.EVENTS_FILE)
     job.ready()
+    turns = StarvingTurns(Path(os.environ["COLLOCATION_JOB"]).parent / str(job.index + 1) / client.EVENTS_FILE)
     numbers: Iterator[int] = job.until_stop(itertools.count(1))
     if options.kind == "threads":
         loop = (time.sleep(0.005) for _ in numbers)

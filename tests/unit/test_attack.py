@@ -72,7 +72,7 @@ def test_a_wrong_rate_is_a_problem_without_a_mark(monkeypatch, tmp_path, rate, m
     job = StoredRun("j", "0-toy", "FINISHED", tags, {"throughput_samples_per_s": rate})
     monkeypatch.setattr(timed_rows, "read_runs", lambda *_: [group, job])
     monkeypatch.setattr(timed_rows.Store, "works_of", lambda *_: {0: _work()})
-    judgement = timed_rows.judge(tmp_path, "e")
+    judgement = timed_rows.judge(tmp_path, "e", is_steady=True)
     assert (len(judgement.problems), judgement.marks) == (num_problems, [f"naive-1x: {mark}"] if mark else [])
 
 
