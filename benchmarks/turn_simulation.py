@@ -1,4 +1,4 @@
-"""A simulation of rates in the turns of a stressor: how far a rate from the first to the last step of turns is off.
+"""A simulation of rates in the turns of a stressor: how far off a rate is if steps are few.
 
     python -m benchmarks.turn_simulation --turn-s 0.8 --settle-s 0.1 --launches 20000
 

@@ -90,6 +90,7 @@ class JobGroup:
         ]
         self._by_index = {state.job.index: state for state in self.states}
         self._host_files: list[Path] = []
+        self._on_hold: set[int] = set()
 
     def __enter__(self) -> JobGroup:
         """Start all jobs; if one cannot be started, end the others and raise."""
@@ -203,22 +204,25 @@ class JobGroup:
     def hold(self, states: Sequence[JobState]) -> bool:
         """Hold jobs at their next step boundary; return whether all of them are held. If not, their states say why."""
         for state in states:
+            self._on_hold.add(state.job.index)
             self._channel.send(state.job.index, type="hold")
         in_time = self._channel.pump(
-            lambda: self._has_any_left() or all(state.said.is_held for state in states),
+            lambda: self._has_any_left() or all(state.said.held_ns is not None for state in states),
             _compute_deadline(self._limits.stop_s),
         )
         self._notice_early(self.states)
         for state in states if not in_time else ():
-            if not state.said.is_held:
+            if state.said.held_ns is None:
                 state.notice(Result.TIMEOUT, f"was not held within limits.stop_s={self._limits.stop_s:g} s")
         return not self.went_wrong
 
     def resume(self, states: Sequence[JobState]) -> None:
         """Let those of these jobs that are held go on."""
         for state in states:
-            if state.said.is_held:
-                state.said.is_held = False
+            if state.said.held_ns is not None:
+                state.holds.append((state.said.held_ns, time.monotonic_ns()))
+                state.said.held_ns = None
+                self._on_hold.remove(state.job.index)
                 self._channel.send(state.job.index, type="continue")
 
     def release(self, states: Sequence[JobState]) -> int:
@@ -377,8 +381,8 @@ class JobGroup:
                 state.said.pid = pid
         elif kind == "ready":
             state.said.is_ready = True
-        elif kind == "held":
-            state.said.is_held = True
+        elif kind == "held" and index in self._on_hold:
+            state.said.held_ns = state.said.held_ns or time.monotonic_ns()
         elif kind == "bye":
             state.said.bye, state.said.bye_ns = str(message.get("status")), time.monotonic_ns()
 

@@ -48,13 +48,14 @@ class ProtocolReport:
 
     Attributes:
         pid: PID of the process that sends the messages, if it is not the leading process.
+        held_ns: instant of the report that the job is held; `None` while it works.
         bye: status that the job reported at the end of its work; `None` before.
         bye_ns: instant of this report.
     """
 
     pid: int | None = None
     is_ready: bool = False
-    is_held: bool = False
+    held_ns: int | None = None
     bye: str | None = None
     bye_ns: int | None = None
 
@@ -92,6 +93,7 @@ class JobState:
             Such a job is never started warm.
         host_folder: folder with the output of the process that hosts the job with other jobs, if any.
         released_ns: instant at which the job is to begin, if it was released from the barrier.
+        holds: times for which the job was held, without a time that has not ended.
     """
 
     job: Job
@@ -100,6 +102,7 @@ class JobState:
     host_folder: Path | None = None
     released_ns: int | None = None
     started: ProcessStart | None = None
+    holds: list[tuple[int, int]] = field(default_factory=list)
     said: ProtocolReport = field(default_factory=ProtocolReport)
     ended: JobEnd = field(default_factory=JobEnd)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,7 @@ class Requests:
         chosen: indices of the selected requests; `None` for all.
 
     Attributes:
-        damages: complete but impossible records, such as an answer before its request, which are left out.
+        damages: complete but impossible or repeated records, such as an answer before its request, which are left out.
     """
 
     def __init__(
@@ -117,7 +117,9 @@ def _read(path: Path, num_records: int, lifetime: Lifetime) -> Requests:
     order = None if (np.diff(intended) >= 0).all() else np.argsort(intended, kind="stable")
     for name in columns:
         columns[name] = columns[name][:num_kept] if order is None else columns[name][order]
-    return Requests(columns, damages=damages)
+    is_repeated = _find_repeated(columns)
+    damages.add("a record that came before", 0, int(np.count_nonzero(is_repeated)))
+    return Requests(columns, np.flatnonzero(~is_repeated) if is_repeated.any() else None, damages)
 
 
 def count_written(path: Path) -> int:
@@ -126,6 +128,34 @@ def count_written(path: Path) -> int:
         return path.lstat().st_size // RECORD_BYTES
     except OSError:
         return 0
+
+
+def _find_repeated(columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.bool_]:
+    """Return whether a record equals an earlier one and is one too many for its batch.
+
+    Requests that were sent at one instant and answered together are equal, but a batch, which its instants identify,
+    has no more of them than its size. Requests without an answer belong to no batch.
+    """
+    import numpy as np
+
+    if (np.diff(columns["intended_ns"]) > 0).all():
+        return np.zeros(len(columns["intended_ns"]), bool)
+    fields = [columns[name] for name, _ in RECORD]
+    copy = _count_equal_before(np.lexsort(fields), fields)  # 0 for the first of equal records
+    batch = [columns[name] for name in ("begun_ns", "done_ns", "batch")]
+    is_too_many = _count_equal_before(np.lexsort((copy, *batch)), batch) >= columns["batch"]
+    return (columns["done_ns"] > 0) & (copy > 0) & is_too_many
+
+
+def _count_equal_before(order: NDArray[np.intp], fields: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return the number of records before each record, in an order by these fields, that have the same fields."""
+    import numpy as np
+
+    is_first = np.append(True, np.any([np.diff(field[order]) != 0 for field in fields], axis=0))
+    positions = np.arange(len(order))
+    counts = np.empty(len(order), np.int64)
+    counts[order] = positions - np.maximum.accumulate(np.where(is_first, positions, 0))
+    return counts
 
 
 def _find_possible(records: NDArray[np.void], lifetime: Lifetime) -> NDArray[np.bool_]:

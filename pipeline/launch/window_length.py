@@ -1,5 +1,6 @@
 """The length of a steady window: fixed, or by need, from the scatter of the jobs' speed in a trial before the window.
 
+The length of slices comes from their speed in such a trial.
 The trial is no part of the window, so a length that its luck decides does not bias the rate (docs/statistics.md).
 """
 
@@ -18,6 +19,10 @@ LEAST_STEPS = 25
 """Number of steps that each job makes in a window by need; below 20, a rate gets a note."""
 NUM_PIECES, PIECE_S = 4, 0.24
 """Number and length of the pieces of a trial; the time left in the trial is for the last reading."""
+
+SLICES_S, LEAST_SLICE_STEPS = (0.5, 1.0, 2.0), 50
+"""Possible lengths of a slice, and the number of steps that each job should make in one."""
+SLICE_TRIAL_S = 0.5
 
 
 def list_reading_times_ns(window: Window, start_ns: int) -> list[int]:
@@ -43,6 +48,16 @@ def choose_seconds(window: Window, readings: Sequence[Sequence[JobProgress]]) ->
     by_scatter = window.seconds + share * (window.most_s - window.seconds)
     by_steps = LEAST_STEPS / min(map(statistics.fmean, speeds))
     return min(window.most_s, max(window.seconds, by_scatter, by_steps))
+
+
+def choose_slice_s(window: Window, readings: Sequence[Sequence[JobProgress]]) -> float:
+    """Choose the length of slices from the progress of each job at the begin and the end of a trial of all jobs.
+
+    The longest slices are chosen if the steps of a job are unknown; only the shortest can be longer than the window.
+    """
+    slowest = min(max(_list_speeds(progress), default=0.0) for progress in zip(*readings, strict=True))
+    lengths_s = [length_s for length_s in SLICES_S if length_s <= max(SLICES_S[0], window.seconds)]
+    return next((length_s for length_s in lengths_s if length_s * slowest >= LEAST_SLICE_STEPS), lengths_s[-1])
 
 
 def _list_speeds(readings: Sequence[JobProgress]) -> list[float]:

@@ -10,7 +10,6 @@ import itertools
 import json
 import statistics
 from array import array
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -45,7 +44,10 @@ def judge(group: Group, observation: Observation) -> GroupResult:
     in_turns: list[turn_rates.BatchTurns] = []
     read = sample_figures.group_by_subject(observation.samples)
     all_states = [state for batch in observation.batches for state in batch]
-    log_of = {state.job.index: event_reader.read(state.folder / layout.EVENTS, state.lifetime) for state in all_states}
+    log_of = {
+        state.job.index: event_reader.read(state.folder / layout.EVENTS, state.lifetime)
+        for state in observation.launched or all_states
+    }
     whose = changed_files.find_owners(observation.changed, all_states, log_of, observation.clock)
     logged_of = {
         state.job.index: logged_rate.read(state, log_of[state.job.index], whose, observation.clock)
@@ -93,8 +95,8 @@ def judge(group: Group, observation: Observation) -> GroupResult:
         tags[Tag.SHARED_FILES] = shared
     if any(state.is_tenant for state in all_states):
         tags[Tag.ONE_PROCESS] = _describe_process(all_states)
-    if group.window.kind is WindowKind.INTERLEAVED:
-        tags[Tag.SLICES] = f"{len(windows)} x {group.window.slice_s:g} s"
+    if group.window.kind is WindowKind.INTERLEAVED and windows:
+        tags[Tag.SLICES] = f"{len(windows)} x {sample_figures.measure_seconds(windows[0]):g} s"
     if titled := observation.fields.describe_titled(metrics):
         tags[Tag.FIGURES] = titled
     if windows:
@@ -102,7 +104,7 @@ def judge(group: Group, observation: Observation) -> GroupResult:
         tags[Tag.WINDOW_END_NS] = str(max(end for _, end in windows))
     if absent:
         tags[Tag.ABSENT_FIGURES] = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
-    marks = find_marks(group, observation, batches, processes, metrics)
+    marks = find_marks(group, observation, batches, processes, metrics, log_of)
     notes = [marks.note, *itertools.chain(*(batch_turns.gaps for batch_turns in in_turns))]
     if Tag.DAMAGED in tags:
         notes.append(f"left out impossible values: {tags[Tag.DAMAGED]}")
@@ -129,7 +131,7 @@ def _make_batch(
     """Collect the logs of measured jobs that ran together, and find their windows."""
     logs, logged = [log_of[state.job.index] for state in states], [logged_of[state.job.index] for state in states]
     if group.window.kind is WindowKind.INTERLEAVED:
-        windows = [_trim_slice(part, logs) for part in slices if part.num_jobs == len(group.measured)]
+        windows = [(part.begin_ns, part.end_ns) for part in slices if part.num_jobs == len(group.measured)]
         return Batch(states=states, logs=logs, logged=logged, windows=windows)
     window = _find_window(group, states, logs)
     batch = Batch(states=states, logs=logs, logged=logged, windows=[] if window is None else [window])
@@ -137,15 +139,6 @@ def _make_batch(
         return batch
     begin, end = max(begin for begin, _ in batch.logged_spans), min(end for _, end in batch.logged_spans)
     return dataclasses.replace(batch, windows=[(begin, end)] if begin < end else [])
-
-
-def _trim_slice(part: Slice, logs: Sequence[Events]) -> sample_figures.Window:
-    """Return the part of a slice after the first step of each job in it; of no length if a job made no step."""
-    begin_ns = part.begin_ns
-    for log in logs:
-        first = bisect_left(log.steps.t_ns, part.begin_ns)
-        begin_ns = max(begin_ns, log.steps.t_ns[first] if first < len(log.steps) else part.end_ns)
-    return min(begin_ns, part.end_ns), part.end_ns
 
 
 def _check_logged_together(group: Group, batch: Batch, logged: LoggedRate | None) -> LoggedRate | None:
@@ -232,7 +225,7 @@ def _judge_job(
     is_interleaved = group.window.kind is WindowKind.INTERLEAVED
     if log.started_ns is not None and end_ns is not None and not is_interleaved:
         metrics["makespan_s"] = (end_ns - log.started_ns) / 1e9
-    metrics |= work.compute_figures(group, state.job, log, logged, windows, metrics.get("makespan_s"))
+    metrics |= work.compute_figures(group, state.job, log, logged, windows, metrics.get("makespan_s"), state.holds)
     if state.job.workload.ends_by_itself and log.started_ns is not None:
         use_ns = sample_figures.find_first_gpu_use_ns(of_job, observation.fields, log.started_ns)
         metrics |= {} if use_ns is None else {FIRST_GPU_USE: (use_ns - log.started_ns) / 1e9}
@@ -327,9 +320,9 @@ def _compute_sampled(
 
 def _describe_short_window(window: Window, measured: Sequence[sample_figures.Window]) -> str:
     """Report that slices, or windows by need, are too short for figures from samples; empty if they are not."""
-    if window.kind is WindowKind.INTERLEAVED and window.slice_s < SAMPLED_S:
-        return f"window.slice_s={window.slice_s:g} is below {SAMPLED_S:g} s"
     shortest_s = min(map(sample_figures.measure_seconds, measured), default=SAMPLED_S)
+    if window.kind is WindowKind.INTERLEAVED and shortest_s < SAMPLED_S:
+        return f"slices of {shortest_s:.3g} s are shorter than {SAMPLED_S:g} s; set window.slice_s={SAMPLED_S:g}"
     if window.most_s and shortest_s < SAMPLED_S:
         return f"the window of {shortest_s:.3g} s is shorter than {SAMPLED_S:g} s; set window.seconds={SAMPLED_S:g}"
     return ""

@@ -22,6 +22,7 @@ class Observation:
         batches: jobs that ran at the same time: one batch for a collocated group, one per job for a sequential group.
         places: placement of each job, if the job was started.
         reason: why the group ended early, if no job was the cause.
+        launched: all jobs of an interleaved launch, if its other numbers of jobs include more jobs.
         slices: slices of an interleaved launch, including slices with other numbers of jobs.
         jobs_at_first_steps: number of jobs that ran when a job of an interleaved launch made its first steps, by its
             index.
@@ -44,5 +45,6 @@ class Observation:
     tags: tuple[tuple[str, str], ...] = ()
     changed: Changes | None = None
     clock: ClockRecord = field(default_factory=ClockRecord)
+    launched: Sequence[JobState] = ()
     slices: Sequence[Slice] = ()
     jobs_at_first_steps: Mapping[int, int] = field(default_factory=dict)

@@ -67,14 +67,14 @@ def find_marks(
     batches: Sequence[Batch],
     jobs: Sequence[JobResult],
     metrics: Mapping[str, float],
+    log_of: Mapping[int, Events],
 ) -> Marks:
-    """Find the marks of a group; `jobs` includes co-runners."""
-    invalid, notes = list[str](), list[str]()
+    """Find the marks of a group; `jobs` includes co-runners, and `log_of` all jobs of the launch, by index."""
+    notes, invalid = list[str](), list(_find_work_while_held(observation, log_of))
     for batch in batches:
         notes += _find_doubts(group, batch)
-        invalid += _find_short_slices(group, batch)
         if batch.window is not None:
-            invalid += _find_stalls(group, batch, batch.window)
+            invalid += [*_find_stalls(group, batch, batch.window), *_find_pauses(group, batch)]
             invalid += _find_clock_faults(group, observation, batch, batch.window)
             notes += [*_find_late_generators(batch, batch.window), *_find_short_windows(group, batch, batch.window)]
             notes += _find_short_tails(batch, batch.window)
@@ -99,13 +99,25 @@ def _find_stalls(group: Group, batch: Batch, window: Window) -> Iterator[str]:
             yield f"job {state.job.name} {stall}"
 
 
-def _find_short_slices(group: Group, batch: Batch) -> Iterator[str]:
-    """Report the number of slices of which less than half was measured, because a job's first step was late."""
+def _find_pauses(group: Group, batch: Batch) -> Iterator[str]:
+    """Yield a mark for each job that pauses between its steps, because slices give such a job a wrong rate."""
     if group.window.kind is not WindowKind.INTERLEAVED:
         return
-    lengths_s = [measure_seconds(window) for window in batch.windows]
-    if short := sum(length_s < MIN_WINDOW_SHARE * group.window.slice_s for length_s in lengths_s):
-        yield f"the first step took more than half of {short} of {len(lengths_s)} slices; raise window.slice_s"
+    settle_ns = int(group.window.settle_s * 1e9)
+    for state, log in zip(batch.states, batch.logs, strict=True):
+        if (pauses := throughput.describe_pauses(log.steps, batch.windows, settle_ns, state.holds)) is not None:
+            yield f"job {state.job.name} {pauses}"
+
+
+def _find_work_while_held(observation: Observation, log_of: Mapping[int, Events]) -> Iterator[str]:
+    """Yield a mark for each job of a launch that made steps in slices in which it was held; all rows are then wrong."""
+    launched = observation.launched or [state for batch in observation.batches for state in batch]
+    for position, state in enumerate(launched if observation.slices else ()):
+        t_ns = log_of[state.job.index].steps.t_ns
+        spans = [(part.begin_ns, part.end_ns) for part in observation.slices if part.num_jobs <= position]
+        if num_steps := sum(bisect_right(t_ns, end) - bisect_right(t_ns, begin) for begin, end in spans):
+            steps = format_count(num_steps, "step")
+            yield f"job {state.job.name} made {steps} while held; make every step in the loop over job.until_stop()"
 
 
 def _find_clock_faults(group: Group, observation: Observation, batch: Batch, window: Window) -> Iterator[str]:

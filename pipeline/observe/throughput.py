@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_right
+import statistics
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from pipeline.base.domain import work_units
@@ -19,13 +20,23 @@ STALL_SHARE = 0.05
 """A job is stalled if the time without a step at an edge of the window is above `STALL_STEPS` step times and above
 `STALL_SHARE` of the window."""
 
+PAUSE_STEPS, PAUSE_SHARE, MOST_PAUSED_RATIO = 2.5, 0.1, 0.02
+"""A job pauses if a step takes longer than `PAUSE_STEPS` usual steps and `PAUSE_SHARE` of a slice. If it pauses for
+more than `MOST_PAUSED_RATIO` of its time, slices give a wrong rate: they begin after a step and end anywhere, so that
+they cover too many or too few pauses."""
+
 LEAST_GAPS, LONG_TIMES, LONG_SHARE = 2, 4, 0.1
 """A logged value covers too much time if, with `LEAST_GAPS` or more values in the window, it covers more than
 `LONG_TIMES` medians and more than `LONG_SHARE` of the window."""
 
 
-def compute_figures(kind: WindowKind, unit: str, log: Events, windows: Sequence[Window]) -> dict[str, float]:
-    """Return the rate of the steps and the step times in the windows; none if a window has no complete step."""
+def compute_figures(
+    kind: WindowKind, unit: str, log: Events, windows: Sequence[Window], holds: Sequence[Window] = ()
+) -> dict[str, float]:
+    """Return the rate of the steps and the step times in the windows; none if a window has no complete step.
+
+    `holds` are the times for which the job was held; a step does not go on meanwhile.
+    """
     steps = log.steps
     if not steps.t_ns or log.started_ns is None:
         return {}
@@ -38,11 +49,12 @@ def compute_figures(kind: WindowKind, unit: str, log: Events, windows: Sequence[
         inside = [_find_steps(steps, window) for window in windows]
         if not all(inside):
             return {}
-        done = sum(_interpolate_work(steps, end) - _interpolate_work(steps, begin) for begin, end in windows)
+        done = sum(measure_work(steps, window, holds) for window in windows)
         rate = done / sum(measure_seconds(window) for window in windows)
         number = done if kind is WindowKind.INTERLEAVED else number
     metrics = {work_units.rate_of(unit): rate, work_units.number_of(unit): number}
-    times_of = [steps.sorted_times_ms(part.start, part.stop) for part in inside]
+    held = {bisect_right(steps.t_ns, begin) for begin, _ in holds}  # the duration of these steps is unknown
+    times_of = [steps.sorted_times_ms(part.start + (part.start in held), part.stop) for part in inside]
     times_ms = times_of[0] if len(times_of) == 1 else sorted(itertools.chain(*times_of))
     for percent in (50, 95, 99):
         if len(times_ms) and steps.per_entry == 1:
@@ -125,15 +137,49 @@ def describe_stall(log: Events, window: Window) -> str | None:
     return None
 
 
-def _interpolate_work(steps: Steps, t_ns: int) -> float:
+def describe_pauses(steps: Steps, slices: Sequence[Window], settle_ns: int, holds: Sequence[Window]) -> str | None:
+    """Report pauses of a job in its slices, in their settling times, and until the first step after a slice."""
+    end_ns = slices[-1][1]
+    if not steps.t_ns or steps.t_ns[0] >= end_ns:
+        return None
+    t_ns = [*steps.t_ns, max(steps.t_ns[-1], end_ns)]
+    times_ns = {
+        number: t_ns[number] - t_ns[number - 1]
+        for begin, end in slices
+        for number in range(max(1, bisect_right(t_ns, begin - settle_ns)), bisect_left(t_ns, end) + 1)
+    }
+    usual_ns = statistics.median_low(times_ns.values())
+    limit_ns = max(PAUSE_SHARE * min(end - begin for begin, end in slices), PAUSE_STEPS * usual_ns)
+    for number in [number for number, time_ns in times_ns.items() if time_ns > limit_ns]:
+        times_ns[number] = _measure_working_ns(t_ns[number - 1], t_ns[number], holds)
+    pauses_ns = [time_ns for time_ns in times_ns.values() if time_ns > limit_ns]
+    share = sum(pauses_ns) / sum(times_ns.values())
+    if share <= MOST_PAUSED_RATIO:
+        return None
+    pauses = f"up to {max(pauses_ns) / 1e9:.3g} s between steps of {usual_ns / 1e6:.3g} ms"
+    return f"paused for {pauses}, {100 * share:.0f} % of its time; set window=steady"
+
+
+def measure_work(steps: Steps, window: Window, holds: Sequence[Window] = ()) -> float:
+    """Return the work in a window; a step across an edge counts by its share."""
+    begin, end = (_interpolate_work(steps, t_ns, holds) for t_ns in window)
+    return end - begin
+
+
+def _interpolate_work(steps: Steps, t_ns: int, holds: Sequence[Window] = ()) -> float:
     following = bisect_right(steps.t_ns, t_ns)
     if not following:
         return 0.0
     before_ns, before = steps.t_ns[following - 1], steps.total[following - 1]
     if following == len(steps.t_ns):
         return before
-    share = (t_ns - before_ns) / (steps.t_ns[following] - before_ns)
-    return before + share * (steps.total[following] - before)
+    left_ns, step_ns = (_measure_working_ns(since, steps.t_ns[following], holds) for since in (t_ns, before_ns))
+    return steps.total[following] - left_ns / step_ns * (steps.total[following] - before)
+
+
+def _measure_working_ns(begin_ns: int, end_ns: int, holds: Sequence[Window]) -> int:
+    held_ns = sum(max(0, min(end_ns, end) - max(begin_ns, begin)) for begin, end in holds)
+    return max(1, end_ns - begin_ns - held_ns)
 
 
 def _compute_epoch_rate(log: Events) -> float | None:
@@ -144,7 +190,7 @@ def _compute_epoch_rate(log: Events) -> float | None:
     elif log.lacks_epochs:
         # Some epochs were not reported, so only the work within the reported epochs counts.
         spans = [(epoch.t_ns - int(epoch.whole_s * 1e9), epoch.t_ns) for epoch in log.epochs]
-        work = sum(_interpolate_work(steps, end) - _interpolate_work(steps, begin) for begin, end in spans)
+        work = sum(measure_work(steps, span) for span in spans)
         seconds = sum(epoch.seconds for epoch in log.epochs)
     else:
         # Steps after the last reported epoch do not count, because their time is unknown.

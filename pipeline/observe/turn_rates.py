@@ -11,6 +11,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from pipeline.base.domain.tags import Tag
@@ -18,9 +19,11 @@ from pipeline.base.domain.turns import IDLE, SETTLE_S, TURN_S, Place, TurnRates,
 from pipeline.base.system.words import list_first
 from pipeline.launch.events import Events
 from pipeline.launch.job_state import JobState
+from pipeline.launch.job_steps import Steps
 from pipeline.launch.requests import Requests
+from pipeline.observe import throughput
 from pipeline.observe.program_rates.logged_rate import LoggedRate, Points
-from pipeline.observe.sample_figures import Window
+from pipeline.observe.sample_figures import Window, measure_seconds
 
 _TURN = re.compile(r"turn (\w+) (\d+(?:\.\d+)?)")
 _MOST_NAMES = 3
@@ -41,7 +44,7 @@ def compute_rates(
 ) -> BatchTurns:
     """Return the rates of jobs that ran together in the turns of their stressor; none without exactly one stressor.
 
-    All turns of a resource and dial count as one. A rate is that from the first to the last step in each turn.
+    All turns of a resource and dial count as one. A rate is the work in all of them over their time.
     """
     takers = [state for state in states if _takes_turns(state)]
     if len(takers) != 1 or window is None:
@@ -49,18 +52,21 @@ def compute_rates(
     taker = takers[0].job
     spans = select_turns(log_of[taker.index], dict(taker.workload.params), window)
     rates: dict[Place, dict[int, float]] = defaultdict(dict)
+    lacking: dict[int, list[Place]] = defaultdict(list)
     for state, (place, turns) in itertools.product(states, spans.items()):
         index = state.job.index
         if state is takers[0] and place[0] == IDLE:
             continue
-        rate = compute_rate(log_of[index], logged_of[index], turns)
-        if rate is not None:
+        measure = partial(compute_rate, log_of[index], logged_of[index])
+        if (rate := measure(turns)) is not None:
             rates[place][index] = rate
+        if rate is None or None in (measure([turn]) for turn in turns):
+            lacking[index].append(place)
     measured = [
         TurnRates(resource=place[0], dial=place[1], num_turns=len(turns), rates=rates[place])
         for place, turns in sorted(spans.items())
     ]
-    return BatchTurns(tuple(measured), tuple(_describe_gaps(measured, states)))
+    return BatchTurns(tuple(measured), tuple(_describe_gaps(lacking, states)))
 
 
 def select_turns(log: Events, params: Mapping[str, Any], window: Window) -> dict[Place, list[Window]]:
@@ -88,13 +94,12 @@ def _takes_turns(state: JobState) -> bool:
     return {TURN_S, SETTLE_S} <= dict(state.job.workload.params).keys()
 
 
-def _describe_gaps(turns: Sequence[TurnRates], states: Sequence[JobState]) -> Iterator[str]:
-    """Yield a note for each job that has no rate in the turns of a resource and dial."""
+def _describe_gaps(lacking: Mapping[int, Sequence[Place]], states: Sequence[JobState]) -> Iterator[str]:
+    """Yield a note for each job with a turn that does not show its rate, with the resources and dials of such turns."""
     for state in states:
-        job, is_taker = state.job, _takes_turns(state)
-        lacking = [turn for turn in turns if job.index not in turn.rates and not (is_taker and turn.is_idle)]
-        if lacking:
-            names = [turn.resource if turn.is_idle else f"{turn.resource} {turn.dial:g}" for turn in lacking]
+        job = state.job
+        if places := sorted(lacking[job.index]):
+            names = [resource if resource == IDLE else f"{resource} {dial:g}" for resource, dial in places]
             what = "logged no value for" if job.workload.rate.is_logged else "completed fewer than two steps in"
             yield (
                 f"job {job.name} {what} a turn of {list_first(names, _MOST_NAMES)}; raise {TURN_S} of the stressor, "
@@ -110,39 +115,47 @@ def _list_turns(log: Events) -> Iterator[tuple[Place, Window]]:
 
 
 def compute_rate(log: Events, logged: LoggedRate | None, turns: Sequence[Window]) -> float | None:
-    """Return the rate of a job over several turns; `None` if no turn shows one."""
+    """Return the rate of a job over several turns; `None` if it completed fewer than two steps a turn."""
+    least = 2
     if logged is not None:
-        parts = [_sum_logged(logged.points, turn) for turn in turns]
+        parts, least = [_average_logged(logged.points, turn) for turn in turns], 1
     elif log.requests is not None:
         parts = [_count_requests(log.requests, turn) for turn in turns]
     else:
-        parts = [_count_steps(log, turn) for turn in turns]
-    total_ns = sum(ns for _, ns in parts)
-    return 1e9 * sum(work for work, _ in parts) / total_ns if total_ns else None
+        parts = [_measure_steps(log.steps, turn) for turn in turns]
+    if not turns or sum(number for _, number in parts) < least * len(turns):
+        return None
+    return sum(work for work, _ in parts) / sum(map(measure_seconds, turns))
 
 
-def _count_steps(log: Events, turn: Window) -> tuple[float, int]:
-    """Return the work and the nanoseconds from the first to the last step in a turn."""
-    steps = log.steps
-    first, last = bisect_left(steps.t_ns, turn[0]), bisect_right(steps.t_ns, turn[1]) - 1
-    return (steps.total[last] - steps.total[first], steps.t_ns[last] - steps.t_ns[first]) if first < last else (0.0, 0)
+def _measure_steps(steps: Steps, turn: Window) -> tuple[float, int]:
+    """Return work and number of the steps in a turn. A step across its end is taken for one of the mean length.
+
+    The load changes during such a step, so its length does not show its share in the turn.
+    """
+    begin, end = turn
+    first, last = bisect_left(steps.t_ns, begin), bisect_right(steps.t_ns, end) - 1
+    if first >= last:
+        return throughput.measure_work(steps, turn), last - first + 1
+    step_ns, work = ((column[last] - column[first]) / (last - first) for column in (steps.t_ns, steps.total))
+    share = min(1.0, (end - steps.t_ns[last]) / step_ns)
+    return throughput.measure_work(steps, (begin, steps.t_ns[last])) + share * work, last - first + 1
 
 
 def _count_requests(requests: Requests, turn: Window) -> tuple[float, int]:
-    """Return the answers and the nanoseconds from the first to the last answer in a turn."""
     done = requests["done_ns"]
-    done = done[(done >= turn[0]) & (done <= turn[1])]
-    if not len(done):
-        return 0.0, 0
-    first_ns, last_ns = int(done.min()), int(done.max())
-    return float((done > first_ns).sum()), last_ns - first_ns
+    number = int(((done >= turn[0]) & (done < turn[1])).sum())
+    return float(number), number
 
 
-def _sum_logged(points: Points, turn: Window) -> tuple[float, int]:
-    """Return the work and the nanoseconds of the logged values that cover no time outside a turn."""
+def _average_logged(points: Points, turn: Window) -> tuple[float, int]:
+    """Return the work by the logged values that cover no time outside a turn, else by all values, and their number."""
     inside = [
         (rate, now - before)
         for (before, _), (now, rate) in itertools.pairwise(points)
         if turn[0] <= before < now <= turn[1]
     ]
-    return sum(rate * ns for rate, ns in inside) / 1e9, sum(ns for _, ns in inside)
+    rate = throughput.average_logged_rate(points, turn) if points else 0.0
+    if inside:
+        rate = sum(rate * ns for rate, ns in inside) / sum(ns for _, ns in inside)
+    return rate * measure_seconds(turn), len(inside)

@@ -23,12 +23,13 @@ def compute_figures(
     logged: LoggedRate | None,
     windows: Sequence[Window],
     makespan_s: float | None,
+    holds: Sequence[Window] = (),
 ) -> dict[str, float]:
     """Return the rate of a job in each of its work units, and other figures of its work."""
     unit, kind = job.workload.work_unit, WindowKind.STEADY if job.is_co_runner else group.window.kind
     metrics: dict[str, float] = {}
     if windows:
-        metrics |= throughput.compute_figures(kind, unit, log, windows)
+        metrics |= throughput.compute_figures(kind, unit, log, windows, holds)
         metrics |= _compute_request_figures(kind, job, log, windows[0])
     samples = job.workload.rate.samples
     if samples is not None and makespan_s:
@@ -50,8 +51,8 @@ def list_instants_ns(log: Events) -> Sequence[int]:
 
 
 def _compute_request_figures(kind: WindowKind, job: Job, log: Events, window: Window) -> dict[str, float]:
-    """Return the figures of the requests in a steady window, else from the job's start to its last answer."""
-    if log.requests is None or log.started_ns is None:
+    """Return the figures of the requests in a steady window, else from the start to the last answer; not in slices."""
+    if log.requests is None or log.started_ns is None or kind is WindowKind.INTERLEAVED:
         return {}
     if kind is not WindowKind.STEADY and (instants := log.requests.first_and_last_ns):
         window = log.started_ns, instants[-1] + 1
@@ -67,6 +68,8 @@ def explain_absence(group: Group, job: Job, log: Events, metrics: dict[str, floa
         return logged.absence
     is_lacking = work_units.rate_of(job.workload.work_unit) not in metrics
     if group.window.kind is WindowKind.INTERLEAVED and is_lacking:
+        if log.requests is not None:
+            return "requests are not measured in slices; set window=steady"
         return "the job completed no step in one of its slices; raise window.slice_s"
     if group.window.kind is WindowKind.STEADY and not job.is_co_runner and is_lacking:
         what = (

@@ -255,7 +255,7 @@ class WindowConfig:
     most_s: float | None = None
     settle_s: float = 2.0
     epochs: int = 5
-    slice_s: float = 0.5
+    slice_s: float | None = None
     slice_settle_s: float = 0.1
 
 

@@ -162,7 +162,7 @@ def _choose_window(config: Config, workloads: Sequence[WorkloadConfig]) -> Windo
             kind=window.kind,
             seconds=window.seconds,
             settle_s=configured.slice_settle_s,
-            slice_s=configured.slice_s,
+            slice_s=configured.slice_s or 0.0,
         )
     return dataclasses.replace(window, kind=WindowKind.STEADY, epochs=0)
 

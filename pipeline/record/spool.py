@@ -20,7 +20,7 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.marks import NO_MARKS
 from pipeline.base.domain.records import CO_RUNNERS, Group, Interpreter, Slot
 from pipeline.base.domain.tags import GROUP, JOB, Tag, fact_tag
-from pipeline.base.domain.window import Window, WindowKind
+from pipeline.base.domain.window import Window
 from pipeline.base.domain.work_units import ARRIVALS
 from pipeline.base.system import locks, secrets, tracking_root
 from pipeline.base.system.errors import TrackingError
@@ -321,7 +321,7 @@ def _make_window_params(window: Window) -> dict[str, str]:
         params |= {"window_seconds": f"{window.seconds:g}", "window_settle_s": f"{window.settle_s:g}"}
     if window.most_s:
         params |= {"window_most_s": f"{window.most_s:g}"}
-    if window.kind is WindowKind.INTERLEAVED:
+    if window.slice_s:
         params |= {"window_slice_s": f"{window.slice_s:g}"}
     return params | ({"window_epochs": str(window.epochs)} if window.epochs else {})
 

@@ -76,6 +76,7 @@ class StudyResources:
         outputs: device and inode of each file to which the orchestrator writes its messages.
         own_files: files and folders that the orchestrator, not a job, changes during a group; without the store.
         working_folder: working directory of the study and of its jobs, which they may remove.
+        slices_s: length of the slices of each launch that ran, by the key of its first group.
         warned: warnings that were printed and apply to every group.
     """
 
@@ -89,6 +90,7 @@ class StudyResources:
     own_files: Collection[Path] = ()
     working_folder: Path = field(default_factory=Path.cwd)
     idle_power: IdlePower = field(default_factory=IdlePower)
+    slices_s: dict[str, float] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
 
     def warn_once(self, text: str) -> None:
@@ -169,7 +171,8 @@ class GroupExecution:
         states = self._states()[: len(group.jobs)]
         try:
             observation = self._observation(interrupted=False, changed=None)
-            row = group_row.judge(group, dataclasses.replace(observation, batches=[states], spans=()))
+            observation = dataclasses.replace(observation, batches=[states], launched=self._states(), spans=())
+            row = group_row.judge(group, observation)
         except Exception as error:  # noqa: BLE001  as in `judge`
             self._keep_traceback(error, f"the figures of {group.name} could not be computed")
             return endings.make_row_without_figures(group, error, states)
@@ -328,9 +331,12 @@ class GroupExecution:
         turns = {len(other.jobs): 1 for other in self.launch}
         if any(other.sequential for other in self.launch):
             turns[1] = BASELINE_TURNS
-        interleaving = Interleaving(running, group.window, turns, f"{group.seed}-{group.digest}")
+        slice_s = group.window.slice_s or self.resources.slices_s.get(group.key, 0.0)
+        window = dataclasses.replace(group.window, slice_s=slice_s)
+        interleaving = Interleaving(running, window, turns, f"{group.seed}-{group.digest}")
         self.slices, self.jobs_at_first_steps = interleaving.slices, interleaving.jobs_at_first_steps
         interleaving.measure()
+        self.resources.slices_s[group.key] = interleaving.window.slice_s
 
     def _refuse_missing_files(self, jobs: Sequence[Job]) -> None:
         """Raise `LaunchError` if the working directory or a script was removed; enter a directory made anew."""

@@ -15,11 +15,13 @@ from pipeline.base.domain import layout
 from pipeline.base.domain.protocols import ShowGroup
 from pipeline.base.domain.records import Group, Plan, Result, Resume
 from pipeline.base.domain.running_group import RunningGroup
+from pipeline.base.domain.tags import Tag
 from pipeline.base.system import entry_points, host_info, interrupts, words
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.interrupts import Interrupted, UndoStack
 from pipeline.base.system.paths import expand_path, shorten_path
 from pipeline.base.system.words import format_count, format_duration
+from pipeline.launch.window_length import SLICES_S
 from pipeline.observe import failures, phases
 from pipeline.observe.baseline_comparison import Comparison
 from pipeline.observe.group_result import GroupResult
@@ -221,6 +223,7 @@ class StudyRun:
                 outputs=self.request.invocation.outputs,
                 own_files=self._list_own_files(),
                 working_folder=self.folder,
+                slices_s=self._list_slice_lengths(),
             )
             begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
             for launch in launches.split_by_launch(groups):
@@ -239,6 +242,11 @@ class StudyRun:
                     if self.config.on_failure is OnFailure.stop and not row.result.is_finding:
                         words.say(f"on_failure=stop: {group.name}: {row.result}; the remaining groups are not started")
                         return
+
+    def _list_slice_lengths(self) -> dict[str, float]:
+        """Return the length of slices that earlier starts of this study chose, by the key of the group."""
+        slices = {row.group.key: row.tags.get(Tag.SLICES, "").partition(" x ")[2] for row in self.rows}
+        return {key: length_s for key, text in slices.items() for length_s in SLICES_S if text == f"{length_s:g} s"}
 
     def _skip_if_too_large(self, group: Group) -> Group:
         need = None if self.memory is None else self.memory.forecast(group)

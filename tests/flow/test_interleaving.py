@@ -63,12 +63,13 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture
 def measure(tmp_path: Path, scratch: Path) -> Measure:
-    def measure_toys(*manners: str, limits: Limits = PATIENT) -> tuple[JobGroup, Interleaving]:
+    def measure_toys(*manners: str, limits: Limits = PATIENT, window: Window = WINDOW) -> tuple[JobGroup, Interleaving]:
         spawner = Spawner(Interpreter(python=Path(sys.executable)))
         starts = [JobStart(job=job, slot=Slot(visible_devices=""), starter=spawner) for job in make_jobs(*manners)]
         files = GroupFiles(folder=tmp_path / "group", scratch=scratch, mark=uuid.uuid4().hex)
         running = JobGroup(starts, files, limits)
-        interleaving = Interleaving(running, WINDOW, {3: 1, 1: 2, 2: 1}, "seed")
+        turns = {3: 1, 1: 2, 2: 1} if len(manners) == 3 else {1: 1}
+        interleaving = Interleaving(running, window, turns, "seed")
         with running:
             assert running.wait_ready()
             interleaving.measure()
@@ -133,6 +134,41 @@ def test_a_job_that_cannot_be_held_runs_into_its_deadline(measure: Measure) -> N
 def test_a_job_that_ends_early_ends_the_launch(measure: Measure) -> None:
     running, _ = measure("can_be_held", "ends_early", "can_be_held")
     assert running.went_wrong
+
+
+def test_the_speed_of_the_jobs_decides_the_length_of_slices_that_is_open(measure: Measure) -> None:
+    window = Window(kind=WindowKind.INTERLEAVED, seconds=1.0, settle_s=0.05)
+    _, interleaving = measure("can_be_held", window=window)  # a step takes 5 ms or more
+    assert interleaving.window.slice_s in (0.5, 1.0)
+    lengths_s = [(part.end_ns - part.begin_ns) / 1e9 for part in interleaving.slices]
+    assert lengths_s == [pytest.approx(interleaving.window.slice_s)] * interleaving.window.num_slices
+
+
+@pytest.mark.slow
+def test_all_blocks_have_the_slices_of_the_first_one_after_a_resume_too(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import itertools, time\nfrom workloads import client\nwith client.attach() as job:\n    job.ready()\n"
+        "    for _ in job.until_stop(itertools.count()):\n        time.sleep(0.03 if job.block == 1 else 0.002)\n"
+        "        job.step(1)\n"
+    )
+    arguments = [
+        "--config-dir",
+        "tests/conf",
+        "-m",
+        "workload=toy_held",
+        f"workload.script={script}",
+        "scenario=serial",
+    ]
+    arguments += ["window=interleaved", "window.seconds=2", "degree=1", "foreign_load=note", "listeners=[]", "gpu=cpu"]
+    arguments += [f"gpu.lock_dir={tmp_path}", f"tracking.root={tmp_path}/mlruns", "workload.args=[]", "resume=true"]
+    for repeats in (1, 2):
+        done = forks.run(PROJECT_DIR / "run.py", *arguments, f"repeats={repeats}", cwd=PROJECT_DIR)
+        assert done.returncode == 0, done.stderr
+    from mlflow import MlflowClient
+
+    runs = groups(MlflowClient(f"sqlite:///{tmp_path}/mlruns/mlflow.db"), "collocation")
+    assert [run.data.tags[Tag.SLICES] for run, _ in runs] == ["2 x 2 s"] * 2
 
 
 @pytest.mark.slow

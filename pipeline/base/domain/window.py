@@ -37,7 +37,7 @@ class Window:
     Attributes:
         settle_s: time that is not measured at the beginning; of an interleaved window, at the beginning of each slice.
         most_s: longest length of a steady window by need, whose shortest length is `seconds`; 0 for a fixed length.
-        slice_s: length of a slice; `seconds` is then the sum of a group's slices in one launch.
+        slice_s: length of a slice; 0 if the speed of the jobs decides. `seconds` is the sum of the slices in a launch.
     """
 
     kind: WindowKind
@@ -53,7 +53,9 @@ class Window:
         if self.kind is WindowKind.STEADY:
             return f"{self.kind.value}, {self.length_text} after {self.begin_s:.12g} s"
         if self.kind is WindowKind.INTERLEAVED:
-            slices = f"{self.num_slices} x {self.slice_s:.12g} s"
+            slices = (
+                f"{self.num_slices} x {self.slice_s:.12g} s" if self.slice_s else f"{self.seconds:.12g} s in slices"
+            )
             return f"{self.kind.value}, {slices}, each after {self.settle_s:.12g} s"
         if self.kind is WindowKind.LOGGED:
             return self.kind.value

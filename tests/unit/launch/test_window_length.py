@@ -50,6 +50,22 @@ def test_the_length_grows_in_proportion_to_the_scatter_between_its_ends(scatter,
     assert window_length.choose_seconds(BY_NEED, read(speeds, samples=32)) == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(
+    ("steps_per_s", "seconds", "slice_s"),
+    [(100, 4, 0.5), (99, 4, 1.0), (50, 4, 1.0), (49, 4, 2.0), (1, 4, 2.0), (1, 1.5, 1.0), (1, 0.2, 0.5)],
+)
+def test_a_slice_has_fifty_steps_of_the_slowest_job_if_the_window_is_long_enough(steps_per_s, seconds, slice_s):
+    window = Window(kind=WindowKind.INTERLEAVED, seconds=seconds, settle_s=0.1)
+    readings = [[progress(0, 0), progress(0, 0)], [progress(0.5, 100), progress(0.5, steps_per_s / 2)]]
+    assert window_length.choose_slice_s(window, readings) == slice_s
+
+
+def test_a_job_whose_steps_are_unknown_has_the_longest_slices():
+    window = Window(kind=WindowKind.INTERLEAVED, seconds=4, settle_s=0.1)
+    for end in (progress(0, 0), progress(0.5, 100, None), JobProgress("train", None, None, None, None)):
+        assert window_length.choose_slice_s(window, [[progress(0, 0)], [end]]) == 2
+
+
 def test_jobs_whose_speeds_make_up_for_each_other_scatter_little():
     up_and_down, down_and_up = (104.0, 96.0) * 2, (960.0, 1040.0) * 2
     assert window_length.choose_seconds(BY_NEED, read(up_and_down)) == 10

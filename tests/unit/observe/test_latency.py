@@ -143,7 +143,7 @@ def test_of_a_server_that_says_nothing_of_itself_only_the_whole_is_known(tmp_pat
 
 
 def test_records_that_cannot_be_are_counted_and_a_torn_one_is_not(tmp_path):
-    good, path = (S, S, S, S + MS), tmp_path / client.REQUESTS_FILE
+    good, later, path = (S, S, S, S + MS), (S, S, S, S + 2 * MS), tmp_path / client.REQUESTS_FILE
     impossible = [
         (S, S - 1, S, S),
         (S, S, S, S - 1),
@@ -152,7 +152,7 @@ def test_records_that_cannot_be_are_counted_and_a_torn_one_is_not(tmp_path):
         (S, S, S, S, S + 1),
         (S, S, S, S, 0, -1),
     ]
-    assert len(found := recorded(tmp_path, [good, *impossible, good])) == 2
+    assert len(found := recorded(tmp_path, [good, *impossible, later])) == 2
     assert len(found.damages) == len(impossible)
     path.write_bytes(path.read_bytes()[:-1])
     torn = requests.read(path)

@@ -21,7 +21,7 @@ def test_groups_that_differ_in_their_number_of_jobs_share_a_launch(make_plan) ->
     plan = make_plan(*sweep)
     # One job without MPS is launched by itself: it is the baseline.
     assert list_launches(plan) == [["serial-1x-tiny"], ["naive-3x-tiny", "naive-2x-tiny"]]
-    assert {group.window.text for group in plan.groups} == {"interleaved, 8 x 0.5 s, each after 0.1 s"}
+    assert {group.window.text for group in plan.groups} == {"interleaved, 4 s in slices, each after 0.1 s"}
 
 
 def test_each_block_has_launches_of_its_own_in_an_order_of_its_own(make_plan) -> None:
