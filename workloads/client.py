@@ -54,24 +54,27 @@ _MOST_HELD, _HELD_NS = 512, 500_000_000  # number and age of buffered requests a
 _pack_request = REQUEST.pack
 
 
-_of_thread = threading.local()
+_find_tenant: Callable[[], NullJob | None] | None = None
 
 
 def attach() -> NullJob:
     """Return the connection to the orchestrator; without an orchestrator, return a `NullJob`.
 
-    In a process that hosts several jobs, it is the connection of the job that runs in this thread.
+    In a process that hosts several jobs, it is the connection of the job that this thread belongs to; for a
+    thread of none of them, `RuntimeError` is raised.
     """
-    tenant: NullJob | None = getattr(_of_thread, "job", None)
-    if tenant is not None:
+    if _find_tenant is not None:
+        if (tenant := _find_tenant()) is None:
+            raise RuntimeError("attach() in a thread of no job; call it in the main thread, and pass the job on")
         return tenant
     folder = os.environ.get(FOLDER_VARIABLE)
     return Job(folder) if folder else NullJob()
 
 
-def set_job_of_thread(job: NullJob) -> None:
-    """Make `attach` return this job in the current thread."""
-    _of_thread.job = job
+def host_tenants(find_tenant: Callable[[], NullJob | None]) -> None:
+    """Make `attach` return what this function returns: the job that the current thread belongs to."""
+    global _find_tenant
+    _find_tenant = find_tenant
 
 
 class NullJob:

@@ -9,7 +9,9 @@ program runs unchanged as `__main__`, with `sys.argv` and the variables of its j
 Tenants are built one after another, up to their barrier, because libraries are configured for the whole process, and
 because CUDA refuses some calls of other threads while a graph is captured. After the barrier, they run at the same
 time. A tenant that fails ends as a job that fails. If it took the GPU's context with it, every tenant reports this
-error. This module uses only the standard library of Python 3.8 or newer.
+error. Threads that a tenant starts belong to it, also those that they start: a thread inherits the signal mask of the
+thread that started it (pthread_create(3)), and each tenant blocks a real-time signal of its own, which nobody sends.
+This module uses only the standard library of Python 3.8 or newer.
 """
 
 # ruff: noqa: PTH120, PTH123
@@ -17,9 +19,9 @@ error. This module uses only the standard library of Python 3.8 or newer.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Any
+
+
+_MARKS = range(signal.SIGRTMAX, signal.SIGRTMIN, -1)  # signals that mark the threads of each tenant
 
 
 class UnsupportedError(Exception):
@@ -126,6 +131,8 @@ class Host:
     def run(self, make_place: Callable[[int], Place]) -> None:
         """Build the tenants in turn, and wait for the end of all; `make_place` gets their number."""
         sys.stdout, sys.stderr = self.stdout, self.stderr
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _MARKS)
+        client.host_tenants(self._find_tenant)
         self._tenants[0].__enter__()  # so that this process ends with the orchestrator, also while the place is made
         try:
             self.place = make_place(self.num_tenants)
@@ -160,17 +167,20 @@ class Host:
         for tenant in tenants:  # at the first of these messages, the orchestrator ends the process
             tenant.say_bye()
 
+    def _find_tenant(self) -> Tenant | None:
+        position = find_position()
+        return None if position is None else self._tenants[position]
+
     def _run_tenant(self, tenant: Tenant, spec: dict[str, Any]) -> None:
-        client.set_job_of_thread(tenant)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [_MARKS[tenant.position]])
         try:
-            with contextlib.ExitStack() as stack:
-                for stream, name in ((self.stdout, "stdout"), (self.stderr, "stderr")):
-                    file = stack.enter_context(open(spec[name], "a", buffering=1, encoding="utf-8"))
-                    stack.callback(stream.set_file, None)
-                    stream.set_file(file)
-                with self.place.enter(tenant.position):
-                    self._execute(tenant, spec["argv"][0])
+            self.stdout.open_file(tenant.position, spec["stdout"])
+            self.stderr.open_file(tenant.position, spec["stderr"])
+            with self.place.enter(tenant.position):
+                self._execute(tenant, spec["argv"][0])
         finally:
+            self.stdout.flush()
+            self.stderr.flush()
             tenant.is_built.set()
 
     def _execute(self, tenant: Tenant, script: str) -> None:
@@ -196,26 +206,36 @@ def run_script(script: str) -> None:
         exec(compile(file.read(), script, "exec"), module.__dict__)  # noqa: S102  the program of the job
 
 
+def find_position() -> int | None:
+    """Return the position of the tenant that this thread belongs to; `None`: the thread is the process's.
+
+    A thread that Python did not start may work for all tenants, as torch's threads for backward passes do.
+    """
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    positions = [position for position, mark in enumerate(_MARKS) if mark in blocked]
+    is_foreign = threading.current_thread().name.startswith("Dummy-")
+    return positions[0] if len(positions) == 1 and not is_foreign else None
+
+
 class SplitOutput:
     """A text stream that writes to the file of the current thread's tenant, or else to the process's stream."""
 
     def __init__(self, stream: Any) -> None:
-        self._stream, self._of_thread = stream, threading.local()
+        self._stream = stream
+        self._files: dict[int | None, Any] = {}
 
-    def set_file(self, file: Any) -> None:
-        """Set the file of the current thread; `None`: the process's stream."""
-        self._of_thread.file = file
+    def open_file(self, position: int, path: str) -> None:
+        """Open the file of a tenant; it stays open, because threads of the tenant may outlive its program."""
+        self._files[position] = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(getattr(self._of_thread, "file", None) or self._stream, name)
+        return getattr(self._files.get(find_position(), self._stream), name)
 
 
 def run_tenants(make_place: Callable[[dict[str, Any], int], Place]) -> None:
     """Run the tenants of the file on the command line; `make_place` gets the options and the number of tenants."""
     with open(sys.argv[1], encoding="utf-8") as file:
         spec = json.load(file)
-    for stream in (sys.stdout, sys.stderr):  # the first tenant appends to the same files
-        fcntl.fcntl(stream.fileno(), fcntl.F_SETFL, fcntl.fcntl(stream.fileno(), fcntl.F_GETFL) | os.O_APPEND)
     Host(spec["tenants"]).run(lambda number: make_place(spec["options"], number))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

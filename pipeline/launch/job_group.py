@@ -304,19 +304,21 @@ class JobGroup:
         """Start the process of the jobs at these positions: of one job, or of all jobs of a host program."""
         prepared = [self._prepare(position) for position in members]
         states, first = [self.states[position] for position in members], self._starts[members[0]]
-        argv, environ = prepared[0].argv, prepared[0].environ
+        argv, environ, printed = prepared[0].argv, prepared[0].environ, states[0].folder
         if first.slot.host is not None:
             file = self._files.scratch / f"tenants-{states[0].job.index}.json"
             self._host_files.append(file)
             environ = host_start.write_file(file, first.slot.host, prepared)
             argv = [first.slot.host.script, str(file)]
+            printed = self._files.folder / layout.host_path(states[0].job.index)
+            printed.mkdir(parents=True)
             for state in states:
-                state.host_folder = states[0].folder
+                state.host_folder = printed
         cpus = share_cpus(members[0], len(self.states)) if self._pin_cpus else []
-        folder = states[0].folder / layout.OUTPUT if states[0].job.workload.is_in_own_folder else None
+        folder = states[0].folder / layout.OUTPUT if states[0].job.workload.is_in_own_folder else Path.cwd()
         oom_kills, at_ns = cgroup.count_oom_kills(), time.monotonic_ns()
         try:
-            process = first.starter.start(argv, environ, prepared[0].stdout, prepared[0].stderr, cpus, folder)
+            process = first.starter.start(argv, environ, printed / layout.STDOUT, printed / layout.STDERR, cpus, folder)
         except LaunchError as error:
             raise LaunchError(f"job {states[0].job.name}: {error}") from error
         for state in states:

@@ -9,6 +9,7 @@ import dataclasses
 import os
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 from pipeline.base.domain import layout
 from pipeline.base.domain.records import Group, Result
@@ -18,6 +19,7 @@ from pipeline.launch.job_state import Ending, JobState
 from pipeline.observe import causes, output_lines
 from pipeline.observe.causes import Cause
 from pipeline.observe.group_result import GroupResult, JobResult
+from pipeline.observe.output_lines import Line
 
 _TAIL_LINES, _MAX_LENGTH = 20, 300
 # Errors of the runners of programs that do not use the job protocol; their cause is only in the output.
@@ -154,10 +156,17 @@ def read_error_output(state: JobState, ending: Ending) -> tuple[str, ...]:
     """Return the last informative lines of a job's stderr; none unless it ended `failed`, `oom` or `timeout`."""
     if ending.result not in (Result.FAILED, Result.OOM, Result.TIMEOUT):
         return ()
-    lines = [line for line in output_lines.read_end(state.folder / layout.STDERR) if not line.is_blank]
+    lines, source = _read_lines(state.folder), ""
+    if not lines and state.host_folder is not None:
+        lines, source = _read_lines(state.host_folder), "process of all jobs: "
     telling = [line for line in lines if line.is_telling] or lines
-    shown = "\n".join(f"{line.source} {line.text}" if line.source else line.text for line in telling[-_TAIL_LINES:])
+    texts = [f"{line.source} {line.text}" if line.source else line.text for line in telling[-_TAIL_LINES:]]
+    shown = "\n".join(f"{source}{text}" for text in texts)
     return tuple(line[:_MAX_LENGTH] for line in secrets.mask_text(shown, _collect_secrets(state)).split("\n") if line)
+
+
+def _read_lines(folder: Path) -> list[Line]:
+    return [line for line in output_lines.read_end(folder / layout.STDERR) if not line.is_blank]
 
 
 def _collect_secrets(state: JobState) -> frozenset[str]:

@@ -6,12 +6,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.base.domain import layout, work_units
 from pipeline.base.domain.records import Group, Result
 from pipeline.base.domain.running_group import RunningGroup
+from pipeline.base.system.paths import shorten_path
 from pipeline.base.system.words import format_duration, say
 from pipeline.observe.fields import Fields
 from pipeline.observe.group_result import GroupResult
@@ -123,9 +123,7 @@ class _Drawer:
 def _describe_logs(group: Group, running: RunningGroup) -> str:
     if not any(job.workload.ends_by_itself for job in group.jobs):
         return ""
-    folder = running.folder / layout.JOBS
-    shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-    return f"output: {shown}/*/{layout.STDOUT}, {layout.STDERR}"
+    return f"output: {shorten_path(running.folder / layout.JOBS)}/*/{layout.STDOUT}, {layout.STDERR}"
 
 
 def make_view(progress: Progress) -> PlainView:

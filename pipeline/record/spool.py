@@ -129,14 +129,17 @@ class Spool:
         try:
             yield from self._open_run(group, folder)
         except OSError as error:
-            raise TrackingError(
-                f"could not write the record of {group.name} in {folder}: {error}; "
-                "check the free space and permissions of tracking.root"
-            ) from error
+            fault = f"could not write the record of {group.name} in {folder}: {error}"
+            remedy = "check the free space and permissions of tracking.root"
+            if not self.root.is_dir():
+                fault = f"{self.root}, with the results of this study, was removed while {group.name} ran"
+                remedy = "set tracking.root to a folder that no job removes"
+            raise TrackingError(f"{fault}; {remedy}") from error
         self._sender.send(folder)
 
     def _open_run(self, group: Group, folder: Path) -> Iterator[SpoolRun]:
-        (folder / layout.ARTIFACTS).mkdir(parents=True)
+        folder.mkdir()  # in the folder of the study, unless it was removed
+        (folder / layout.ARTIFACTS).mkdir()
         lock = locks.open_file(folder / layout.LOCK)
         sink = SampleLog(folder / layout.SAMPLES)
         record = _make_record(group, self.study, self._facts, self._interpreters, self._origins)
@@ -324,8 +327,8 @@ def _make_window_params(window: Window) -> dict[str, str]:
 
 
 def _read_source(script: Path) -> str | None:
-    """Read a user's script; `None` for compiled programs and for scripts of this project, which its commit contains."""
-    if script.is_relative_to(PROJECT_DIR) or not script.is_absolute():
+    """Read a user's script; `None` for compiled and removed programs, and for those that this project's commit has."""
+    if script.is_relative_to(PROJECT_DIR) or not script.is_absolute() or not script.is_file():
         return None
     content = script.read_bytes()
     return None if b"\0" in content else content.decode(errors="replace")

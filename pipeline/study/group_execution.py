@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import resource
 import time
 import traceback
@@ -28,7 +29,7 @@ from pipeline.base.domain.running_group import RunningGroup
 from pipeline.base.domain.tags import Tag, listener_tag
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system import factory, host_info, interrupts, words
-from pipeline.base.system.errors import CollocationError, ListenerError, NoSensorError
+from pipeline.base.system.errors import CollocationError, LaunchError, ListenerError, NoSensorError
 from pipeline.base.system.factory import Spec
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.paths import PROJECT_DIR
@@ -78,6 +79,7 @@ class StudyResources:
         idle_power: power of the devices without work, as far as measured.
         outputs: device and inode of each file to which the orchestrator writes its messages.
         own_files: files and folders that the orchestrator, not a job, changes during a group; without the store.
+        working_folder: working directory of the study and of its jobs, which they may remove.
         slices_s: length of the slices of each launch that ran, by the key of its first group.
         warned: warnings that were printed and apply to every group.
     """
@@ -90,6 +92,7 @@ class StudyResources:
     rehearsal: Rehearsal | None = None
     outputs: Collection[tuple[int, int]] = ()
     own_files: Collection[Path] = ()
+    working_folder: Path = field(default_factory=Path.cwd)
     idle_power: IdlePower = field(default_factory=IdlePower)
     slices_s: dict[str, float] = field(default_factory=dict)
     warned: set[str] = field(default_factory=set)
@@ -246,7 +249,7 @@ class GroupExecution:
         if not began or not (is_shared or any(workload.rate.metric is not None for workload in workloads)):
             return None
         try:
-            folder = Path.cwd()
+            folder = self.resources.working_folder
             locks = Path(self.group.gpu.lock_dir).resolve().glob(f"{layout.SHARED_PREFIX}*")
             own_files = {*locks, self.resources.spool.root, *self.resources.own_files}
             clock, outputs = self.clock.record, self.resources.outputs
@@ -271,6 +274,7 @@ class GroupExecution:
     def _set_up_and_run(self, stack: UndoStack) -> None:
         group = self.group
         self.phases.begin(phases.SETUP)
+        self._refuse_missing_files(group.jobs)
         self.unchecked = lease.refuse_strangers(group.device, group.gpu.tolerate)
         self.resources.idle_power.measure_idle(group, self.record.folder, self.record.sink, self.phases)
         self.phases.begin(phases.SETUP)
@@ -300,6 +304,7 @@ class GroupExecution:
         stack.enter_context(self.resources.show_group(group, running_group))
         for jobs in [[job] for job in group.jobs] if group.sequential else [group.jobs]:
             self.phases.begin(phases.LAUNCH)
+            self._refuse_missing_files(jobs)
             starts = [self._start(job, slots.slots[job.index], profiler) for job in jobs]
             files = GroupFiles(folder=self.record.folder, scratch=self.record.scratch, mark=self.record.spool_id)
             with UndoStack() as processes:
@@ -349,6 +354,18 @@ class GroupExecution:
         interleaving.measure()
         self.resources.slices_s[group.key] = interleaving.window.slice_s
 
+    def _refuse_missing_files(self, jobs: Sequence[Job]) -> None:
+        """Raise `LaunchError` if the working directory or a script was removed; enter a directory made anew."""
+        for job in jobs:
+            folder, script = self.resources.working_folder, Path(job.workload.script)
+            try:
+                os.chdir(folder)
+            except OSError as error:
+                if not job.workload.is_in_own_folder:
+                    raise LaunchError(f"job {job.name} cannot start in {folder}: {error.strerror}") from error
+            if script.is_absolute() and not script.exists():
+                raise LaunchError(f"job {job.name}: {script} was removed during the study; restore it")
+
     def _start(self, job: Job, slot: Slot, profiler: Profiler) -> JobStart:
         if self.group.device.is_simulated:  # hides all real GPUs from CUDA
             slot = dataclasses.replace(slot, visible_devices="")
@@ -361,13 +378,10 @@ class GroupExecution:
         # A profiler or a container must start the program itself.
         prefix = profiler.prefix(folder)
         if container is not None:
-            program_folders: list[Path | str] = [
-                PROJECT_DIR,
-                *job.workload.module_path,
-                Path(job.workload.script).parent,
-            ]
-            folders = [self.record.scratch, folder, Path.cwd(), *(Path(place).absolute() for place in program_folders)]
-            prefix += container.spell(folders, folder / layout.OUTPUT if job.workload.is_in_own_folder else Path.cwd())
+            study = self.resources.working_folder
+            programs = [str(PROJECT_DIR), *job.workload.module_path, str(Path(job.workload.script).parent)]
+            folders = [self.record.scratch, folder, study, *(study / program for program in programs)]
+            prefix += container.spell(folders, folder / layout.OUTPUT if job.workload.is_in_own_folder else study)
         wrapper = profiler.name if container is None else container.program
         return JobStart(job=job, slot=slot, starter=Spawner(interpreter, prefix), wrapper=wrapper)
 

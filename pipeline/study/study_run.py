@@ -19,7 +19,7 @@ from pipeline.base.domain.tags import Tag
 from pipeline.base.system import entry_points, host_info, interrupts, words
 from pipeline.base.system.errors import TrackingError
 from pipeline.base.system.interrupts import Interrupted, UndoStack
-from pipeline.base.system.paths import expand_path
+from pipeline.base.system.paths import expand_path, shorten_path
 from pipeline.base.system.words import format_count, format_duration
 from pipeline.launch.window_length import SLICES_S
 from pipeline.observe import failures, phases
@@ -55,7 +55,7 @@ class StudyRun:
 
     def __init__(self, request: StudyRequest, inventory: Inventory, plan: Plan, *, waited_s: float) -> None:
         assert request.sender is not None
-        self.waited_s = waited_s
+        self.waited_s, self.folder = waited_s, Path.cwd()  # jobs may remove the folder
         self.request, self.inventory, self.plan = request, inventory, plan
         self.config, self.sender, self.root = request.config, request.sender, request.root
         self.comparison = Comparison()
@@ -223,6 +223,7 @@ class StudyRun:
                 rehearsal=self.request.simulated,
                 outputs=self.request.invocation.outputs,
                 own_files=self._list_own_files(),
+                working_folder=self.folder,
                 slices_s=self._list_slice_lengths(),
             )
             begin_s, limit_s = time.monotonic() - self.waited_s, self.config.time_limit_s
@@ -349,9 +350,7 @@ class StudyRun:
 
     def _error_log(self, row: GroupResult, index: int) -> str:
         where = self.spool.locate_job(row, index)
-        if isinstance(where, Path) and where.is_relative_to(Path.cwd()):
-            where = where.relative_to(Path.cwd())
-        return f"{where}/{layout.STDERR}"
+        return f"{shorten_path(where) if isinstance(where, Path) else where}/{layout.STDERR}"
 
     def _say_how_to_resume(self) -> None:
         num_missing = len(self.plan.groups) - len(self.rows)
@@ -366,6 +365,8 @@ class StudyRun:
             # A launcher prints its own command.
             how = "" if invocation.has_launcher else f"; to run {them}: {invocation.masked_resume_command}"
             words.say(f"{all_groups}: {', '.join(parts)}{how}")
+            if not self.folder.is_dir():
+                words.say(f"the working folder {self.folder} was removed during the study; make it again first")
 
     def _say_where_time_went(self, elapsed_s: float, known: Sequence[GroupResult]) -> None:
         ran = [row.metrics for row in self.rows[len(known) :]]

@@ -28,6 +28,7 @@ from tests.attack import (
     leaks,
     limits,
     machines,
+    rates,
     servers,
     together,
     truth,
@@ -47,6 +48,7 @@ ATTACKS: dict[str, tuple[float, Callable[[Bench, Random], Outcome]]] = {
     "leaks": (15, leaks.attack),
     "limits": (15, limits.attack),
     "machines": (40, machines.attack),
+    "rates": (40, rates.attack),
     "servers": (40, servers.attack),
     "together": (30, together.attack),
     "truth": (15, truth.attack),
@@ -55,6 +57,8 @@ ATTACKS: dict[str, tuple[float, Callable[[Bench, Random], Outcome]]] = {
 """Each is chosen as often as the others, but none begins with fewer seconds left than it takes."""
 _POSSIBLE = {"disks": disks.own_mounts, "machines": container.is_possible}
 """What needs rights that not every user has, and whether this one has them."""
+_MOST_MARKED, _LEAST_ROWS = 0.05, 20
+"""The share of rows of steady programs that may have a mark, and the rows that show it."""
 _CUT_S = 5.0
 """In which the attacks end whose programs were killed."""
 
@@ -67,6 +71,7 @@ class Tally:
         self._tried: Counter[str] = Counter()
         self._begin_s = time.monotonic()
         self.num_attacks = self.num_kills = self.num_inputs = self.num_figures = self.num_failed = self.num_cut = 0
+        self.num_steady, self._marks = 0, list[str]()
 
     def add(self, name: str, number: int, outcome: Outcome) -> None:
         with self._lock:
@@ -75,15 +80,27 @@ class Tally:
             self.num_kills += outcome.num_kills
             self.num_inputs += outcome.num_inputs
             self.num_figures += outcome.num_figures
+            self.num_steady += outcome.num_steady
+            self._marks += outcome.marks
             if outcome.problems:
                 self.num_failed += 1
                 repeat = f"python -m tests.attack --only {name} --seed {number} --most 1"
                 print(f"{outcome.what} ({repeat})", *(f"    {problem}" for problem in outcome.problems), sep="\n")
                 sys.stdout.flush()
 
+    @property
+    def has_idle_marks(self) -> bool:
+        """Whether rows are marked that should have none."""
+        return self.num_steady >= _LEAST_ROWS and len(self._marks) > _MOST_MARKED * self.num_steady
+
     def print_summary(self) -> None:
         for what, times in sorted(self._tried.items()):
             print(f"{times:6}  {what}")
+        print(
+            f"{len(self._marks)} of {self.num_steady} rows of steady programs have a mark", *self._marks, sep="\n    "
+        )
+        if self.has_idle_marks:
+            print(f"    these are more than {100 * _MOST_MARKED:g} %")
         if self.num_cut:
             print(f"{self.num_cut:6}  not judged, as the time was over")
         print(
@@ -164,7 +181,7 @@ def main(arguments: Sequence[str]) -> int:
         forks.run("-c", "")  # starts the process that all others are forked from
         attacks.run(folder, options.beside)
     attacks.tally.print_summary()
-    return int(attacks.tally.num_failed > 0)
+    return int(attacks.tally.num_failed > 0 or attacks.tally.has_idle_marks)
 
 
 if __name__ == "__main__":

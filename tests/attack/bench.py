@@ -60,6 +60,7 @@ class Outcome:
         num_kills: signals that reached a living process, without those that stop it for a while.
         num_inputs: command lines, files and environments that were made up.
         num_figures: figures without a mark that were held against the truth.
+        num_steady, marks: rows of programs that give no reason for a mark, and the marks of such rows.
     """
 
     what: str
@@ -67,6 +68,8 @@ class Outcome:
     num_kills: int = 0
     num_inputs: int = 0
     num_figures: int = 0
+    num_steady: int = 0
+    marks: list[str] = field(default_factory=list)
 
 
 def name_of(signum: int) -> str:

@@ -213,6 +213,27 @@ def test_a_trial_that_hangs_ends_with_its_orchestrator(tmp_path: Path) -> None:
         wait_until(lambda: not processes.list_marked(mark))
 
 
+@pytest.mark.smoke
+def test_threads_belong_to_the_job_that_started_them(run: Run, tmp_path: Path) -> None:
+    row = run("well", "starts_threads", "starts_threads")
+    assert row.result is Result.OK, row.reason
+    kinds = ("thread", "nested thread", "thread of a pool", "timer")
+    for index in (1, 2):
+        folder = tmp_path / "group" / layout.job_path(index)
+        assert (folder / layout.STDOUT).read_text().splitlines() == [f"{kind} of job {index}" for kind in kinds]
+        assert "ZeroDivisionError" in (folder / layout.STDERR).read_text()
+    first = tmp_path / "group" / layout.job_path(0)
+    assert (first / layout.STDOUT).read_text() == (first / layout.STDERR).read_text() == ""
+    of_process = (tmp_path / "group" / layout.host_path(0) / layout.STDOUT).read_text().splitlines()
+    assert sorted(line.partition(":")[0] for line in of_process) == ["nobody's, of job 1", "nobody's, of job 2"]
+    assert all("attach() in a thread of no job" in line for line in of_process)
+
+
+def test_output_of_a_process_is_not_said_to_be_a_jobs(run: Run) -> None:
+    row = run("well", "well", host=on_trial("is_unknown"))
+    assert all(line.startswith("process of all jobs: ") for job in row.jobs for line in job.error_output)
+
+
 def test_each_tenant_is_held_and_goes_on(tmp_path: Path, scratch: Path) -> None:
     slot = Slot(visible_devices="", host=THREADS)
     jobs = make_jobs("can_be_held", "can_be_held", "can_be_held")

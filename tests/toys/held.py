@@ -11,3 +11,6 @@ class HeldToy:
 
     def explain_own_launch(self) -> str:
         return ""
+
+    def explain_own_process(self) -> str:
+        return ""

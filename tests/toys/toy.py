@@ -1,11 +1,14 @@
 """A job that does nothing but behave, or misbehave in the way that its first argument names."""
 
+import _thread
 import argparse
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -60,6 +63,8 @@ def main() -> None:  # noqa: C901  one line a manner
         job.ready()
         if manner == "waits":
             job.metric("waited_ms", waited_ms() - before_ms)
+        if manner == "starts_threads":
+            _print_in_threads(job)
         if manner == "raises":
             raise RuntimeError("something went wrong")
         if manner == "out_of_memory":
@@ -98,6 +103,38 @@ def _take_a_turn(job: client.NullJob) -> None:
             os._exit(0)
         time.sleep(0.1)
         job.metric("inside", 0)
+
+
+def _print_in_threads(job: client.NullJob) -> None:
+    """Print the index of the job in each kind of thread, and in one of nobody."""
+
+    def say(kind: str) -> None:
+        print(f"{kind} of job {client.attach().index}", flush=True)
+
+    def start(target, *arguments) -> None:
+        thread = threading.Thread(target=target, args=arguments)
+        thread.start()
+        thread.join()
+
+    start(say, "thread")
+    start(start, say, "nested thread")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(start, say, "thread of a pool").result()
+    timer = threading.Timer(0, say, ["timer"])
+    timer.start()
+    timer.join()
+    start(lambda: 1 / 0)
+    is_over = threading.Event()
+
+    def fail_to_attach() -> None:
+        try:
+            client.attach()
+        except RuntimeError as error:
+            sys.stdout.write(f"nobody's, of job {job.index}: {error}\n")
+        is_over.set()
+
+    _thread.start_new_thread(fail_to_attach, ())
+    is_over.wait()
 
 
 if __name__ == "__main__":

@@ -73,6 +73,11 @@ def job_path(index: int) -> str:
     return f"{JOBS}/{index}"
 
 
+def host_path(index: int) -> str:
+    """Return the folder of the output of the process that hosts a job and the jobs after it; as `job_path`."""
+    return f"{ARTIFACTS}/process-{index}"
+
+
 def make_stamp() -> str:
     """Return a part of a name that is unique to this start, even among starts within one second."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"

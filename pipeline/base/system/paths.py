@@ -44,6 +44,14 @@ def expand_path(key: str, text: str) -> Path:
     return path
 
 
+def shorten_path(path: Path) -> Path:
+    """Return the path relative to the working directory if it is below it; jobs may have removed that directory."""
+    try:
+        return path.relative_to(Path.cwd())
+    except (OSError, ValueError):
+        return path
+
+
 def is_file(path: Path) -> bool:
     """Return whether a regular file exists; `Path.is_file` may raise an error for a name that is too long."""
     try:

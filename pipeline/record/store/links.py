@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pipeline.base.domain.layout import DATABASE
 from pipeline.base.mlflow_internals import pages
+from pipeline.base.system.paths import shorten_path
 from pipeline.base.system.secrets import strip_logins
 
 _UI = "http://127.0.0.1:5000"
@@ -31,7 +32,7 @@ def _strip_login(server: str) -> str:
 
 def describe_local_ui(root: Path, experiment_id: str) -> str:
     """Return the command that starts the UI of a local store, and the page to open afterwards."""
-    return _spell_command(f"sqlite:///{_shorten_path((root / DATABASE).absolute())}", experiment_id)
+    return _spell_command(f"sqlite:///{shorten_path((root / DATABASE).absolute())}", experiment_id)
 
 
 def describe_ui(uri: str, experiment_id: str) -> str:
@@ -45,11 +46,7 @@ def describe_ui(uri: str, experiment_id: str) -> str:
 
 
 def _spell_command(backend: str, experiment_id: str) -> str:
-    program = "mlflow" if shutil.which("mlflow") else _shorten_path(Path(sys.executable).parent / "mlflow")
+    program = "mlflow" if shutil.which("mlflow") else shorten_path(Path(sys.executable).parent / "mlflow")
     # The default of four workers takes minutes to start on a small or busy machine.
     command = shlex.join([str(program), "ui", "--backend-store-uri", backend, "--workers", "1"])
     return f"{command}   then open {make_ui_link(_UI, experiment_id)}"
-
-
-def _shorten_path(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
