@@ -33,10 +33,7 @@ LEAST_GAPS, LONG_TIMES, LONG_SHARE = 2, 4, 0.1
 def compute_figures(
     kind: WindowKind, unit: str, log: Events, windows: Sequence[Window], holds: Sequence[Window] = ()
 ) -> dict[str, float]:
-    """Return the rate of the steps and the step times in the windows; none if a window has no complete step.
-
-    `holds` are the times for which the job was held; a step does not go on meanwhile.
-    """
+    """Return rate and times of the steps in the windows, without holds; none if a window has no complete step."""
     steps = log.steps
     if not steps.t_ns or log.started_ns is None:
         return {}

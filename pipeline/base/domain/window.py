@@ -53,9 +53,8 @@ class Window:
         if self.kind is WindowKind.STEADY:
             return f"{self.kind.value}, {self.length_text} after {self.begin_s:.12g} s"
         if self.kind is WindowKind.INTERLEAVED:
-            slices = (
-                f"{self.num_slices} x {self.slice_s:.12g} s" if self.slice_s else f"{self.seconds:.12g} s in slices"
-            )
+            slices = f"{self.num_slices} x {self.slice_s:.12g} s"
+            slices = slices if self.slice_s else f"{self.seconds:.12g} s in slices"
             return f"{self.kind.value}, {slices}, each after {self.settle_s:.12g} s"
         if self.kind is WindowKind.LOGGED:
             return self.kind.value
