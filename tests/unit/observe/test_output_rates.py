@@ -321,6 +321,10 @@ RATES = {
     "transformers": 137,
     "nanoGPT": 1000 / 563.15,
     "torchtitan": 3456,
+    "LAMMPS": 12.345 / 86400,
+    "NAMD": 1 / 0.0712 / 86400,
+    "AMBER": 167.97 / 86400,
+    "GROMACS": 167.966 / 86400,
 }
 
 
