@@ -146,7 +146,7 @@ class NvmlListener(PollingListener):
         }
         by_job = _sum_by_job(readings, jobs)
         if listed is not None and all(pid in before or find_job(pid, jobs) is not None for pid in listed):
-            by_job = {job: {"number of usedGpuMemory": 0} for job in jobs} | by_job
+            by_job = {job: {"number of usedGpuMemory": 0.0} for job in jobs} | by_job
         for job, sums in by_job.items():
             yield Sample(source=self.name, t_ns=t_ns, values=scale_readings(sums, self.fields), job=job)
 

@@ -53,10 +53,8 @@ class ScriptConfig(WorkloadConfig):
     def __post_init__(self) -> None:
         if not self.name:
             self.name = user_command.name_program(self.script, self.argument_words())
-        if not self.work_unit and self.samples is not None:
-            self.work_unit = work_units.SAMPLES
-        if not self.work_unit and (unit := self._metric_unit()) is not None:
-            self.work_unit = unit.work
+        unit = MetricUnit(work=work_units.SAMPLES) if self.samples is not None else self._metric_unit()
+        self.work_unit = self.work_unit or (unit.work if unit is not None else "")
 
     def program_options(self) -> dict[str, Any]:
         return {}  # `args` and `flags` hold its arguments
@@ -134,6 +132,6 @@ class ScriptConfig(WorkloadConfig):
             raise ValueError(f"metric_unit={self.metric_unit} is not a unit; {metric_unit.FORMS}")
         if self.work_unit and not unit.counts(self.work_unit):
             raise ValueError(
-                f"metric_unit={self.metric_unit} is the time of {work_units.format_unit(unit.work)}, not of "
+                f"metric_unit={self.metric_unit} counts {work_units.format_unit(unit.work)}, not "
                 f"{work_units.format_unit(self.work_unit)}; remove work_unit={self.work_unit}"
             )

@@ -72,7 +72,9 @@ def test_a_workload_is_launched_once_for_all_turns(run, client, tmp_path):
 def test_a_script_that_logs_its_rate_runs_once_for_all_turns(run, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     pattern = "workload.metric_pattern='throughput ([0-9.]+)'"
-    status, out, err = run("-m", pattern, *TURNS, "sizes.T.turn_s=0.6", *SHORT, "--", "train.py")
+    status, out, err = run(
+        "-m", pattern, "workload.work_unit=samples", *TURNS, "sizes.T.turn_s=0.6", *SHORT, "--", "train.py"
+    )
     assert status == 0, err + out
     check_effect(tmp_path / "mlruns", "train")
     status, out, err = run("-m", *TURNS, *SHORT, "--", "train.py")

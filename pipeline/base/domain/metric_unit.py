@@ -39,8 +39,9 @@ _NOUNS = dict(
 _SAME_WORK = (
     frozenset({"iterations", "steps", "batches"}),
     frozenset({"samples", "images", "sequences", "examples", "frames"}),
+    frozenset(_SPELLINGS),
 )
-"""Work units that are other words for each other: one turn of a program's loop, one input of a model."""
+"""Work units that stand for each other: one turn of a program's loop, one input of a model, simulated time."""
 
 _UNIT = re.compile(r"(?:(\w*?)(?:^|_)per_)?([^\W\d]\w*)")
 FORMS = "write k, M, G, T, per_min, per_h, per_day, or a unit such as s_per_step, ms_per_it or ns_per_day"
@@ -94,15 +95,14 @@ class MetricUnit:
         """
         if not (self.work or work_unit):
             raise UnreadableError("the number has no unit of work", _SAY_WORK)
-        is_simulated = self.work in _SPELLINGS
-        work_unit = work_unit or ("ns" if is_simulated else self.work)
-        if is_simulated and work_unit in _SPELLINGS:
-            ratio = _SPELLINGS[self.work][0] / _SPELLINGS[work_unit][0]
-            return dataclasses.replace(self, scale=self.scale * ratio ** (-1 if self.is_time else 1), work=work_unit)
+        work_unit = work_unit or ("ns" if self.work in _SPELLINGS else self.work)
         if not self.counts(work_unit):
             remedy = f"set workload.work_unit={self.work}, or let the pattern match {work_unit} only"
             raise UnreadableError(f"the number counts {self.work}, not {work_unit}", remedy)
-        return dataclasses.replace(self, work=work_unit)
+        if self.work not in _SPELLINGS:
+            return dataclasses.replace(self, work=work_unit)
+        ratio = _SPELLINGS[self.work][0] / _SPELLINGS[TIMES.get(work_unit, self.work)][0]
+        return dataclasses.replace(self, scale=self.scale * ratio ** (-1 if self.is_time else 1), work=work_unit)
 
 
 def relate(above: str, below: str, *, num: int = 1, work_unit: str = "") -> MetricUnit | None:

@@ -126,8 +126,8 @@ def _describe_doubts(rates: Rates) -> Iterator[str]:
     for words, number in rates.passed_over.items():
         unit = rate_text.read("", words, rates.work_unit, is_unit_given=True).unit
         if words not in rates.units and unit is not None and unit.work and unit.counts(rates.work_unit):
-            others = f"{words} instead of {next(iter(rates.units), rates.work_unit)}"
-            yield f"workload.metric_pattern misses {format_count(number, 'line')} with {others}"
+            change = f"{words} instead of {next(iter(rates.units), rates.work_unit)}"
+            yield f"workload.metric_pattern misses {format_count(number, 'line')} with {change}"
 
 
 def _read_mlflow(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -214,6 +214,8 @@ def test_a_number_without_a_unit_is_no_rate_of_samples(tmp_path, line):
         ("samples", "3 img/s", 3),
         ("us", "200 ns/day", 0.2 / 86400),
         ("ns", "0.2 us/day", 200 / 86400),
+        ("nanoseconds", "0.2 us/day", 200 / 86400),
+        ("us", "0.12 hours/ns", 0.2 / 86400),
         ("samples", "3 it/s", None),
         ("tokens", "3 samples/s", None),
         ("ns", "3 it/s", None),
@@ -321,6 +323,10 @@ RATES = {
     "transformers": 137,
     "nanoGPT": 1000 / 563.15,
     "torchtitan": 3456,
+    "LAMMPS": 12.345 / 86400,
+    "NAMD": 1 / 0.0712 / 86400,
+    "AMBER": 167.97 / 86400,
+    "GROMACS": 167.966 / 86400,
 }
 
 

@@ -50,6 +50,7 @@ def test_where_samples_per_second_come_from_decides_the_window(plan_script, give
         (["workload.samples=9"], "samples"),
         ([PATTERN, "workload.metric_unit=ms_per_step"], "steps"),
         ([PATTERN, "workload.metric_unit=per_day", "workload.work_unit=ns"], "ns"),
+        ([PATTERN, "workload.metric_unit=ns_per_day", "workload.work_unit=us"], "us"),
     ],
 )
 def test_nothing_is_called_samples_unless_the_user_says_so(plan_script, given, unit):
@@ -73,6 +74,7 @@ def test_what_a_script_is_measured_by_makes_another_group(plan_script):
         (["workload.metric=' '"], "metric is empty"),
         (["workload.metric=train/speed"], "the number has no unit of work; set workload.work_unit"),
         (["workload.metric=its_per_s", "workload.work_unit=samples"], "counts iterations, not samples"),
+        ([PATTERN, "workload.metric_unit=ms_per_step", "workload.work_unit=samples"], "counts steps, not samples"),
         (["workload.metric_pattern='(a'"], "not a regular expression"),
         (["workload.metric_pattern='a'"], "has 0 groups"),
         (["window.kind=LOGGED"], "window=work"),
