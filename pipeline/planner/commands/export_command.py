@@ -14,7 +14,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.importer import experiment_file
 from pipeline.planner import input_files
 from pipeline.planner.deployment import Plan
-from pipeline.planner.export import dra, dra_schema, experiment, kai, kubernetes, mig_parted, pods
+from pipeline.planner.export import dra, experiment, kai, kubernetes, mig_parted, pods
 from pipeline.planner.profile_table import SIMULATED
 from pipeline.planner.training import training_plan
 
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--time-slice",
-        choices=dra_schema.INTERVALS,
+        choices=dra.INTERVALS,
         help="dra: time slice of GPUs that several processes share without MPS (default Default)",
     )
     parser.add_argument("--queue", help=f"kai: queue of the pods (default {kai.QUEUE})")

@@ -16,10 +16,15 @@ import yaml
 from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner.deployment import Plan
-from pipeline.planner.export import dra_schema, pods
+from pipeline.planner.export import pods
 from pipeline.planner.export.pods import Container, PodSet
 
+INTERVALS = ("Default", "Short", "Medium", "Long")
+"""Lengths of a time slice that the driver offers."""
+
+_DRIVER = "gpu.nvidia.com"
 _CLAIM, _GPU = "gpu", "gpu"
+_TIME_SLICING = "TimeSlicing"
 
 
 def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str], interval: str | None) -> str:
@@ -31,11 +36,9 @@ def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str], inter
     manifests = []
     has_time_slices = False
     for pod_set in pods.list_pods(plan, pods.DRA, source):
-        template = _make_template(pod_set, name, interval or dra_schema.INTERVALS[0])
-        has_time_slices |= dra_schema.TIME_SLICING in str(template)
-        spec = _make_pod_spec(pod_set, images)
-        dra_schema.check_pod(spec, dra_schema.check_template(template, pod_set.label), pod_set.label)
-        manifests += [template, pods.make_deployment(pod_set, name, spec)]
+        template = _make_template(pod_set, name, interval or INTERVALS[0])
+        has_time_slices |= _TIME_SLICING in str(template)
+        manifests += [template, pods.make_deployment(pod_set, name, _make_pod_spec(pod_set, images))]
     if interval is not None and not has_time_slices:
         raise ConfigError(f"--time-slice {interval}: {source} has no GPU with time slices; remove the option")
     return yaml.safe_dump_all(manifests, sort_keys=False)
@@ -44,29 +47,29 @@ def text_of(plan: Plan, name: str, source: str, images: Mapping[str, str], inter
 def _make_template(pod_set: PodSet, plan: str, interval: str) -> dict[str, Any]:
     if pod_set.mode == "mig":
         requests = [
-            _make_request(_name_request(number), dra_schema.MIG_CLASS, pod_set.model, container.profile)
+            _make_request(_name_request(number), "mig.nvidia.com", pod_set.model, container.profile)
             for number, container in enumerate(pod_set.containers)
         ]
         configs = [
-            _make_config(dra_schema.MIG_CONFIG, _name_request(number), _share_by_mps([container]))
+            _make_config("MigDeviceConfig", _name_request(number), _share_by_mps([container]))
             for number, container in enumerate(pod_set.containers)
             if container.processes > 1 or container.share_pct is not None
         ]
     else:
-        requests = [_make_request(_GPU, dra_schema.GPU_CLASS, pod_set.model, None)]
+        requests = [_make_request(_GPU, "gpu.nvidia.com", pod_set.model, None)]
         configs = []
         if pod_set.mode == "mps":
-            configs = [_make_config(dra_schema.GPU_CONFIG, _GPU, _share_by_mps(pod_set.containers))]
+            configs = [_make_config("GpuConfig", _GPU, _share_by_mps(pod_set.containers))]
         elif sum(container.processes for container in pod_set.containers) > 1:
-            sharing = {"strategy": dra_schema.TIME_SLICING, "timeSlicingConfig": {"interval": interval}}
-            configs = [_make_config(dra_schema.GPU_CONFIG, _GPU, sharing)]
+            sharing = {"strategy": _TIME_SLICING, "timeSlicingConfig": {"interval": interval}}
+            configs = [_make_config("GpuConfig", _GPU, sharing)]
     devices: dict[str, Any] = {"requests": requests}
     if len(requests) > 1:
-        devices["constraints"] = [{"requests": [], "matchAttribute": dra_schema.SAME_GPU}]
+        devices["constraints"] = [{"requests": [], "matchAttribute": "gpu.nvidia.com/parentUUID"}]
     if configs:
         devices["config"] = configs
     return {
-        "apiVersion": dra_schema.API_VERSION,
+        "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",
         "metadata": {"name": pod_set.label, "labels": {"app.kubernetes.io/part-of": pods.make_label(plan)}},
         "spec": {"spec": {"devices": devices}},
@@ -74,7 +77,7 @@ def _make_template(pod_set: PodSet, plan: str, interval: str) -> dict[str, Any]:
 
 
 def _make_request(name: str, device_class: str, model: str, profile: str | None) -> dict[str, Any]:
-    attributes = f"device.attributes['{dra_schema.DRIVER}']"
+    attributes = f"device.attributes['{_DRIVER}']"
     # Profiles of several models have the same name, so that a request without the model could get another one.
     products = ", ".join(f"'{product}'" for product in mig_table.list_products(model))
     expression = f"{attributes}.productName in [{products}]"
@@ -95,12 +98,12 @@ def _share_by_mps(containers: Sequence[Container]) -> dict[str, Any]:
     """
     shares = [container.share_pct for container in containers]
     settings = {} if None in shares else {"defaultActiveThreadPercentage": math.ceil(max(filter(None, shares)))}
-    return {"strategy": dra_schema.MPS, "mpsConfig": settings}
+    return {"strategy": "MPS", "mpsConfig": settings}
 
 
 def _make_config(kind: str, request: str, sharing: dict[str, Any]) -> dict[str, Any]:
-    parameters = {"apiVersion": dra_schema.PARAMETERS_VERSION, "kind": kind, "sharing": sharing}
-    return {"requests": [request], "opaque": {"driver": dra_schema.DRIVER, "parameters": parameters}}
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind, "sharing": sharing}
+    return {"requests": [request], "opaque": {"driver": _DRIVER, "parameters": parameters}}
 
 
 def _make_pod_spec(pod_set: PodSet, images: Mapping[str, str]) -> dict[str, Any]:

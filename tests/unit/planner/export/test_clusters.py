@@ -12,7 +12,8 @@ import yaml
 
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner.deployment import Gpu, Plan
-from pipeline.planner.export import dra_schema, kai
+from pipeline.planner.export import kai
+from tests.support import dra_schema
 from tests.support.json_schema import violations
 from tests.unit.planner.export.test_export import H100, WHOLE, divided, export, instance, plan_of, schema
 
@@ -41,6 +42,9 @@ def exported(tmp_path: Path, capsys: Any, plan: Plan, kind: str, *options: str) 
     for manifest in manifests:
         if manifest["kind"] == "Deployment":
             assert [*violations(manifest, schema("kubernetes_deployment_v1"))] == []
+    for template, workload in zip(manifests[::2], manifests[1::2], strict=True) if kind == "dra" else ():
+        record = dra_schema.check_template(template, "template")
+        dra_schema.check_pod(workload["spec"]["template"]["spec"], record, "pod")
     return manifests
 
 

@@ -23,7 +23,6 @@ DRIVER = "gpu.nvidia.com"
 GPU_CLASS, MIG_CLASS = "gpu.nvidia.com", "mig.nvidia.com"
 GPU_CONFIG, MIG_CONFIG = "GpuConfig", "MigDeviceConfig"
 MPS, TIME_SLICING = "MPS", "TimeSlicing"
-INTERVALS = ("Default", "Short", "Medium", "Long")
 SAME_GPU = "gpu.nvidia.com/parentUUID"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _MOST_REQUESTS = 32  # of a claim, in resource.k8s.io/v1
