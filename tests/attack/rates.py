@@ -46,8 +46,7 @@ _SLICED = ("interleaved", "interleaved streams")
 PROGRAMS = (
     _Program("steps", "'--step-ms=10'", list(FORMS), is_steady=True),
     _Program("short pauses", "'--steps=20','--step-ms=5','--pause-s=0.02'", list(FORMS), is_steady=True),
-    _Program("pauses of 0.3 s", "'--steps=30','--step-ms=10','--pause-s=0.3'", ("steady", "streams", *_SLICED)),
-    _Program("pauses of 0.5 s", "'--steps=100','--step-ms=5','--pause-s=0.5'", ("steady", *_SLICED)),
+    _Program("pauses", "'--steps={steps}','--step-ms={ms}','--pause-s={pause_s}'", ("steady", "streams", *_SLICED)),
     _Program("work while held", "'--kind=threads'", ("streams", *_SLICED)),
     _Program("a service", "'--kind=requests'", ("steady", "streams", "turns"), is_steady=True),
     _Program("requests that come twice", "'--kind=requests','--times=2'", ("steady", "turns")),
@@ -59,8 +58,10 @@ def attack(bench: Bench, random: Random) -> Outcome:
     """Measure one program in one form, and hold its rows against the truth."""
     program, form = random.choice([(program, form) for program in PROGRAMS for form in program.forms])
     experiment = f"rates-{random.getrandbits(32):08x}-rehearsal"
+    pauses = {"steps": random.choice((10, 30, 100)), "ms": random.choice((5, 10))}
+    arguments = program.arguments.format(**pauses, pause_s=random.choice((0.05, 0.1, 0.3, 0.5)))
     unit = ["workload.work_unit=requests"] if "requests" in program.arguments else []
-    words = [*_COMMON, *unit, f"workload.args=[{program.arguments}]", *FORMS[form]]
+    words = [*_COMMON, *unit, f"workload.args=[{arguments}]", *FORMS[form]]
     words += [f"tracking.experiment={experiment}"]
     outcome = Outcome(f"{form}: {program.what}")
     outcome.problems += bench.end(bench.start(*words))
