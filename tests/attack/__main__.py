@@ -96,9 +96,9 @@ class Tally:
     def print_summary(self) -> None:
         for what, times in sorted(self._tried.items()):
             print(f"{times:6}  {what}")
-        print(
-            f"{len(self._marks)} of {self.num_steady} rows of steady programs have a mark", *self._marks, sep="\n    "
-        )
+        if self.num_steady:
+            marked = f"{len(self._marks)} of {self.num_steady} rows of steady programs have a mark"
+            print(marked, *self._marks, sep="\n    ")
         if self.has_idle_marks:
             print(f"    these are more than {100 * _MOST_MARKED:g} %")
         if self.num_cut:

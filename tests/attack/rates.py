@@ -31,7 +31,7 @@ class _Program:
 FORMS = {
     "steady": ["scenario=naive", "degree=2", *_WINDOW],
     "streams": ["scenario=streams", "degree=2", *_WINDOW],
-    "interleaved": ["-m", "scenario=naive", "degree=2,3", "window=interleaved", *_WINDOW[:1], "window.seconds=6"],
+    "interleaved": ["-m", "scenario=naive", "degree=1,2,3", "window=interleaved", *_WINDOW[:1], "window.seconds=4"],
     "interleaved streams": [
         *("-m", "scenario=streams", "degree=1,2", "window=interleaved", *_WINDOW[:1], "window.seconds=4")
     ],
