@@ -177,7 +177,7 @@ def test_the_listeners_of_the_project_run_on_it(state_file: StateFile, tmp_path:
     values = {(sample.source, sample.job): sample.values for sample in samples}
     assert values[("smi", None)] == {"memory_used_mib": 300.0}
     assert values[("nvml", None)] == {"memory_used_mib": 300.0}
-    assert values[("nvml", 0)] == {"process_memory_mib": 300.0}
+    assert values[("nvml", 0)] == {"process_memory_mib": 300.0, "gpu_num_processes": 1.0}
 
 
 def test_instances_are_made_listed_and_destroyed(smi: Smi, state_file: StateFile) -> None:
