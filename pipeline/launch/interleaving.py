@@ -23,6 +23,7 @@ FIRST_STEPS = 10
 """Steps of a job that are checked against the same job alone, and made at the number of jobs that it begins with."""
 _LONGEST_FIRST_S = 20.0
 _LOOK_S = 0.02
+_HOLD_TRIAL_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +60,9 @@ class Interleaving:
 
     def measure(self) -> None:
         """Let the jobs begin, measure all slices, and end the jobs; returns early if a job goes wrong."""
-        is_ready = self._begin() and self._choose_length()
-        if is_ready and all(self._measure_slice(number) for number in self._choose_order()):
+        # A slice without jobs shows a job that works on while it is held, also in a launch that never holds it later.
+        is_ready = self._begin() and self._choose_length() and self._measure_slice(0, _HOLD_TRIAL_S)
+        if is_ready and all(self._measure_slice(number, self.window.slice_s) for number in self._choose_order()):
             self._running.stop(self._running.states)
 
     def _begin(self) -> bool:
@@ -92,14 +94,14 @@ class Interleaving:
         rounds = range(self.window.num_slices)
         return [number for _ in rounds for number in self._random.sample(in_round, len(in_round))]
 
-    def _measure_slice(self, num_jobs: int) -> bool:
+    def _measure_slice(self, num_jobs: int, length_s: float) -> bool:
         """Hold and continue jobs so that `num_jobs` work, and measure; return whether all went well."""
         to_hold, self._working = self._working[num_jobs:], self._running.states[:num_jobs]
         if not self._running.hold(to_hold):
             return False
         self._running.resume(self._working)
         begin_ns = time.monotonic_ns() + int(self.window.settle_s * 1e9)
-        end_ns = begin_ns + int(self.window.slice_s * 1e9)
+        end_ns = begin_ns + int(length_s * 1e9)
         if not self._running.wait_until(end_ns):
             return False
         self.slices.append(Slice(num_jobs=num_jobs, begin_ns=begin_ns, end_ns=end_ns))

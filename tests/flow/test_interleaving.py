@@ -97,7 +97,7 @@ def read_steps_ns(running: JobGroup, index: int) -> list[int]:
 @pytest.mark.smoke
 def test_jobs_take_turns_and_each_number_of_jobs_has_a_row(measure: Measure) -> None:
     running, interleaving = measure("can_be_held", "can_be_held", "can_be_held")
-    assert Counter(part.num_jobs for part in interleaving.slices) == {1: 8, 2: 4, 3: 4}
+    assert Counter(part.num_jobs for part in interleaving.slices) == {0: 1, 1: 8, 2: 4, 3: 4}
     assert interleaving.jobs_at_first_steps == {0: 1, 1: 2, 2: 3}
     for index in range(3):
         steps_ns = read_steps_ns(running, index)
@@ -131,6 +131,12 @@ def test_a_job_that_cannot_be_held_runs_into_its_deadline(measure: Measure) -> N
     assert (row.result, row.reason) == (Result.TIMEOUT, "job 1-toy: was not held within limits.stop_s=1 s")
 
 
+def test_a_job_that_works_while_it_is_held_is_noticed_in_a_launch_of_its_own(measure: Measure) -> None:
+    row = judge(*measure("works_while_held"), 1)
+    assert row.result is Result.OK
+    assert "while held; make every step in the loop over job.until_stop()" in row.marks.invalid
+
+
 def test_a_job_that_ends_early_ends_the_launch(measure: Measure) -> None:
     running, _ = measure("can_be_held", "ends_early", "can_be_held")
     assert running.went_wrong
@@ -140,7 +146,7 @@ def test_the_speed_of_the_jobs_decides_the_length_of_slices_that_is_open(measure
     window = Window(kind=WindowKind.INTERLEAVED, seconds=1.0, settle_s=0.05)
     _, interleaving = measure("can_be_held", window=window)  # a step takes 5 ms or more
     assert interleaving.window.slice_s in (0.5, 1.0)
-    lengths_s = [(part.end_ns - part.begin_ns) / 1e9 for part in interleaving.slices]
+    lengths_s = [(part.end_ns - part.begin_ns) / 1e9 for part in interleaving.slices if part.num_jobs]
     assert lengths_s == [pytest.approx(interleaving.window.slice_s)] * interleaving.window.num_slices
 
 

@@ -73,6 +73,8 @@ def main() -> None:  # noqa: C901  one line a manner
             job.wrong("1 + 1 = 3")
         if manner == "silent_exit":
             os._exit(0)
+        if manner == "works_while_held":
+            threading.Thread(target=lambda: list(job.until_stop(iter(int, 1))), daemon=True).start()
         if manner == "no_steps":
             while not job.stopping:
                 time.sleep(0.01)
