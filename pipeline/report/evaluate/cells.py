@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.marks import merge_notes
-from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP, select_independent
+from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SPEEDUP, select_independent
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, SharingMode
 from pipeline.base.domain.window import WindowKind
@@ -18,6 +18,8 @@ from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate import quantities
 from pipeline.report.evaluate.metrics import (
     BEST_SOLO,
+    ENERGY_VS_ALONE,
+    ENERGY_VS_BEST_SOLO,
     EPOCH_TIME_VS_SOLO,
     MEAN_LATENCY,
     METRICS,
@@ -195,24 +197,40 @@ class Cell:
         return note + f"speed-up over the best step mode alone: {times_in_words(gain)}"
 
     def has_drifting_baseline(self, name: str) -> bool:
-        """Return whether a quantity is a speed-up or slowdown over a baseline that drifts (`is_drifting`)."""
-        by_block = self.values.get(name, {})
-        if name in (SLOWDOWN, EPOCH_TIME_VS_SOLO):
-            return self.is_drifting(invert(by_block))
+        """Return whether a quantity is relative to a baseline whose speed drifts (`is_drifting`)."""
         # A group that waits for the host drifts against a CUDA graph that does not.
-        return name in (SPEEDUP, BEST_SOLO) and self.is_drifting(by_block, is_symmetric=name == BEST_SOLO)
+        is_over_best = name in (BEST_SOLO, ENERGY_VS_BEST_SOLO)
+        return self.is_drifting(self.compare_speeds(name), is_symmetric=is_over_best)
+
+    def compare_speeds(self, name: str) -> Mapping[int, float]:
+        """Return the speed over that of the baseline of a quantity, by block; empty for an absolute quantity."""
+        if name in (BEST_SOLO, ENERGY_VS_BEST_SOLO):
+            return self.values.get(BEST_SOLO, {})
+        if name in (MEAN_SLOWDOWN, P99_SLOWDOWN) or (name == ENERGY_VS_ALONE and self.num_given):
+            return invert(self.values.get(MEAN_SLOWDOWN, {}))  # a percentile scatters more than the host
+        if name in (SPEEDUP, ENERGY_VS_ALONE):
+            return self.values.get(SPEEDUP, {})
+        is_slowdown = name.startswith("slowdown_") or name == EPOCH_TIME_VS_SOLO
+        return invert(self.values.get(name, {})) if is_slowdown else {}
+
+    @property
+    def speeds(self) -> Mapping[int, float]:
+        """The speed by block, which follows the host if the jobs wait for it; of services, the inverse latency."""
+        if self.num_given:
+            return {} if self.case.is_mix else invert(self.values.get(MEAN_LATENCY, {}))
+        return self.values.get(self.throughput, {})
 
     def is_drifting(self, ratios: Mapping[int, float], *, is_symmetric: bool = False) -> bool:
         """Return whether the baseline of ratios of speed drifts with the host, and the cell does not; or either does.
 
         GPUs are independent, so blocks of several GPUs never drift.
         """
-        rates = self.values.get(self.throughput, {})
-        blocks = ratios.keys() & rates.keys()
-        if self.num_given or not blocks or len(set(self.gpus.values())) > 1:
+        speeds = self.speeds
+        blocks = ratios.keys() & speeds.keys()
+        if not blocks or len(set(self.gpus.values())) > 1:
             return False
-        baselines = [rates[block] / ratios[block] for block in blocks]
-        return is_baseline_drifting([rates[block] for block in blocks], baselines, is_symmetric=is_symmetric)
+        baselines = [speeds[block] / ratios[block] for block in blocks]
+        return is_baseline_drifting([speeds[block] for block in blocks], baselines, is_symmetric=is_symmetric)
 
     @property
     def is_wholly_invalid(self) -> bool:
@@ -257,6 +275,15 @@ class Cell:
         """Estimate a quantity from its figures by block, such as ratios of this cell to another one."""
         values = list(by_block.values()) if scale is Scale.PEAK else select_independent(by_block, self.gpus)
         return estimate(values, scale, is_drifting=is_drifting)
+
+    def estimate_quantity(self, name: str, scale: Scale = Scale.POSITIVE) -> Estimate | None:
+        """Estimate a quantity as every table, sentence and rule shows it; `None` if no block has the quantity."""
+        values = self.values.get(name, {})
+        return self.estimate(values, scale, is_drifting=self.has_drifting_baseline(name)) if values else None
+
+    def estimate_speed_ratio(self, by_block: Mapping[int, float]) -> Estimate:
+        """Estimate the speed of this cell over that of another one, of which either may drift with the host."""
+        return self.estimate(by_block, is_drifting=self.is_drifting(by_block, is_symmetric=True))
 
     def estimate_inverse(self, name: str) -> Estimate | None:
         """Return the estimate of the inverse of a quantity; `None` if no block has the quantity."""
@@ -439,8 +466,6 @@ def _cell(
     for name in find_incomplete_percentiles(cell.values):
         del cell.values[name]
     for name, metric in _collect_metrics([cell]).items():
-        if name in cell.values:
-            cell.estimates[name] = cell.estimate(
-                cell.values[name], metric.scale, is_drifting=cell.has_drifting_baseline(name)
-            )
+        if (figure := cell.estimate_quantity(name, metric.scale)) is not None:
+            cell.estimates[name] = figure
     return cell

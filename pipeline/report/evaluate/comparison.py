@@ -339,7 +339,10 @@ def _test(change: CaseChange, name: str, gain: str, before: Cell, after: Cell) -
     sides = [_select(cell, name) for cell in (before, after)]
     # GPUs are independent, and count once each.
     is_single = [len(set(cell.gpus.values())) < 2 for cell in (before, after)]
-    waits = name != SPEEDUP and statistics.follows_host(sides)
+    # The energy of a short window scatters by itself, so the speed shows whether the jobs wait for the host.
+    speeds = [select_independent(cell.speeds, cell.gpus) if cell.speeds else [] for cell in (before, after)]
+    is_energy = change.quantity is Quantity.ENERGY and any(speeds)
+    waits = name != SPEEDUP and statistics.follows_host(speeds if is_energy else sides)
     drifting = [
         single and (waits or cell.has_drifting_baseline(name))
         for single, cell in zip(is_single, (before, after), strict=True)

@@ -12,7 +12,7 @@ from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import Cell, ratios, speed_ratios
-from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO
+from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO, MEAN_LATENCY
 from pipeline.report.evaluate.statistics import MIN_GPUS, Test, compare_pairs
 from pipeline.report.evaluate.stressor_effects import runs_stressor
 
@@ -74,7 +74,7 @@ def pair_cell(cell: Cell, members: Sequence[Cell]) -> list[Pair]:
     if not cell.is_compared:
         return [Pair(cell, SERIAL.label)]
     by_mode = {other.mode: other for other in members}
-    pairs = []
+    pairs: list[Pair] = []
     for quantity in Quantity:
         for reference in REFERENCES:
             other = by_mode.get(reference.label)
@@ -84,14 +84,18 @@ def pair_cell(cell: Cell, members: Sequence[Cell]) -> list[Pair]:
                 pairs.append(Pair(cell, reference.label, other, metric, by_block, quantity=quantity))
             if reference == SERIAL:
                 pairs += _pair_with_best_solo(cell, quantity)
-    return [pair._replace(test=_test(pair)) for pair in pairs if pair.ratios]
+    speeds = {pair.against: pair.ratios for pair in pairs if pair.quantity is Quantity.SPEED}
+    return [pair._replace(test=_test(pair, speeds.get(pair.against, {}))) for pair in pairs if pair.ratios]
 
 
-def _test(pair: Pair) -> Test:
-    is_drifting = pair.quantity is Quantity.SPEED and pair.cell.is_drifting(
-        pair.ratios, is_symmetric=pair.against != SERIAL.label
-    )
-    return compare_pairs(select_independent(pair.ratios, pair.cell.gpus), is_drifting=is_drifting)
+def _test(pair: Pair, speeds: Mapping[int, float]) -> Test:
+    """Test a pair; the ratios of its speed show whether a side drifts, for energy too, which scatters by itself."""
+    cell = pair.cell
+    if cell.num_given:  # the mean latency scatters less than a percentile
+        is_serial = pair.against == SERIAL.label or pair.other is None
+        speeds = cell.compare_speeds(MEAN_SLOWDOWN) if is_serial else ratios(pair.other, cell, MEAN_LATENCY)
+    is_drifting = cell.is_drifting(speeds, is_symmetric=pair.against != SERIAL.label)
+    return compare_pairs(select_independent(pair.ratios, cell.gpus), is_drifting=is_drifting)
 
 
 def _compare(cell: Cell, other: Cell | None, quantity: Quantity, *, is_serial: bool) -> tuple[Mapping[int, float], str]:
