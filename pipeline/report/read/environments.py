@@ -6,11 +6,10 @@ import dataclasses
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from pipeline.base.domain import layout
 from pipeline.base.domain.group_names import ENVIRONMENT
-from pipeline.base.domain.package_locks import compare_locks, parse_lock
+from pipeline.base.domain.package_locks import compare_locks, parse_lock, select_computing
 from pipeline.base.system.errors import CollocationError
 from pipeline.clean import temporary_folder
 from pipeline.record.store.run_artifacts import fetch
@@ -28,30 +27,36 @@ def name_environments(rows: Sequence[Row]) -> tuple[list[Row], tuple[str, ...]]:
 
     If all jobs have one environment, the rows are unchanged.
     """
-    jobs: dict[str, tuple[Row, JobRow]] = {}
-    for row in sorted(rows, key=lambda row: row.start_ms):
-        for job in row.jobs:
-            if digest := job.params.get(ENVIRONMENT):
-                jobs.setdefault(digest, (row, job))
+    jobs = _find_environments(sorted(rows, key=lambda row: row.start_ms))
     if len(jobs) < 2:
         return list(rows), ()
-    locks = {digest: _read_lock(row.store, job.run_id).splitlines() for digest, (row, job) in jobs.items()}
+    locks = {digest: read_lock(*holder).splitlines() for digest, holder in jobs.items()}
     names = _names(locks)
     return [_with_names(row, names) for row in rows], tuple(_differences(locks, names))
 
 
 def read_packages(rows: Sequence[Row]) -> dict[str, str]:
     """Return the packages of the jobs of rows by name, as in their locks; several versions are joined by `or`."""
-    jobs: dict[str, tuple[Row, JobRow]] = {}
-    for row in rows:
-        for job in row.jobs:
-            if digest := job.params.get(ENVIRONMENT):
-                jobs.setdefault(digest, (row, job))
     packages: dict[str, set[str]] = defaultdict(set)
-    for row, job in jobs.values():
-        for name, line in parse_lock(_read_lock(row.store, job.run_id).splitlines()).items():
+    for holder in _find_environments(rows).values():
+        for name, line in parse_lock(read_lock(*holder).splitlines()).items():
             packages[name].add(line)
     return {name: " or ".join(sorted(lines)) for name, lines in packages.items()}
+
+
+def read_computing_packages(rows: Sequence[Row]) -> dict[str, object]:
+    """Return the packages that compute of each environment, if there are several with a recorded lock."""
+    environments = _find_environments(rows)
+    if len(environments) < 2:
+        return {}
+    locks = {digest: read_lock(*holder) for digest, holder in environments.items()}
+    return {digest: select_computing(parse_lock(lock.splitlines())) for digest, lock in locks.items() if lock}
+
+
+def _find_environments(rows: Sequence[Row]) -> dict[str, tuple[Row, JobRow]]:
+    """Return the first job of each environment, by the digest of the environment."""
+    jobs = ((row, job) for row in reversed(rows) for job in reversed(row.jobs))
+    return {digest: (row, job) for row, job in jobs if (digest := job.params.get(ENVIRONMENT))}
 
 
 def _with_names(row: Row, names: Mapping[str, str]) -> Row:
@@ -88,11 +93,12 @@ def _differences(locks: Mapping[str, Sequence[str]], names: Mapping[str, str]) -
     return sentences
 
 
-def _read_lock(store: Path | str, run_id: str) -> str:
+def read_lock(row: Row, job: JobRow) -> str:
+    """Return the lock of a job's environment; empty if it cannot be read."""
     try:
         with temporary_folder.hold_scratch() as folder:
-            path = fetch(open_named(store), run_id, layout.ENVIRONMENT, folder)
+            path = fetch(open_named(row.store), job.run_id, layout.ENVIRONMENT, folder)
             return "" if path is None else path.read_text(encoding="utf-8", errors="replace")
     except (CollocationError, OSError) as error:
-        logger.warning("cannot read the environment of run %s: %s", run_id, error)
+        logger.warning("cannot read the environment of run %s: %s", job.run_id, error)
         return ""
