@@ -37,6 +37,7 @@ from pipeline.report.evaluate.statistics import (
     DRIFT_BLOCKS,
     Estimate,
     estimate,
+    follows_host,
     interval_in_words,
     is_baseline_drifting,
     times_in_words,
@@ -86,6 +87,7 @@ class Cell:
         values: figures by quantity and block, only of valid rows that ended `ok`.
         wrong_values: figures of rows with wrong results, which are shown but not ranked.
         gpus: UUID of the GPU, by block.
+        boots: boots of the hosts of all blocks.
         co_runners: the co-runners of the jobs, in words.
         multiprocessors: multiprocessors of the device, or of the GPU instance of the first job.
         unit: the work unit that all jobs have in common; empty if the jobs have different units.
@@ -118,6 +120,7 @@ class Cell:
     values: dict[str, dict[int, float]] = field(default_factory=dict)
     wrong_values: dict[str, dict[int, float]] = field(default_factory=dict)
     gpus: dict[int, str] = field(default_factory=dict)
+    boots: frozenset[str] = frozenset()
     estimates: dict[str, Estimate] = field(default_factory=dict)
     counted: dict[str, Metric] = field(default_factory=dict)
     sampled: dict[str, Metric] = field(default_factory=dict)
@@ -231,6 +234,24 @@ class Cell:
             return False
         baselines = [speeds[block] / ratios[block] for block in blocks]
         return is_baseline_drifting([speeds[block] for block in blocks], baselines, is_symmetric=is_symmetric)
+
+    @property
+    def has_several_hosts(self) -> bool:
+        """True if the blocks ran on several hosts, which differ in their GPUs and boots."""
+        return min(len(self.boots), len(set(self.gpus.values()))) > 1
+
+    def shares_host(self, other: Cell) -> bool:
+        """Return whether blocks of both cells ran on one host."""
+        return bool(self.boots & other.boots or set(self.gpus.values()) & set(other.gpus.values()))
+
+    @property
+    def depends_on_host(self) -> bool:
+        """True if speeds relative to serial hold for this host, because the baseline waits for it."""
+        speeds, by_gpu = self.speeds, defaultdict[str, list[float]](list)
+        for block, ratio in self.compare_speeds(MEAN_SLOWDOWN if self.num_given else SPEEDUP).items():
+            if block in speeds:
+                by_gpu[self.gpus.get(block, "")].append(speeds[block] / ratio)
+        return follows_host(by_gpu.values())
 
     @property
     def is_wholly_invalid(self) -> bool:
@@ -446,6 +467,7 @@ def _cell(
         settings=quantities.settings_without_co_runners(first),
         co_runners=first.co_runners,
         multiprocessors=next((number for row, _ in rows if (number := row.multiprocessors) is not None), None),
+        boots=frozenset(row.boot_id for row, _ in rows),
         is_simulated=any(row.is_simulated for row, _ in rows),
         is_derived=is_derived,
         best_solo=labels.step_modes_in_words(mode for row, _ in rows for mode in best_solos[row.run_id]),

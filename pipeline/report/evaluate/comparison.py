@@ -354,8 +354,12 @@ def _test(change: CaseChange, name: str, gain: str, before: Cell, after: Cell) -
         for place, values, single, number in zip(("before", "after"), sides, is_single, least, strict=True)
         if len(values) < number
     )
+    is_other_host = not before.shares_host(after)
+    if is_other_host and name in (SPEEDUP, ENERGY_VS_ALONE) and (before.depends_on_host or after.depends_on_host):
+        lacks = f"{METRICS[name].title} depends on the host, and the hosts differ"
     pair = _Pair(change, test, lacks=lacks)
-    if not any(drifting) or not gain or gain == name:
+    # A speed-up over a job that waits for the host holds for this host.
+    if is_other_host or not any(drifting) or not gain or gain == name:
         return pair
     gains = [_select(cell, gain) for cell in (before, after)]
     if any(len(values) < number for values, number in zip(gains, least, strict=True)):

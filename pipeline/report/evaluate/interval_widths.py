@@ -57,10 +57,10 @@ def measure_widths(cells: Sequence[Cell], goal: PrecisionGoal) -> list[IntervalW
 
 
 def _measure(cell: Cell, goal: PrecisionGoal) -> IntervalWidth:
-    share, is_drifting = goal.pct / 100, cell.has_drifting_baseline(SPEEDUP)
-    num_blocks, interval = cell.estimates[SPEEDUP].n, cell.estimates[SPEEDUP]
-    deviation = statistics.compare_pairs(select_independent(cell.values[SPEEDUP], cell.gpus)).deviation
-    half = statistics.half_width(interval) if num_blocks >= MIN_BLOCKS else None
+    values, share = select_independent(cell.values[SPEEDUP], cell.gpus), goal.pct / 100
+    is_drifting, interval = cell.has_drifting_baseline(SPEEDUP), cell.estimate_quantity(SPEEDUP)
+    num_blocks, deviation = len(values), statistics.compare_pairs(values).deviation
+    half = statistics.half_width(interval) if interval is not None and num_blocks >= MIN_BLOCKS else None
     is_reached = half is not None and half <= share
 
     def estimate_blocks(deviation: float) -> int | None:

@@ -22,6 +22,7 @@ BASELINES_NOTE = (
     "A speed-up over the best step mode alone (usually a CUDA graph) is a property of the GPU and the programs, if the "
     "jobs fill the GPU; a speed-up over serial eager jobs also depends on the host, which launches their kernels."
 )
+HOST_NOTE = "Figures over a serial job that waits for the host hold for this host."
 
 
 class Quantity(enum.StrEnum):
@@ -52,9 +53,18 @@ class Pair(NamedTuple):
         return len({self.cell.gpus.get(block) for block in self.ratios})
 
     @property
+    def holds_for(self) -> str:
+        """The hosts for which a speed or energy over serial holds, in words; empty for any other pair."""
+        if self.against != SERIAL.label or not self.cell.depends_on_host:
+            return ""
+        return "on these hosts" if self.cell.has_several_hosts else "on this host"
+
+    @property
     def is_enough(self) -> bool:
-        """True if the pair has enough blocks or GPUs for a verdict."""
-        return self.test is not None and self.test.ratio.n >= (MIN_BLOCKS if self.num_gpus == 1 else MIN_GPUS)
+        """True if the pair has enough blocks or GPUs for a verdict, and does not depend on several hosts."""
+        least = MIN_BLOCKS if self.num_gpus == 1 else MIN_GPUS
+        depends_on_hosts = bool(self.holds_for) and self.cell.has_several_hosts
+        return self.test is not None and self.test.ratio.n >= least and not depends_on_hosts
 
     @property
     def gain(self) -> float:
@@ -92,8 +102,8 @@ def _test(pair: Pair, speeds: Mapping[int, float]) -> Test:
     """Test a pair; the ratios of its speed show whether a side drifts, for energy too, which scatters by itself."""
     cell = pair.cell
     if cell.num_given:  # the mean latency scatters less than a percentile
-        is_serial = pair.against == SERIAL.label or pair.other is None
-        speeds = cell.compare_speeds(MEAN_SLOWDOWN) if is_serial else ratios(pair.other, cell, MEAN_LATENCY)
+        other = None if pair.against == SERIAL.label else pair.other
+        speeds = cell.compare_speeds(MEAN_SLOWDOWN) if other is None else ratios(other, cell, MEAN_LATENCY)
     is_drifting = cell.is_drifting(speeds, is_symmetric=pair.against != SERIAL.label)
     return compare_pairs(select_independent(pair.ratios, cell.gpus), is_drifting=is_drifting)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from pipeline.base.domain import layout
 from pipeline.base.domain.group_names import ENVIRONMENT
@@ -14,7 +15,7 @@ from pipeline.base.system.errors import CollocationError
 from pipeline.clean import temporary_folder
 from pipeline.record.store.run_artifacts import fetch
 from pipeline.record.store.store_access import open_named
-from pipeline.report.read.study_records import JobRow, Row
+from pipeline.report.read.study_records import Row
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ def name_environments(rows: Sequence[Row]) -> tuple[list[Row], tuple[str, ...]]:
     jobs = _find_environments(sorted(rows, key=lambda row: row.start_ms))
     if len(jobs) < 2:
         return list(rows), ()
-    locks = {digest: read_lock(*holder).splitlines() for digest, holder in jobs.items()}
+    locks = {digest: _read_lock(*holder).splitlines() for digest, holder in jobs.items()}
     names = _names(locks)
     return [_with_names(row, names) for row in rows], tuple(_differences(locks, names))
 
@@ -39,7 +40,7 @@ def read_packages(rows: Sequence[Row]) -> dict[str, str]:
     """Return the packages of the jobs of rows by name, as in their locks; several versions are joined by `or`."""
     packages: dict[str, set[str]] = defaultdict(set)
     for holder in _find_environments(rows).values():
-        for name, line in parse_lock(read_lock(*holder).splitlines()).items():
+        for name, line in parse_lock(_read_lock(*holder).splitlines()).items():
             packages[name].add(line)
     return {name: " or ".join(sorted(lines)) for name, lines in packages.items()}
 
@@ -49,14 +50,25 @@ def read_computing_packages(rows: Sequence[Row]) -> dict[str, object]:
     environments = _find_environments(rows)
     if len(environments) < 2:
         return {}
-    locks = {digest: read_lock(*holder) for digest, holder in environments.items()}
+    locks = {digest: _read_lock(*holder) for digest, holder in environments.items()}
     return {digest: select_computing(parse_lock(lock.splitlines())) for digest, lock in locks.items() if lock}
 
 
-def _find_environments(rows: Sequence[Row]) -> dict[str, tuple[Row, JobRow]]:
-    """Return the first job of each environment, by the digest of the environment."""
+def describe_equal(rows: Sequence[Row]) -> Iterator[str]:
+    """Describe the packages in which environments differ that count as one."""
+    first: dict[str, tuple[Path | str, str]] = {}
+    holders = {job.environment: (row, job) for row in reversed(rows) for job in row.jobs if job.environment}
+    for row, job in holders.values():
+        holder = (row.store, job.run_id)
+        if (other := first.setdefault(job.params[ENVIRONMENT], holder)) != holder:
+            differ = compare_locks(_read_lock(*other).splitlines(), _read_lock(*holder).splitlines())
+            yield f"Environments with equal packages for computing are pooled; {differ}."
+
+
+def _find_environments(rows: Sequence[Row]) -> dict[str, tuple[Path | str, str]]:
+    """Return the store and run of the first job of each environment, by the digest of the environment."""
     jobs = ((row, job) for row in reversed(rows) for job in reversed(row.jobs))
-    return {digest: (row, job) for row, job in jobs if (digest := job.params.get(ENVIRONMENT))}
+    return {digest: (row.store, job.run_id) for row, job in jobs if (digest := job.params.get(ENVIRONMENT))}
 
 
 def _with_names(row: Row, names: Mapping[str, str]) -> Row:
@@ -93,12 +105,11 @@ def _differences(locks: Mapping[str, Sequence[str]], names: Mapping[str, str]) -
     return sentences
 
 
-def read_lock(row: Row, job: JobRow) -> str:
-    """Return the lock of a job's environment; empty if it cannot be read."""
+def _read_lock(store: Path | str, run_id: str) -> str:
     try:
         with temporary_folder.hold_scratch() as folder:
-            path = fetch(open_named(row.store), job.run_id, layout.ENVIRONMENT, folder)
+            path = fetch(open_named(store), run_id, layout.ENVIRONMENT, folder)
             return "" if path is None else path.read_text(encoding="utf-8", errors="replace")
     except (CollocationError, OSError) as error:
-        logger.warning("cannot read the environment of run %s: %s", job.run_id, error)
+        logger.warning("cannot read the environment of run %s: %s", run_id, error)
         return ""

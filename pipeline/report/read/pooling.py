@@ -10,11 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.base.domain.group_names import ENVIRONMENT, list_program_params
-from pipeline.base.domain.package_locks import compare_locks
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.domain.work_units import GIVEN_RATE
 from pipeline.base.system.grouping import group_by
-from pipeline.report.read.environments import read_computing_packages, read_lock
+from pipeline.report.read.environments import describe_equal, read_computing_packages
 from pipeline.report.read.study_records import JobRow, Row
 
 _WINDOW, _SLICES = "window", "slices"
@@ -51,8 +50,8 @@ def pool_programs(stores: Sequence[Sequence[Row]]) -> list[list[Row]]:
     Older versions in a store keep their digest; `selection` leaves them out.
     """
     packages = read_computing_packages([row for rows in stores for row in rows])
-    newest: list[dict[object, JobRow]] = []
-    compared: dict[object, set[str]] = defaultdict(set)
+    newest: list[dict[str, JobRow]] = []
+    compared: dict[tuple[str, str], set[str]] = defaultdict(set)
     for rows in stores:
         jobs = [(row, job) for row in sorted(rows, key=lambda row: row.start_ms) for job in row.jobs]
         newest.append({_identify(job, packages): job for _, job in jobs})
@@ -66,7 +65,7 @@ def pool_programs(stores: Sequence[Sequence[Row]]) -> list[list[Row]]:
     ]
 
 
-def _identify(job: JobRow, packages: Mapping[str, object]) -> object:
+def _identify(job: JobRow, packages: Mapping[str, object]) -> str:
     params, environment = list_program_params(job.params), job.params.get(ENVIRONMENT, "")
     source = "" if params.get("script", "").startswith(_PROJECT_PROGRAMS) else job.program_digest or job.digest
     options = {key: job.params.get(key) for key in ("workload", "epochs", GIVEN_RATE)}
@@ -92,13 +91,8 @@ def describe_pooled(rows: Sequence[Row]) -> Iterator[str]:
     """Describe the slices, packages and versions of programs in which the rows of equal cases differ."""
     if slices := sorted({row.facts[_SLICES] for row in rows if _SLICES in row.facts}):
         yield f"Windows with different slices are pooled: {'; '.join(slices)}."
-    jobs = [(row, job) for row in rows for job in row.jobs]
-    for pairs in group_by(jobs, lambda pair: pair[1].params.get(ENVIRONMENT)).values():
-        holders = {job.environment: (row, job) for row, job in reversed(pairs)}
-        locks = [read_lock(*holder).splitlines() for holder in holders.values()] if len(holders) > 1 else []
-        for lock in locks[1:]:
-            yield f"Environments whose packages for computing are equal are pooled; {compare_locks(locks[0], lock)}."
-    for pairs in group_by(jobs, lambda pair: pair[1].digest).values():
-        versions = {job.program_digest for _, job in pairs}
+    yield from describe_equal(rows)
+    for jobs in group_by((job for row in rows for job in row.jobs), lambda job: job.digest).values():
+        versions = {job.program_digest for job in jobs}
         if len(versions) > 1:
-            yield f"{len(versions)} versions of {pairs[0][1].params['workload']} with equal options are pooled."
+            yield f"{len(versions)} versions of {jobs[0].params['workload']} with equal options are pooled."
