@@ -20,7 +20,7 @@ from pipeline.report.evaluate.verdicts import Decision, Verdict
 from pipeline.report.page import study_tables as report_tables
 from pipeline.report.page.table_format import Table, escape, to_csv, to_latex
 from pipeline.report.read.study_records import Row
-from tests.support.report_rows import collocation_study, copies, study
+from tests.support.report_rows import collocation_study, copies, params, study
 
 
 def judged(rows: list[Row]) -> list[Verdict]:
@@ -50,7 +50,7 @@ def test_what_is_faster_is_found_and_said_in_a_sentence(whole) -> None:
     assert verdict.p_adjusted is not None and verdict.p is not None and verdict.p < verdict.p_adjusted < 0.05
     assert verdict.ratio is not None and verdict.ratio.median == pytest.approx(1.84, rel=0.03)
     assert re.fullmatch(
-        r"7 x resnet26_cifar10 bs128, MPS: 1\.8\d x serial \(1\.\d\d to 1\.\d\d; 5 blocks\)\.",
+        r"7 x resnet26_cifar10 bs128, MPS: 1\.8\d x serial on this host \(1\.\d\d to 1\.\d\d; 5 blocks\)\.",
         verdict.sentence,
     )
     assert one(whole[1], "MPS", "naive", "resnet50", 7).decision is Decision.WORSE
@@ -72,7 +72,9 @@ def test_each_case_has_its_winner(whole) -> None:
     by_case = {(w.case.label.split()[0], w.degree): w for w in whole[2]}
     assert by_case["resnet26_cifar10", 7].mode == "MPS"
     sentence = by_case["resnet26_cifar10", 7].sentence
-    assert re.search(r"\. MPS: 0\.4\d x CUDA graph alone \(0\.4\d to 0\.4\d\); energy 0\.14 x serial\.$", sentence)
+    assert re.search(
+        r"\. MPS: 0\.4\d x CUDA graph alone \(0\.4\d to 0\.4\d\); energy 0\.14 x serial on this host\.$", sentence
+    )
     # naive was made 5 % faster than serial: with noise of 1 % that may or may not be proved.
     assert by_case["resnet50_imagenet64", 7].tied[0] == "naive"
     assert by_case["M+2S", 3].mode == "MPS"
@@ -362,3 +364,17 @@ def test_latex_prints_text_as_it_stands() -> None:
 def test_csv_has_the_digits_of_numbers_that_are_equal_on_all_machines() -> None:
     table = Table(name="t", title="t", columns=("a,b", "c"), rows=((1 / 3, None), (Result.OK.value, 2)))
     assert to_csv(table) == '"a,b",c\n0.333333333333,\nok,2\n'
+
+
+def test_what_is_faster_than_the_best_step_mode_is_faster_than_serial() -> None:
+    rows = []
+    for block, host in enumerate((1.0, 0.7, 1.2, 0.8, 1.15), start=1):
+        graph = params(step_mode="cuda_graph")
+        rows += [copies("serial", 1, 800.0 * host, block), copies("serial", 1, 1000.0, block, graph)]
+        rows += [copies("naive", 2, 550.0, block)]
+    cells = make_cells(study(*rows))
+    comparisons = verdicts.verdicts(cells)
+    against = {verdict.against: verdict.decision for verdict in comparisons if verdict.mode == "naive"}
+    assert against == {"serial": Decision.NO_VERDICT, "CUDA graph alone": Decision.BETTER}
+    (winner,) = verdicts.winners(cells, comparisons)
+    assert winner.mode == "naive"
