@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pipeline.base.domain import work_units
 from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SPEEDUP
@@ -17,15 +17,12 @@ from pipeline.report.evaluate.metrics import (
 )
 from pipeline.report.evaluate.statistics import follows_host, is_baseline_drifting
 
-if TYPE_CHECKING:
-    from pipeline.report.evaluate.cells import Case
-
 
 class HostDependence:
     """The dependence of the figures of a cell on its host."""
 
     __slots__ = ()
-    case: Case
+    case: Any  # `cells.Case`, whose module imports this one
     unit: str
     num_given: int
     values: dict[str, dict[int, float]]
