@@ -19,12 +19,16 @@ from pipeline.report.evaluate.claimed_figures import (
     NoFigureError,
     evaluate_study,
     find_estimate,
+    format_combination,
     format_figure,
 )
+from pipeline.report.page.claimed_tables import format_value
 from pipeline.report.page.claimed_words import CheckedClaim, find_difference, find_unclaimed, write_numbers
-from pipeline.report.page.table_format import round_value
+from pipeline.report.page.study_tables import make_tables
+from pipeline.report.page.table_format import Table, round_value
 from pipeline.report.read import rows
 from pipeline.report.read.claims_file import FOLDER, PATTERN, Claim, Claims, Query, Show, find_files, read_claims
+from pipeline.report.read.stressor_counters import add_counters
 
 COMMAND = "claims"
 _HOLDS, _FAILS = "holds", "does not hold"
@@ -71,7 +75,8 @@ def list_checks(claims: Claims, checked: Sequence[CheckedClaim], folder: Path) -
         yield f"{one.claim.page}: {one.expected}", "no such page" if page is None else find_difference(page, one)
     for name, scope in claims.complete_pages.items():
         page, of_page = pages[name], [one for one in checked if one.claim.page == name]
-        problems = ["no such page"] if page is None else [*find_unclaimed(page, scope, of_page)]
+        sources = {source: _read_page(folder / source) or "" for source in scope.quoted}
+        problems = ["no such page"] if page is None else [*find_unclaimed(page, scope, of_page, sources)]
         yield from ((f"{name}: every number is a claim", problem) for problem in problems or [""])
 
 
@@ -111,12 +116,26 @@ def _check(claim: Claim, folder: Path) -> CheckedClaim:
     problems: dict[str, None] = {}  # an unreadable bundle is one problem of all its numbers
     for name, query in claim.numbers.items():
         try:
-            numbers[name] = format_figure(query, _evaluate(folder / query.bundle))
+            numbers[name] = _format(query, folder)
         except NoFigureError as error:
             problems[f"{name}: {error}"] = None
         except CollocationError as error:
             problems[str(error)] = None
     return CheckedClaim(claim=claim, numbers=numbers, problem="; ".join(problems))
+
+
+def _format(query: Query, folder: Path) -> str:
+    if query.of:
+        return format_combination(query, [float(_format(part, folder)) for part in query.of])
+    if query.table:
+        return format_value(query, _make_tables(folder / query.bundle))
+    return format_figure(query, _evaluate(folder / query.bundle))
+
+
+@functools.cache
+def _make_tables(file: Path) -> list[Table]:
+    measured = _evaluate(file)
+    return make_tables(add_counters(measured.study), measured.cells, measured.comparisons, (), ())
 
 
 @functools.cache
