@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from pipeline.report.evaluate.claimed_figures import NoFigureError, format_estimate
@@ -23,7 +24,7 @@ def format_value(query: Query, tables: Sequence[Table]) -> str:
         raise NoFigureError(f"no table {query.table} has a column {query.quantity!r}; tables are {columns}")
     start = columns[query.table].index(query.quantity)
     rows = [row for table in tables if table.name == query.table for row in table.rows]
-    rows = [row[start:] for row in rows if {*query.row} <= {str(value) for value in row}]
+    rows = [row[start:] for row in rows if not Counter(query.row) - Counter(map(str, row))]
     values = [value for row in rows for value in (*row, None, None)[:3]]
     if len(rows) != 1 or values[0] is None:
         raise NoFigureError(f"table {query.table} has {len(rows)} rows with {query.row}, or no {query.quantity} there")
