@@ -97,6 +97,7 @@ def _replace(match: re.Match[str], numbers: Sequence[str]) -> str:
     return "".join([*parts, match.string[position : match.end()]])
 
 
+@functools.cache
 def _compile(text: str) -> re.Pattern[str]:
     """Compile words for a search that ignores where lines break; a placeholder matches any number."""
     literal = [r"\s+".join(map(re.escape, re.split(r"\s+", part))) for part in PLACEHOLDER.split(text)[::2]]
