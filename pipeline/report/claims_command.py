@@ -117,10 +117,10 @@ def _check(claim: Claim, folder: Path) -> CheckedClaim:
     for name, query in claim.numbers.items():
         try:
             numbers[name] = _format(query, folder)
-        except NoFigureError as error:
-            problems[f"{name}: {error}"] = None
         except CollocationError as error:
             problems[str(error)] = None
+        except (NoFigureError, ValueError) as error:  # the latter for a text in a combination
+            problems[f"{name}: {error}"] = None
     return CheckedClaim(claim=claim, numbers=numbers, problem="; ".join(problems))
 
 

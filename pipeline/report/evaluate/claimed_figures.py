@@ -66,14 +66,12 @@ _COMBINATIONS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 def format_combination(query: Query, figures: Sequence[float]) -> str:
-    """Return the text that stands for the combination of several figures.
-
-    Raises:
-        NoFigureError: the query names no combination.
-    """
-    if query.quantity not in _COMBINATIONS:
-        raise NoFigureError(f"{query.quantity} is no combination; use {', '.join(_COMBINATIONS)}")
-    return _format_number(query, _COMBINATIONS[query.quantity](figures))
+    """Return the text of a combination of figures; raise `NoFigureError` if there is no such one."""
+    try:
+        return _format_number(query, _COMBINATIONS[query.quantity](figures))
+    except (LookupError, ArithmeticError) as error:
+        names = ", ".join(_COMBINATIONS)
+        raise NoFigureError(f"{query.quantity} does not combine {len(figures)} figures; use {names}") from error
 
 
 def format_figure(query: Query, measured: EvaluatedStudy) -> str:
@@ -112,15 +110,15 @@ def find_estimate(query: Query, measured: EvaluatedStudy) -> Estimate:
     cell = _find_cell(query, measured)
     estimate = _find_comparison(query, measured).ratio if query.against else cell.figures.get(query.quantity)
     if query.block is not None:
-        by_block = cell.values.get(query.quantity, {})
-        estimate = Estimate(median=by_block.get(query.block, math.nan), low=None, high=None, n=1)
+        figure = cell.values.get(query.quantity, {}).get(query.block, math.nan)
+        estimate = Estimate(median=figure, low=None, high=None, n=1)
     if estimate is None or not math.isfinite(estimate.median):
         raise NoFigureError(f"{_describe(query)} has no {query.quantity} ({finding_in_words(cell)})")
     return estimate
 
 
 def _find_recorded(query: Query, study: Study) -> str:
-    """Return a setting or fact that the groups of a study, or of a case, recorded and have in common, or their `date`."""
+    """Return a setting, fact or `date` that the groups of a study, or of a case, recorded and have in common."""
     cases = label_cases(study)
     rows = [row for row in study.rows if query.case in ("", cases[row.run_id].label)]
     records = [record for row in rows for record in (row.facts, row.params, *(job.params for job in row.jobs))]
@@ -218,11 +216,7 @@ def _check_marks(query: Query, marks: Sequence[str]) -> None:
 
 
 def format_estimate(query: Query, estimate: Estimate) -> str:
-    """Return the part of an estimate that a query shows.
-
-    Raises:
-        NoFigureError: the estimate has no interval.
-    """
+    """Return the part of an estimate that a query shows; raise `NoFigureError` if the estimate has no interval."""
     if query.show is Show.BLOCKS:
         return str(estimate.n)
     if query.show is Show.MEDIAN:

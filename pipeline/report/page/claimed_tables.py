@@ -12,22 +12,22 @@ from pipeline.report.read.claims_file import Query
 
 
 def format_value(query: Query, tables: Sequence[Table]) -> str:
-    """Return the text of a query in the only row of its table that has the texts `row`.
-
-    The columns after that of an estimate have the ends of its interval.
+    """Return the text of a query from its table; the columns after that of an estimate have the ends of its interval.
 
     Raises:
-        NoFigureError: the report has no such table, column or row, or no value there.
+        NoFigureError: no row of the table, or several, have the texts `row` and a value of the quantity.
     """
-    columns = {table.name: table.columns for table in tables}
-    if query.quantity not in columns.get(query.table, ()):
-        raise NoFigureError(f"no table {query.table} has a column {query.quantity!r}; tables are {columns}")
-    start = columns[query.table].index(query.quantity)
-    rows = [row for table in tables if table.name == query.table for row in table.rows]
-    rows = [row[start:] for row in rows if not Counter(query.row) - Counter(map(str, row))]
+    rows = [
+        row[table.columns.index(query.quantity) :]
+        for table in tables
+        if table.name == query.table and query.quantity in table.columns
+        for row in table.rows
+        if not Counter(query.row) - Counter(map(str, row))
+    ]
     values = [value for row in rows for value in (*row, None, None)[:3]]
     if len(rows) != 1 or values[0] is None:
-        raise NoFigureError(f"table {query.table} has {len(rows)} rows with {query.row}, or no {query.quantity} there")
+        columns = {table.name: table.columns for table in tables}
+        raise NoFigureError(f"{len(rows)} rows of {query.table} have {query.row}, {query.quantity}; tables: {columns}")
     if isinstance(values[0], str):
         return values[0]
     low, high = (value if isinstance(value, int | float) else None for value in values[1:])

@@ -172,7 +172,7 @@ def _fill_in_query(query: Any, shared: Mapping[str, Any]) -> Any:
         return query
     query = {**shared, **query}
     if isinstance(query.get("of"), list):
-        exact = {**shared, "show": "median", "format": ".15g", "scale": 1.0}
+        exact = {**shared, "of": [], "show": "median", "format": ".15g", "scale": 1.0}
         query["of"] = [_fill_in_query(part, exact) for part in query["of"]]
     return query
 
