@@ -219,7 +219,7 @@ NO_FIGURE = {
     "too few figures": ({"quantity": "ratio", "of": [GAINS]}, "ratio does not combine 1 figures"),
     "a text in a combination": (
         {"quantity": "mean", "of": [{"show": "recorded", "quantity": "device"}]},
-        "could not convert string to float: 'NVIDIA H100'",
+        "Unknown format code 'g' for object of type 'str'",
     ),
     "no interval": ({"bundle": "short.tar.xz", "show": "interval"}, "no interval (2 blocks)"),
     "no comparison": ({"against": "MIG", "quantity": "speed"}, "not compared with MIG, but serial, naive"),
