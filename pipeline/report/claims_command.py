@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from pipeline.report.evaluate.claimed_figures import (
     evaluate_study,
     find_estimate,
     format_combination,
+    format_estimate,
     format_figure,
 )
-from pipeline.report.page.claimed_tables import format_value
+from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.page.claimed_words import CheckedClaim, find_difference, find_unclaimed, write_numbers
 from pipeline.report.page.study_tables import make_tables
 from pipeline.report.page.table_format import Table, round_value
@@ -128,8 +130,31 @@ def _format(query: Query, folder: Path) -> str:
     if query.of:
         return format_combination(query, [float(_format(part, folder)) for part in query.of])
     if query.table:
-        return format_value(query, _make_tables(folder / query.bundle))
+        return _format_value(query, _make_tables(folder / query.bundle))
     return format_figure(query, _evaluate(folder / query.bundle))
+
+
+def _format_value(query: Query, tables: Sequence[Table]) -> str:
+    """Return the text of a query from its table; the columns after that of an estimate have the ends of its interval.
+
+    Raises:
+        NoFigureError: no row of the table, or several, have the texts `row` and a value of the quantity.
+    """
+    rows = [
+        row[table.columns.index(query.quantity) :]
+        for table in tables
+        if table.name == query.table and query.quantity in table.columns
+        for row in table.rows
+        if not Counter(query.row) - Counter(map(str, row))
+    ]
+    values = [value for row in rows for value in (*row, None, None)[:3]]
+    if len(rows) != 1 or values[0] is None:
+        columns = {table.name: table.columns for table in tables}
+        raise NoFigureError(f"{len(rows)} rows of {query.table} have {query.row}, {query.quantity}; tables: {columns}")
+    if isinstance(values[0], str):
+        return values[0]
+    low, high = (value if isinstance(value, int | float) else None for value in values[1:])
+    return format_estimate(query, Estimate(median=values[0], low=low, high=high, n=1))
 
 
 @functools.cache

@@ -85,16 +85,14 @@ def format_figure(query: Query, measured: EvaluatedStudy) -> str:
     if query.show is Show.RECORDED:
         return _find_recorded(query, measured.study)
     if query.show is Show.VERDICT:
-        comparison = _find_comparison(query, measured)
-        _check_marks(query, _list_marks(query, measured))
-        return comparison.decision.value
-    if query.show is Show.P_EQUAL:
-        test = _compare_cases(query, measured)
-        _check_marks(query, _list_marks(query, measured))
-        return _format_number(query, math.nan if test.p_equal is None else test.p_equal)
-    estimate = find_estimate(query, measured)
+        text = _find_comparison(query, measured).decision.value
+    elif query.show is Show.P_EQUAL:
+        p_equal = _compare_cases(query, measured).p_equal
+        text = _format_number(query, math.nan if p_equal is None else p_equal)
+    else:
+        text = format_estimate(query, find_estimate(query, measured))
     _check_marks(query, _list_marks(query, measured))
-    return format_estimate(query, estimate)
+    return text
 
 
 def find_estimate(query: Query, measured: EvaluatedStudy) -> Estimate:
@@ -167,24 +165,23 @@ def _compare_cases(query: Query, measured: EvaluatedStudy) -> Test:
     cell, other = (_find_cell(replace(query, case=case), measured) for case in (query.case, query.over))
     by_block = ratios(cell, other, query.quantity)
     if len(by_block) < 2:
-        raise NoFigureError(
-            f"{_describe(query)} and {query.over} have {query.quantity} in fewer than two common blocks"
-        )
+        raise NoFigureError(f"{_describe(query)} and {query.over} share fewer than two blocks with {query.quantity}")
     return compare_pairs(select_independent(by_block, cell.gpus), query.margin or MARGIN)
 
 
 def _find_comparison(query: Query, measured: EvaluatedStudy) -> Verdict:
-    place = (query.case, query.jobs, query.mode)
-    comparisons = [
-        verdict
+    place = (query.case, query.jobs, query.mode, query.quantity)
+    by_reference = {
+        verdict.against: verdict
         for verdict in measured.comparisons
-        if (verdict.case.label, verdict.degree, verdict.mode) == place and verdict.quantity.value == query.quantity
-    ]
-    for verdict in comparisons:
-        if verdict.against == query.against:
-            return verdict
-    known = ", ".join(verdict.against for verdict in comparisons) or "nothing"
-    raise NoFigureError(f"the {query.quantity} of {_describe(query)} is not compared with {query.against}, but {known}")
+        if (verdict.case.label, verdict.degree, verdict.mode, verdict.quantity.value) == place
+    }
+    if query.against in by_reference:
+        return by_reference[query.against]
+    references = ", ".join(by_reference) or "nothing"
+    raise NoFigureError(
+        f"the {query.quantity} of {_describe(query)} is not compared with {query.against}, but {references}"
+    )
 
 
 def _place(cell: Cell) -> tuple[str, int, str]:
