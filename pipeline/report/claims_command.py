@@ -130,11 +130,11 @@ def _format(query: Query, folder: Path) -> str:
     if query.of:
         return format_combination(query, [float(_format(part, folder)) for part in query.of])
     if query.table:
-        return _format_value(query, _make_tables(folder / query.bundle))
+        return format_value(query, _make_tables(folder / query.bundle))
     return format_figure(query, _evaluate(folder / query.bundle))
 
 
-def _format_value(query: Query, tables: Sequence[Table]) -> str:
+def format_value(query: Query, tables: Sequence[Table]) -> str:
     """Return the text of a query from its table; the columns after that of an estimate have the ends of its interval.
 
     Raises:
