@@ -6,6 +6,8 @@ import functools
 import random
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.covers("README.md", "docs")
 _UNCHECKED = re.compile(r"^ *```.*?^ *```|`[^`]*`|\]\([^)]*\)|<!--.*?-->|[A-Za-z]\w+", re.MULTILINE | re.DOTALL)
 """Code, addresses of links, comments, and digits in names."""
 PAGES = ("README.md", "docs/artifact.md", "docs/results/*.md", "docs/papers/*.md")
+SIMULATIONS = "tests/unit/report/test_report_statistics.py"
 QUICK = "docs/results/robroek_quick_h100.md"
 """A page whose numbers come from one bundle."""
 
@@ -86,6 +89,14 @@ def test_each_of_so_many_digits_changed_at_random_is_noticed(
         (tmp_path / page).write_text(changed, encoding="utf-8")
         assert list_problems(page, tmp_path, within), f"{page}: {changed[place - 40 : place + 20]!r}"
         shutil.copyfile(PROJECT_DIR / page, tmp_path / page)
+
+
+@pytest.mark.slow
+def test_the_figures_of_simulations_are_those_that_they_print() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "", "-rP", "-n", "0", "-p", "no:randomly", SIMULATIONS]
+    printed = subprocess.run(command, cwd=PROJECT_DIR, capture_output=True, text=True, check=True, timeout=300).stdout
+    lines = _read("docs/results/verdicts_simulated.txt").splitlines()
+    assert len(lines) > 20 and [line for line in lines if line not in printed.splitlines()] == []
 
 
 def test_the_version_is_the_same_everywhere() -> None:
