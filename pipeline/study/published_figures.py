@@ -63,7 +63,7 @@ def _name_source(finding: Finding) -> str | None:
     """Return the figure of samples on which a finding rests, if any."""
     if finding.kind == "memory_growth":
         return _MEMORY
-    return ENERGY if finding.quantity.startswith("energy_") else finding.quantity
+    return ENERGY if finding.quantity.startswith("energy_") else finding.quantity.removeprefix("instance_")
 
 
 def _is_measured(finding: Finding, publication: Publication, group: Group) -> bool:

@@ -46,14 +46,16 @@ def test_each_figure_without_a_listener_has_a_warning_with_its_publication(make_
     assert gract.startswith("GRACT of 1 published finding will be missing (Robroek, ")
     assert gract.endswith("): no listener reads GRACT; add activity to listeners")
     many = ["workload=robroek_small", "data.source=synthetic_files", "scenario=naive", "degree=2", "listeners=[host]"]
-    (memory,) = warnings(make_plan, many)
+    gract, memory = warnings(make_plan, many)
+    assert gract.startswith("GRACT of 1 published finding")
     assert memory.startswith("memory of 1 published finding") and memory.endswith("add nvml to listeners")
 
 
-def test_the_energy_of_a_service_needs_nvml(make_plan: MakePlan) -> None:
-    service = ["workload=infer_resnet50", "scenario=mig", "scenario.profile=1g", "degree=1", "listeners=[host]"]
-    (energy,) = warnings(make_plan, service, dataclasses.replace(GPU, kind="simulated"))
-    assert energy.startswith("energy of 1 published finding will be missing (Zhang, ")
+def test_activity_memory_and_energy_of_a_service_on_an_instance_need_listeners(make_plan: MakePlan) -> None:
+    service = ["workload=infer_bert_base", "scenario=mig", "scenario.profile=1g", "degree=1", "listeners=[host]"]
+    lines = warnings(make_plan, service, dataclasses.replace(GPU, kind="simulated"))
+    ending = "of 2 published findings will be missing (Zhang, "
+    assert [line.partition(ending)[0] for line in lines] == ["GRACT ", "memory ", "energy "]
 
 
 @pytest.mark.parametrize("listeners", ["[host,gpm]", "[host,dcgm]"])

@@ -291,26 +291,26 @@ def on_profile(profile: str, own: dict[str, str], rate: float, block: int, **met
 
 def test_a_figure_along_a_parameter_is_that_at_the_highest_value_over_that_at_the_lowest() -> None:
     def rows(growth: float, profile: str = "1g.10gb", **changes: Any) -> list[Row]:
-        own = {"precision": "default", "source": "files", "recipe": "plain", "autotune": "together", "image_px": 224}
+        own = {"precision": "default", "source": "disk", "sequence_tokens": 64} | changes
         return [
-            on_profile(profile, params("resnet50_imagenet", **own | {"batch_size": batch} | changes), rate, block)
+            on_profile(profile, params("bert_base", **own | {"batch_size": batch}), rate, block)
             for block in range(1, 6)
-            for batch, rate in ((16, 100.0), (64, 170.0), (512, 100 * growth + 0.1 * block))
+            for batch, rate in ((16, 50.0), (32, 100.0), (64, 170.0), (512, 100 * growth + 0.1 * block))
         ]
 
-    start = "on a small instance a larger batch does not raise the throughput of training ResNet-50"
+    start = "on a small instance a larger batch does not raise the throughput of training BERT"
     (found,) = checks(rows(1.02), start)
     assert (found.agreement, found.mode) == (Agreement.AGREES, "MIG 1g.10gb")
-    assert found.figure_in_words.endswith(", 512 over 16") and found.figure_in_words.startswith("1.02")
+    assert found.figure_in_words.endswith(", 512 over 32") and found.figure_in_words.startswith("1.02")
     assert found.note == "NVIDIA H100 80GB HBM3 instead of an A100"
     assert checks(rows(1.5), start)[0].agreement is Agreement.DIFFERS
     assert checks(rows(1.5, profile="3g.40gb"), start)[0].agreement is Agreement.NOT_MEASURED
-    (other,) = checks(rows(1.02, autotune="off"), start)
-    assert (other.agreement, other.difference) == (Agreement.OTHER_SETTINGS, "autotune off instead of together")
+    (other,) = checks(rows(1.02, sequence_tokens=128), start)
+    assert (other.agreement, other.difference) == (Agreement.OTHER_SETTINGS, "sequence tokens 128 instead of 64")
 
 
 def test_a_figure_along_the_mig_profile_is_that_of_the_largest_over_that_of_the_smallest() -> None:
-    own = params("infer_resnet50", work_unit="requests", image_px=224, arrival="closed", outstanding=1)
+    own = params("infer_bert_base", work_unit="requests", arrival="closed", outstanding=1, batch_size=8)
     rows = [
         on_profile(profile, own, 50.0, block, throughput_total_requests_per_s=50.0, energy_per_request_j=energy_j)
         for block in range(1, 6)
@@ -331,6 +331,40 @@ def test_a_mode_is_held_against_another_in_any_quantity() -> None:
     assert (found.agreement, found.mode) == (Agreement.AGREES, "MPS over MIG 3g.40gb")
     assert found.figure is not None and found.figure.median == pytest.approx(1.23)
     assert found.note == "NVIDIA H100 80GB HBM3 instead of an A30"
+
+
+def test_a_finding_on_mig_instances_has_the_activity_of_the_instances() -> None:
+    jobs = [job(i, published(), 300.0, place={"gi_id": str(i)}) for i in range(7)]
+    active = tuple(dataclasses.replace(one, metrics=one.metrics | {"gract_mean_ratio": 0.7}) for one in jobs)
+    groups = [row("mig", active, block, metrics={"gract_mean_ratio": 0.99}) for block in BLOCKS]
+    (check,) = checks(groups, "ResNet26 at batch 32 never saturate")
+    assert (check.agreement, check.figure_in_words[:4]) == (Agreement.AGREES, "0.70")
+
+
+def test_large_models_are_compared_at_the_batch_of_their_figures() -> None:
+    def gain(batch: int) -> FindingCheck:
+        own = published("robroek_large", image_px=224, batch_size=batch)
+        rows = [copies("serial", 1, 600.0, block, own) for block in BLOCKS]
+        rows += [copies("naive", 2, 300.0 + 0.1 * block, block, own) for block in BLOCKS]
+        return checks(rows, "large models gain nothing")[0]
+
+    assert gain(32).agreement is Agreement.AGREES
+    assert (gain(128).agreement, gain(128).difference) == (Agreement.OTHER_SETTINGS, "batch 128 instead of 32")
+
+
+def test_publications_name_their_authors_and_each_finding_its_figure() -> None:
+    by_table = {publication.table: publication for publication in publications()}
+    migperf, robroek = by_table["migperf"], by_table["paper"]
+    authors = "Zhang, Li, Xiao, Huang, Di, Yin, See, Luo, Lau, You, arXiv 2301.00407"
+    assert migperf.about.partition(":")[0] == authors
+    assert robroek.about.startswith("Robroek, Yousefzadeh-Asl-Miandoab, Tözün, arXiv 2209.06018")
+    (unnumbered,) = [finding.text for finding in robroek.findings if not finding.where.startswith("figure")]
+    assert unnumbered.endswith("run out of memory already in pairs"), "the paper has no figure of them"
+    assert {finding.where for finding in migperf.findings} == {
+        *(f"figure 2{panel}" for panel in "abcd"),
+        *(f"figure 3{panel}" for panel in "abcd"),
+        *(f"figure {number}" for number in (4, 5, 6, 7)),
+    }
 
 
 def test_nothing_of_a_study_at_other_settings_agrees_or_differs() -> None:
