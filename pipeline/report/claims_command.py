@@ -15,6 +15,7 @@ from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
 from pipeline.record.store import bundle
+from pipeline.report.evaluate import paper
 from pipeline.report.evaluate.claimed_figures import (
     EvaluatedStudy,
     NoFigureError,
@@ -160,7 +161,8 @@ def format_value(query: Query, tables: Sequence[Table]) -> str:
 @functools.cache
 def _make_tables(file: Path) -> list[Table]:
     measured = _evaluate(file)
-    return make_tables(add_counters(measured.study), measured.cells, measured.comparisons, (), ())
+    cells, verdicts = measured.cells, measured.comparisons
+    return make_tables(add_counters(measured.study), cells, verdicts, (), paper.compare(cells, verdicts))
 
 
 @functools.cache
