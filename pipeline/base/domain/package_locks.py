@@ -10,6 +10,11 @@ _MAX_PACKAGES = 8
 _PYTHON = "# python: "
 _FOLDER = "# from a local folder: "
 _SECOND = "# second version, shadowed by the first: "
+_COMPUTING = re.compile(
+    "torch|nvidia|cuda|cupy|triton|jax|flax|optax|tensor|keras|paddle|onnx|numpy|scipy|numba|llvm|mkl|blas|opencv|pillow|"
+    "dali|timm|transformers|token|diffusers|accelerate|peft|deepspeed|lightning|flash|xformers|bitsandbytes|apex|vllm|sglang"
+)
+"""Frameworks, libraries of the GPU and of linear algebra, and readers of images; no lock tells what a job imports."""
 _LOCAL = re.compile(r"(?P<begin>(?:# pip )?(?P<name>[\w.-]+)) @ (?:\w+\+)?file:(?P<path>[^#\s]*?/?)(?P<rest>[@#]\S*)?")
 _LOCAL_OPTION = re.compile(r"-.*(?:file:|[\s=]/)\S*")
 
@@ -32,6 +37,12 @@ def compare_packages(old: Mapping[str, str], new: Mapping[str, str]) -> str:
     more = len(changes) - _MAX_PACKAGES
     words = "; ".join([*changes[:_MAX_PACKAGES], *([f"and {more} more"] if more > 0 else [])])
     return f"packages: {words}" if changes else ""
+
+
+def select_computing(packages: Mapping[str, str]) -> dict[str, str]:
+    """Return the packages, by name, that change the speed or the results of jobs, and Python without its patch."""
+    computing = {name: line for name, line in packages.items() if _COMPUTING.search(name)}
+    return computing | {"python": ".".join(packages.get("python", "").split(".")[:2])}
 
 
 def parse_lock(lock: Iterable[str]) -> dict[str, str]:

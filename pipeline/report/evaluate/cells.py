@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pipeline.base.domain import service_figures, work_units
 from pipeline.base.domain.marks import merge_notes
-from pipeline.base.domain.normalisation import SLOWDOWN, SPEEDUP, select_independent
+from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, P99_SLOWDOWN, SPEEDUP, select_independent
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import NAIVE, SERIAL, SharingMode
 from pipeline.base.domain.window import WindowKind
@@ -18,6 +18,8 @@ from pipeline.base.system.words import natural_key
 from pipeline.report.evaluate import quantities
 from pipeline.report.evaluate.metrics import (
     BEST_SOLO,
+    ENERGY_VS_ALONE,
+    ENERGY_VS_BEST_SOLO,
     EPOCH_TIME_VS_SOLO,
     MEAN_LATENCY,
     METRICS,
@@ -35,6 +37,7 @@ from pipeline.report.evaluate.statistics import (
     DRIFT_BLOCKS,
     Estimate,
     estimate,
+    follows_host,
     interval_in_words,
     is_baseline_drifting,
     times_in_words,
@@ -84,6 +87,7 @@ class Cell:
         values: figures by quantity and block, only of valid rows that ended `ok`.
         wrong_values: figures of rows with wrong results, which are shown but not ranked.
         gpus: UUID of the GPU, by block.
+        boots: boots of the hosts of all blocks.
         co_runners: the co-runners of the jobs, in words.
         multiprocessors: multiprocessors of the device, or of the GPU instance of the first job.
         unit: the work unit that all jobs have in common; empty if the jobs have different units.
@@ -116,6 +120,7 @@ class Cell:
     values: dict[str, dict[int, float]] = field(default_factory=dict)
     wrong_values: dict[str, dict[int, float]] = field(default_factory=dict)
     gpus: dict[int, str] = field(default_factory=dict)
+    boots: frozenset[str] = frozenset()
     estimates: dict[str, Estimate] = field(default_factory=dict)
     counted: dict[str, Metric] = field(default_factory=dict)
     sampled: dict[str, Metric] = field(default_factory=dict)
@@ -195,24 +200,58 @@ class Cell:
         return note + f"speed-up over the best step mode alone: {times_in_words(gain)}"
 
     def has_drifting_baseline(self, name: str) -> bool:
-        """Return whether a quantity is a speed-up or slowdown over a baseline that drifts (`is_drifting`)."""
-        by_block = self.values.get(name, {})
-        if name in (SLOWDOWN, EPOCH_TIME_VS_SOLO):
-            return self.is_drifting(invert(by_block))
+        """Return whether a quantity is relative to a baseline whose speed drifts (`is_drifting`)."""
         # A group that waits for the host drifts against a CUDA graph that does not.
-        return name in (SPEEDUP, BEST_SOLO) and self.is_drifting(by_block, is_symmetric=name == BEST_SOLO)
+        is_over_best = name in (BEST_SOLO, ENERGY_VS_BEST_SOLO)
+        return self.is_drifting(self.compare_speeds(name), is_symmetric=is_over_best)
+
+    def compare_speeds(self, name: str) -> Mapping[int, float]:
+        """Return the speed over that of the baseline of a quantity, by block; empty for an absolute quantity."""
+        if name in (BEST_SOLO, ENERGY_VS_BEST_SOLO):
+            return self.values.get(BEST_SOLO, {})
+        if name in (MEAN_SLOWDOWN, P99_SLOWDOWN) or (name == ENERGY_VS_ALONE and self.num_given):
+            return invert(self.values.get(MEAN_SLOWDOWN, {}))  # a percentile scatters more than the host
+        if name in (SPEEDUP, ENERGY_VS_ALONE):
+            return self.values.get(SPEEDUP, {})
+        is_slowdown = name.startswith("slowdown_") or name == EPOCH_TIME_VS_SOLO
+        return invert(self.values.get(name, {})) if is_slowdown else {}
+
+    @property
+    def speeds(self) -> Mapping[int, float]:
+        """The speed by block, which follows the host if the jobs wait for it; of services, the inverse latency."""
+        if self.num_given:
+            return {} if self.case.is_mix else invert(self.values.get(MEAN_LATENCY, {}))
+        return self.values.get(self.throughput, {})
 
     def is_drifting(self, ratios: Mapping[int, float], *, is_symmetric: bool = False) -> bool:
         """Return whether the baseline of ratios of speed drifts with the host, and the cell does not; or either does.
 
         GPUs are independent, so blocks of several GPUs never drift.
         """
-        rates = self.values.get(self.throughput, {})
-        blocks = ratios.keys() & rates.keys()
-        if self.num_given or not blocks or len(set(self.gpus.values())) > 1:
+        speeds = self.speeds
+        blocks = ratios.keys() & speeds.keys()
+        if not blocks or len(set(self.gpus.values())) > 1:
             return False
-        baselines = [rates[block] / ratios[block] for block in blocks]
-        return is_baseline_drifting([rates[block] for block in blocks], baselines, is_symmetric=is_symmetric)
+        baselines = [speeds[block] / ratios[block] for block in blocks]
+        return is_baseline_drifting([speeds[block] for block in blocks], baselines, is_symmetric=is_symmetric)
+
+    @property
+    def has_several_hosts(self) -> bool:
+        """True if the blocks ran on several hosts, which differ in their GPUs and boots."""
+        return min(len(self.boots), len(set(self.gpus.values()))) > 1
+
+    def shares_host(self, other: Cell) -> bool:
+        """Return whether blocks of both cells ran on one host."""
+        return bool(self.boots & other.boots or set(self.gpus.values()) & set(other.gpus.values()))
+
+    @property
+    def depends_on_host(self) -> bool:
+        """True if speeds relative to serial hold for this host, because the baseline waits for it."""
+        speeds, by_gpu = self.speeds, defaultdict[str, list[float]](list)
+        for block, ratio in self.compare_speeds(MEAN_SLOWDOWN if self.num_given else SPEEDUP).items():
+            if block in speeds:
+                by_gpu[self.gpus.get(block, "")].append(speeds[block] / ratio)
+        return follows_host(by_gpu.values())
 
     @property
     def is_wholly_invalid(self) -> bool:
@@ -257,6 +296,15 @@ class Cell:
         """Estimate a quantity from its figures by block, such as ratios of this cell to another one."""
         values = list(by_block.values()) if scale is Scale.PEAK else select_independent(by_block, self.gpus)
         return estimate(values, scale, is_drifting=is_drifting)
+
+    def estimate_quantity(self, name: str, scale: Scale = Scale.POSITIVE) -> Estimate | None:
+        """Estimate a quantity as every table, sentence and rule shows it; `None` if no block has the quantity."""
+        values = self.values.get(name, {})
+        return self.estimate(values, scale, is_drifting=self.has_drifting_baseline(name)) if values else None
+
+    def estimate_speed_ratio(self, by_block: Mapping[int, float]) -> Estimate:
+        """Estimate the speed of this cell over that of another one, of which either may drift with the host."""
+        return self.estimate(by_block, is_drifting=self.is_drifting(by_block, is_symmetric=True))
 
     def estimate_inverse(self, name: str) -> Estimate | None:
         """Return the estimate of the inverse of a quantity; `None` if no block has the quantity."""
@@ -419,6 +467,7 @@ def _cell(
         settings=quantities.settings_without_co_runners(first),
         co_runners=first.co_runners,
         multiprocessors=next((number for row, _ in rows if (number := row.multiprocessors) is not None), None),
+        boots=frozenset(row.boot_id for row, _ in rows),
         is_simulated=any(row.is_simulated for row, _ in rows),
         is_derived=is_derived,
         best_solo=labels.step_modes_in_words(mode for row, _ in rows for mode in best_solos[row.run_id]),
@@ -439,8 +488,6 @@ def _cell(
     for name in find_incomplete_percentiles(cell.values):
         del cell.values[name]
     for name, metric in _collect_metrics([cell]).items():
-        if name in cell.values:
-            cell.estimates[name] = cell.estimate(
-                cell.values[name], metric.scale, is_drifting=cell.has_drifting_baseline(name)
-            )
+        if (figure := cell.estimate_quantity(name, metric.scale)) is not None:
+            cell.estimates[name] = figure
     return cell

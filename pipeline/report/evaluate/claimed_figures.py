@@ -105,7 +105,7 @@ def find_estimate(query: Query, measured: EvaluatedStudy) -> Estimate:
         return Estimate(median=_count(query, measured), low=None, high=None, n=1)
     if query.over:
         return _compare_cases(query, measured).ratio
-    cell = _find_cell(query, measured)
+    cell = find_cell(query, measured)
     estimate = _find_comparison(query, measured).ratio if query.against else cell.figures.get(query.quantity)
     if query.block is not None:
         figure = cell.values.get(query.quantity, {}).get(query.block, math.nan)
@@ -148,7 +148,12 @@ def _measure_duration(rows: Sequence[Row]) -> float:
     return (max(row.end_ms or row.start_ms for row in rows) - min(row.start_ms for row in rows)) / 1000
 
 
-def _find_cell(query: Query, measured: EvaluatedStudy) -> Cell:
+def find_cell(query: Query, measured: EvaluatedStudy) -> Cell:
+    """Return the cell of a query.
+
+    Raises:
+        NoFigureError: the study has no such cell, or several.
+    """
     cells = [cell for cell in measured.cells if _place(cell) == (query.case, query.jobs, query.mode)]
     if len(cells) != 1:
         known = ", ".join(dict.fromkeys(repr(cell.case.label) for cell in measured.cells))
@@ -162,7 +167,7 @@ def _compare_cases(query: Query, measured: EvaluatedStudy) -> Test:
     Raises:
         NoFigureError: a case is missing, or no two blocks have both.
     """
-    cell, other = (_find_cell(replace(query, case=case), measured) for case in (query.case, query.over))
+    cell, other = (find_cell(replace(query, case=case), measured) for case in (query.case, query.over))
     by_block = ratios(cell, other, query.quantity)
     if len(by_block) < 2:
         raise NoFigureError(f"{_describe(query)} and {query.over} share fewer than two blocks with {query.quantity}")

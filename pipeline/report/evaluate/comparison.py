@@ -339,7 +339,10 @@ def _test(change: CaseChange, name: str, gain: str, before: Cell, after: Cell) -
     sides = [_select(cell, name) for cell in (before, after)]
     # GPUs are independent, and count once each.
     is_single = [len(set(cell.gpus.values())) < 2 for cell in (before, after)]
-    waits = name != SPEEDUP and statistics.follows_host(sides)
+    # The energy of a short window scatters by itself, so the speed shows whether the jobs wait for the host.
+    speeds = [select_independent(cell.speeds, cell.gpus) if cell.speeds else [] for cell in (before, after)]
+    is_energy = change.quantity is Quantity.ENERGY and any(speeds)
+    waits = name != SPEEDUP and statistics.follows_host(speeds if is_energy else sides)
     drifting = [
         single and (waits or cell.has_drifting_baseline(name))
         for single, cell in zip(is_single, (before, after), strict=True)
@@ -351,8 +354,12 @@ def _test(change: CaseChange, name: str, gain: str, before: Cell, after: Cell) -
         for place, values, single, number in zip(("before", "after"), sides, is_single, least, strict=True)
         if len(values) < number
     )
+    is_other_host = not before.shares_host(after)
+    if is_other_host and name in (SPEEDUP, ENERGY_VS_ALONE) and (before.depends_on_host or after.depends_on_host):
+        lacks = f"{METRICS[name].title} depends on the host, and the hosts differ"
     pair = _Pair(change, test, lacks=lacks)
-    if not any(drifting) or not gain or gain == name:
+    # A speed-up over a job that waits for the host holds for this host.
+    if is_other_host or not any(drifting) or not gain or gain == name:
         return pair
     gains = [_select(cell, gain) for cell in (before, after)]
     if any(len(values) < number for values, number in zip(gains, least, strict=True)):

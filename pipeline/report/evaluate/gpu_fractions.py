@@ -57,7 +57,8 @@ class Fraction:
         if reference is None or not (cell.is_ranked and reference.is_ranked):
             return None
         by_block = ratios(cell, reference, cell.throughput)
-        return cell.estimate({block: ratio / cell.degree for block, ratio in by_block.items()}) if by_block else None
+        by_service = {block: ratio / cell.degree for block, ratio in by_block.items()}
+        return cell.estimate_speed_ratio(by_service) if by_block else None
 
     def estimate_users(self) -> Estimate | str | None:
         """Estimate the number of users of a service within the objective, between two measured numbers of users.

@@ -58,12 +58,13 @@ def measure_widths(cells: Sequence[Cell], goal: PrecisionGoal) -> list[IntervalW
 
 def _measure(cell: Cell, goal: PrecisionGoal) -> IntervalWidth:
     values, share = select_independent(cell.values[SPEEDUP], cell.gpus), goal.pct / 100
+    is_drifting, interval = cell.has_drifting_baseline(SPEEDUP), cell.estimate_quantity(SPEEDUP)
     num_blocks, deviation = len(values), statistics.compare_pairs(values).deviation
-    half = statistics.half_width(statistics.estimate(values)) if num_blocks >= MIN_BLOCKS else None
+    half = statistics.half_width(interval) if interval is not None and num_blocks >= MIN_BLOCKS else None
     is_reached = half is not None and half <= share
 
     def estimate_blocks(deviation: float) -> int | None:
-        number = statistics.blocks_for_half_width(deviation, share)
+        number = statistics.blocks_for_half_width(deviation, share, is_drifting=is_drifting)
         return None if number is None else max(number, MIN_BLOCKS if is_reached else num_blocks + 1)
 
     num_needed, least = None, None

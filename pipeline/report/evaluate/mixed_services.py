@@ -104,5 +104,4 @@ def _ends(estimates: Sequence[tuple[Estimate, Cell]]) -> list[str]:
 
 
 def _latency(cell: Cell, worst: str, label: str) -> Estimate | None:
-    by_block = cell.values.get(name_workload_metric(worst, label), {})
-    return cell.estimate(by_block) if by_block and cell.is_compared else None
+    return cell.estimate_quantity(name_workload_metric(worst, label)) if cell.is_compared else None

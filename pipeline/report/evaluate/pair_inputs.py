@@ -132,9 +132,8 @@ def _find_pairs(cells: Iterable[Cell]) -> dict[tuple[str, PairName], MeasuredPai
             continue
         slowdowns = {}
         for label in cell.case.workloads:
-            by_block = cell.values.get(name_workload_metric(SLOWDOWN, label), {})
-            if by_block:
-                slowdowns[name_workload(label, cell.case.setting)] = cell.estimate(by_block)
+            if (slowdown := cell.estimate_quantity(name_workload_metric(SLOWDOWN, label))) is not None:
+                slowdowns[name_workload(label, cell.case.setting)] = slowdown
         labels = [name_workload(label, cell.case.setting) for label in cell.case.workloads]
         first, second = sorted(labels, key=natural_key)
         pairs[cell.mode, (first, second)] = MeasuredPair(

@@ -12,7 +12,7 @@ from pipeline.base.domain.precision_goal import MIN_BLOCKS
 from pipeline.base.domain.sharing_modes import MPS, NAIVE, SERIAL
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import Cell, ratios, speed_ratios
-from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO
+from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_ALONE, ENERGY_VS_BEST_SOLO, MEAN_LATENCY
 from pipeline.report.evaluate.statistics import MIN_GPUS, Test, compare_pairs
 from pipeline.report.evaluate.stressor_effects import runs_stressor
 
@@ -22,6 +22,7 @@ BASELINES_NOTE = (
     "A speed-up over the best step mode alone (usually a CUDA graph) is a property of the GPU and the programs, if the "
     "jobs fill the GPU; a speed-up over serial eager jobs also depends on the host, which launches their kernels."
 )
+HOST_NOTE = "Figures over a serial job that waits for the host hold for this host."
 
 
 class Quantity(enum.StrEnum):
@@ -52,9 +53,18 @@ class Pair(NamedTuple):
         return len({self.cell.gpus.get(block) for block in self.ratios})
 
     @property
+    def holds_for(self) -> str:
+        """The hosts for which a speed or energy over serial holds, in words; empty for any other pair."""
+        if self.against != SERIAL.label or not self.cell.depends_on_host:
+            return ""
+        return "on these hosts" if self.cell.has_several_hosts else "on this host"
+
+    @property
     def is_enough(self) -> bool:
-        """True if the pair has enough blocks or GPUs for a verdict."""
-        return self.test is not None and self.test.ratio.n >= (MIN_BLOCKS if self.num_gpus == 1 else MIN_GPUS)
+        """True if the pair has enough blocks or GPUs for a verdict, and does not depend on several hosts."""
+        least = MIN_BLOCKS if self.num_gpus == 1 else MIN_GPUS
+        depends_on_hosts = bool(self.holds_for) and self.cell.has_several_hosts
+        return self.test is not None and self.test.ratio.n >= least and not depends_on_hosts
 
     @property
     def gain(self) -> float:
@@ -74,7 +84,7 @@ def pair_cell(cell: Cell, members: Sequence[Cell]) -> list[Pair]:
     if not cell.is_compared:
         return [Pair(cell, SERIAL.label)]
     by_mode = {other.mode: other for other in members}
-    pairs = []
+    pairs: list[Pair] = []
     for quantity in Quantity:
         for reference in REFERENCES:
             other = by_mode.get(reference.label)
@@ -84,14 +94,18 @@ def pair_cell(cell: Cell, members: Sequence[Cell]) -> list[Pair]:
                 pairs.append(Pair(cell, reference.label, other, metric, by_block, quantity=quantity))
             if reference == SERIAL:
                 pairs += _pair_with_best_solo(cell, quantity)
-    return [pair._replace(test=_test(pair)) for pair in pairs if pair.ratios]
+    speeds = {pair.against: pair.ratios for pair in pairs if pair.quantity is Quantity.SPEED}
+    return [pair._replace(test=_test(pair, speeds.get(pair.against, {}))) for pair in pairs if pair.ratios]
 
 
-def _test(pair: Pair) -> Test:
-    is_drifting = pair.quantity is Quantity.SPEED and pair.cell.is_drifting(
-        pair.ratios, is_symmetric=pair.against != SERIAL.label
-    )
-    return compare_pairs(select_independent(pair.ratios, pair.cell.gpus), is_drifting=is_drifting)
+def _test(pair: Pair, speeds: Mapping[int, float]) -> Test:
+    """Test a pair; the ratios of its speed show whether a side drifts, for energy too, which scatters by itself."""
+    cell = pair.cell
+    if cell.num_given:  # the mean latency scatters less than a percentile
+        other = None if pair.against == SERIAL.label else pair.other
+        speeds = cell.compare_speeds(MEAN_SLOWDOWN) if other is None else ratios(other, cell, MEAN_LATENCY)
+    is_drifting = cell.is_drifting(speeds, is_symmetric=pair.against != SERIAL.label)
+    return compare_pairs(select_independent(pair.ratios, cell.gpus), is_drifting=is_drifting)
 
 
 def _compare(cell: Cell, other: Cell | None, quantity: Quantity, *, is_serial: bool) -> tuple[Mapping[int, float], str]:

@@ -20,7 +20,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import MIG, PROFILE, SERIAL
 from pipeline.base.system.grouping import group_by
 from pipeline.report.evaluate import scaling, sweeps
-from pipeline.report.evaluate.cells import Case, Cell, group_places, invert, ratios
+from pipeline.report.evaluate.cells import Case, Cell, group_places, ratios
 from pipeline.report.evaluate.metrics import Scale
 from pipeline.report.evaluate.publication import Finding, Publication, publications
 from pipeline.report.evaluate.quantities import name_workload_metric
@@ -158,7 +158,7 @@ def _check_along(question: _Question, cells: Sequence[Cell]) -> Iterator[Finding
         for (lowest, low), *_, (highest, high) in (line for line in lines.values() if len(line) > 1):
             name = _name(question, high)
             by_block = ratios(high, low, name)
-            is_drifting = _is_drifting_against(high, by_block, name)
+            is_drifting = _is_drifting_against(high, low, by_block, name)
             if (check := _check_range(question, high, by_block, is_drifting=is_drifting)) is not None:
                 words = f"{check.figure_in_words}, {highest} over {lowest}"
                 yield dataclasses.replace(check, figure_in_words=words)
@@ -174,7 +174,7 @@ def _profiles(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingChe
         if larger is not None and smaller is not None:
             name = _name(question, smaller)
             by_block = ratios(larger, smaller, name)
-            is_drifting = _is_drifting_against(larger, by_block, name)
+            is_drifting = _is_drifting_against(larger, smaller, by_block, name)
             check = _check_range(question, smaller, by_block, is_drifting=is_drifting)
             yield check and dataclasses.replace(check, mode=f"{larger.mode} over {smaller.mode}")
 
@@ -183,8 +183,9 @@ def _slowdown(question: _Question, cell: Cell) -> FindingCheck | None:
     jobs = zip(cell.case.workloads, cell.case.params, strict=True)
     programs = [(label, question.publication.program(params)) for label, params in jobs]
     meant = (label for label, program in programs if program is not None and program.name == question.finding.of)
-    by_block = cell.values.get(name_workload_metric(SLOWDOWN, next(meant, "")), {})
-    return _check_range(question, cell, by_block, is_drifting=cell.is_drifting(invert(by_block)))
+    name = name_workload_metric(SLOWDOWN, next(meant, ""))
+    by_block = cell.values.get(name, {})
+    return _check_range(question, cell, by_block, is_drifting=cell.has_drifting_baseline(name))
 
 
 def _check_against(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:
@@ -195,16 +196,17 @@ def _check_against(question: _Question, cells: Sequence[Cell]) -> Iterator[Findi
         for other in references:
             name = _name(question, cell) or SPEEDUP
             by_block = ratios(cell, other, name)
-            is_drifting = _is_drifting_against(cell, by_block, name)
+            is_drifting = _is_drifting_against(cell, other, by_block, name)
             check = _check_range(question, cell, by_block, is_drifting=is_drifting)
             if check is not None and other.sharing == MIG:
                 check = dataclasses.replace(check, mode=f"{cell.mode} over {other.mode}")
             yield check
 
 
-def _is_drifting_against(cell: Cell, by_block: Mapping[int, float], name: str) -> bool:
-    """Return whether one of two cells drifts with its host, for the ratios of their speed."""
-    return name in (SPEEDUP, cell.throughput) and cell.is_drifting(by_block, is_symmetric=True)
+def _is_drifting_against(cell: Cell, other: Cell, by_block: Mapping[int, float], name: str) -> bool:
+    """Return whether one of two cells drifts with its host, by the ratios of their speed."""
+    speeds = by_block if name == SPEEDUP else ratios(cell, other, cell.throughput)
+    return cell.is_drifting(speeds, is_symmetric=True)
 
 
 def _memory_growth(question: _Question, cells: Sequence[Cell]) -> Iterator[FindingCheck | None]:

@@ -76,10 +76,12 @@ class BlockBaselines(Baselines[Row, JobRow]):
 
     Attributes:
         by_program: rows of jobs with a step mode, by their program without the step mode; in every steady window.
+        speeds: speeds of these jobs in all blocks, by program and step mode.
         by_job: rows by workload digest.
     """
 
     by_program: dict[labels.Program, list[Row]] = field(default_factory=lambda: defaultdict(list))
+    speeds: dict[labels.Program, dict[str, list[float]]] = field(default_factory=dict)
     by_job: dict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
 
     def find_step_modes(self, row: Row, job: JobRow) -> dict[str, list[Row]]:
@@ -114,14 +116,22 @@ def collect_baselines(rows: Iterable[Row]) -> dict[BaselineKey, BlockBaselines]:
     """Return the valid baselines of each block, by `baseline_key`."""
     baselines: dict[BaselineKey, BlockBaselines] = defaultdict(BlockBaselines)
     by_program: dict[BaselineKey, dict[labels.Program, list[Row]]] = defaultdict(lambda: defaultdict(list))
-    for row in (row for row in rows if row.is_sequential and row.is_valid):
-        block = baselines[baseline_key(row)]
+    speeds: dict[_Settings, dict[labels.Program, dict[str, list[float]]]] = defaultdict(dict)
+    for row in rows:
+        block, settings = baselines[baseline_key(row)], settings_without_co_runners(row)
+        merged = merge_steady_windows(settings, row.window)
+        block.by_program, block.speeds = by_program[row.block, merged], speeds[merged]
+        if not (row.is_sequential and row.is_valid):
+            continue
         block.add(row, _digests(row), row.jobs)
-        block.by_program = by_program[row.block, merge_steady_windows(settings_without_co_runners(row), row.window)]
         for job in row.jobs if row.degree == 1 else ():
             block.by_job[job.digest].append(row)
             if labels.STEP_MODE in job.params:
-                block.by_program[labels.identify_program(job.params)].append(row)
+                program = labels.identify_program(job.params)
+                block.by_program[program].append(row)
+                if rate := job.metrics.get(rate_name(row.window, job.unit)):
+                    in_blocks = block.speeds.setdefault(program, {}).setdefault(job.params[labels.STEP_MODE], [])
+                    in_blocks.append(1 / rate if row.window is WindowKind.WORK else rate)
     return dict(baselines)
 
 
@@ -163,26 +173,27 @@ def quantities(row: Row, baselines: BlockBaselines) -> dict[str, float]:
     row_figures |= _slowest_job(row) | _epochs(row, baselines) | _combine_instances(row) | _energies(row, baselines)
     alone = [baselines.solo(row, job) for job in row.jobs]
     figures = _normalise(row, alone, baselines.total_time_s(row))
-    if figures and (best := find_best_solos(row, baselines)):
-        figures |= _compare_with_best(row, best)
+    figures |= _compare_with_best(row, find_best_solos(row, baselines))
     return row_figures | figures | _slowdowns(row, alone)
 
 
 def find_best_solos(row: Row, baselines: BlockBaselines) -> dict[str, BestSolo]:
     """Return the fastest solo runs of each job of a row, by workload digest.
 
-    Empty if a program did not run alone with a rate, or if all programs ran alone in a single step mode: then the best
-    one is unknown.
+    Empty if the best one is unknown: a program did not run alone with a rate, or all programs ran alone in a single
+    step mode in all blocks, or the block lacks the step mode that is the fastest in the others.
     """
     solos = {job.digest: (job, baselines.find_step_modes(row, job)) for job in row.jobs}
-    if max((len(step_modes) for _, step_modes in solos.values()), default=0) < 2:
+    measured = {job.digest: baselines.speeds.get(labels.identify_program(job.params), {}) for job in row.jobs}
+    if max(map(len, measured.values()), default=0) < 2:
         return {}
     best = {}
     for digest, (job, step_modes) in solos.items():
         name = rate_name(row.window, job.unit)
         figures = {step_mode: _average_runs(runs).metrics.get(name) for step_mode, runs in step_modes.items()}
         rates = {step_mode: rate for step_mode, rate in figures.items() if rate}
-        if not rates:
+        usual = max(measured[digest], key=lambda step_mode: statistics.median(measured[digest][step_mode]), default="")
+        if not rates or (len(rates) < len(measured[digest]) and usual not in rates):
             return {}
         choose = min if row.window is WindowKind.WORK else max
         fastest = choose(rates, key=rates.__getitem__)
@@ -191,6 +202,8 @@ def find_best_solos(row: Row, baselines: BlockBaselines) -> dict[str, BestSolo]:
 
 
 def _compare_with_best(row: Row, best: Mapping[str, BestSolo]) -> dict[str, float]:
+    if not best:
+        return {}
     runs = [best[job.digest].runs for job in row.jobs]
     speed = _normalise(row, list(map(_average_runs, runs)), None)
     if SPEEDUP not in speed:

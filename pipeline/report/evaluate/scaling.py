@@ -78,7 +78,7 @@ def steps(cells: Sequence[Cell]) -> Iterator[Step]:
                     case=case,
                     larger=larger,
                     smaller=smaller,
-                    ratio=by_place[smaller].estimate(by_block),
+                    ratio=by_place[larger].estimate_speed_ratio(by_block),
                     ideal=compute_ideal(by_place[larger], by_place[smaller]),
                     published=_find_published(case.params[0], cut_to_slices(larger), cut_to_slices(smaller)),
                 )
@@ -132,7 +132,7 @@ def compare_co_runners(cells: Sequence[Cell]) -> Iterator[CoRunnerEffect]:
     for cell in ranked:
         other = alone.get(_identify(cell)) if cell.co_runners else None
         if other is not None and (by_block := ratios(cell, other, cell.throughput)):
-            yield CoRunnerEffect(cell=cell, throughput_ratio=cell.estimate(by_block))
+            yield CoRunnerEffect(cell=cell, throughput_ratio=cell.estimate_speed_ratio(by_block))
 
 
 def find_place(cell: Cell) -> str | None:

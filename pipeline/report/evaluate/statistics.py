@@ -131,7 +131,7 @@ def estimate(values: Sequence[float], scale: Scale = Scale.POSITIVE, *, is_drift
         return Estimate(median=median, low=min(values), high=max(values), n=n)
     on_log = scale is Scale.POSITIVE and min(values) > 0
     used = [math.log(value) for value in values] if on_log else list(values)
-    mean, half = statistics.fmean(used), _t(1 - (1 - CONFIDENCE) / 2, n - 1) * _standard_error(used, is_drifting)
+    mean, half = statistics.fmean(used), _compute_half(_standard_error(used, is_drifting), n)
     low, high = (math.exp(mean - half), math.exp(mean + half)) if on_log else (mean - half, mean + half)
     if scale is not Scale.PLAIN:
         low = max(0.0, low)
@@ -145,13 +145,14 @@ def half_width(ratio: Estimate) -> float | None:
     return None if ratio.low is None or ratio.high is None or ratio.low <= 0 else math.sqrt(ratio.high / ratio.low) - 1
 
 
-def blocks_for_half_width(deviation: float, share: float) -> int | None:
+def blocks_for_half_width(deviation: float, share: float, *, is_drifting: bool = False) -> int | None:
     """Estimate the number of blocks for an interval with this half-width; `None` if more than `MOST_BLOCKS`.
 
     `deviation` is the standard deviation of the log ratios, `share` the half-width as a share of the ratio.
     """
     numbers = range(MIN_FOR_INTERVAL, MOST_BLOCKS + 1)
-    return next((n for n in numbers if _compute_half(deviation, n) <= math.log1p(share)), None)
+    halves = ((n, _compute_half(deviation / math.sqrt(_count_independent(n, is_drifting)), n)) for n in numbers)
+    return next((n for n, half in halves if half <= math.log1p(share)), None)
 
 
 def lower_bound_of_deviation(deviation: float, n: int) -> float:
@@ -280,9 +281,9 @@ def blocks_needed(test: Test, num_tests: int, margin: float = MARGIN) -> int | N
     return None
 
 
-def _compute_half(deviation: float, n: int) -> float:
-    """Return the half-width of the t interval of a mean."""
-    return _t(1 - (1 - CONFIDENCE) / 2, n - 1) * deviation / math.sqrt(n)
+def _compute_half(error: float, n: int) -> float:
+    """Return the half-width of the t interval of a mean of `n` values with a standard error."""
+    return _t(1 - (1 - CONFIDENCE) / 2, n - 1) * error
 
 
 def _standard_error(values: Sequence[float], is_drifting: bool) -> float:

@@ -70,6 +70,7 @@ class Verdict:
         p_adjusted: `p` after correction for all claims of the table; `None` with too few blocks or GPUs.
         num_blocks, num_gpus: number of blocks and GPUs with figures of both modes.
         blocks_needed: estimated number of blocks for a verdict; `None` if decided or unknown.
+        holds_for: the hosts for which the ratio holds; empty unless it depends on the host.
     """
 
     case: Case
@@ -86,6 +87,12 @@ class Verdict:
     blocks_needed: int | None
     sentence: str
     quantity: Quantity = Quantity.SPEED
+    holds_for: str = ""
+
+    @property
+    def baseline(self) -> str:
+        """The baseline in words, with the hosts for which the ratio holds."""
+        return f"{self.against} {self.holds_for}".strip()
 
     @property
     def is_against_best_solo(self) -> bool:
@@ -224,6 +231,7 @@ def _verdict(pair: Pair, judged: _Judgement, num_tests: int) -> Verdict:
         decision=decision,
         blocks_needed=_blocks_needed(pair, num_tests) if decision is Decision.NO_VERDICT else None,
         quantity=pair.quantity,
+        holds_for=pair.holds_for,
         sentence="",
     )
     both = [cell, *([pair.other] if pair.other is not None else [])]
@@ -245,9 +253,9 @@ def _sentence(verdict: Verdict, cell: Cell, is_drifting: bool) -> str:
     jobs = f"{_name_jobs(verdict.case, verdict.degree)}, {verdict.mode}"
     if verdict.ratio is None:
         return f"{jobs}: {finding_in_words(cell)}."
-    against = verdict.against
-    if against == SERIAL.label and verdict.degree == 1:
-        against = "the serial baseline"
+    against = verdict.baseline
+    if verdict.against == SERIAL.label and verdict.degree == 1:
+        against = f"the serial baseline {verdict.holds_for}".strip()
     if verdict.metric in (MEAN_SLOWDOWN, P99_SLOWDOWN):
         percentile = "p99" if verdict.metric == P99_SLOWDOWN else "mean"
         against = f"the same job alone by the {percentile} latency under the same arrivals"
@@ -299,7 +307,7 @@ def _brief(comparisons: Sequence[Verdict]) -> str:
         is_open = verdict.decision in (Decision.NO_VERDICT, Decision.EQUAL)
         details = [interval_in_words(verdict.ratio, ".2f").strip(" ()"), verdict.decision.value if is_open else ""]
         words = "; ".join(filter(None, details))
-        parts.append(f"{verdict.ratio.median:.2f} x {verdict.against}" + (f" ({words})" if words else ""))
+        parts.append(f"{verdict.ratio.median:.2f} x {verdict.baseline}" + (f" ({words})" if words else ""))
     return ", ".join(parts)
 
 
@@ -308,6 +316,8 @@ def _name_jobs(case: Case, degree: int) -> str:
 
 
 def _describe_need(verdict: Verdict) -> str:
+    if verdict.holds_for == "on these hosts":
+        return "no verdict over several hosts"
     if verdict.num_gpus > 1:
         needed = f"{MIN_GPUS} GPUs" if verdict.num_gpus < MIN_GPUS else "more GPUs (or less scatter)"
         return f"no verdict: each GPU counts once, and {needed} are needed"
@@ -331,7 +341,8 @@ def _winner(cells: Sequence[Cell], speeds: dict[str, Estimate], comparisons: Seq
     if mode == SERIAL.label:
         sentence = f"{jobs}: serial is fastest."
     elif mode is not None:
-        sentence = f"{jobs}: {mode} is fastest, {speedup.median:.2f} x serial{interval_in_words(speedup, '.2f')}."
+        serial = next((v.baseline for v in comparisons if (v.mode, v.against) == (mode, SERIAL.label)), SERIAL.label)
+        sentence = f"{jobs}: {mode} is fastest, {speedup.median:.2f} x {serial}{interval_in_words(speedup, '.2f')}."
     else:
         sentence = f"{jobs}: no verdict between {join_words(tied)}"
         if slower:

@@ -211,5 +211,5 @@ def _compare_step_modes(case: Case, cells: Sequence[Cell]) -> list[tuple[str, Es
         assert serial is not None  # otherwise there are no other modes
         ratios, _ = speed_ratios(other.cell, serial, (serial.throughput, TOTAL_TIME))
         if ratios:
-            gains.append((other.step_mode, serial.estimate(ratios)))
+            gains.append((other.step_mode, other.cell.estimate_speed_ratio(ratios)))
     return gains

@@ -88,7 +88,7 @@ def _panel(axes: Axes, workload: str, cases: Mapping[Case, Places]) -> dict[str,
         style |= {"marker": _MARKERS[number % len(_MARKERS)], "linestyle": _STYLES[number % len(_STYLES)]}
         reference = next(cell for place, cell in by_place.items() if place != WHOLE_GPU)
         estimates = {
-            float(ticks.index(place)): cell.estimate(shares)
+            float(ticks.index(place)): cell.estimate_speed_ratio(shares)
             for place, cell in reversed(list(by_place.items()))
             if (shares := ratios(cell, reference, cell.throughput))
         }

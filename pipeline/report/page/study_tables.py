@@ -31,7 +31,7 @@ from pipeline.report.evaluate.metrics import (
     Scale,
     find_table,
 )
-from pipeline.report.evaluate.pairs import BASELINES_NOTE
+from pipeline.report.evaluate.pairs import BASELINES_NOTE, HOST_NOTE
 from pipeline.report.evaluate.paper import FindingCheck
 from pipeline.report.evaluate.statistics import MARGIN_IN_WORDS, estimate
 from pipeline.report.evaluate.stressor_effects import list_effects
@@ -187,7 +187,7 @@ def comparison_table(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> Tabl
         ratio = MISSING if verdict.ratio is None else format_estimate(verdict.ratio)
         star = "*" if (verdict.case, verdict.degree, verdict.mode) in marked else ""
         quantity = verdict.quantity.value
-        compared = (verdict.case.label, verdict.degree, verdict.mode, verdict.against, quantity, f"{ratio}{star}")
+        compared = (verdict.case.label, verdict.degree, verdict.mode, verdict.baseline, quantity, f"{ratio}{star}")
         decided = (verdict.num_blocks, verdict.decision.value, verdict.p_adjusted, verdict.blocks_needed)
         rows.append((*compared, *decided))
     compares = ("case", "jobs", "mode", "against", "quantity", "ratio")
@@ -220,6 +220,7 @@ def group_table(cells: Sequence[Cell], name: str, title: str, metrics: Sequence[
             rows.append((*ran, f"{result}*" if cell.marks else result, *figures))
     heads = ("case", "jobs", "mode", "result", *(known[name].heading(scales[name][1]) for name in names))
     notes = [_CELL_NOTE, *([BASELINES_NOTE] if {BEST_SOLO, ENERGY_VS_BEST_SOLO} & set(names) else [])]
+    notes += [HOST_NOTE] if SPEEDUP in names and any(cell.depends_on_host for cell in cells) else []
     notes += [_DOUBTFUL_NOTE] if any(cell.marks for cell in cells) else []
     return Table(name, title, heads, tuple(rows) if names else (), " ".join(notes))
 

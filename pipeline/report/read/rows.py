@@ -25,6 +25,7 @@ from pipeline.report.read import hosts, row_labels, selection
 from pipeline.report.read.baseline_runs import average_runs
 from pipeline.report.read.choice import Choice, separate_simulated
 from pipeline.report.read.environments import name_environments
+from pipeline.report.read.pooling import describe_pooled, pool_programs, pool_slices
 from pipeline.report.read.study_records import JobRow, Row, Study
 
 FACTS = {
@@ -141,7 +142,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
     Block numbers continue from one store to the next, except for shards of one plan. Blocks of different hosts are
     repeats of each other only with `pools_hosts`.
     """
-    rows: list[Row] = []
+    stores: list[list[Row]] = []
     num_without_result, num_blocks = 0, 0
     planned: list[int] = []
     first_of_plan: dict[str, int] = {}  # number of blocks that precede a plan that ran as shards
@@ -159,11 +160,13 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
             if part[-1].plan not in known
         ]
         planned += [int(number) for number in newest if number.isdigit()]
-        rows += numbered
+        stores.append(numbered)
+    rows = pool_slices(list(itertools.chain(*pool_programs(stores))))
     chosen, not_chosen = selection.choose(rows)
     left_out = {"no result: still running, or never closed": num_without_result, **not_chosen}
     runs = [row for _, block_rows in chosen for row in block_rows]
     single = average_runs(runs, left_out)
+    pooled = dict.fromkeys(describe_pooled(single))
     members, environments = name_environments(single)
     named = row_labels.label_rows(members if pools_hosts else hosts.separate_hosts(members))
     newest_first, shown = sorted(rows, key=lambda row: row.start_ms, reverse=True), {row.start for row in named}
@@ -175,7 +178,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
         num_planned=sum(planned) - len(runs) + len(single) if planned else None,
         facts=_facts(named),
         not_shown=tuple(dict.fromkeys(row.start for row in newest_first if row.start not in shown)),
-        environments=environments,
+        environments=(*environments, *pooled),
     )
 
 
@@ -240,6 +243,7 @@ def _job(run: Any, identity: Tag) -> JobRow:
         run_id=run.info.run_id,
         label=workload,
         digest=tags.get(identity, ""),
+        program_digest=tags.get(Tag.PROGRAM_DIGEST, ""),
         size=facts.get("size"),
         result=Result(facts["result"]) if facts.get("result") in set(Result) else None,
         metrics=results.select_figures(run),

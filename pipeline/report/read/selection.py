@@ -26,7 +26,7 @@ def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[
     states = merge_same(row.machine_state for row in rows)
     # In a plan whose shards are cases, each case counts as a separate study.
     members: dict[tuple[int, str, int, str], list[Row]] = defaultdict(list)
-    expected: dict[tuple[str, int, str], set[_Run]] = defaultdict(set)
+    expected: dict[tuple[str, int, str], dict[object, set[_Run]]] = defaultdict(lambda: defaultdict(set))
     # A profiler changes the figures of the jobs that it observes.
     profilers = [row.facts["profiler"] for row in rows if row.facts.get("profiler")]
     left_out.update(f"ran under {profiler}, which changes the figures" for profiler in profilers)
@@ -35,10 +35,11 @@ def choose(rows: Sequence[Row]) -> tuple[list[tuple[Block, list[Row]]], Mapping[
         for row in reversed(part):
             device, case = row.settings[0][1], row.facts.get("case", "")
             members[row.block, device, number, case].append(row)
-            expected[device, number, case].add(row.run_in_block)
+            expected[device, number, case][row.store].add(row.run_in_block)
     blocks: dict[tuple[int, str], dict[MachineState, _Piece]] = defaultdict(dict)
     for (block, device, number, case), part_rows in sorted(members.items()):
-        expected_keys = expected[device, number, case]
+        in_stores = expected[device, number, case]  # stores may have different plans with some common cases
+        expected_keys = set().union(*(in_stores[store] for store in {row.store for row in part_rows}))
         state, chosen = _choose_state(part_rows, states, expected_keys, left_out)
         # Parts in the same machine state share a block.
         piece = blocks[block, device].setdefault(state, _Piece([], set()))

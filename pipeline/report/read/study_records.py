@@ -25,6 +25,8 @@ class JobRow:
         label, digest: label and digest of the job's workload; equal labels mean equal programs.
         words: the part of the label in parentheses.
         size: letter of the job in a mix.
+        program_digest: digest of the program without its environment.
+        environment: digest of the job's own environment, if `params` name that of an equal case.
         place: facts of the job's placement: `device`, `gi_id`, `mig_profile`, ...
         start_ns, end_ns: start and end of the job's work, on the monotonic clock.
     """
@@ -34,6 +36,8 @@ class JobRow:
     label: str
     words: str = ""
     digest: str
+    program_digest: str = ""
+    environment: str = ""
     size: str | None
     result: Result | None
     metrics: Mapping[str, float]
@@ -242,7 +246,8 @@ class Study:
         not_shown: starts of the orchestrator without any of these rows, the newest first.
         not_drawn: a sentence on each figure that cannot be drawn.
         choice: options of the report that chose these rows.
-        environments: a sentence on the packages of each environment except the first, compared with the first.
+        environments: sentences on the packages of each environment except the first, compared with the first, and on
+            what pooled rows differ in.
         counters: counters of stressors that ran alone; empty unless the report has read them.
         facts: all values of each fact of the rows, by its name (versions, commands, commits).
     """

@@ -54,7 +54,7 @@ def test_each_mode_is_compared_by_energy_with_both_baselines_and_earlier_modes()
         ("MPS", "naive"): (0.5, Decision.BETTER),
     }
     assert comparisons["MPS", "serial"].sentence == (
-        "2 x resnet26_cifar10 bs128, MPS: 0.60 x the energy of serial (0.60 to 0.60; 5 blocks)."
+        "2 x resnet26_cifar10 bs128, MPS: 0.60 x the energy of serial on this host (0.60 to 0.60; 5 blocks)."
     )
 
 
@@ -82,7 +82,7 @@ def test_energy_does_not_rank_modes() -> None:
     assert winner.mode == "MPS"
     assert re.fullmatch(
         r"2 x resnet26_cifar10 bs128: MPS is fastest, 1\.60 x serial.*\. MPS: 0\.64 x CUDA graph alone.*; "
-        r"energy 3\.00 x serial \(2\.99 to 3\.01\), 6\.00 x CUDA graph alone \(5\.98 to 6\.02\)\.",
+        r"energy 3\.00 x serial on this host \(2\.99 to 3\.01\), 6\.00 x CUDA graph alone \(5\.98 to 6\.02\)\.",
         winner.sentence,
     )
 

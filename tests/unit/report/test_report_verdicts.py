@@ -50,7 +50,7 @@ def test_what_is_faster_is_found_and_said_in_a_sentence(whole) -> None:
     assert verdict.p_adjusted is not None and verdict.p is not None and verdict.p < verdict.p_adjusted < 0.05
     assert verdict.ratio is not None and verdict.ratio.median == pytest.approx(1.84, rel=0.03)
     assert re.fullmatch(
-        r"7 x resnet26_cifar10 bs128, MPS: 1\.8\d x serial \(1\.\d\d to 1\.\d\d; 5 blocks\)\.",
+        r"7 x resnet26_cifar10 bs128, MPS: 1\.8\d x serial on this host \(1\.\d\d to 1\.\d\d; 5 blocks\)\.",
         verdict.sentence,
     )
     assert one(whole[1], "MPS", "naive", "resnet50", 7).decision is Decision.WORSE
@@ -72,7 +72,7 @@ def test_each_case_has_its_winner(whole) -> None:
     by_case = {(w.case.label.split()[0], w.degree): w for w in whole[2]}
     assert by_case["resnet26_cifar10", 7].mode == "MPS"
     sentence = by_case["resnet26_cifar10", 7].sentence
-    assert re.search(r"\. MPS: 0\.4\d x CUDA graph alone \(0\.4\d to 0\.4\d\); energy 0\.14 x serial\.$", sentence)
+    assert re.search(r"\. MPS: 0\.4\d x CUDA graph alone \(0\.4\d to 0\.4\d\); energy 0\.14 x serial on this host\.$", sentence)
     # naive was made 5 % faster than serial: with noise of 1 % that may or may not be proved.
     assert by_case["resnet50_imagenet64", 7].tied[0] == "naive"
     assert by_case["M+2S", 3].mode == "MPS"
