@@ -96,7 +96,7 @@ def compare_reproduction(claims: Claims, folder: Path, file: Path) -> list[tuple
         for query in claim.numbers.values():
             if query.tolerance is None or query.show in (Show.TOLERANCE, Show.VERDICT):
                 continue
-            published = _evaluate(folder / query.bundle)
+            published = _evaluate(*(folder / name for name in query.bundle.split()))
             if published.study.experiment == reproduced.study.experiment:
                 words, problem = _compare_figures(query, reproduced, published)
                 checks.append((f"{claim.page}: {claim.text}: {words}", problem))
@@ -138,7 +138,7 @@ def _format(query: Query, folder: Path) -> str:
         return format_combination(query, [float(_format(part, folder)) for part in query.of])
     if query.table:
         return format_value(query, _make_tables(folder / query.bundle))
-    return format_figure(query, _evaluate(folder / query.bundle))
+    return format_figure(query, _evaluate(*(folder / name for name in query.bundle.split())))
 
 
 def format_value(query: Query, tables: Sequence[Table]) -> str:
@@ -172,11 +172,12 @@ def _make_tables(file: Path) -> list[Table]:
 
 
 @functools.cache
-def _evaluate(file: Path) -> EvaluatedStudy:
-    if not file.is_file():
-        raise ConfigError(f"{file} does not exist; export the study again")
-    experiment, _ = bundle.load_runs(file.absolute())
-    return evaluate_study(rows.read([file], experiment, pools_hosts=False))
+def _evaluate(*files: Path) -> EvaluatedStudy:
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"{file} does not exist; export the study again")
+    experiment, _ = bundle.load_runs(files[0].absolute())
+    return evaluate_study(rows.read(files, experiment, pools_hosts=len(files) > 1))
 
 
 def _read_page(file: Path) -> str | None:

@@ -40,7 +40,7 @@ class Query:
     """The figure behind a placeholder: of a cell, of a comparison (with `against`), or of the study (without `case`).
 
     Attributes:
-        bundle: file, relative to the folder of the project.
+        bundle: file, relative to the folder of the project; several, with spaces between them, are pooled.
         over: another case of the study with this number of jobs and mode; the figure is the ratio in the same blocks.
         margin: relative difference within which the two cases are tested to be equal.
         jobs: number of jobs of the cell.
