@@ -335,7 +335,7 @@ def test_a_mode_is_held_against_another_in_any_quantity() -> None:
 
 def test_a_finding_on_mig_instances_has_the_activity_of_the_instances() -> None:
     jobs = [job(i, published(), 300.0, place={"gi_id": str(i)}) for i in range(7)]
-    active = tuple(dataclasses.replace(one, metrics=one.metrics | {"gract_mean_ratio": 0.7}) for one in jobs)
+    active = tuple(dataclasses.replace(one, metrics={**one.metrics, "gract_mean_ratio": 0.7}) for one in jobs)
     groups = [row("mig", active, block, metrics={"gract_mean_ratio": 0.99}) for block in BLOCKS]
     (check,) = checks(groups, "ResNet26 at batch 32 never saturate")
     assert (check.agreement, check.figure_in_words[:4]) == (Agreement.AGREES, "0.70")
