@@ -17,6 +17,7 @@ _BEGIN, _END = r"(?<!\w)(?<!\d[.,])", r"(?!\w)(?![.,]\d)"
 """Bounds of the words of a claim, which do not begin or end within a number."""
 _CODE = re.compile(r"^ *```.*?^ *```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"(?<!\w)\d[\w.,]*")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _AROUND = 25
 
 
@@ -77,7 +78,7 @@ def find_unclaimed(
 
 
 def _list_numbers(text: str) -> set[str]:
-    return {number.replace(",", "").strip(".") for number in _NUMBER.findall(text)}
+    return {number.strip(".") for number in re.findall(r"(?<!\w)\d[\w.]*", _THOUSANDS.sub("", text))}
 
 
 def write_numbers(page: str, claims: Iterable[CheckedClaim]) -> str:
