@@ -76,14 +76,12 @@ def _identify(job: JobRow, packages: Mapping[str, object]) -> str:
 
 def _rename_programs(row: Row, common: Mapping[str, JobRow]) -> Row:
     key, jobs = row.key, []
+    for digest in {job.digest for job in row.jobs} & common.keys():
+        key = key.replace(digest, common[digest].digest)
     for job in row.jobs:
-        same = common.get(job.digest, job)
-        key = key.replace(job.digest, same.digest)
-        environment = {ENVIRONMENT: same.params[ENVIRONMENT]} if ENVIRONMENT in same.params else {}
-        params = {**job.params, **environment}
-        jobs.append(
-            dataclasses.replace(job, digest=same.digest, params=params, environment=job.params.get(ENVIRONMENT, ""))
-        )
+        same, environment = common.get(job.digest, job), job.params.get(ENVIRONMENT, "")
+        params = {**job.params, ENVIRONMENT: same.params[ENVIRONMENT]} if environment else job.params
+        jobs.append(dataclasses.replace(job, digest=same.digest, params=params, environment=environment))
     return dataclasses.replace(row, key=key, jobs=tuple(jobs))
 
 

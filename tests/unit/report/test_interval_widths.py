@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
+from pipeline.base.domain.normalisation import SPEEDUP
 from pipeline.base.domain.precision_goal import PrecisionGoal
 from pipeline.base.domain.records import Result
 from pipeline.report.evaluate import statistics
@@ -65,3 +67,25 @@ def test_equal_blocks_have_an_interval_without_width():
 def test_groups_that_are_not_compared_have_no_width():
     assert widths(0.01, result=Result.OOM) == []
     assert widths(0.01, invalid="a job made no progress") == []
+
+
+def test_a_drifting_baseline_widens_the_interval_that_the_study_stops_on():
+    """The interval of the report decides; at the goal, no reported interval is wider."""
+    rng, num_reached = random.Random(45), 0
+    for _ in range(40):
+        rows = []
+        for block in range(1, 13):
+            speeds = 1000 * math.exp(rng.gauss(0, 0.04)), 300 * math.exp(rng.gauss(0, 0.002))
+            rows += [copies("serial", 1, speeds[0], block), copies("naive", 7, speeds[1], block)]
+        cells = make_cells(study(*rows))
+        (width,) = measure_widths(cells, PrecisionGoal(pct=5, max_blocks=200))
+        (reported,) = (cell.estimates[SPEEDUP] for cell in cells if cell.mode == "naive")
+        half = statistics.half_width(reported)
+        assert width.pct == pytest.approx(100 * half) and width.is_reached == (half <= 0.05)
+        num_reached += width.is_reached
+        # The number of blocks that are needed counts five blocks as one, too.
+        plain = statistics.compare_pairs(list(cells[-1].values[SPEEDUP].values())).deviation
+        assert width.num_needed == max(
+            statistics.blocks_for_half_width(plain * math.sqrt(5), 0.05), 5 if width.is_reached else 13
+        )
+    assert 0 < num_reached < 40

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.window import WindowKind
 from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_BEST_SOLO
@@ -167,3 +168,21 @@ def test_a_noisy_baseline_of_single_blocks_puts_no_note_on_a_speed_up() -> None:
     (sketch,) = gain.sketches(cells, None)
     (axes,) = sketch.paint().axes
     assert axes.get_xlabel() == "jobs" and not axes.texts
+
+
+def test_a_block_needs_the_run_of_the_best_step_mode_only() -> None:
+    def keep(*lost: tuple[str, int]) -> list[Row]:
+        return [
+            dataclasses.replace(row, result=Result.FAILED, metrics={})
+            if row.is_sequential and (row.jobs[0].params["step_mode"], row.block) in lost
+            else row
+            for row in several_blocks(5)
+        ]
+
+    whole = cell_of(make_cells(study(*keep())), "naive", 2)
+    without_eager = cell_of(make_cells(study(*keep(("eager", 3)))), "naive", 2)
+    assert 3 not in without_eager.values["speedup_vs_serial_ratio"]
+    assert without_eager.values[BEST_SOLO] == whole.values[BEST_SOLO]
+    # Without the fastest step mode, the best one of the block is unknown.
+    without_graph = cell_of(make_cells(study(*keep(("cuda_graph", 3)))), "naive", 2)
+    assert sorted(without_graph.values[BEST_SOLO]) == [1, 2, 4, 5]

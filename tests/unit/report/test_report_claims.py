@@ -375,3 +375,13 @@ def test_a_reproduction_is_compared_with_the_claims_about_its_experiment(folder:
     assert f"\nholds: page.md: gain of {{gain}}: {near}\n" in f"\n{output.out}"
     assert "published" in output.out and "(beyond the tolerance)" in output.out and "no groups 2 x tiny" in output.out
     assert "no claim about experiment 'other' has a tolerance" in output.err
+
+
+def test_a_speedup_over_a_job_that_waits_for_its_host_is_not_decided_on_another_host(folder: Path, capsys) -> None:
+    write_claims(folder, "gain of {gain}", tolerance=0.05)
+    runs = [*make_runs("serial", 1, SERIAL), *make_runs("mps", 2, MPS)]
+    for made in runs:
+        made["tags"] |= {"collocation.gpu_uuid": "GPU-other", "collocation.boot_id": "boot-other"}
+    write_bundle(folder / "elsewhere.tar.xz", runs)
+    assert run("--reproduced", "elsewhere.tar.xz") == 1
+    assert "a speed-up over serial holds for one host; remove the tolerance" in capsys.readouterr().out

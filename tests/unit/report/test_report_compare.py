@@ -65,6 +65,30 @@ def compared(before: list[Row], after: list[Row], tolerance: float = MARGIN) -> 
     return {(change.mode, change.quantity.value): change for change in comparison.changes}
 
 
+def with_noisy_energy(seed: int, noise: float = 0.02, **changes: Any) -> list[Row]:
+    """The same rows with the noise of a counter that is read for two seconds."""
+    rng = random.Random(seed)
+    return [
+        dataclasses.replace(row, metrics={**row.metrics, "energy_per_sample_j": 0.01 * math.exp(rng.gauss(0, noise))})
+        for row in rows(seed, **changes)
+    ]
+
+
+def test_the_noise_of_energy_is_not_that_of_the_host() -> None:
+    full = compared(with_noisy_energy(1), with_noisy_energy(2))
+    assert not full["naive", "energy"].is_drifting
+    waits = compared(with_noisy_energy(1, host=0.1), with_noisy_energy(2, host=0.1))
+    assert waits["naive", "energy"].is_drifting and waits["naive", "speed"].is_drifting
+
+
+def test_a_speedup_over_serial_decides_on_one_host_only() -> None:
+    before, after = rows(1, host=0.1), rows(2, host=0.1, naive=900.0)
+    assert compared(before, after)["naive", "speed"].decided_by == "speed-up over serial"
+    elsewhere = [dataclasses.replace(row, gpu_uuid="GPU-2", boot_id="boot-2") for row in after]
+    change = compared(before, elsewhere)["naive", "speed"]
+    assert (change.decided_by, change.change) == ("", Change.UNDECIDED)
+
+
 def test_the_test_is_that_of_welch_on_logarithms() -> None:
     from scipy import stats  # takes a second
 

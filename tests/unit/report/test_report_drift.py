@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import random
 
 import pytest
 
-from pipeline.base.domain.normalisation import SPEEDUP
+from pipeline.base.domain.normalisation import MEAN_SLOWDOWN, SPEEDUP
 from pipeline.report.evaluate import statistics
 from pipeline.report.evaluate.cells import Cell, make_cells
 from pipeline.report.evaluate.doubts import list_doubts
-from pipeline.report.evaluate.metrics import BEST_SOLO
+from pipeline.report.evaluate.metrics import BEST_SOLO, ENERGY_VS_ALONE
+from pipeline.report.evaluate.pairs import Quantity
 from pipeline.report.evaluate.verdicts import Decision, Verdict, verdicts
 from pipeline.report.read.study_records import Row
 from tests.support.report_rows import copies, params, study
+from tests.unit.report.test_report_services import served
 
 HOST = (1.00, 0.92, 1.07, 0.97, 1.05)
 """The speed of the host in each block."""
@@ -36,6 +40,10 @@ def judge(*groups: list[Row]) -> tuple[dict[tuple[str, int], Cell], dict[tuple[s
         {(cell.mode, cell.degree): cell for cell in cells if "graph" not in cell.case.label},
         {(verdict.mode, verdict.against): verdict for verdict in comparisons},
     )
+
+
+FULL = make_cells(study(*rows("naive", 7, 2900)))[0]
+"""A cell of seven jobs that fill the GPU."""
 
 
 def test_five_blocks_count_as_one_if_only_the_baseline_follows_the_host() -> None:
@@ -135,3 +143,63 @@ def test_more_blocks_are_needed_if_the_baseline_drifts() -> None:
     needed = [statistics.blocks_needed(test, 4) for test in (plain, drifting)]
     assert None not in needed and needed[0] < needed[1]
     assert drifting.p_different > plain.p_different
+
+
+def with_energy(made: list[Row], joules: tuple[float, ...]) -> list[Row]:
+    """Add the energy of a window of 10 s, and its energy per sample."""
+    changed = []
+    for row, per_sample in zip(made, joules, strict=True):
+        rate = row.metrics["throughput_total_samples_per_s"]
+        energy = {"energy_per_sample_j": per_sample, "energy_j": per_sample * 10 * rate}
+        changed.append(dataclasses.replace(row, metrics={**row.metrics, **energy}))
+    return changed
+
+
+def test_an_energy_over_a_drifting_baseline_counts_five_blocks_as_one() -> None:
+    host_j = tuple(0.1 * host**-0.8 for host in HOST)
+    groups = with_energy(rows("serial", 1, 1000, HOST), host_j), with_energy(rows("naive", 7, 2900), (0.05,) * 5)
+    cells = make_cells(study(*(row for group in groups for row in group)))
+    (cell,) = (cell for cell in cells if (cell.mode, cell.degree) == ("naive", 7))
+    (verdict,) = (verdict for verdict in verdicts(cells) if verdict.quantity is Quantity.ENERGY)
+    plain = statistics.estimate([0.05 / joules for joules in host_j])
+    assert verdict.ratio == cell.estimates[ENERGY_VS_ALONE]
+    assert math.log(verdict.ratio.high / verdict.ratio.low) == pytest.approx(
+        math.sqrt(5) * math.log(plain.high / plain.low)
+    )
+    # The noise of the counter is no drift.
+    still = with_energy(rows("serial", 1, 1000), host_j), with_energy(rows("naive", 7, 2900), (0.05,) * 5)
+    (verdict,) = (v for v in verdicts(make_cells(study(*still[0], *still[1]))) if v.quantity is Quantity.ENERGY)
+    assert (verdict.ratio.low, verdict.ratio.high) == pytest.approx((plain.low, plain.high))
+
+
+def test_a_latency_over_a_drifting_baseline_counts_five_blocks_as_one() -> None:
+    made = []
+    for block, host in enumerate(HOST, start=1):
+        made += [served("serial", 1, 50, 5.0 / host, block), served("naive", 4, 50, 20.0, block)]
+    (cell,) = (cell for cell in make_cells(study(*made)) if cell.degree == 4 and cell.mode == "naive")
+    plain = statistics.estimate([4 * host for host in HOST])
+    assert math.log(cell.estimates[MEAN_SLOWDOWN].high / cell.estimates[MEAN_SLOWDOWN].low) == pytest.approx(
+        math.sqrt(5) * math.log(plain.high / plain.low)
+    )
+
+
+@pytest.mark.parametrize("num_blocks", [5, 10])
+def test_intervals_of_energies_over_a_drifting_baseline_cover(num_blocks: int) -> None:
+    """The host is simulated: 10 % of noise for 170 s and 5 % for a moment, whose 0.8 the energy follows."""
+    rng, num, covered, plain = random.Random(45), 400, 0, 0
+    keep = math.exp(-63 / 170)  # five blocks in 315 s
+    for _ in range(num):
+        host, speeds, ratios = rng.gauss(0, 0.1), {}, {}
+        for block in range(1, num_blocks + 1):
+            host = keep * host + math.sqrt(1 - keep**2) * rng.gauss(0, 0.1)
+            now = host + rng.gauss(0, 0.05)
+            speeds[block] = 3 * math.exp(-now)
+            ratios[block] = 0.5 * math.exp(0.8 * now + rng.gauss(0, 0.01))
+        rates = {block: 3000 * math.exp(rng.gauss(0, 0.001)) for block in speeds}
+        values = {"throughput_total_samples_per_s": rates, SPEEDUP: speeds, ENERGY_VS_ALONE: ratios}
+        interval = dataclasses.replace(FULL, values=values, gpus={}).estimate_quantity(ENERGY_VS_ALONE)
+        unwidened = statistics.estimate(list(ratios.values()))
+        covered += interval.low <= 0.5 <= interval.high
+        plain += unwidened.low <= 0.5 <= unwidened.high
+    print(f"{num_blocks} blocks: {plain / num:.3f} without the rule, {covered / num:.3f} with it")
+    assert plain / num < 0.85 and covered / num > 0.94

@@ -41,11 +41,13 @@ PAIRS = ((1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (3, 2))
 """Each mode against those before it, as `verdicts` takes them."""
 
 
-def judged(ratios: NDArray[np.float64]) -> tuple[NDArray[np.object_], NDArray[np.float64], NDArray[np.float64]]:
+def judged(
+    ratios: NDArray[np.float64], *, is_drifting: bool = False
+) -> tuple[NDArray[np.object_], NDArray[np.float64], NDArray[np.float64]]:
     """Decision and adjusted p values of many tables at once. Shape of the ratios: [table, comparison, block]."""
     logs = np.log(ratios)
     num_blocks = logs.shape[-1]
-    error = np.std(logs, axis=-1, ddof=1) / math.sqrt(num_blocks)
+    error = np.std(logs, axis=-1, ddof=1) / math.sqrt(num_blocks / (statistics.DRIFT_BLOCKS if is_drifting else 1))
     different, equal = correct_p_values(*p_values(np.mean(logs, axis=-1), error, num_blocks - 1))
     decisions = np.array(decide(np.median(ratios, axis=-1), different, equal), dtype=object)
     return decisions.reshape(different.shape), different, equal

@@ -72,7 +72,9 @@ def test_each_case_has_its_winner(whole) -> None:
     by_case = {(w.case.label.split()[0], w.degree): w for w in whole[2]}
     assert by_case["resnet26_cifar10", 7].mode == "MPS"
     sentence = by_case["resnet26_cifar10", 7].sentence
-    assert re.search(r"\. MPS: 0\.4\d x CUDA graph alone \(0\.4\d to 0\.4\d\); energy 0\.14 x serial on this host\.$", sentence)
+    assert re.search(
+        r"\. MPS: 0\.4\d x CUDA graph alone \(0\.4\d to 0\.4\d\); energy 0\.14 x serial on this host\.$", sentence
+    )
     # naive was made 5 % faster than serial: with noise of 1 % that may or may not be proved.
     assert by_case["resnet50_imagenet64", 7].tied[0] == "naive"
     assert by_case["M+2S", 3].mode == "MPS"
