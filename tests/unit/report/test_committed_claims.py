@@ -99,6 +99,17 @@ def test_the_figures_of_simulations_are_those_that_they_print() -> None:
     assert len(lines) > 20 and [line for line in lines if line not in printed.splitlines()] == []
 
 
+def test_the_table_of_planned_gpus_is_what_the_planner_printed() -> None:
+    methods = ("exact", "greedy", "tree", "genetic", "7x 1g.10gb", "whole GPUs")
+    rows = []
+    for printed in _read("docs/papers/mig_serving/planned.txt").split("$ ")[1:]:
+        scenario, load = re.findall(r"scenario_(\d)\.yaml .* --load (\d)", printed)[0]
+        gpus = {method: int(re.findall(rf"^{method} +(\d+)", printed, re.MULTILINE)[0]) for method in methods}
+        fewer = round(100 * (1 - gpus["exact"] / gpus["whole GPUs"]))
+        rows.append(",".join(map(str, (scenario, load, *gpus.values(), fewer))))
+    assert len(rows) == 12 and rows == _read("docs/papers/mig_serving/gpus.csv").splitlines()[1:]
+
+
 def test_the_version_is_the_same_everywhere() -> None:
     version = re.search(r'^version = "(.*)"$', _read("pyproject.toml"), re.MULTILINE)
     assert version is not None
