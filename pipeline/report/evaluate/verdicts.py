@@ -177,7 +177,9 @@ def find_slower_pairs(comparisons: Iterable[Verdict]) -> set[tuple[str, str]]:
     """Return the pairs of a slower and a faster mode that the verdicts of one case and degree show."""
     comparisons = [verdict for verdict in comparisons if verdict.quantity is Quantity.SPEED]
     slower = {(verdict.mode, verdict.against) for verdict in comparisons if verdict.decision is Decision.WORSE}
-    return slower | {(verdict.against, verdict.mode) for verdict in comparisons if verdict.decision is Decision.BETTER}
+    # A mode that is faster than the best step mode alone is faster than serial, which is one of the step modes.
+    better = [verdict for verdict in comparisons if verdict.decision is Decision.BETTER]
+    return slower | {(SERIAL.label if v.is_against_best_solo else v.against, v.mode) for v in better}
 
 
 def rank_modes(

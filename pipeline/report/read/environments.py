@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,13 +46,14 @@ def read_packages(rows: Sequence[Row]) -> dict[str, str]:
     return {name: " or ".join(sorted(lines)) for name, lines in packages.items()}
 
 
-def read_computing_packages(rows: Sequence[Row]) -> dict[str, object]:
-    """Return the packages that compute of each environment, if there are several with a recorded lock."""
+def identify_packages(rows: Sequence[Row]) -> dict[str, str]:
+    """Return a digest of the packages for computing of each environment, if there are several, with a recorded lock."""
     environments = _find_environments(rows)
-    if len(environments) < 2:
-        return {}
-    locks = {digest: _read_lock(*holder) for digest, holder in environments.items()}
-    return {digest: select_computing(parse_lock(lock.splitlines())) for digest, lock in locks.items() if lock}
+    locks = {digest: _read_lock(*holder) for digest, holder in environments.items()} if len(environments) > 1 else {}
+    packages = {digest: select_computing(parse_lock(lock.splitlines())) for digest, lock in locks.items() if lock}
+    return {
+        digest: hashlib.sha256(repr(sorted(lines.items())).encode()).hexdigest() for digest, lines in packages.items()
+    }
 
 
 def describe_equal(rows: Sequence[Row]) -> Iterator[str]:

@@ -161,15 +161,19 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
         ]
         planned += [int(number) for number in newest if number.isdigit()]
         stores.append(numbered)
-    rows = pool_slices(list(itertools.chain(*pool_programs(stores))))
-    chosen, not_chosen = selection.choose(rows)
-    left_out = {"no result: still running, or never closed": num_without_result, **not_chosen}
+    newest_first = sorted(itertools.chain(*stores), key=lambda row: row.start_ms, reverse=True)
+    older: Counter[str] = Counter()
+    stores = pool_slices(stores)
+    if len(stores) > 1:
+        stores = pool_programs([selection.keep_newest_plans(rows, older) for rows in stores])
+    chosen, not_chosen = selection.choose(list(itertools.chain(*stores)))
+    left_out = {"no result: still running, or never closed": num_without_result, **(older + Counter(not_chosen))}
     runs = [row for _, block_rows in chosen for row in block_rows]
     single = average_runs(runs, left_out)
     pooled = dict.fromkeys(describe_pooled(single))
     members, environments = name_environments(single)
     named = row_labels.label_rows(members if pools_hosts else hosts.separate_hosts(members))
-    newest_first, shown = sorted(rows, key=lambda row: row.start_ms, reverse=True), {row.start for row in named}
+    shown = {row.start for row in named}
     return Study(
         experiment=experiment,
         rows=tuple(sorted(named, key=lambda row: (row.block, row.start_ms, row.run_id))),

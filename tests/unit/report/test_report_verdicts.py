@@ -20,7 +20,7 @@ from pipeline.report.evaluate.verdicts import Decision, Verdict
 from pipeline.report.page import study_tables as report_tables
 from pipeline.report.page.table_format import Table, escape, to_csv, to_latex
 from pipeline.report.read.study_records import Row
-from tests.support.report_rows import collocation_study, copies, study
+from tests.support.report_rows import collocation_study, copies, params, study
 
 
 def judged(rows: list[Row]) -> list[Verdict]:
@@ -364,3 +364,17 @@ def test_latex_prints_text_as_it_stands() -> None:
 def test_csv_has_the_digits_of_numbers_that_are_equal_on_all_machines() -> None:
     table = Table(name="t", title="t", columns=("a,b", "c"), rows=((1 / 3, None), (Result.OK.value, 2)))
     assert to_csv(table) == '"a,b",c\n0.333333333333,\nok,2\n'
+
+
+def test_what_is_faster_than_the_best_step_mode_is_faster_than_serial() -> None:
+    rows = []
+    for block, host in enumerate((1.0, 0.7, 1.3, 0.8, 1.2), start=1):
+        graph = params(step_mode="cuda_graph")
+        rows += [copies("serial", 1, 900.0 * host, block), copies("serial", 1, 1000.0, block, graph)]
+        rows += [copies("naive", 2, 600.0, block)]
+    cells = make_cells(study(*rows))
+    comparisons = verdicts.verdicts(cells)
+    against = {verdict.against: verdict.decision for verdict in comparisons if verdict.mode == "naive"}
+    assert against == {"serial": Decision.NO_VERDICT, "CUDA graph alone": Decision.BETTER}
+    (winner,) = verdicts.winners(cells, comparisons)
+    assert winner.mode == "naive"
