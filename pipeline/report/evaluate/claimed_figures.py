@@ -185,7 +185,7 @@ def _find_comparison(query: Query, measured: EvaluatedStudy) -> Verdict:
         return by_reference[query.against]
     references = ", ".join(by_reference) or "nothing"
     raise NoFigureError(
-        f"the {query.quantity} of {_describe(query)} is not compared with {query.against}, but {references}"
+        f"{query.quantity} of {_describe(query)} is not compared with {query.against}, but {references}"
     )
 
 
