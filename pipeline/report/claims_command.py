@@ -147,8 +147,8 @@ def format_value(query: Query, tables: Sequence[Table]) -> str:
     Raises:
         NoFigureError: no row of the table, or several, have the texts `row` and a value of the quantity.
     """
-    named = [table for table in tables if table.name == query.table and query.quantity in table.columns]
-    rows = [(table, row) for table in named for row in table.rows if not Counter(query.row) - Counter(map(str, row))]
+    hits = [table for table in tables if table.name == query.table and query.quantity in table.columns]
+    rows = [(table, row) for table in hits for row in table.rows if not Counter(query.row) - Counter(map(str, row))]
     values = [value for table, row in rows for value in (*row, None, None)[table.columns.index(query.quantity) :][:3]]
     if len(rows) != 1 or values[0] is None:
         columns = {table.name: table.columns for table in tables}

@@ -38,9 +38,9 @@ def check(page: str) -> tuple[Claims, Sequence[CheckedClaim]]:
     return claims, claims_command.check_claims(claims, PROJECT_DIR)
 
 
-def list_problems(page: str, folder: Path, within: str = "") -> list[str]:
+def list_problems(page: str, folder: Path, only_page: str = "") -> list[str]:
     """Return what `make claims` says of a page, or of all pages, in a folder."""
-    claims, checked = check(within)
+    claims, checked = check(only_page)
     if page:
         checked = [claim for claim in checked if claim.claim.page == page]
         scope = {page: claims.complete_pages[page]}
@@ -70,24 +70,24 @@ def test_every_page_with_results_is_complete() -> None:
 
 
 @pytest.mark.parametrize(
-    ("within", "num_digits", "seed"),
+    ("only_page", "num_digits", "seed"),
     [pytest.param("", 40, seed, marks=pytest.mark.slow) for seed in range(5)] + [(QUICK, 8, 0)],
 )
 def test_each_of_so_many_digits_changed_at_random_is_noticed(
-    within: str, num_digits: int, seed: int, tmp_path: Path
+    only_page: str, num_digits: int, seed: int, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
-    claims, _ = check(within)
+    claims, _ = check(only_page)
     sources = {source for scope in claims.complete_pages.values() for source in scope.quoted}
     for name in {*claims.complete_pages, *sources}:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(PROJECT_DIR / name, tmp_path / name)
     places = [(page, place) for page in claims.complete_pages for place in find_digits(page)]
-    assert len(places) > (100 if within else 4000)
+    assert len(places) > (100 if only_page else 4000)
     for page, place in chance.sample(places, num_digits):
         changed = change_digit(page, place, chance)
         (tmp_path / page).write_text(changed, encoding="utf-8")
-        assert list_problems(page, tmp_path, within), f"{page}: {changed[place - 40 : place + 20]!r}"
+        assert list_problems(page, tmp_path, only_page), f"{page}: {changed[place - 40 : place + 20]!r}"
         shutil.copyfile(PROJECT_DIR / page, tmp_path / page)
 
 
