@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_packages_slices_and_versions_that_compute_the_same_are_pooled() -> None
     ],
     ids=["torch", "cudnn", "unknown packages", "another version of a user's script"],
 )
-def test_programs_that_compute_differently_are_separate_cases(changed) -> None:
+def test_programs_that_compute_differently_are_separate_cases(changed: dict[str, Any]) -> None:
     first = {"script": changed.get("script", OWN)}
     _, comparisons = compare(measured(1, **first), measured(2, **first), measured(3, **changed))
     assert all(verdict.num_gpus < 3 for verdict in comparisons)
