@@ -25,7 +25,7 @@ from pipeline.report.publish import WrittenReport, check_folder, default_folder,
 from pipeline.report.read import group_series, rows, stressor_counters
 from pipeline.report.read.choice import DEVICE, STUDY, Choice
 from pipeline.report.read.stores import add_store_arguments, named_stores
-from pipeline.report.read.study_records import StressorCounters, Study
+from pipeline.report.read.study_records import Study
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ def report(
         run_id = row.run_id if row else ""
         sentence = f"Not drawn: a group over time, because the artifacts of run {run_id} cannot be read."
         study = dataclasses.replace(study, not_drawn=(sentence,))
-    study = _add_counters(study)
+    study = stressor_counters.add_counters(study)
     content = make_content(study, timeline, has_columns=True)
     blocks = f"{study.num_complete_blocks} of {len(study.blocks)} blocks complete"
     groups, figures = format_count(len(study.rows), "group"), format_count(len(content.figures), "figure")
@@ -110,19 +110,6 @@ def report(
     if study.is_simulated:
         summary += " (simulated: no measurement of a real GPU)"
     return write(content, folder), study, "\n".join([summary, *describe_left_out(study)])
-
-
-def _add_counters(study: Study) -> Study:
-    """Return the study with the counters of its stressors, and a sentence on each run that cannot be read."""
-    counters: list[StressorCounters] = []
-    sentences = []
-    for row in stressor_counters.choose_rows(study):
-        try:
-            counters += stressor_counters.read_counters(row)
-        except TrackingError as error:
-            logger.warning("%s", error)
-            sentences.append(f"Not shown: counters of stressors in run {row.run_id}, whose artifacts cannot be read.")
-    return dataclasses.replace(study, counters=tuple(counters), not_drawn=(*study.not_drawn, *sentences))
 
 
 def make_parser(*_: str) -> argparse.ArgumentParser:

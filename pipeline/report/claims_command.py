@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,18 +16,24 @@ from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.base.system.grouping import group_by
 from pipeline.base.system.words import format_count
 from pipeline.record.store import bundle
+from pipeline.report.evaluate import paper
 from pipeline.report.evaluate.claimed_figures import (
     EvaluatedStudy,
     NoFigureError,
     evaluate_study,
     find_cell,
     find_estimate,
+    format_combination,
+    format_estimate,
     format_figure,
 )
+from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.page.claimed_words import CheckedClaim, find_difference, find_unclaimed, write_numbers
-from pipeline.report.page.table_format import round_value
+from pipeline.report.page.study_tables import make_tables
+from pipeline.report.page.table_format import Table, round_value
 from pipeline.report.read import rows
 from pipeline.report.read.claims_file import FOLDER, PATTERN, Claim, Claims, Query, Show, find_files, read_claims
+from pipeline.report.read.stressor_counters import add_counters
 
 COMMAND = "claims"
 _HOLDS, _FAILS = "holds", "does not hold"
@@ -73,7 +80,8 @@ def list_checks(claims: Claims, checked: Sequence[CheckedClaim], folder: Path) -
         yield f"{one.claim.page}: {one.expected}", "no such page" if page is None else find_difference(page, one)
     for name, scope in claims.complete_pages.items():
         page, of_page = pages[name], [one for one in checked if one.claim.page == name]
-        problems = ["no such page"] if page is None else [*find_unclaimed(page, scope, of_page)]
+        sources = {source: _read_page(folder / source) or "" for source in scope.quoted}
+        problems = ["no such page"] if page is None else [*find_unclaimed(page, scope, of_page, sources)]
         yield from ((f"{name}: every number is a claim", problem) for problem in problems or [""])
 
 
@@ -88,7 +96,7 @@ def compare_reproduction(claims: Claims, folder: Path, file: Path) -> list[tuple
         for query in claim.numbers.values():
             if query.tolerance is None or query.show in (Show.TOLERANCE, Show.VERDICT):
                 continue
-            published = _evaluate(folder / query.bundle)
+            published = _evaluate(*(folder / name for name in query.bundle.split()))
             if published.study.experiment == reproduced.study.experiment:
                 words, problem = _compare_figures(query, reproduced, published)
                 checks.append((f"{claim.page}: {claim.text}: {words}", problem))
@@ -117,20 +125,54 @@ def _check(claim: Claim, folder: Path) -> CheckedClaim:
     problems: dict[str, None] = {}  # an unreadable bundle is one problem of all its numbers
     for name, query in claim.numbers.items():
         try:
-            numbers[name] = format_figure(query, _evaluate(folder / query.bundle))
-        except NoFigureError as error:
-            problems[f"{name}: {error}"] = None
+            numbers[name] = _format(query, folder)
         except CollocationError as error:
             problems[str(error)] = None
+        except (NoFigureError, ValueError) as error:  # the latter for a text in a combination
+            problems[f"{name}: {error}"] = None
     return CheckedClaim(claim=claim, numbers=numbers, problem="; ".join(problems))
 
 
+def _format(query: Query, folder: Path) -> str:
+    if query.of:
+        return format_combination(query, [float(_format(part, folder)) for part in query.of])
+    if query.table:
+        return format_value(query, _make_tables(folder / query.bundle))
+    return format_figure(query, _evaluate(*(folder / name for name in query.bundle.split())))
+
+
+def format_value(query: Query, tables: Sequence[Table]) -> str:
+    """Return the text of a query from its table; the columns after that of an estimate have the ends of its interval.
+
+    Raises:
+        NoFigureError: no row of the table, or several, have the texts `row` and a value of the quantity.
+    """
+    hits = [table for table in tables if table.name == query.table and query.quantity in table.columns]
+    rows = [(table, row) for table in hits for row in table.rows if not Counter(query.row) - Counter(map(str, row))]
+    values = [value for table, row in rows for value in (*row, None, None)[table.columns.index(query.quantity) :][:3]]
+    if len(rows) != 1 or values[0] is None:
+        columns = {table.name: table.columns for table in tables}
+        raise NoFigureError(f"{len(rows)} rows of {query.table} have {query.row}, {query.quantity}; tables: {columns}")
+    if isinstance(values[0], str):
+        return values[0]
+    low, high = (value if isinstance(value, int | float) else None for value in values[1:])
+    return format_estimate(query, Estimate(median=values[0], low=low, high=high, n=1))
+
+
 @functools.cache
-def _evaluate(file: Path) -> EvaluatedStudy:
-    if not file.is_file():
-        raise ConfigError(f"{file} does not exist; export the study again")
-    experiment, _ = bundle.load_runs(file.absolute())
-    return evaluate_study(rows.read([file], experiment, pools_hosts=False))
+def _make_tables(file: Path) -> list[Table]:
+    measured = _evaluate(file)
+    cells, verdicts = measured.cells, measured.comparisons
+    return make_tables(add_counters(measured.study), cells, verdicts, (), paper.compare(cells, verdicts))
+
+
+@functools.cache
+def _evaluate(*files: Path) -> EvaluatedStudy:
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"{file} does not exist; export the study again")
+    experiment, _ = bundle.load_runs(files[0].absolute())
+    return evaluate_study(rows.read(files, experiment, pools_hosts=len(files) > 1))
 
 
 def _read_page(file: Path) -> str | None:

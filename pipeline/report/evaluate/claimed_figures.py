@@ -6,14 +6,13 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from pipeline.base.domain.normalisation import SPEEDUP, select_independent
+from pipeline.base.domain.records import Result
 from pipeline.base.domain.sharing_modes import SERIAL
 from pipeline.report.evaluate import verdicts
-from pipeline.report.evaluate.cells import Cell, make_cells, ratios
-from pipeline.report.evaluate.claimed_slowdowns import ERRORS, find_error, find_slowdown
-from pipeline.report.evaluate.pair_inputs import PairInputs, collect_inputs
-from pipeline.report.evaluate.pair_prediction import PairPrediction, predict_pairs
+from pipeline.report.evaluate.cells import Cell, label_cases, make_cells, ratios
 from pipeline.report.evaluate.statistics import MARGIN, Estimate, Test, compare_pairs, half_width
 from pipeline.report.evaluate.verdicts import Decision, Verdict
 from pipeline.report.evaluate.wording import finding_in_words
@@ -27,30 +26,22 @@ class NoFigureError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedStudy:
-    """A study, with its cells, comparisons and predictions of pairs as in its report."""
+    """A study, with its cells and comparisons as in its report."""
 
     study: Study
     cells: Sequence[Cell]
     comparisons: Sequence[Verdict]
-    inputs: PairInputs
-    predictions: Sequence[PairPrediction]
 
 
 def evaluate_study(study: Study) -> EvaluatedStudy:
     """Evaluate a study as its report does."""
     cells = make_cells(study)
-    inputs = collect_inputs(study, cells)
-    return EvaluatedStudy(
-        study=study,
-        cells=cells,
-        comparisons=verdicts.verdicts(cells),
-        inputs=inputs,
-        predictions=predict_pairs(inputs),
-    )
+    return EvaluatedStudy(study=study, cells=cells, comparisons=verdicts.verdicts(cells))
 
 
 _COUNTS: dict[str, Callable[[EvaluatedStudy], float]] = {
     "groups": lambda measured: len(measured.study.rows),
+    "ok": lambda measured: sum(row.result is Result.OK for row in measured.study.rows),
     "blocks": lambda measured: len(measured.study.blocks),
     "complete_blocks": lambda measured: measured.study.num_complete_blocks,
     "comparisons": lambda measured: sum(verdict.ratio is not None for verdict in measured.comparisons),
@@ -61,6 +52,26 @@ _COUNTS: dict[str, Callable[[EvaluatedStudy], float]] = {
     "duration_s": lambda measured: _measure_duration(measured.study.rows),
 }
 """Quantities of a whole study; those of comparisons can be limited to one reference (`against`)."""
+_COMBINATIONS: dict[str, Callable[[Sequence[float]], float]] = {
+    "least": min,
+    "most": max,
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "ratio": lambda figures: figures[0] / figures[1],
+    "difference": lambda figures: figures[0] - figures[1],
+    "distance": lambda figures: abs(figures[0] / figures[1] - 1),
+    "above_1": lambda figures: sum(figure > 1 for figure in figures),
+}
+"""Quantities of the figures of several queries."""
+
+
+def format_combination(query: Query, figures: Sequence[float]) -> str:
+    """Return the text of a combination of figures; raise `NoFigureError` if there is no such one."""
+    try:
+        return _format_number(query, _COMBINATIONS[query.quantity](figures))
+    except (LookupError, ArithmeticError) as error:
+        names = ", ".join(_COMBINATIONS)
+        raise NoFigureError(f"{query.quantity} does not combine {len(figures)} figures; use {names}") from error
 
 
 def format_figure(query: Query, measured: EvaluatedStudy) -> str:
@@ -71,17 +82,17 @@ def format_figure(query: Query, measured: EvaluatedStudy) -> str:
     """
     if query.show is Show.TOLERANCE:
         return _format_number(query, query.tolerance or 0.0)
+    if query.show is Show.RECORDED:
+        return _find_recorded(query, measured.study)
     if query.show is Show.VERDICT:
-        comparison = _find_comparison(query, measured)
-        _check_marks(query, _list_marks(query, measured))
-        return comparison.decision.value
-    if query.show is Show.P_EQUAL:
-        test = _compare_cases(query, measured)
-        _check_marks(query, _list_marks(query, measured))
-        return _format_number(query, math.nan if test.p_equal is None else test.p_equal)
-    estimate = find_estimate(query, measured)
+        text = _find_comparison(query, measured).decision.value
+    elif query.show is Show.P_EQUAL:
+        p_equal = _compare_cases(query, measured).p_equal
+        text = _format_number(query, math.nan if p_equal is None else p_equal)
+    else:
+        text = format_estimate(query, find_estimate(query, measured))
     _check_marks(query, _list_marks(query, measured))
-    return _format_estimate(query, estimate)
+    return text
 
 
 def find_estimate(query: Query, measured: EvaluatedStudy) -> Estimate:
@@ -90,30 +101,30 @@ def find_estimate(query: Query, measured: EvaluatedStudy) -> Estimate:
     Raises:
         NoFigureError: the study has no such figure.
     """
-    if query.beside or query.quantity in ERRORS:
-        return _find_slowdown(query, measured)
     if not query.case:
         return Estimate(median=_count(query, measured), low=None, high=None, n=1)
     if query.over:
         return _compare_cases(query, measured).ratio
     cell = find_cell(query, measured)
     estimate = _find_comparison(query, measured).ratio if query.against else cell.figures.get(query.quantity)
+    if query.block is not None:
+        figure = cell.values.get(query.quantity, {}).get(query.block, math.nan)
+        estimate = Estimate(median=figure, low=None, high=None, n=1)
     if estimate is None or not math.isfinite(estimate.median):
         raise NoFigureError(f"{_describe(query)} has no {query.quantity} ({finding_in_words(cell)})")
     return estimate
 
 
-def _find_slowdown(query: Query, measured: EvaluatedStudy) -> Estimate:
-    if query.quantity in ERRORS:
-        estimate = find_error(measured.predictions, query.mode, query.quantity)
-    else:
-        pair = (query.case, query.beside)
-        estimate = find_slowdown(measured.inputs, measured.predictions, query.mode, pair, query.quantity)
-    if estimate is None:
-        known = ", ".join(map(repr, measured.inputs.workloads))
-        where = f"{query.case} beside {query.beside}, {query.mode}" if query.beside else query.mode
-        raise NoFigureError(f"the study has no {query.quantity} of {where}; its workloads are {known}")
-    return estimate
+def _find_recorded(query: Query, study: Study) -> str:
+    """Return a setting, fact or `date` that the groups of a study, or of a case, recorded and have in common."""
+    cases = label_cases(study)
+    rows = [row for row in study.rows if query.case in ("", cases[row.run_id].label)]
+    records = [record for row in rows for record in (row.facts, row.params, *(job.params for job in row.jobs))]
+    records += [{"date": datetime.fromtimestamp(row.start_ms / 1000, UTC).date().isoformat()} for row in rows]
+    values = {record[query.quantity] for record in records if query.quantity in record}
+    if len(values) != 1:
+        raise NoFigureError(f"the groups recorded {len(values) or 'no'} values of {query.quantity}")
+    return format(values.pop(), query.format)
 
 
 def _count(query: Query, measured: EvaluatedStudy) -> float:
@@ -159,24 +170,23 @@ def _compare_cases(query: Query, measured: EvaluatedStudy) -> Test:
     cell, other = (find_cell(replace(query, case=case), measured) for case in (query.case, query.over))
     by_block = ratios(cell, other, query.quantity)
     if len(by_block) < 2:
-        raise NoFigureError(
-            f"{_describe(query)} and {query.over} have {query.quantity} in fewer than two common blocks"
-        )
+        raise NoFigureError(f"{_describe(query)} and {query.over} share fewer than two blocks with {query.quantity}")
     return compare_pairs(select_independent(by_block, cell.gpus), query.margin or MARGIN)
 
 
 def _find_comparison(query: Query, measured: EvaluatedStudy) -> Verdict:
-    place = (query.case, query.jobs, query.mode)
-    comparisons = [
-        verdict
+    place = (query.case, query.jobs, query.mode, query.quantity)
+    by_reference = {
+        verdict.against: verdict
         for verdict in measured.comparisons
-        if (verdict.case.label, verdict.degree, verdict.mode) == place and verdict.quantity.value == query.quantity
-    ]
-    for verdict in comparisons:
-        if verdict.against == query.against:
-            return verdict
-    known = ", ".join(verdict.against for verdict in comparisons) or "nothing"
-    raise NoFigureError(f"the {query.quantity} of {_describe(query)} is not compared with {query.against}, but {known}")
+        if (verdict.case.label, verdict.degree, verdict.mode, verdict.quantity.value) == place
+    }
+    if query.against in by_reference:
+        return by_reference[query.against]
+    references = ", ".join(by_reference) or "nothing"
+    raise NoFigureError(
+        f"{query.quantity} of {_describe(query)} is not compared with {query.against}, but {references}"
+    )
 
 
 def _place(cell: Cell) -> tuple[str, int, str]:
@@ -207,7 +217,8 @@ def _check_marks(query: Query, marks: Sequence[str]) -> None:
             raise NoFigureError(f"the figure is not marked {words!r}")
 
 
-def _format_estimate(query: Query, estimate: Estimate) -> str:
+def format_estimate(query: Query, estimate: Estimate) -> str:
+    """Return the part of an estimate that a query shows; raise `NoFigureError` if the estimate has no interval."""
     if query.show is Show.BLOCKS:
         return str(estimate.n)
     if query.show is Show.MEDIAN:
@@ -226,4 +237,4 @@ def _format_estimate(query: Query, estimate: Estimate) -> str:
 
 
 def _format_number(query: Query, number: float) -> str:
-    return format(number * query.scale, query.format)
+    return format(number * query.scale, query.format or ".2f")

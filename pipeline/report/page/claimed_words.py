@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ _BEGIN, _END = r"(?<!\w)(?<!\d[.,])", r"(?!\w)(?![.,]\d)"
 """Bounds of the words of a claim, which do not begin or end within a number."""
 _CODE = re.compile(r"^ *```.*?^ *```|`[^`]*`|\]\([^)]*\)|<!--.*?-->", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"(?<!\w)\d[\w.,]*")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _AROUND = 25
 
 
@@ -47,25 +49,36 @@ def find_difference(page: str, checked: CheckedClaim) -> str:
     return "; ".join(f"page says {shown}, bundle gives {number}" for shown, number in pairs if shown != number)
 
 
-def find_unclaimed(page: str, scope: CompletePage, claims: Iterable[CheckedClaim]) -> Iterator[str]:
-    """Yield the problems of a part of a page: numbers in no claim, and exempt words that are not there.
+def find_unclaimed(
+    page: str, scope: CompletePage, claims: Iterable[CheckedClaim], sources: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield the problems of a page: numbers in no claim, quotes that differ from the texts of their `sources`, ...
 
     Digits in names (ResNet50), code, addresses of links and comments are no measurements.
     """
-    part, end, _ = page.partition(scope.before) if scope.before else (page, " ", "")
-    if not end:
-        yield f"the page has no words {scope.before!r}, with which its checked part ends"
+    for source, quotes in scope.quoted.items():
+        for words in quotes:
+            if missing := sorted(_list_numbers(words) - _list_numbers(sources[source])):
+                yield f"{source} has no {missing[0]}, so {words!r} is no quote of it"
+    for reason in scope.unchecked:
+        if not _compile(reason).search(page):
+            yield f"the page does not say why some of its numbers are not checked: {reason!r}"
     for checked in claims:
         expected = _compile(checked.expected)
-        part = (expected if expected.search(part) else _compile(checked.claim.text)).sub("\n", part)
-    for words in sorted(scope.exempt, key=len, reverse=True):
-        part, count = _compile(words).subn("\n", part)
+        page = (expected if expected.search(page) else _compile(checked.claim.text)).sub("\n", page)
+    exempt = itertools.chain(*scope.quoted.values(), *scope.unchecked.values())
+    for words in sorted(exempt, key=len, reverse=True):
+        page, count = _compile(words).subn("\n", page)
         if not count:
             yield f"exempt words are not on the page: {words!r}"
-    part = _CODE.sub("\n", part)
-    for match in _NUMBER.finditer(part):
-        around = part[max(0, match.start() - _AROUND) : match.end() + _AROUND]
+    page = _CODE.sub("\n", page)
+    for match in _NUMBER.finditer(page):
+        around = page[max(0, match.start() - _AROUND) : match.end() + _AROUND]
         yield f"the number {match[0].strip('.,')} in {_join(around)!r} stands in no claim"
+
+
+def _list_numbers(text: str) -> set[str]:
+    return {number.strip(".") for number in re.findall(r"(?<!\w)\d[\w.]*", _THOUSANDS.sub("", text))}
 
 
 def write_numbers(page: str, claims: Iterable[CheckedClaim]) -> str:
@@ -85,6 +98,7 @@ def _replace(match: re.Match[str], numbers: Sequence[str]) -> str:
     return "".join([*parts, match.string[position : match.end()]])
 
 
+@functools.cache
 def _compile(text: str) -> re.Pattern[str]:
     """Compile words for a search that ignores where lines break; a placeholder matches any number."""
     literal = [r"\s+".join(map(re.escape, re.split(r"\s+", part))) for part in PLACEHOLDER.split(text)[::2]]

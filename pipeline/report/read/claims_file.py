@@ -32,6 +32,7 @@ class Show(enum.StrEnum):
     VERDICT = "verdict"
     P_EQUAL = "p_equal"
     TOLERANCE = "tolerance"
+    RECORDED = "recorded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,29 +40,34 @@ class Query:
     """The figure behind a placeholder: of a cell, of a comparison (with `against`), or of the study (without `case`).
 
     Attributes:
-        bundle: file, relative to the folder of the project.
-        beside: resource of a stressor, or a workload, beside which the workload `case` ran.
+        bundle: file, relative to the folder of the project; several, with spaces between them, are pooled.
         over: another case of the study with this number of jobs and mode; the figure is the ratio in the same blocks.
         margin: relative difference within which the two cases are tested to be equal.
         jobs: number of jobs of the cell.
+        block: the only block that counts; `None` for all blocks.
+        table: table of the report; the figure stands in its column `quantity`, in the row that has the texts `row`.
+        of: queries whose figures are combined as `quantity` says (least, most, mean, ...).
         scale: factor by which the figure is multiplied before it is formatted.
-        format: Python's format specification of a number.
+        format: Python's format specification of a number (`.2f`), or of a recorded text.
         marks: words of each mark that the figure has; the page mentions what they say.
         tolerance: largest relative difference of a reproduction on the same GPU model; `None` for no reproduction.
     """
 
-    bundle: str
     quantity: str
+    bundle: str = ""
+    of: tuple[Query, ...] = ()
+    table: str = ""
+    row: tuple[str, ...] = ()
     case: str = ""
     jobs: int = 1
+    block: int | None = None
     mode: str = ""
     against: str = ""
     over: str = ""
-    beside: str = ""
     margin: float | None = None
     show: Show = Show.MEDIAN
     scale: float = 1.0
-    format: str = ".2f"
+    format: str = ""
     marks: tuple[str, ...] = ()
     tolerance: float | None = None
 
@@ -82,15 +88,15 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletePage:
-    """The part of a page on which every number must stand in a claim or be exempt.
+    """A page on which every number must stand in a claim or be exempt.
 
     Attributes:
-        before: words with which the part ends; empty for the whole page.
-        exempt: words with numbers that are no measurements.
+        quoted: words with numbers that another file has too, by this file, relative to the folder of the project.
+        unchecked: words with numbers that nothing can check, by the words of the page that say so.
     """
 
-    before: str = ""
-    exempt: tuple[str, ...] = ()
+    quoted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unchecked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,12 +160,21 @@ def _fill_in_defaults(raw: Any) -> Any:
     for claim in raw["claims"]:
         if isinstance(claim, dict) and isinstance(numbers := claim.get("numbers"), dict):
             shared = {key: claim[key] for key in claim if key in keys}
-            filled = {
-                name: {**shared, **query} if isinstance(query, dict) else query for name, query in numbers.items()
-            }
+            filled = {name: _fill_in_query(query, shared) for name, query in numbers.items()}
             claim = {**{key: claim[key] for key in claim if key not in keys}, "numbers": filled}
         claims.append(claim)
     return {**raw, "claims": claims}
+
+
+def _fill_in_query(query: Any, shared: Mapping[str, Any]) -> Any:
+    """Copy shared keys to a query; the parts of a combination are neither rounded nor scaled."""
+    if not isinstance(query, dict):
+        return query
+    query = {**shared, **query}
+    if isinstance(query.get("of"), list):
+        exact = {**shared, "of": [], "show": "median", "format": ".15g", "scale": 1.0}
+        query["of"] = [_fill_in_query(part, exact) for part in query["of"]]
+    return query
 
 
 def _list_problems(content: Claims) -> Iterator[str]:
@@ -174,6 +189,8 @@ def _list_problems(content: Claims) -> Iterator[str]:
                 format(1.0, query.format)
             except ValueError:
                 yield f"{where}.numbers.{name}.format {query.format!r} formats no number; use one such as .2f"
+            if not query.bundle and not query.of:
+                yield f"{where}.numbers.{name} has no bundle; add bundle: FILE"
             if query.show is Show.TOLERANCE and query.tolerance is None:
                 yield f"{where}.numbers.{name} shows a tolerance but has none; add tolerance: 0.05"
             if query.show is Show.P_EQUAL and not (query.over and query.margin):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from pipeline.record.store.run_artifacts import fetch
 from pipeline.record.store.store_access import open_named
 from pipeline.report.read.group_series import fetch_samples
 from pipeline.report.read.study_records import Row, StressorCounters, Study
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,19 @@ COUNTERS = (
 )
 """The first counter of a resource is its own. The resources `shared_memory`, `l2`, `launches` and `host_memory` have
 none, and SMACT has no resource, because any kernel raises it."""
+
+
+def add_counters(study: Study) -> Study:
+    """Return the study with the counters of its stressors, and a sentence on each run that cannot be read."""
+    counters: list[StressorCounters] = []
+    sentences = []
+    for row in choose_rows(study):
+        try:
+            counters += read_counters(row)
+        except TrackingError as error:
+            logger.warning("%s", error)
+            sentences.append(f"Not shown: counters of stressors in run {row.run_id}, whose artifacts cannot be read.")
+    return dataclasses.replace(study, counters=tuple(counters), not_drawn=(*study.not_drawn, *sentences))
 
 
 def choose_rows(study: Study) -> list[Row]:

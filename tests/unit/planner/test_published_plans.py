@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.covers("docs")]
 
 PAGE = PROJECT_DIR / "docs/results/planner_h200.md"
 PROFILE = PAGE.with_suffix("") / "profile.csv"
+PRINTED = PROFILE.with_name("printed.txt")
 
 
 def run(command: str, work: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
@@ -31,6 +32,7 @@ def test_the_page_has_the_makespans_and_errors_of_its_plans(
 ) -> None:
     printed = run("train", "jobs.yaml", tmp_path, capsys, "--modes", mode)
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert printed.partition("plan:")[0].strip() in PRINTED.read_text(encoding="utf-8")
     makespan, serial = (re.search(pattern, printed) for pattern in (r"makespan ~([\d.]+) s on", r"serial ([\d.]+)"))
     assert makespan is not None and serial is not None and "(proved)" in printed
     assert f"| {row} | {makespan[1]} |" in page
@@ -45,7 +47,8 @@ def test_the_page_has_the_makespans_and_errors_of_its_plans(
 
 def test_the_page_has_the_rate_and_latency_of_its_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = run("serve", "services.yaml", tmp_path, capsys)
+    assert printed.partition("plan:")[0].strip() in PRINTED.read_text(encoding="utf-8")
     rate, latency = re.search(r"400\s+([\d.]+)", printed), re.search(r"([\d.]+) \(mean\)", printed)
     assert rate is not None and latency is not None and "1 GPU: proved" in printed
     page = " ".join(PAGE.read_text(encoding="utf-8").split())
-    assert f"{float(rate[1]):.1f} requests/s at most, {latency[1]} ms on average" in page
+    assert f"{rate[1]} requests/s at most, {latency[1]} ms on average" in page

@@ -16,11 +16,13 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.planner.__main__ import main
 from pipeline.planner.commands.pairs_command import answer_of
 from pipeline.planner.results.pairing import choose_pairs
+from pipeline.report.claims_command import format_value
 from pipeline.report.evaluate.cells import make_cells
-from pipeline.report.evaluate.claimed_figures import NoFigureError, evaluate_study, format_figure
+from pipeline.report.evaluate.claimed_figures import NoFigureError
 from pipeline.report.evaluate.pair_inputs import collect_inputs
 from pipeline.report.evaluate.pair_prediction import Model, PairPrediction, predict_pairs
-from pipeline.report.page.stressor_table import make_pair_table
+from pipeline.report.evaluate.stressor_effects import list_effects
+from pipeline.report.page.stressor_table import make_pair_table, make_stressor_table
 from pipeline.report.read.claims_file import Query
 from pipeline.report.read.study_records import JobRow, Row
 from tests.support.report_rows import job, params, row, study
@@ -348,22 +350,22 @@ def test_claims_show_slowdowns_beside_stressors_and_workloads() -> None:
     uses = {"a": MEMORY, "b": MEMORY_TOO, "c": CACHE}
     rows = [one for name, use in uses.items() for one in beside(name, use)]
     rows += [pair(("a", "b"), (MEMORY, MEMORY_TOO)), pair(("a", "c"), (MEMORY, MEMORY_TOO))]
-    evaluated = evaluate_study(study(*unique(rows)))
-    a, b, c = evaluated.inputs.workloads
+    measured = study(*unique(rows))
+    cells = make_cells(measured)
+    inputs = collect_inputs(measured, cells)
+    tables = [make_stressor_table(list_effects(measured, cells)), make_pair_table(measured, cells)]
+    a, b, c = inputs.workloads
 
-    def show(quantity: str, case: str = "", other: str = "") -> str:
-        return format_figure(Query(bundle="", quantity=quantity, case=case, beside=other, mode="MPS"), evaluated)
+    def show(table: str, quantity: str, *texts: str) -> str:
+        return format_value(Query(table=table, quantity=quantity, row=texts), tables)
 
     full, truth = {"memory_bandwidth": 1.0}, slow_down(MEMORY, MEMORY_TOO)
-    assert show("sensitivity", a, "memory_bandwidth") == f"{slow_down(MEMORY, full):.2f}"
-    assert show("pressure", a, "memory_bandwidth") == f"{slow_down(full, MEMORY):.2f}"
-    assert show("slowdown", b, a) == show("slowdown", c, a) == f"{truth:.2f}"
-    predicted = {one.workloads: middles(one) for one in evaluated.predictions}
-    errors = [abs(slowdown / truth - 1) for pair in ((a, b), (a, c)) for slowdown in predicted[pair]]
-    assert show("predicted_slowdown", b, a) == f"{predicted[a, b][1]:.2f}"
-    assert show("prediction_error", c, a) == f"{errors[3]:.2f}"
-    assert show("prediction_error_largest") == f"{max(errors):.2f}"
-    assert show("prediction_error_median") == f"{sum(sorted(errors)[1:3]) / 2:.2f}"
-    for query in (("slowdown", b, c), ("slowdown", a, "l2"), ("sensitivity", a, b), ("sensitivity", a, "launches")):
-        with pytest.raises(NoFigureError, match=f"no {query[0]} of"):
-            show(*query)
+    assert show("sensitivity", "slowdown", a, "memory_bandwidth", "1.0") == f"{slow_down(MEMORY, full):.2f}"
+    pressure = show("sensitivity", "slowdown of the stressor", a, "memory_bandwidth", "1.0")
+    assert pressure == f"{slow_down(full, MEMORY):.2f}"
+    assert show("pairs", "slowdown", f"{a} + {b}", b) == show("pairs", "slowdown", f"{a} + {c}", c) == f"{truth:.2f}"
+    predicted = {one.workloads: middles(one) for one in predict_pairs(inputs)}
+    assert show("pairs", "predicted", f"{a} + {b}", b) == f"{predicted[a, b][1]:.2f}"
+    for texts in ((b, c), (f"{a} + {b}",), (f"{b} + {c}", b)):
+        with pytest.raises(NoFigureError, match="rows of pairs have"):
+            show("pairs", "slowdown", *texts)
