@@ -86,12 +86,12 @@ def list_devices() -> tuple[Device, ...]:
 
 
 def list_unusable() -> dict[int, str]:
-    """Describe each GPU that NVML counts but does not let this process use, with a remedy, by index."""
+    """Describe each GPU that does not respond, with a remedy, by index; without GPUs that are not this process's."""
     remedy = "see `dmesg | grep Xid`, end its programs, and reset it (`nvidia-smi -r -i {}`) or restart the machine"
     return {
         index: f"GPU {index} does not respond ({gpu.__cause__}); {remedy.format(index)}"
         for index, gpu in _read_gpus().items()
-        if isinstance(gpu, NvmlError)
+        if isinstance(gpu, NvmlError) and not isinstance(gpu.__cause__, pynvml.NVMLError_NoPermission)
     }
 
 

@@ -114,11 +114,7 @@ def test_a_selector_that_is_not_one_gpu_is_refused_with_what_there_is(two_gpus: 
 
 
 @pytest.mark.parametrize(
-    "code",
-    [
-        *(pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_GPU_IS_LOST),
-        *(pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_UNKNOWN),
-    ],
+    "code", [pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_UNKNOWN]
 )
 def test_a_gpu_that_does_not_respond_leaves_the_others_usable(
     two_gpus: NvmlLibrary,
@@ -141,6 +137,17 @@ def test_a_gpu_that_does_not_respond_leaves_the_others_usable(
     text = status.status(None, tmp_path, None).text
     assert OTHER_UUID in text
     assert re.search(r"^GPU 0 does not respond .*reset it", text, re.MULTILINE)
+
+
+def test_a_gpu_that_this_process_may_not_use_is_not_said_to_be_lost(two_gpus: NvmlLibrary) -> None:
+    by_index = two_gpus.functions["nvmlDeviceGetHandleByIndex_v2"]
+    two_gpus.functions["nvmlDeviceGetHandleByIndex_v2"] = lambda index, handle: (
+        by_index(index, handle) if index.value else pynvml.NVML_ERROR_NO_PERMISSION
+    )
+    assert [device.index for device in nvml.list_devices()] == [1]
+    assert nvml.list_unusable() == {}
+    with pytest.raises(ConfigError, match="matches 0 GPUs, not one; choose from 1: "):
+        find_device("0", needs_gpu=True)
 
 
 def test_a_machine_whose_only_gpu_is_lost_is_no_machine_without_a_gpu(
