@@ -45,7 +45,7 @@ _CERTAIN = re.compile(
     r".*(?:password|passwd|passphrase|passwort|kennwort).*"
     r"|.*(?:secrets?|apikeys?)|passcodes?|jwt|psk|authorization|j?sessionid|phpsessid"
     r"|(?!old).+pwd"
-    rf"|(?:{_GLUED}|access|auth|bearer|csrf|id|oauth|refresh|sas|xsrf)tokens?"
+    rf"|(?:{_GLUED}|access|auth|bearer|csrf|id|identity|oauth|refresh|registry|sas|xsrf)tokens?"
     rf"|(?:{_GLUED}|access|account|auth|encryption|license|master|private|priv|sas|signing|storage)keys?"
     rf"|(?:{_GLUED}|keystore|my|root|store|sudo|truststore)(?:pass|pw)"
 )
