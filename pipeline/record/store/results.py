@@ -179,12 +179,12 @@ def list_experiments(store: Store) -> list[str]:
 
 def load_groups(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
     """Return a table with one row per group, oldest first."""
-    return _make_table(_open_existing(root_or_uri, experiment), experiment, GROUP)
+    return _make_table(open_existing(root_or_uri, experiment), experiment, GROUP)
 
 
 def load(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
     """Return a table with one row per job; the columns of its group have the prefix `group.`."""
-    store = _open_existing(root_or_uri, experiment)
+    store = open_existing(root_or_uri, experiment)
     jobs, groups = _make_table(store, experiment, JOB), _make_table(store, experiment, GROUP).add_prefix("group.")
     key = f"tags.{Tag.PARENT_RUN}"
     if key not in jobs:
@@ -196,7 +196,7 @@ def find_runs(root_or_uri: Path | str, experiment: str, role: str) -> list[Any]:
     """Return all MLflow runs of a role (`GROUP` or `JOB`), including running ones, oldest first."""
     if not is_server(root_or_uri) and Path(root_or_uri).is_file():
         return _find_in_bundle(Path(root_or_uri), experiment, role)
-    return read_runs(_open_existing(root_or_uri, experiment), experiment, role)
+    return read_runs(open_existing(root_or_uri, experiment), experiment, role)
 
 
 def _find_in_bundle(file: Path, experiment: str, role: str) -> list[Any]:
@@ -208,11 +208,7 @@ def _find_in_bundle(file: Path, experiment: str, role: str) -> list[Any]:
 
 
 def _make_run(run: Mapping[str, Any]) -> Any:
-    newest = {
-        name: max(points, key=lambda point: (point[2], point[1], -math.inf if point[0] is None else point[0]))[0]
-        for name, points in run["metrics"].items()
-        if points
-    }
+    newest = {name: points[0][0] for name, points in run["metrics"].items()}
     metrics = {name: math.nan if number is None else float(number) for name, number in newest.items()}
     return SimpleNamespace(
         info=SimpleNamespace(
@@ -226,7 +222,12 @@ def _make_run(run: Mapping[str, Any]) -> Any:
     )
 
 
-def _open_existing(root_or_uri: Path | str, experiment: str) -> Store:
+def open_existing(root_or_uri: Path | str, experiment: str) -> Store:
+    """Open a store that has an experiment.
+
+    Raises:
+        TrackingError: the store or the experiment does not exist.
+    """
     store = open_if_there(root_or_uri)
     if store is None:
         raise TrackingError(

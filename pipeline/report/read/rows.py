@@ -121,7 +121,8 @@ def _read_store(store: Path | str, experiment: str) -> Iterator[Row | None]:
     groups = results.find_runs(store, experiment, GROUP)
     identity = _identity(groups)
     # A store and its bundle give the same report.
-    paths = PortablePaths((run.data.tags, run.data.params) for run in (*groups, *jobs))
+    salt = "" if Path(store).is_file() else results.open_existing(store, experiment).read_salt(experiment)
+    paths = PortablePaths(((run.data.tags, run.data.params) for run in (*groups, *jobs)), salt)
     for run in (*groups, *jobs):
         run.data.tags.update(paths.mask_tags(run.data.tags))
         run.data.params.update({key: paths.mask(text) for key, text in run.data.params.items()})
