@@ -7,6 +7,9 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 
 
+_CONTROLS = re.compile("[\0-\b\v-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
 def format_count(number: int, noun: str) -> str:
     """Count something: `1 group`, `2 groups`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
@@ -52,6 +55,11 @@ def say(text: str) -> None:
 def escape_to_utf8(text: str) -> str:
     """Return a text that can be stored: bytes of a name that are not UTF-8 are escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def escape_controls(text: str) -> str:
+    """Replace the characters that a terminal obeys, or that reorder a line, by their escapes; lines and tabs stay."""
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def natural_key(text: str) -> tuple[str | int, ...]:

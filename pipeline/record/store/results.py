@@ -23,6 +23,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import GROUP, JOB, Tag, has_old_names, list_facts_by_plan, read_facts, restore_names
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import TrackingError
+from pipeline.base.system.words import escape_controls
 from pipeline.clean import temporary_folder
 from pipeline.observe.study_progress import PastGroup
 from pipeline.record.store import bundle, run_artifacts
@@ -54,7 +55,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
             FinishedGroup(
                 digest=digest,
                 program_digest=tags.get(Tag.PROGRAM_DIGEST),
-                name=run.info.run_name,
+                name=escape_controls(run.info.run_name),
                 block=tags.get(Tag.BLOCK),
                 result=Result(result),
                 facts=dict(MachineState.from_facts(read_facts(tags)).facts),
@@ -151,7 +152,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
     return Original(
         run_id=run.info.run_id,
         experiment=experiment.name,
-        name=run.info.run_name,
+        name=escape_controls(run.info.run_name),
         tags=dict(run.data.tags),
         params=dict(run.data.params),
         metrics=select_figures(run),
@@ -286,7 +287,15 @@ def _restore_stored_names(runs: Iterable[Any]) -> list[Any]:
                 values.clear()
                 values.update(renamed)
         restore_names(run.data.tags)
+        for values in (run.data.tags, run.data.params, run.data.metrics):  # printed by every command
+            cleaned = {escape_controls(key): _escape(value) for key, value in values.items()}
+            values.clear()
+            values.update(cleaned)
     return named
+
+
+def _escape(value: Any) -> Any:
+    return escape_controls(value) if isinstance(value, str) else value
 
 
 def select_figures(run: Any) -> dict[str, float]:
@@ -300,7 +309,7 @@ def _make_table(store: Store, experiment: str, role: str) -> pd.DataFrame:
     rows = [
         {
             "run_id": run.info.run_id,
-            "name": run.info.run_name,
+            "name": escape_controls(run.info.run_name),
             "status": run.info.status,
             "start_time": run.info.start_time,
             "end_time": run.info.end_time,
