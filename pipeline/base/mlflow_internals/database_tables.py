@@ -269,7 +269,7 @@ def insert_runs(database: Path, experiment_id: str, artifacts_uri: str, runs: It
                 rows = [(key, value, run["run_id"]) for run in batch for key, value in run[table].items()]
                 store.executemany(f"INSERT INTO {table} (key, value, run_uuid) VALUES (?, ?, ?)", rows)  # noqa: S608
             for table, choose in (("metrics", list), ("latest_metrics", lambda points: [max(points, key=_rank_point)])):
-                rows = [
+                points = [
                     (key, 0.0 if value is None else value, t_ms, run["run_id"], step, value is None)
                     for run in batch
                     for key, points in run["metrics"].items()
@@ -277,6 +277,6 @@ def insert_runs(database: Path, experiment_id: str, artifacts_uri: str, runs: It
                     for value, t_ms, step in choose(points)
                 ]
                 names = "(key, value, timestamp, run_uuid, step, is_nan) VALUES (?, ?, ?, ?, ?, ?)"
-                store.executemany(f"INSERT OR IGNORE INTO {table} {names}", rows)  # noqa: S608
+                store.executemany(f"INSERT OR IGNORE INTO {table} {names}", points)
         store.execute("COMMIT")
     return run_ids

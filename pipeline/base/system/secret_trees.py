@@ -7,7 +7,6 @@ parts: YAML by indentation, Python by statement.
 from __future__ import annotations
 
 import ast
-import itertools
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -86,17 +85,17 @@ def find_in_documents(text: str) -> list[Span]:
     spans = set[Span]()
     for root, offset in _parse_documents(text):
         for node, name, _ in _find_leaves(root):
-            start = _PROPERTIES.match(text, node.start_mark.index + offset).end()  # type: ignore[union-attr]
-            end = node.end_mark.index + offset
-            if getattr(node, "style", None) in ("|", ">"):
+            start, end = (mark.index + offset for mark in (node.start_mark, node.end_mark))
+            start += len(_PROPERTIES.match(text[start:end])[0])  # type: ignore[index]
+            style, secrecy = getattr(node, "style", None), secrecy_of(name)
+            if style in ("|", ">"):
                 start = text.index("\n", start)
             inner = text[start:end].strip()
-            start += len(text[start:end]) - len(text[start:end].lstrip())
-            is_quoted = getattr(node, "style", None) in ("'", '"')
-            value = getattr(node, "value", "") if isinstance(node, yaml.ScalarNode) else inner
-            secrecy = secrecy_of(name)
+            start += text[start:end].find(inner)
+            value = _text_of(node) or inner
             is_doubtful = secrecy is Secrecy.AMBIGUOUS and not looks_secret(value)
             if not is_harmless(value, secrecy) and not is_doubtful and HIDDEN not in inner:
+                is_quoted = style in ("'", '"')
                 spans.add((start + is_quoted, start + len(inner) - is_quoted))
     return sorted(spans)
 
@@ -114,12 +113,10 @@ def _parse_documents(text: str) -> Iterator[tuple[yaml.Node, int]]:
             yield from ((root, start - len(before)) for root in yaml.compose_all(f"{before}{part}{after}", _LOADER))
         except (yaml.YAMLError, ValueError, RecursionError):
             budget -= len(part) + _COST_OF_FAILURE
-            begins = [match for match in re.finditer(r"^ *(?=[^\s#])", part, re.M)]
+            begins = list(re.finditer(r"^ *(?=[^\s#])", part, re.M))
             least = min((len(match[0]) for match in begins), default=0)
             bounds = [match.start() for match in begins if len(match[0]) == least]
-            middle = (
-                bounds[len(bounds) // 2] if len(bounds) > 1 else part.find("\n") + 1
-            )  # one line, and those below it
+            middle = bounds[len(bounds) // 2] if len(bounds) > 1 else part.find("\n") + 1  # a line and those below it
             if 0 < middle < len(part):
                 parts += [(start, start + middle), (start + middle, end)]
 
@@ -148,12 +145,12 @@ def _find_end(text: str, position: int) -> tuple[int, str]:
     """Return the end of the statement at a position, and the brackets that are open there."""
     closers = list[str]()
     for match in _TOKEN.finditer(text, position):
-        token = match[0]
-        if token in _CLOSING:
-            closers.append(_CLOSING[token])
-        elif token in closers[-1:]:
+        part = match[0]
+        if part in _CLOSING:
+            closers.append(_CLOSING[part])
+        elif part in closers[-1:]:
             closers.pop()
-        elif (token in ")]}\n" and not closers) or (token == "\n" and match.start() - position > _MOST_CHARACTERS):
+        elif (part in ")]}\n" and not closers) or (part == "\n" and match.start() - position > _MOST_CHARACTERS):
             return match.start(), ""
     return len(text), "".join(reversed(closers))
 
@@ -196,21 +193,22 @@ def _find_leaves(root: Any) -> Iterator[tuple[Any, str, bool]]:
         elif (id(node), name) not in seen:  # an anchor may refer to itself
             seen.add((id(node), name))
             is_map_of_secrets = isinstance(node, ast.Dict) and name.isupper()
-            for key, child, is_child_doubtful in _list_branches(node, bool(secrecy)):
+            for key, child, is_child_doubtful in _list_branches(node, is_named=bool(secrecy)):
                 child_name = f"{name}.{key}" if name and key and not is_map_of_secrets else name or key
                 if child is not None and (child_name or not isinstance(child, yaml.ScalarNode)):
                     stack.append((child, child_name, is_doubtful or is_child_doubtful))
 
 
-def _list_branches(node: Any, is_named: bool) -> list[Branch]:
+def _list_branches(node: Any, *, is_named: bool) -> list[Branch]:
+    if isinstance(node, yaml.MappingNode):
+        return _name_values([(_text_of(key) or "", value, False) for key, value in node.value])
+    if isinstance(node, yaml.SequenceNode):
+        return _name_next(node.value, is_pair=len(node.value) == 2)
+    return _list_branches_of_code(node, is_named=is_named)
+
+
+def _list_branches_of_code(node: Any, *, is_named: bool) -> list[Branch]:
     match node:
-        case yaml.MappingNode():
-            keys = [key.value if isinstance(key, yaml.ScalarNode) else "" for key, _ in node.value]
-            return _name_values([(key, value, False) for key, (_, value) in zip(keys, node.value, strict=True)])
-        case yaml.SequenceNode():
-            return _name_next(node.value, is_pair=len(node.value) == 2)
-        case yaml.ScalarNode():
-            return []
         case ast.Assign():
             return [branch for target in node.targets for branch in _assign(target, node.value)]
         case ast.AnnAssign() | ast.AugAssign() | ast.NamedExpr():
@@ -227,10 +225,8 @@ def _list_branches(node: Any, is_named: bool) -> list[Branch]:
             return [(_name_of(left), other, True) for other in comparators]
         case ast.Subscript():
             return [("", node.value, True)]
-        case ast.IfExp():
-            return [("", node.body, False), ("", node.orelse, False)]
         case ast.Call():
-            return _list_arguments(node, is_named)
+            return _list_arguments(node, is_named=is_named)
         case ast.List() | ast.Tuple() | ast.Set():
             return _name_next(node.elts, is_pair=len(node.elts) == 2)
         case ast.keyword():
@@ -246,7 +242,7 @@ def _assign(target: ast.expr, value: ast.expr | None) -> list[Branch]:
     return [(_name_of(target), value, False)]
 
 
-def _list_arguments(call: ast.Call, is_named: bool) -> list[Branch]:
+def _list_arguments(call: ast.Call, *, is_named: bool) -> list[Branch]:
     """Return the parts of a call; `SecretStr("S")`, `setenv("TOKEN", "S")` and `default="S"` pass a secret."""
     function = _name_of(call.func)
     is_wrapper = function[:1].isupper() and secrecy_of(function) is not Secrecy.NONE

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
 
-
 _CONTROLS = re.compile("[\0-\b\v-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 

@@ -116,8 +116,7 @@ class PortablePaths:
                     is_word = kind == "user" or len(name) < 5 or name.isalpha()
                     place, at = (_PLACES[kind], "(?=@[A-Za-z])") if is_word else (r"(?<![\w.-])", "(?!)")
                     spelled = rf"(?P<before>{place}){re.escape(name)}(?![\w-])|(?<![\w.-]){re.escape(name)}{at}"
-                    masked = f"{kind}-{self._digest(names[name])}"
-                    text = re.sub(spelled, lambda match, masked=masked: (match["before"] or "") + masked, text)
+                    text = re.sub(spelled, rf"\g<before>{kind}-{self._digest(names[name])}", text)
         return text
 
     def mask_code(self, text: str) -> str:

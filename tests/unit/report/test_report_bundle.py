@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,3 +108,69 @@ def test_a_bundle_needs_no_name_of_its_experiment(tmp_path: Path) -> None:
     bundle_archive.write(file, EXPERIMENT, {bundle_archive.RUNS: lines.encode()})
     options = report.make_parser().parse_args(["--root", str(file)])
     assert named_stores(options) == [file] and options.experiment == EXPERIMENT
+
+
+def write_changed(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Write a bundle whose runs were changed by a stranger."""
+    runs = make_runs()
+    for run in runs:
+        change(run)
+    lines = "".join(f"{json.dumps(run)}\n" for run in runs)
+    bundle_archive.write(file, EXPERIMENT, {bundle_archive.RUNS: lines.encode()})
+
+
+@pytest.mark.parametrize(
+    ("role", "table", "key", "text"),
+    [
+        ("job", "tags", "collocation.index", "0x"),
+        ("job", "params", "dial", "half"),
+        ("job", "params", "objective_ms", "fast"),
+        ("group", "params", "window", "zzz"),
+        ("group", "tags", "collocation.baseline_run", "x"),
+        ("group", "tags", "mlflow.collocation.turns", "[1]"),
+        ("group", "tags", "mlflow.collocation.figures", '{"a": 1}'),
+        ("group", "tags", "mlflow.collocation.taken_over", "5"),
+    ],
+)
+def test_a_value_of_another_form_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], role: str, table: str, key: str, text: str
+) -> None:
+    file = tmp_path / "study.tar.xz"
+    write_changed(file, lambda run: run["tags"]["collocation.role"] == role and run[table].update({key: text}))
+    assert (
+        report.main(["--root", str(file), "--experiment", EXPERIMENT, "--out", str(tmp_path / "out"), "--no-log"]) == 2
+    )
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"{table[:-1]} {key}={text!r}" in error and "error: run 0" in error
+
+
+@pytest.mark.parametrize("text", ["²", "5 GiB", ""])
+def test_a_fact_that_is_no_number_is_missing(tmp_path: Path, text: str) -> None:
+    facts = dict.fromkeys(("block", "start_ns", "end_ns", "cpus", "multiprocessors", "plan_groups"), text)
+    tags = {f"collocation.{key}": value for key, value in facts.items()}
+    write_changed(tmp_path / "study.tar.xz", lambda run: run["tags"].update(tags))
+    study = rows.read([tmp_path / "study.tar.xz"], EXPERIMENT)
+    assert study.rows and {row.multiprocessors for row in study.rows} == {None}
+
+
+def test_no_command_prints_the_control_characters_of_a_bundle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    escape = "\x1b]52;c;cm0gLXJmIH4K\x07\x1b[31m\x9b1m\u202e\r"
+    file = tmp_path / "study.tar.xz"
+
+    def change(run: dict[str, Any]) -> None:
+        run["name"] += escape
+        run["params"]["workload"] = f"tiny{escape}"
+        run["tags"]["collocation.device"] += escape
+        run["tags"]["collocation.planned"] = run["tags"]["collocation.planned"].replace("HBM3", "HBM3\\u001b[31m")
+
+    write_changed(file, change)
+    for command in (
+        ["compare", str(file), str(file)],
+        ["--root", str(file), "--experiment", EXPERIMENT, "--out", str(tmp_path / "out"), "--no-log"],
+        ["--root", str(file), "--experiment", EXPERIMENT, "--group", "x", "--out", str(tmp_path / "out"), "--no-log"],
+    ):
+        report.main(command)
+        printed = "".join(capsys.readouterr())
+        assert "tiny" in printed and not set(printed) & set("\x1b\x07\x9b\u202e\r")
