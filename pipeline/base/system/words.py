@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 
 _CONTROLS = re.compile("[\0-\b\v-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_CONTROLS_IN_JSON = re.compile(r"(?<!\\)(?=\\u(?:00[0189][0-9a-f]|007f|202[89a-e]|206[6-9]))", re.IGNORECASE)
 
 
 def format_count(number: int, noun: str) -> str:
@@ -58,7 +59,8 @@ def escape_to_utf8(text: str) -> str:
 
 def escape_controls(text: str) -> str:
     """Replace the characters that a terminal obeys, or that reorder a line, by their escapes; lines and tabs stay."""
-    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    text = _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return _CONTROLS_IN_JSON.sub(r"\\", text) if "\\u" in text else text
 
 
 def natural_key(text: str) -> tuple[str | int, ...]:

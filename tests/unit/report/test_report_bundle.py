@@ -23,7 +23,7 @@ from pipeline.record.store.local_store import open_store
 from pipeline.report import __main__ as report
 from pipeline.report.read import rows
 from pipeline.report.read.stores import named_stores
-from tests.support.bundles import EXPERIMENT, make_runs
+from tests.support.bundles import EXPERIMENT, copy_groups, make_runs
 
 pytest_plugins = ["tests.support.tracking_fixtures"]
 
@@ -127,9 +127,9 @@ def write_changed(file: Path, change: Callable[[dict[str, Any]], object]) -> Non
         ("job", "params", "objective_ms", "fast"),
         ("group", "params", "window", "zzz"),
         ("group", "tags", "collocation.baseline_run", "x"),
-        ("group", "tags", "mlflow.collocation.turns", "[1]"),
-        ("group", "tags", "mlflow.collocation.figures", '{"a": 1}'),
-        ("group", "tags", "mlflow.collocation.taken_over", "5"),
+        ("group", "tags", "collocation.turns", "[1]"),
+        ("group", "tags", "collocation.figures", '{"a": 1}'),
+        ("group", "tags", "collocation.taken_over_by", "5"),
     ],
 )
 def test_a_value_of_another_form_is_refused_in_one_line(
@@ -173,4 +173,35 @@ def test_no_command_prints_the_control_characters_of_a_bundle(
     ):
         report.main(command)
         printed = "".join(capsys.readouterr())
-        assert "tiny" in printed and not set(printed) & set("\x1b\x07\x9b\u202e\r")
+        assert len(printed) > 80 and not set(printed) & set("\x1b\x07\x9b\u202e\r")
+
+
+def test_the_settings_of_a_bundle_hold_no_control_character(tmp_path: Path) -> None:
+    file = tmp_path / "study.tar.xz"
+    planned = "collocation.planned"
+    write_changed(file, lambda run: run["tags"].update({planned: run["tags"][planned].replace("5 s", "\\u001b[31m")}))
+    study = rows.read([file], EXPERIMENT)
+    assert "[31m" in str(study.rows[0].settings) and "\x1b" not in "".join(map("".join, study.rows[0].settings))
+
+
+READING = """
+import resource, sys
+from pathlib import Path
+from pipeline.record.store.store_access import open_named
+from pipeline.report.read import rows
+open_named(Path(sys.argv[1]))
+print(len(rows.read([Path(sys.argv[1])], sys.argv[2]).rows), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_bundle_grows_by_its_groups_not_by_their_series(tmp_path: Path) -> None:
+    source = PROJECT_DIR / "docs" / "results" / "robroek_cait_h100.tar.xz"
+    peaks = {}
+    for number in (30, 300):
+        copy_groups(source, tmp_path / "copies.tar.xz", number)
+        command = [sys.executable, "-c", READING, str(tmp_path / "copies.tar.xz"), "robroek_cait"]
+        done = subprocess.run(command, cwd=PROJECT_DIR, check=True, capture_output=True, text=True)
+        num_rows, peaks[number] = map(int, done.stdout.split())
+        assert num_rows == number
+    assert (peaks[300] - peaks[30]) / 270 < 400  # KiB; the series of a group take 500 in Python
