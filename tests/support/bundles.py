@@ -67,32 +67,30 @@ def copy_groups(source: Path, target: Path, num_groups: int, blocks: int = 5) ->
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         experiment = bundle_archive.extract(source, folder)
-        lines = [line for line in (folder / bundle_archive.RUNS).read_text().split("\n") if line]
-        runs = [json.loads(line) for line in lines]
+        runs = [json.loads(line) for line in (folder / bundle_archive.RUNS).read_text().split("\n") if line]
+        series = [json.dumps(run.pop("metrics")) for run in runs]
         num_copies = -(-num_groups // sum(run["tags"]["collocation.role"] == "group" for run in runs))
         files: dict[str, Path | bytes] = {bundle_archive.RUNS: folder / "copies.jsonl"}
         with (folder / "copies.jsonl").open("w") as output:
             for number in range(num_copies):
-                program, block = divmod(number, blocks)
-                for run, line in zip(runs, lines, strict=True):
-                    output.write(f"{_copy_run(run, line, runs, number, program, block + 1)}\n")
+                for run, text in zip(runs, series, strict=True):
+                    copy = json.dumps(_copy_run(run, number, *divmod(number, blocks)))
+                    output.write(f'{copy[:-1]}, "metrics": {text}}}\n')
                     for artifact in (folder / "artifacts" / run["run_id"]).glob("*"):
                         files[f"artifacts/{_copy_id(run['run_id'], number)}/{artifact.name}"] = artifact
         bundle_archive.write(target, experiment, files)
 
 
-def _copy_run(run: dict[str, Any], line: str, runs: list[dict[str, Any]], number: int, program: int, block: int) -> str:
-    for other in runs:
-        line = line.replace(other["run_id"], _copy_id(other["run_id"], number))
-        if workload := other["params"].get("workload"):
-            line = line.replace(workload, f"workload{program}")
-    copy = json.loads(line)
+def _copy_run(run: dict[str, Any], number: int, program: int, block: int) -> dict[str, Any]:
+    tags, params = dict(run["tags"]), dict(run["params"])
+    if "mlflow.parentRunId" in tags:
+        tags["mlflow.parentRunId"] = _copy_id(tags["mlflow.parentRunId"], number)
+        params["workload"] = f"workload{program}"
     digests = [f"mlflow.collocation.{name}" for name in ("digest", "key", "program_digest", "workload_digest")]
-    copy["tags"] |= {key: _copy_id(copy["tags"][key], program) for key in digests if key in copy["tags"]}
-    copy["tags"]["collocation.block"] = str(block)
-    for key in ("start_ms", "end_ms"):
-        copy[key] = run[key] + 1_000_000 * block + 100 * number
-    return json.dumps(copy)
+    tags |= {key: _copy_id(tags[key], program) for key in digests if key in tags}
+    tags["collocation.block"] = str(block + 1)
+    times = {key: run[key] + 1_000_000 * block + 100 * number for key in ("start_ms", "end_ms")}
+    return {**run, **times, "run_id": _copy_id(run["run_id"], number), "tags": tags, "params": params}
 
 
 def _copy_id(text: str, number: int) -> str:
