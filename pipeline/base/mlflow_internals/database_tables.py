@@ -232,9 +232,9 @@ def _check_run(run: Any) -> dict[str, Any]:
     values = [value for value, _, _ in points if value is not None]
     steps = [number for _, t_ms, step in points for number in (t_ms, step)]
     times = [run["start_ms"], 0 if run["end_ms"] is None else run["end_ms"]]
-    if not all(type(number) in (int, float) for number in values) or not all(type(n) is int for n in (*steps, *times)):
+    if not {int, float} >= set(map(type, values)) or not {int} >= set(map(type, (*steps, *times))):
         raise TypeError(f"run {run['run_id']} has a time or metric that is not a number")
-    is_possible = all(map(math.isfinite, values)) and all(abs(number) < 1 << 63 for number in steps)
+    is_possible = all(map(math.isfinite, values)) and max(map(abs, steps), default=0) < 1 << 63
     if not is_possible or not all(0 <= time < _MOST_MS for time in times):
         raise ValueError(f"run {run['run_id']} has an impossible time or metric")
     return dict(run)
