@@ -1,9 +1,14 @@
-"""A small study as the runs of a bundle, with paths of the machine that measured."""
+"""A small study as the runs of a bundle, with paths of the machine that measured; a bundle with many groups."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import tempfile
+from pathlib import Path
 from typing import Any
+
+from pipeline.record.store import bundle_archive
 
 EXPERIMENT = "study"
 _DEVICE = "NVIDIA H100 80GB HBM3"
@@ -55,3 +60,38 @@ def _make_run(
     start_ms = 1_700_000_000_000 + 10_000 * number
     ending = {"status": "FINISHED", "start_ms": start_ms, "end_ms": start_ms + 9000, "user": "alice"}
     return {"run_id": run_id, "name": name, **ending, "tags": tags, "params": params, "metrics": metrics}
+
+
+def copy_groups(source: Path, target: Path, num_groups: int, blocks: int = 5) -> None:
+    """Write a bundle with copies of a bundle's groups: other programs with equal figures, in a number of blocks."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        experiment = bundle_archive.extract(source, folder)
+        runs = [json.loads(line) for line in (folder / bundle_archive.RUNS).read_text().split("\n") if line]
+        series = [json.dumps(run.pop("metrics")) for run in runs]
+        num_copies = -(-num_groups // sum(run["tags"]["collocation.role"] == "group" for run in runs))
+        files: dict[str, Path | bytes] = {bundle_archive.RUNS: folder / "copies.jsonl"}
+        with (folder / "copies.jsonl").open("w") as output:
+            for number in range(num_copies):
+                for run, text in zip(runs, series, strict=True):
+                    copy = json.dumps(_copy_run(run, number, *divmod(number, blocks)))
+                    output.write(f'{copy[:-1]}, "metrics": {text}}}\n')
+                    for artifact in (folder / "artifacts" / run["run_id"]).glob("*"):
+                        files[f"artifacts/{_copy_id(run['run_id'], number)}/{artifact.name}"] = artifact
+        bundle_archive.write(target, experiment, files)
+
+
+def _copy_run(run: dict[str, Any], number: int, program: int, block: int) -> dict[str, Any]:
+    tags, params = dict(run["tags"]), dict(run["params"])
+    if "mlflow.parentRunId" in tags:
+        tags["mlflow.parentRunId"] = _copy_id(tags["mlflow.parentRunId"], number)
+        params["workload"] = f"workload{program}"
+    digests = [f"mlflow.collocation.{name}" for name in ("digest", "key", "program_digest", "workload_digest")]
+    tags |= {key: _copy_id(tags[key], program) for key in digests if key in tags}
+    tags["collocation.block"] = str(block + 1)
+    times = {key: run[key] + 1_000_000 * block + 100 * number for key in ("start_ms", "end_ms")}
+    return {**run, **times, "run_id": _copy_id(run["run_id"], number), "tags": tags, "params": params}
+
+
+def _copy_id(text: str, number: int) -> str:
+    return hashlib.sha256(f"{text} {number}".encode()).hexdigest()[:32]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import re
 import sqlite3
+import sys
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -51,6 +54,9 @@ PATH_COLUMNS = (
 
 _MOST_MS = 9_000_000_000_000
 """Latest start of a run, in the year 2255: pandas counts nanoseconds in 64 bits."""
+
+_BATCH = 50
+"""Runs that are inserted at a time."""
 
 _GROUPS = """
     FROM experiments JOIN runs USING (experiment_id) JOIN tags AS role USING (run_uuid)
@@ -183,16 +189,33 @@ def read_complete_runs(database: Path, experiment_id: str) -> list[dict[str, Any
     return list(runs.values())
 
 
-def check_runs(runs: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return runs as `read_complete_runs` writes them, without their artifact URIs.
+def parse_runs(lines: Iterable[str], *, has_series: bool = True) -> Iterator[dict[str, Any]]:
+    """Yield the runs in lines as `read_complete_runs` writes them, without their artifact URIs.
+
+    Without `has_series`, a metric has its newest point only.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: one is not such a run, or is listed twice.
     """
-    by_id = {run["run_id"]: _check_run(run) for run in runs}
-    if len(by_id) < len(runs):
-        raise ValueError("a run is listed twice")
-    return list(by_id.values())
+    run_ids = set[str]()
+    for line in lines:
+        if line == "\n":
+            continue
+        run = _check_run(json.loads(line))
+        if run["run_id"] in run_ids:
+            raise ValueError("a run is listed twice")
+        run_ids.add(run["run_id"])
+        if not has_series:  # of many runs, so equal texts are kept once
+            newest = {key: [max(points, key=_rank_point)] for key, points in run["metrics"].items() if points}
+            run["metrics"] = {sys.intern(key): points for key, points in newest.items()}
+            for table in ("tags", "params"):
+                run[table] = {sys.intern(key): sys.intern(text) for key, text in run[table].items()}
+        yield run
+
+
+def _rank_point(point: Sequence[Any]) -> tuple[int, int, float]:
+    value, t_ms, step = point
+    return step, t_ms, -math.inf if value is None else value
 
 
 def _check_run(run: Any) -> dict[str, Any]:
@@ -209,46 +232,51 @@ def _check_run(run: Any) -> dict[str, Any]:
     values = [value for value, _, _ in points if value is not None]
     steps = [number for _, t_ms, step in points for number in (t_ms, step)]
     times = [run["start_ms"], 0 if run["end_ms"] is None else run["end_ms"]]
-    if not all(type(number) in (int, float) for number in values) or not all(type(n) is int for n in (*steps, *times)):
+    if not {int, float} >= set(map(type, values)) or not {int} >= set(map(type, (*steps, *times))):
         raise TypeError(f"run {run['run_id']} has a time or metric that is not a number")
-    is_possible = all(map(math.isfinite, values)) and all(abs(number) < 1 << 63 for number in steps)
+    is_possible = all(map(math.isfinite, values)) and max(map(abs, steps), default=0) < 1 << 63
     if not is_possible or not all(0 <= time < _MOST_MS for time in times):
         raise ValueError(f"run {run['run_id']} has an impossible time or metric")
     return dict(run)
 
 
-def insert_runs(database: Path, experiment_id: str, artifacts_uri: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Insert runs that a database lacks; return their ids.
+def insert_runs(database: Path, experiment_id: str, artifacts_uri: str, runs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Insert runs that a database lacks, a batch at a time; return their ids.
 
     Raises:
         sqlite3.Error: the database is not writable.
     """
+    run_ids = list[str]()
     with closing(sqlite3.connect(database, timeout=60, isolation_level=None)) as store:
         store.execute("BEGIN IMMEDIATE")
         known = {run_id for (run_id,) in store.execute("SELECT run_uuid FROM runs")}
-        new = [run for run in runs if run["run_id"] not in known]
-        for run in new:
-            run_id = run["run_id"]
-            store.execute(
+        new = (run for run in runs if run["run_id"] not in known)
+        while batch := list(itertools.islice(new, _BATCH)):
+            run_ids += (run["run_id"] for run in batch)
+            store.executemany(
                 "INSERT INTO runs (run_uuid, name, source_type, source_name, entry_point_name, user_id, status, "
                 "start_time, end_time, source_version, lifecycle_stage, artifact_uri, experiment_id) "
                 "VALUES (?, ?, 'UNKNOWN', '', '', ?, ?, ?, ?, '', 'active', ?, ?)",
-                (
-                    *(run_id, run["name"], run.get("user") or "", run["status"], run["start_ms"], run["end_ms"]),
-                    *(f"{artifacts_uri}/{run_id}/artifacts", int(experiment_id)),
-                ),
+                [
+                    (
+                        *(run["run_id"], run["name"], run.get("user") or "", run["status"], run["start_ms"]),
+                        *(run["end_ms"], f"{artifacts_uri}/{run['run_id']}/artifacts", int(experiment_id)),
+                    )
+                    for run in batch
+                ],
             )
             for table in ("tags", "params"):
-                rows = [(key, value, run_id) for key, value in run[table].items()]
+                rows = [(key, value, run["run_id"]) for run in batch for key, value in run[table].items()]
                 store.executemany(f"INSERT INTO {table} (key, value, run_uuid) VALUES (?, ?, ?)", rows)  # noqa: S608
-            points = [
-                (key, 0.0 if value is None else value, t_ms, run_id, step, value is None)
-                for key, series in run["metrics"].items()
-                for value, t_ms, step in series
-            ]
-            names = "(key, value, timestamp, run_uuid, step, is_nan) VALUES (?, ?, ?, ?, ?, ?)"
-            store.executemany(f"INSERT OR IGNORE INTO metrics {names}", points)
-            newest = {point[0]: point for point in sorted(points, key=lambda point: (point[4], point[2], point[1]))}
-            store.executemany(f"INSERT INTO latest_metrics {names}", list(newest.values()))
+            for table, choose in (("metrics", list), ("latest_metrics", lambda points: [max(points, key=_rank_point)])):
+                points = [
+                    (key, 0.0 if value is None else value, t_ms, run["run_id"], step, value is None)
+                    for run in batch
+                    for key, points in run["metrics"].items()
+                    if points
+                    for value, t_ms, step in choose(points)
+                ]
+                names = "(key, value, timestamp, run_uuid, step, is_nan) VALUES (?, ?, ?, ?, ?, ?)"
+                store.executemany(f"INSERT OR IGNORE INTO {table} {names}", points)
         store.execute("COMMIT")
-    return [run["run_id"] for run in new]
+    return run_ids

@@ -10,8 +10,9 @@ class CollocationError(Exception):
 
     def __init__(self, message: str) -> None:
         from pipeline.base.system.secrets import mask_text  # takes 10 ms, needed only for errors
+        from pipeline.base.system.words import escape_controls
 
-        super().__init__(mask_text(message))
+        super().__init__(escape_controls(mask_text(message)))
 
 
 class ConfigError(CollocationError, ValueError):

@@ -45,7 +45,7 @@ _CERTAIN = re.compile(
     r".*(?:password|passwd|passphrase|passwort|kennwort).*"
     r"|.*(?:secrets?|apikeys?)|passcodes?|jwt|psk|authorization|j?sessionid|phpsessid"
     r"|(?!old).+pwd"
-    rf"|(?:{_GLUED}|access|auth|bearer|csrf|id|oauth|refresh|sas|xsrf)tokens?"
+    rf"|(?:{_GLUED}|access|auth|bearer|csrf|id|identity|oauth|refresh|registry|sas|xsrf)tokens?"
     rf"|(?:{_GLUED}|access|account|auth|encryption|license|master|private|priv|sas|signing|storage)keys?"
     rf"|(?:{_GLUED}|keystore|my|root|store|sudo|truststore)(?:pass|pw)"
 )
@@ -62,7 +62,7 @@ _PAIRS = frozenset(
 # Endings of names that describe a secret without containing it: SSH_KEY_FILE, password_length, token_type.
 _ABOUT = word_set(
     "age arn count dim dir directory dirs enabled endpoint env expires expiry field file filename files folder"
-    " format len length limit manager max min mode name names num path paths policy prompt rate required rotation"
+    " format len length limit manager max min mode name names num path paths policy prompt rate ref required rotation"
     " size store timeout ttl type types url variable version"
 )
 # Beginnings of names that are predicates or counts: has_password, num_secrets.

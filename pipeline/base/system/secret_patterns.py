@@ -28,18 +28,10 @@ _PLACES = (
         "://",
         re.compile(
             r"(?<=://)(?!git@|<hidden>@)(?:[^/?#\s\"'`<>;=\\]{1,500}(?=@)"
-            r"|[^\s/@:\"'`<>\\]{1,100}:(?!\d{1,5}(?:[/?#\s]|$))[^\s\"'`<>?\\]{1,500}(?=@))"
+            r"|[^\s/@:\"'`<>\\]{1,100}:(?!\d{1,5}(?:[/?#\s]|$))[^\s\"'`<>\\]{1,500}(?=@))"
         ),
     ),
     ("jdbc:oracle", re.compile(r"(?<=jdbc:oracle:thin:)[^/@\s\"'<]+/[^@\s\"']+(?=@)")),
-    ("sshpass", re.compile(r"(?P<before>\bsshpass[ \t]+-p[ \t]*)(?!<hidden>)[^\s\"']+")),
-    (
-        "curl",
-        re.compile(
-            r"(?P<before>\bcurl\b[^\n|;&]{0,300}?[ \t](?:-u|--user)[ \t=]*[\"']?[\w.@-]+:)(?!<hidden>)[^\s\"']+"
-        ),
-    ),
-    ("mysql", re.compile(r"(?P<before>\bmysql(?:dump|admin)?\b[^\n|;&]{0,300}?[ \t]-p)(?!<hidden>)[^\s\"']+")),
     ("LS0tLS1CRUdJTi", re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{40,}=*")),  # "-----BEGIN ", in base64
     ("earer ", re.compile(r"(?<=\b[Bb]earer )(?=\S*\d)[\w.~+/-]{8,}=*")),
 )
@@ -54,7 +46,42 @@ _SET = re.compile(
 _WITHOUT_SCHEME = re.compile(
     r"(?<![\w/:@.+-])(?!mailto:)(?P<user>[\w.-]{1,64}:)(?P<secret>[^\s:@/\"'`<>]{6,})(?=@[\w.-]+(?:[:/\s\"'`]|$))"
 )
-_NETRC = re.compile(r"(?P<before>\blogin[ \t]+\S+[ \t]+(?P<name>password)[ \t]+)(?P<value>[^\s\"'`]+)")
+_NETRC = re.compile(
+    r"(?P<before>(?:\b(?:machine|login|account)\s+\S+|\bdefault)\s+(?P<name>password)\s+)(?P<value>[^\s\"'`]+)"
+)
+_PGPASS = re.compile(r"^(?P<before>[^\s:#]+:(?:\d+|\*):[^\s:]+:[^\s:]+:)(?P<secret>\S+)$", re.M)
+# A name and its value that have names themselves: "name": "TOKEN", "value": "S"; name=TOKEN,value=S.
+_LABELLED = re.compile(
+    r"(?P<before>\b(?:parameter)?(?:name|key)(?:\\*[\"'])?\s*[:=>]\s*(?:\\*[\"'])?(?P<name>[A-Za-z_][\w.-]*)\b"
+    r"(?:</name>|</key>)?(?:(?!\b(?:name|key)\b)[^{}]){0,100}?\b(?:parameter)?value"
+    r"(?:(?:\\*[\"'])?\s*[:=>]\s*(?P<quote>\\*[\"'])|\s*>|:\s+|(?<=,value)=|(?<=,parametervalue)=))"
+    r"(?P<value>(?(quote)(?:(?!(?P=quote))[^\n])+|[^\s\"'<>,(){}\[\]]++(?![\"'(])))",
+    re.I,
+)
+
+_PROGRAMS = {
+    "-p": "sshpass mysql mysqldump mysqladmin mariadb mongo mongosh mongodump login cqlsh twine rdesktop 7z 7za",
+    "-P": "sqlcmd bcp mosquitto_pub mosquitto_sub ipmitool zip unzip",
+    "-w": "ldapsearch ldapadd ldapmodify ldapwhoami",
+    "-a": "redis-cli http https",
+    "-[a-zA-Z]{0,4}[uU]|--(?:proxy-)?user": "curl smbclient lftp",
+    "--(?:src-|dest-)?creds": "skopeo buildah podman",
+}
+LOGIN_OPTIONS = {program: option for option, programs in _PROGRAMS.items() for program in programs.split()}
+"""Pattern of the option that takes a password or a login, by program; `login` is that of docker, podman and others."""
+_PROGRAM = re.compile(rf"\b(?:{'|'.join(LOGIN_OPTIONS)})\b")
+_COMMANDS = [
+    re.compile(
+        rf"(?P<before>(?<![\w.-])(?:{programs.replace(' ', '|')})(?![\w:/.=-])"
+        rf"(?>'(?!-)[^'\n]*'|\"(?!-)[^\"\n]*\"|[^\n|;&]|(?<=[,\\])\n){{0,200}}?(?<=[\s\"'])(?:{option})"
+        rf"(?:\\*[\"'][ \t]*,\s*|[ \t]*+=?+[ \t]*+)(?P<quote>\\*[\"'])?{r'[^:%, ]+[:%,]' if 'user' in option else ''})"
+        r"(?!<hidden>|-)(?P<secret>(?(quote)(?:(?!(?P=quote))[^\n])+|[^\s\"'`;|&\\]+))"
+    )
+    for option, programs in _PROGRAMS.items()
+]
+_COMMANDS.append(
+    re.compile(r"(?P<before>\b(?:wandb|vault)[ \t]+login[ \t]+(?:-\S+[ \t]+)*)(?P<secret>[^\s<\"'-]\S{15,})")
+)
 
 
 def mask_places(text: str) -> str:
@@ -66,7 +93,11 @@ def mask_places(text: str) -> str:
         text = _CONDA_TOKEN.sub(lambda match: match[1] + (HIDDEN if looks_secret(match[2]) else match[2]), text)
     if "@" in text:
         text = _WITHOUT_SCHEME.sub(lambda match: match[1] + (HIDDEN if looks_secret(match[2]) else match[2]), text)
-    for needle, pair in (("</", _ELEMENT), ("%3", _ENCODED), ("login", _NETRC), ("", _SET)):
+    if _PROGRAM.search(text):
+        for command in _COMMANDS:
+            text = command.sub(_hide_place, text)
+    text = _PGPASS.sub(_hide_place, text)
+    for needle, pair in (("</", _ELEMENT), ("%3", _ENCODED), ("password", _NETRC), ("", _SET), ("alue", _LABELLED)):
         if needle in text:
             text = pair.sub(_hide_pair, text)
     return text

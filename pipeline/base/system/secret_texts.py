@@ -14,6 +14,7 @@ from pathlib import PurePath
 
 from pipeline.base.system.secrecy import HIDDEN, Secrecy, hide, is_harmless, looks_secret, secrecy_of, word_set
 from pipeline.base.system.secret_patterns import mask_places, replace_tokens
+from pipeline.base.system.secret_trees import NOUN, find_in_code, find_in_documents, is_visible_literal
 
 
 class Style(enum.Enum):
@@ -28,8 +29,6 @@ class Style(enum.Enum):
     COMMENT = enum.auto()
 
 
-# Every name of a secret contains one of these words. A text without them needs no further search.
-_NOUN = re.compile(r"secret|pass|pwd|pw\b|token|key|cred|auth|sig|pats?\b|sas\b|cookie|jwt|psk|bearer|kennwort|sess")
 _TO_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _MOST_OF_NAME = 128
 # A name and the text before its value: after a flag this is a space or, in a list, a comma.
@@ -39,8 +38,9 @@ _NAMED = re.compile(
     r"|(?(dashes)(?:[ \t]*,[ \t]*|[ \t]+)|(?<=[\"'`])[ \t]*,[ \t]*))"
 )
 _ANNOTATION = re.compile(r"[\w.\[\], |]{1,100}[ \t]=[ \t]*(?=[rRbBuUfF]{0,2}[\"'])")
-_DEFAULT = re.compile(r"[\"'](?P<name>--?[A-Za-z][\w-]*)[\"'][^()\n]{0,200}?\bdefault[ \t]*=[ \t]*")  # of argparse
-_QUOTE = re.compile(r"[rRbBuUfF]{0,2}(?P<quote>\\*(?:\"\"\"|'''|\"|'|`))")
+_ASSIGNS = re.compile(r"\w[\"']?\]?[ \t]*=[ \t]*(?:[(\[{\\]|\"{3}|'{3})")  # more than one literal
+_PROPERTIES = re.compile(r"(?:[!&]\S*[ \t]+)*")  # of YAML: a tag, an anchor
+_QUOTE = re.compile(r"(?:[rRbBuUfF]{0,2}|\$)(?P<quote>\\*(?:\"\"\"|'''|\"|'|`))")
 _BARE = re.compile(r"(?:\\[^\n]|[^\s\"'`\\])+")
 _BARE_OF_CODE = re.compile(r"(?:\{[\w.]*\}|[^\s\"'`\\,;(){}\[\]])+")
 _TO_END_OF_LINE = re.compile(r"[^\n\"'`]*")
@@ -49,11 +49,12 @@ _BLOCK_OPENS = re.compile(r"(?:[|>][+-]?\d?)?[ \t]*\n(?=[ -])")
 _ESCAPED_BLOCK = re.compile(r"[|>][+-]?\d?(?:\\n *)+((?:(?!\\n[^ ])[^\n\"'`])*)")  # in a text within a text
 _LINE_BEGINS = re.compile(r"(?:^|\n|\\n)[ \t+-]*$")
 _LINE_ENDS = re.compile(r"[\"'`]?(?:\n|$)")
-_LIST = re.compile(r"\[[^\]\n]*\]")
-_BRACKETED = re.compile(r"\[[^\]\n]*\]|\{[^}\n]*\}")
+_KEY = re.compile(r"(?:\\*[\"'])?[\w.-]+(?:\\*[\"'])?[ \t]*[:=]")
+_LIST = re.compile(r"\[[^\]\n]*\]|\((?=[^)\n]*[\"'])[^)\n]*\)")
+_BRACKETED = re.compile(r"\[[^\]\n]*\]|\{[^}\n]*\}|\((?=[^)\n]*[\"'])[^)\n]*\)")
 # Text that a shell appends to the same word after a closing quote.
 _REST_OF_WORD = re.compile(r"\\*[\"'`](?=[\w$%!#~^*+/\"'-])(?:\"[^\"\n]*\"|'[^'\n]*'|\\.|[^\s\"'\\,;)\]}])+")
-_IS_HIDDEN = re.compile(rf"[\\\"'`]*{HIDDEN}")
+_IS_HIDDEN = re.compile(rf"[\\\"'`(\[{{]*{HIDDEN}")
 _NEXT_PAIR = re.compile(r"[&;,|]+(?=[\w.-]+[ \t]*[=:])")
 _OF_CONNECTION = re.compile(r"\{[^}\n]*\}|[^;\n\"'`]*")
 _NEXT_OF_CONNECTION = re.compile(r"[^;=\n\"'`]{0,60}(?=;[ \t]*[A-Za-z][\w ]*=)")
@@ -67,6 +68,7 @@ _PROSE = word_set("a an and as by for from if in is it may must not of on or tha
 
 _PYTHON = frozenset({".py", ".pyi", ".pyw", ".pyx"})
 _PYTHON_PROGRAM = re.compile(r"#!.*\bpython")
+_HUNK = re.compile(r"^(?=@@ )", re.MULTILINE)
 _FILE = re.compile(r"^(?=diff --git )", re.MULTILINE)
 _CHANGED = re.compile(r"^diff --git \"?a/(?P<name>.*?)\"? \"?b/")
 
@@ -75,7 +77,7 @@ def mask_text(text: str, known: Iterable[str] = (), style: Style = Style.PLAIN) 
     """Replace the secrets in a text, including `known` ones, by `HIDDEN`; a text without secrets stays the same."""
     for secret in sorted(known, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    text = _mask_named(_mask_defaults(mask_places(text)), style)
+    text = _mask_named(_mask_trees(mask_places(text), style), style)
     if style is Style.CODE:
         text = _STRING_OR_COMMENT.sub(lambda match: _mask_named(match[0], Style.COMMENT), text)
     return replace_tokens(text, HIDDEN)
@@ -94,27 +96,41 @@ def mask_diff(text: str) -> str:
 
 def _mask_file(text: str) -> str:
     changed = _CHANGED.match(text)
-    head, start, hunks = text.partition("\n@@ ")
-    if changed is None or not start:
+    head, *hunks = _HUNK.split(text)
+    if changed is None:
         return mask_text(text)
-    marks, lines = zip(*((line[:1], line[1:]) for line in f"@@ {hunks}".split("\n")), strict=True)
-    masked = mask_source("\n".join(lines), changed["name"]).split("\n")
-    return mask_text(head) + "\n" + "\n".join(map("".join, zip(marks, masked, strict=True)))
+    return mask_text(head) + "".join(_mask_hunk(hunk, changed["name"]) for hunk in hunks)
 
 
-def _mask_defaults(text: str) -> str:
-    for match in reversed(list(_DEFAULT.finditer(text))):
-        secrecy = secrecy_of(match["name"])
-        span = _literal(text, match.end())
-        if secrecy is not Secrecy.NONE and span is not None and not is_harmless(text[slice(*span)], secrecy):
-            text = text[: span[0]] + hide(text[slice(*span)]) + text[span[1] :]
-    return text
+def _mask_hunk(text: str, name: str) -> str:
+    lines = [(line[:1], line[1:]) for line in text.split("\n")]
+    lines[0] = "", mask_source("".join(lines[0]), name)
+    marks = {mark for mark, _ in lines}
+    for other in [other for other, mark in ("-+", "+-") if mark in marks]:  # the file after the change, and before it
+        numbers = [number for number, (mark, _) in enumerate(lines) if number > 0 and mark != other]
+        masked = mask_source("\n".join(lines[number][1] for number in numbers), name).split("\n")
+        for number, line in zip(numbers, masked, strict=True):
+            lines[number] = lines[number][0], line
+    return "\n".join(map("".join, lines))
+
+
+def _mask_trees(text: str, style: Style) -> str:
+    if NOUN.search(text.translate(_TO_LOWER)) is None:
+        return text
+    documents = find_in_documents(text) if style is Style.PLAIN else []
+    statements = find_in_code(text) if style is Style.CODE or _ASSIGNS.search(text) else []
+    parts, done = list[str](), 0
+    for start, end in sorted({*documents, *statements}):
+        if start >= done:
+            parts += [text[done:start], hide(text[start:end])]
+            done = end
+    return "".join((*parts, text[done:]))
 
 
 def _mask_named(text: str, style: Style) -> str:
     parts, done, position = list[str](), 0, 0
     lower = text.translate(_TO_LOWER)
-    while (noun := _NOUN.search(lower, position)) is not None:
+    while (noun := NOUN.search(lower, position)) is not None:
         position = noun.end()
         match = _NAMED.match(text, _start_of_name(text, noun.start(), done))
         if match is None or match.end() < position:
@@ -148,7 +164,8 @@ def _secrecy_in(text: str, match: re.Match[str]) -> Secrecy:
 
 
 def _is_pair(match: re.Match[str]) -> bool:
-    return match["between"].strip() != "," or bool(match["dashes"]) or match["name"].isupper()
+    is_flag = bool(match["dashes"]) or match["name"].isupper()
+    return match["between"].strip() != "," or (is_flag and _KEY.match(match.string, match.end()) is None)
 
 
 class _Value:
@@ -163,7 +180,7 @@ class _Value:
         if _IS_HIDDEN.match(self._text, start):
             return None
         if self._between == ":" and not self._match["close"]:  # token: str = "..."
-            start = _end(_ANNOTATION, self._text, start)
+            start = _end(_ANNOTATION, self._text, _end(_PROPERTIES, self._text, start))
         if self._style is Style.CODE:
             return self._literal_of_code(start)
         if self._style is Style.PLAIN and self._between == ":":
@@ -196,13 +213,8 @@ class _Value:
         literal = None if is_annotation else _literal(self._text, start)
         if literal is None:
             return None
-        value = self._text[slice(*literal)]
-        is_variable = self._secrecy is Secrecy.LIKELY and self._match["name"].isupper()
-        is_certain = self._secrecy is Secrecy.CERTAIN or is_variable
-        is_doubtful = not is_certain or self._between in ("==", "!=")
-        is_name = value.startswith("-") or (value.isupper() and secrecy_of(value) is not Secrecy.NONE)
-        is_visible = is_name or is_harmless(value, self._secrecy) or (is_doubtful and not looks_secret(value))
-        return None if is_visible else literal
+        value, is_doubtful = self._text[slice(*literal)], self._between in ("==", "!=")
+        return None if is_visible_literal(value, self._match["name"], is_doubtful=is_doubtful) else literal
 
     def _is_visible(self, value: str) -> bool:
         if is_harmless(value, self._secrecy) or value.startswith("--"):

@@ -12,7 +12,9 @@ from typing import Any
 
 from pipeline.base.system import override_values
 from pipeline.base.system.secrecy import HIDDEN, Secrecy, is_harmless, secrecy_of
+from pipeline.base.system.secret_patterns import LOGIN_OPTIONS
 from pipeline.base.system.secret_texts import mask_diff, mask_source, mask_text
+from pipeline.base.system.secret_trees import find_label, has_label, is_label
 
 __all__ = ["HIDDEN", "collect_secrets", "mask", "mask_diff", "mask_source", "mask_text", "mask_words", "strip_logins"]
 
@@ -20,14 +22,6 @@ _NAME = r"[A-Za-z_][\w.\-]*"
 _GIVEN = re.compile(rf"(?P<before>[+~-]*(?P<name>{_NAME})=)(?P<value>.+)", re.DOTALL)
 _FLAG = re.compile(rf"--?(?P<name>{_NAME})")
 _HEADER = re.compile(rf"(?P<name>{_NAME}):|[Bb]earer")
-# Options whose names do not show that they are secret. `mysql` takes its password without a space.
-_OPTIONS = {
-    **dict.fromkeys(("sshpass", "mysql", "mysqldump", "mysqladmin", "mongo", "mongosh", "mongodump"), ("-p",)),
-    **dict.fromkeys(("sqlcmd", "mosquitto_pub", "mosquitto_sub"), ("-P",)),
-    "curl": ("-u", "--user"),
-    "redis-cli": ("-a",),
-    "ldapsearch": ("-w",),
-}
 _SETTERS = frozenset({"setenv", "setx", "set", "ENV", "ARG"})  # NAME VALUE
 _LOGINS = (
     re.compile(r"(?<=://)(?!git@)[^/@\s]+@"),
@@ -44,18 +38,18 @@ def mask(value: Any, name: str = "") -> Any:
 def mask_words(words: Sequence[str], *, has_headers: bool = True) -> list[str]:
     """Replace the secrets in the words of a command line; with `has_headers`, a value follows `NAME:`."""
     masked = list[str]()
-    secrecy, is_first, options, before = Secrecy.NONE, False, tuple[str, ...](), ""
+    secrecy, is_first, options, before = Secrecy.NONE, False, "", ""
     for word in words:
         # A flag may take several values; the first may begin with a dash.
         if secrecy is not Secrecy.NONE and not word.startswith("--" if is_first else "-"):
             masked.append(word if is_harmless(word, secrecy) else HIDDEN)
             is_first = False
             continue
-        options = _OPTIONS.get(word.rpartition("/")[2], options)
+        options = LOGIN_OPTIONS.get(word.rpartition("/")[2], options)
         secrecy, is_first = _secrecy_of_next(word, before, options, has_headers=has_headers), True
-        glued = next((o for o in options if len(o) == 2 and re.match(rf"{o}[^-]", word)), None)
-        if glued is not None and secrecy is Secrecy.NONE and "=" not in word:
-            masked.append(f"{glued}{HIDDEN}")
+        glued = re.match(rf"(?:{options})=?(?=[^-])", word) if options else None
+        if glued is not None and secrecy is Secrecy.NONE:
+            masked.append(f"{glued[0]}{HIDDEN}")
         elif (assignment := _GIVEN.fullmatch(word)) is not None:
             masked.append(f"{assignment['before']}{_mask_given(assignment['value'], assignment['name'])}")
         else:
@@ -64,8 +58,8 @@ def mask_words(words: Sequence[str], *, has_headers: bool = True) -> list[str]:
     return masked
 
 
-def _secrecy_of_next(word: str, before: str, options: Sequence[str], *, has_headers: bool) -> Secrecy:
-    if word in options:
+def _secrecy_of_next(word: str, before: str, options: str, *, has_headers: bool) -> Secrecy:
+    if options and re.fullmatch(options, word):
         return Secrecy.CERTAIN
     if (flag := _FLAG.fullmatch(word)) is not None:
         return secrecy_of(flag["name"])
@@ -119,11 +113,11 @@ def _mask_map(values: Mapping[Any, Any], secrecy: Secrecy) -> dict[Any, Any]:
     """Replace the secrets in a map; in a map whose name means secrets, replace all values."""
     inherited = secrecy if secrecy is not Secrecy.AMBIGUOUS else Secrecy.NONE
     masked = {key: _mask(value, max(inherited, secrecy_of(str(key)))) for key, value in values.items()}
-    name = values.get("name", values.get("key"))
-    if isinstance(name, str) and "value" in values:  # Kubernetes and web forms write a name and its value this way
-        pair = {"name", "key"} & values.keys()
-        masked |= {key: _mask(values[key], Secrecy.NONE) for key in pair}
-        masked["value"] = _mask(values["value"], max(inherited, secrecy_of(name)))
+    label = secrecy_of(find_label((str(key), value) for key, value in values.items()))
+    if label is not Secrecy.NONE:  # Kubernetes and web forms write a name and its value this way
+        for key, value in values.items():
+            if is_label(str(key)) or has_label(str(key)):
+                masked[key] = _mask(value, max(inherited, label) if has_label(str(key)) else Secrecy.NONE)
     return masked
 
 
@@ -147,7 +141,7 @@ def _mask_given(text: str, name: str) -> str:
     if not re.search(r"[\[{'\"]", text):
         return _mask_line(text)
     names = re.findall(_NAME, text)
-    if mask_text(text) == text and not any(secrecy_of(name) or name in _OPTIONS for name in names):
+    if mask_text(text) == text and not any(secrecy_of(name) or name in LOGIN_OPTIONS for name in names):
         return text
     try:
         value = override_values.parse(text)

@@ -6,6 +6,9 @@ import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
 
+_CONTROLS = re.compile("[\0-\b\v-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+_CONTROLS_IN_JSON = re.compile(r"(?<!\\)(?=\\u(?:00[0189][0-9a-f]|007f|202[89a-e]|206[6-9]))", re.IGNORECASE)
+
 
 def format_count(number: int, noun: str) -> str:
     """Count something: `1 group`, `2 groups`."""
@@ -52,6 +55,12 @@ def say(text: str) -> None:
 def escape_to_utf8(text: str) -> str:
     """Return a text that can be stored: bytes of a name that are not UTF-8 are escaped."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def escape_controls(text: str) -> str:
+    """Replace the characters that a terminal obeys, or that reorder a line, by their escapes; lines and tabs stay."""
+    text = _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return _CONTROLS_IN_JSON.sub(r"\\", text) if "\\u" in text else text
 
 
 def natural_key(text: str) -> tuple[str | int, ...]:

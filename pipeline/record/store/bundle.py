@@ -15,7 +15,8 @@ import math
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
@@ -35,6 +36,7 @@ from pipeline.record.store.local_store import Store, describe_error, explain_mis
 from pipeline.record.store.portable_paths import PortablePaths
 
 _NAMES_FOLDERS = frozenset((CONFIG, GROUP, JOB_FILE))
+_ARTIFACTS = "artifacts"
 _PAGE, _REQUESTS = 1000, 8
 """Runs of one reply of a server; requests at the same time: a run needs one for each of its metrics."""
 
@@ -53,6 +55,8 @@ def export(store: Store, experiment: str, file: Path) -> int:
         raise ConfigError(explain_missing(experiment, store.uri, known, "choose another with --experiment: "))
     with temporary_folder.hold_scratch() as scratch:
         runs = _read_runs(store, stored.experiment_id)
+        with translate_errors(f"could not add a salt for names to experiment {experiment!r} of {store.uri}"):
+            salt = store.read_salt(experiment, creates=True)
         artifacts: dict[str, Path] = {}
         without = []
         for run in runs:
@@ -64,7 +68,7 @@ def export(store: Store, experiment: str, file: Path) -> int:
             for path in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
                 artifacts[f"artifacts/{run['run_id']}/{path.relative_to(folder).as_posix()}"] = path
         try:
-            bundle_archive.write(file, experiment, dict(_make_portable(runs, artifacts)))
+            bundle_archive.write(file, experiment, dict(_make_portable(runs, artifacts, salt)))
         except OSError as error:
             raise ConfigError(f"could not write {file}: {error.strerror}; choose another file with --out") from error
     if without:
@@ -73,54 +77,38 @@ def export(store: Store, experiment: str, file: Path) -> int:
     return len(runs)
 
 
-def unpack(file: Path, root: Path, *, links: bool = False) -> str:
+def unpack(file: Path, root: Path) -> str:
     """Write the runs and artifacts of a bundle to a local store; return the experiment. Runs in the store stay.
-
-    With `links`, equal artifacts are one file, which is not to be changed.
 
     Raises:
         ConfigError: the file is not a complete bundle of this version.
         TrackingError: the store cannot be written.
     """
-    if not mlflow_internals.is_tried():
-        low, high = (".".join(map(str, bound)) for bound in mlflow_internals.TRIED)
-        raise ConfigError(f"reading a bundle needs MLflow {low} to {high}; run pip install 'mlflow>={low},<{high}'")
     root = root.absolute()
     with temporary_folder.hold_scratch() as folder:
         experiment = bundle_archive.extract(file, folder)
-        runs = _parse_runs(file, folder / bundle_archive.RUNS)
-        store = open_store(root)
-        experiment_id = store.open_experiment(experiment)
-        place = Path(unquote(urlsplit(store.client.get_experiment(experiment_id).artifact_location).path))
-        try:
-            with locks.hold_lock(root / STORE_LOCK):
-                new = database_tables.insert_runs(root / DATABASE, experiment_id, place.as_uri(), runs)
-                for run_id in new:
-                    if (artifacts := folder / "artifacts" / run_id).is_dir():
-                        copy = os.link if links else shutil.copy2
-                        shutil.copytree(artifacts, place / run_id / "artifacts", dirs_exist_ok=True, copy_function=copy)
-        except (OSError, sqlite3.Error) as error:
-            raise TrackingError(
-                f"could not write the runs of {file} to {root}: {error}; check its permissions"
-            ) from error
+        deque(_parse_runs(file, folder), maxlen=0)  # nothing is written of a bundle with an impossible run
+        _insert(file, _parse_runs(file, folder), folder / _ARTIFACTS, root, experiment, shutil.copytree)
     return experiment
 
 
 @functools.lru_cache(maxsize=1)
 def load_runs(file: Path) -> tuple[str, list[dict[str, Any]]]:
-    """Read the experiment of a bundle and its runs, oldest first, without artifacts and without MLflow.
+    """Read the experiment of a bundle and its runs with final metrics, oldest first, without artifacts and MLflow.
 
     Raises:
         ConfigError: the file is not a bundle of this version.
     """
     with temporary_folder.hold_scratch() as folder:
         experiment = bundle_archive.extract(file, folder, only_runs=True)
-        return experiment, _parse_runs(file, folder / bundle_archive.RUNS)
+        return experiment, list(_parse_runs(file, folder, has_series=False))
 
 
 @functools.cache
-def open_bundle(file: Path) -> Store:
+def open_bundle(file: Path, *, has_series: bool = True) -> Store:
     """Open a bundle as a store in a temporary folder, which is removed at the end of the process.
+
+    Without `has_series`, metrics have their final values only; `export` writes complete metrics nevertheless.
 
     Raises:
         ConfigError: the file is not a complete bundle of this version.
@@ -128,20 +116,47 @@ def open_bundle(file: Path) -> Store:
     stack = ExitStack()
     atexit.register(stack.close)
     folder = stack.enter_context(temporary_folder.hold_scratch())
-    unpack(file, folder, links=True)
-    return open_store(folder)
+    experiment = bundle_archive.extract(file, folder)
+    runs = _parse_runs(file, folder) if has_series else load_runs(file)[1]
+    return _insert(file, runs, folder / _ARTIFACTS, folder, experiment, os.rename)
 
 
-def _parse_runs(file: Path, lines: Path) -> list[dict[str, Any]]:
+def _insert(
+    file: Path, runs: Iterable[dict[str, Any]], artifacts: Path, root: Path, experiment: str, place: Callable[..., Any]
+) -> Store:
+    if not mlflow_internals.is_tried():
+        low, high = (".".join(map(str, bound)) for bound in mlflow_internals.TRIED)
+        raise ConfigError(f"reading a bundle needs MLflow {low} to {high}; run pip install 'mlflow>={low},<{high}'")
+    store = open_store(root)
+    experiment_id = store.open_experiment(experiment)
+    target = Path(unquote(urlsplit(store.client.get_experiment(experiment_id).artifact_location).path))
     try:
-        texts = lines.read_text(encoding="utf-8").split("\n")
-        return database_tables.check_runs([json.loads(text) for text in texts if text])
+        with locks.hold_lock(root / STORE_LOCK):
+            for run_id in database_tables.insert_runs(root / DATABASE, experiment_id, target.as_uri(), runs):
+                if (artifacts / run_id).is_dir():
+                    (target / run_id).mkdir(parents=True, exist_ok=True)
+                    place(artifacts / run_id, target / run_id / _ARTIFACTS)
+    except (OSError, sqlite3.Error) as error:
+        raise TrackingError(f"could not write the runs of {file} to {root}: {error}; check its permissions") from error
+    return store
+
+
+def _parse_runs(file: Path, folder: Path, *, has_series: bool = True) -> Iterator[dict[str, Any]]:
+    try:
+        with (folder / bundle_archive.RUNS).open(encoding="utf-8", newline="\n") as lines:
+            yield from database_tables.parse_runs(lines, has_series=has_series)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{file} has an impossible run in {lines.name}: {error}; do not use this file") from error
+        raise ConfigError(
+            f"{file} has an impossible run in {bundle_archive.RUNS}: {error}; do not use this file"
+        ) from error
 
 
 def _read_runs(store: Store, experiment_id: str) -> list[dict[str, Any]]:
     """Read the active runs of an experiment, oldest first."""
+    if store.root is not None and (store.root / bundle_archive.RUNS).is_file():  # of a bundle
+        location = store.client.get_experiment(experiment_id).artifact_location
+        runs_of_bundle = _parse_runs(store.root, store.root)
+        return [{**run, "artifact_uri": f"{location}/{run['run_id']}/{_ARTIFACTS}"} for run in runs_of_bundle]
     if store.root is not None:
         return database_tables.read_complete_runs(store.root / DATABASE, experiment_id)
     from mlflow.exceptions import MlflowException
@@ -179,9 +194,11 @@ def _read_served(store: Store, run: Any) -> dict[str, Any]:
     }
 
 
-def _make_portable(runs: Sequence[dict[str, Any]], artifacts: Mapping[str, Path]) -> Iterator[tuple[str, Path | bytes]]:
+def _make_portable(
+    runs: Sequence[dict[str, Any]], artifacts: Mapping[str, Path], salt: str
+) -> Iterator[tuple[str, Path | bytes]]:
     """Yield the files of a bundle without paths, users and hosts of the machine; binary artifacts stay as they are."""
-    paths = PortablePaths((run["tags"], run["params"]) for run in runs)
+    paths = PortablePaths(((run["tags"], run["params"]) for run in runs), salt)
     for name in (name for name in artifacts if PurePosixPath(name).name in _NAMES_FOLDERS):
         paths.read_text(_read_text(artifacts[name]) or "")
     masked = [

@@ -52,6 +52,7 @@ _MLFLOW_DEFAULTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 
+_SALT = "mlflow.collocation.salt"
 _CONFLICT = "IntegrityError"  # in the text of MLflow's error, also of that from a server
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,15 @@ class Store:
                     + choose_server_remedy(self.uri, error, "check tracking.uri, or use tracking=local")
                 ) from error
         return self._experiments[name][0]
+
+    def read_salt(self, experiment: str, *, creates: bool = False) -> str:
+        """Return the salt of the digests of names in an experiment; empty without one. It is in no bundle."""
+        stored = self.client.get_experiment_by_name(experiment)
+        salt = str(stored.tags.get(_SALT, ""))
+        if creates and not salt:
+            salt = os.urandom(8).hex()
+            self.client.set_experiment_tag(stored.experiment_id, _SALT, salt)
+        return salt
 
     def set_tag(self, run_id: str, key: str, value: str) -> None:
         """Set a tag of a run, also if another process sets the same tag at the same moment.

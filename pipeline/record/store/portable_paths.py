@@ -3,7 +3,8 @@
 The folders are found in the tags and params of the runs, so a store and its bundle are masked alike: `$PROJECT` is the
 clone of this project, `$ENVIRONMENT` the folder of an interpreter, `$HOME` a home, `$TMPDIR` is /tmp. Another folder is
 `$FOLDER_` with the beginning of the digest of its path, and several folders of one kind have such a digest too: equal
-paths stay equal, and different paths stay different. Folders that every Linux has, such as /usr, are not replaced.
+paths stay equal, and different paths stay different. Folders that every Linux has, such as /usr, are not replaced. The
+digests have a salt that stays in the store: without it, a list of names would tell which name has which digest.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from pipeline.base.domain.layout import SCRIPT_PREFIX, UNCOMMITTED
 from pipeline.base.domain.tags import GROUP, JOB, Tag, fact_tag, read_facts
@@ -32,18 +33,25 @@ _SITE = (
 """Top folders of sites and users, which are replaced even if no tag or param has them."""
 
 _NAME = r"[\w.+@%~-]+"
-_BEFORE = r"(?:(?<![\w.~/$}>-])|(?<=://)|(?<=:///)|(?<=[\s'\"]-[A-Z]))"
-"""Paths begin after these characters: not within another path or a word, but within a URI and after `-I`."""
+_BEFORE = r"(?:(?<![\w.~/$}>-])|(?<=://)|(?<=:///)|(?<=[\s'\"=,]-[A-Z])|(?<=^-[A-Z])|(?<=[\s\d&>]>)|(?<=^>))"
+"""Paths begin after these characters: not within another path or a word, but within a URI, after `-I` and `2>`."""
+_ENCODED = re.compile(rf"(?:%2F(?:(?!%2F){_NAME})?)+", re.IGNORECASE)
+_PLACES = {
+    "user": r"~|\b(?i:user|user_?name|logname|login|owner)\b[\"']?[ \t]*[:=][ \t]*[\"']?|[ \t](?:-l|--user)[ \t=]",
+    "host": r"(?<=[\w-])@|\b(?i:host|host_?name|node|nodelist)\b[\"']?[ \t]*[:=][ \t]*[\"']?",
+}
+"""Texts before a user, and before a host that is also a word."""
 _PATH = re.compile(rf"{_BEFORE}(/{_NAME}(?:/{_NAME})+)")
 
 
 class PortablePaths:
     """The replacements for the runs of one experiment."""
 
-    def __init__(self, runs: Iterable[tuple[Mapping[str, str], Mapping[str, str]]]) -> None:
+    def __init__(self, runs: Iterable[tuple[Mapping[str, str], Mapping[str, str]]], salt: str = "") -> None:
         """Find the folders, users and hosts in the tags and params of the runs of groups and jobs."""
+        self._salt = salt
         self._roots: dict[str, set[str]] = defaultdict(set)
-        self._users, self._hosts = set[str](), set[str]()
+        self._users, self._hosts = dict[str, str](), dict[str, str]()  # spellings and complete names
         self._known: dict[str, str] = {}
         texts: dict[str, None] = {}
         for tags, params in runs:
@@ -69,7 +77,7 @@ class PortablePaths:
                 self._roots[kind].add(folder)
         for names, name in ((self._users, facts.get("user", "")), (self._hosts, facts.get("host", ""))):
             if name and not re.fullmatch(r"(user|host)-[0-9a-f]{6}", name):
-                names.add(name)
+                names |= {name.partition(".")[0] if names is self._hosts else name: name, name: name}
 
     def read_text(self, text: str) -> None:
         """Find the folders of users and the top folders in a text whose paths all belong to the machine."""
@@ -89,7 +97,7 @@ class PortablePaths:
         for kind in (FOLDER, HOME, ENVIRONMENT, WORKING_FOLDER, PROJECT):  # the last name of a folder holds
             for root in self._roots[kind]:
                 is_single = kind != FOLDER and len(self._roots[kind]) == 1
-                self._known[root] = kind if is_single else f"{kind}_{_digest(root)}"
+                self._known[root] = kind if is_single else f"{kind}_{self._digest(root)}"
         spellings = {spelling: name for root, name in self._known.items() for spelling in _spell(root)}
         self._known |= spellings
         roots = sorted(spellings, key=lambda root: (-len(root), root))
@@ -99,14 +107,16 @@ class PortablePaths:
 
     def mask(self, text: str) -> str:
         """Replace the paths and hosts in a text."""
+        text = _ENCODED.sub(lambda match: quote(self.mask(unquote(match[0])), safe="$"), text) if "%2" in text else text
         text = self._pattern.sub(self._replace, text) if "/" in text else text
         for kind, names in (("host", self._hosts), ("user", self._users)):
-            for name in names:
+            for name in sorted(names, key=len, reverse=True):
                 if name in text:
-                    # A user or a short host may be a word, which is replaced only where the project writes it.
+                    # A user or a short host may be a word, which is replaced only where it is a name.
                     is_word = kind == "user" or len(name) < 5 or name.isalpha()
-                    place = rf"""(?:(?<=\b{kind}: )|(?<="{kind}": "))""" if is_word else r"(?<![\w.-])"
-                    text = re.sub(rf"{place}{re.escape(name)}(?![\w-])", f"{kind}-{_digest(name)}", text)
+                    place, at = (_PLACES[kind], "(?=@[A-Za-z])") if is_word else (r"(?<![\w.-])", "(?!)")
+                    spelled = rf"(?P<before>{place}){re.escape(name)}(?![\w-])|(?<![\w.-]){re.escape(name)}{at}"
+                    text = re.sub(spelled, rf"\g<before>{kind}-{self._digest(names[name])}", text)
         return text
 
     def mask_code(self, text: str) -> str:
@@ -131,18 +141,24 @@ class PortablePaths:
             (fact_tag("host"), "host", self._hosts),
         ):
             if tags.get(key) in names:
-                masked[key] = f"{kind}-{_digest(tags[key])}"
+                masked[key] = f"{kind}-{self._digest(names[tags[key]])}"
         return masked
 
     def mask_user(self, user: str) -> str:
         """Replace the name of a user."""
-        return f"user-{_digest(user)}" if user in self._users else user
+        return f"user-{self._digest(user)}" if user in self._users else user
 
     def _replace(self, match: re.Match[str]) -> str:
         root, rest = match["root"], match["rest"]
-        name = self._known.get(root) or f"{HOME if root.count('/') > 1 or root == '/root' else FOLDER}_{_digest(root)}"
+        name = (
+            self._known.get(root)
+            or f"{HOME if root.count('/') > 1 or root == '/root' else FOLDER}_{self._digest(root)}"
+        )
         parts = [self.mask_user(part) if part != "root" else part for part in rest.split("/")]
         return name + "/".join(parts)
+
+    def _digest(self, text: str) -> str:
+        return hashlib.sha256(f"{self._salt}{text}".encode("utf-8", "surrogateescape")).hexdigest()[:6]
 
 
 def expand(text: str) -> str:
@@ -153,10 +169,6 @@ def expand(text: str) -> str:
 
 def _is_of_system(path: str) -> bool:
     return path.split("/")[1] in _SYSTEM
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:6]
 
 
 def _spell(root: str) -> set[str]:

@@ -23,6 +23,7 @@ from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import GROUP, JOB, Tag, has_old_names, list_facts_by_plan, read_facts, restore_names
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import TrackingError
+from pipeline.base.system.words import escape_controls
 from pipeline.clean import temporary_folder
 from pipeline.observe.study_progress import PastGroup
 from pipeline.record.store import bundle, local_store, run_artifacts
@@ -54,7 +55,7 @@ def find_finished(where: Store | Path | str, experiment: str) -> list[FinishedGr
             FinishedGroup(
                 digest=digest,
                 program_digest=tags.get(Tag.PROGRAM_DIGEST),
-                name=run.info.run_name,
+                name=escape_controls(run.info.run_name),
                 block=tags.get(Tag.BLOCK),
                 result=Result(result),
                 facts=dict(MachineState.from_facts(read_facts(tags)).facts),
@@ -151,7 +152,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
     return Original(
         run_id=run.info.run_id,
         experiment=experiment.name,
-        name=run.info.run_name,
+        name=escape_controls(run.info.run_name),
         tags=dict(run.data.tags),
         params=dict(run.data.params),
         metrics=select_figures(run),
@@ -179,12 +180,12 @@ def list_experiments(store: Store) -> list[str]:
 
 def load_groups(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
     """Return a table with one row per group, oldest first."""
-    return _make_table(_open_existing(root_or_uri, experiment), experiment, GROUP)
+    return _make_table(open_existing(root_or_uri, experiment), experiment, GROUP)
 
 
 def load(root_or_uri: Path | str, experiment: str) -> pd.DataFrame:
     """Return a table with one row per job; the columns of its group have the prefix `group.`."""
-    store = _open_existing(root_or_uri, experiment)
+    store = open_existing(root_or_uri, experiment)
     jobs, groups = _make_table(store, experiment, JOB), _make_table(store, experiment, GROUP).add_prefix("group.")
     key = f"tags.{Tag.PARENT_RUN}"
     if key not in jobs:
@@ -196,7 +197,7 @@ def find_runs(root_or_uri: Path | str, experiment: str, role: str) -> list[Any]:
     """Return all MLflow runs of a role (`GROUP` or `JOB`), including running ones, oldest first."""
     if not is_server(root_or_uri) and Path(root_or_uri).is_file():
         return _find_in_bundle(Path(root_or_uri), experiment, role)
-    return read_runs(_open_existing(root_or_uri, experiment), experiment, role)
+    return read_runs(open_existing(root_or_uri, experiment), experiment, role)
 
 
 def _find_in_bundle(file: Path, experiment: str, role: str) -> list[Any]:
@@ -208,11 +209,7 @@ def _find_in_bundle(file: Path, experiment: str, role: str) -> list[Any]:
 
 
 def _make_run(run: Mapping[str, Any]) -> Any:
-    newest = {
-        name: max(points, key=lambda point: (point[2], point[1], -math.inf if point[0] is None else point[0]))[0]
-        for name, points in run["metrics"].items()
-        if points
-    }
+    newest = {name: points[0][0] for name, points in run["metrics"].items()}
     metrics = {name: math.nan if number is None else float(number) for name, number in newest.items()}
     return SimpleNamespace(
         info=SimpleNamespace(
@@ -226,7 +223,12 @@ def _make_run(run: Mapping[str, Any]) -> Any:
     )
 
 
-def _open_existing(root_or_uri: Path | str, experiment: str) -> Store:
+def open_existing(root_or_uri: Path | str, experiment: str) -> Store:
+    """Open a store that has an experiment.
+
+    Raises:
+        TrackingError: the store or the experiment does not exist.
+    """
     store = open_if_there(root_or_uri)
     if store is None:
         raise TrackingError(
@@ -285,7 +287,15 @@ def _restore_stored_names(runs: Iterable[Any]) -> list[Any]:
                 values.clear()
                 values.update(renamed)
         restore_names(run.data.tags)
+        for values in (run.data.tags, run.data.params, run.data.metrics):  # printed by every command
+            cleaned = {escape_controls(key): _escape(value) for key, value in values.items()}
+            values.clear()
+            values.update(cleaned)
     return named
+
+
+def _escape(value: Any) -> Any:
+    return escape_controls(value) if isinstance(value, str) else value
 
 
 def select_figures(run: Any) -> dict[str, float]:
@@ -299,7 +309,7 @@ def _make_table(store: Store, experiment: str, role: str) -> pd.DataFrame:
     rows = [
         {
             "run_id": run.info.run_id,
-            "name": run.info.run_name,
+            "name": escape_controls(run.info.run_name),
             "status": run.info.status,
             "start_time": run.info.start_time,
             "end_time": run.info.end_time,

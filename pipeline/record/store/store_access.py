@@ -36,7 +36,7 @@ def open_if_there(root_or_uri: Path | str) -> Store | None:
         return open_store(Path(), str(root_or_uri))
     root = Path(root_or_uri).absolute()
     if root.is_file():
-        return open_bundle(root)
+        return open_bundle(root, has_series=False)
     try:
         (root / DATABASE).stat()
     except (FileNotFoundError, NotADirectoryError):

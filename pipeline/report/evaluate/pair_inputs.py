@@ -157,4 +157,4 @@ def _find_platforms(study: Study) -> dict[tuple[str, ...], frozenset[Platform]]:
 
 def _find_platform(row: Row) -> Platform:
     branch = row.facts.get("driver_version", "").split(".")[0]
-    return Platform(name_model(row.device, is_simulated=row.is_simulated), int(branch) if branch.isdigit() else None)
+    return Platform(name_model(row.device, is_simulated=row.is_simulated), int(branch) if branch.isdecimal() else None)

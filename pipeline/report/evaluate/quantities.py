@@ -372,4 +372,4 @@ def _mean_epoch_s(jobs: Sequence[JobRow], *, measured: bool) -> float | None:
 
 def _work_of_epoch(job: JobRow) -> int:
     texts = (job.params.get(key, "") for key in ("job.samples_per_epoch", "samples"))
-    return next((int(text) for text in texts if text.isdigit()), 0)
+    return next((int(text) for text in texts if text.isdecimal()), 0)

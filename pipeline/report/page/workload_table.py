@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pipeline.report.page.table_format import Table, Value, Values
 from pipeline.report.read.study_records import Study
 
@@ -23,11 +25,16 @@ def workload_table(study: Study) -> Table:
     known = [name for name in _COLUMNS if any(name in of_job for of_job in params.values())]
     rows: list[Values] = [
         (label, *(_read_number(of_job.get(name)) for name in known))
-        for label, of_job in sorted(params.items(), key=lambda item: (int(item[1].get("job.parameters", 0)), item[0]))
+        for label, of_job in sorted(params.items(), key=lambda item: (_count_parameters(item[1]), item[0]))
     ]
     heads = ("workload", *(_COLUMNS[name] for name in known))
     note = "Parameters: numbers of the model, as counted by the job. An epoch has whole batches only."
     return Table("workloads", "Models and data sets", heads, tuple(rows), note)
+
+
+def _count_parameters(params: Mapping[str, str]) -> int:
+    number = _read_number(params.get("job.parameters"))
+    return number if isinstance(number, int) else 0
 
 
 def _read_number(text: str | None) -> Value:

@@ -19,9 +19,10 @@ from pipeline.base.domain.tags import GROUP, JOB, Tag, list_facts_by_plan, read_
 from pipeline.base.domain.window import WindowKind
 from pipeline.base.system.errors import ConfigError, TrackingError
 from pipeline.base.system.grouping import group_by
+from pipeline.base.system.words import escape_controls
 from pipeline.record.store import results
 from pipeline.record.store.portable_paths import PortablePaths
-from pipeline.report.read import hosts, row_labels, selection
+from pipeline.report.read import hosts, row_labels, selection, stored_values
 from pipeline.report.read.baseline_runs import average_runs
 from pipeline.report.read.choice import Choice, separate_simulated
 from pipeline.report.read.environments import name_environments
@@ -122,8 +123,10 @@ def _read_store(store: Path | str, experiment: str) -> Iterator[Row | None]:
     groups = results.find_runs(store, experiment, GROUP)
     identity = _identity(groups)
     # A store and its bundle give the same report.
-    paths = PortablePaths((run.data.tags, run.data.params) for run in (*groups, *jobs))
+    salt = "" if Path(store).is_file() else results.open_existing(store, experiment).read_salt(experiment)
+    paths = PortablePaths(((run.data.tags, run.data.params) for run in (*groups, *jobs)), salt)
     for run in (*groups, *jobs):
+        stored_values.check(run, store)
         run.data.tags.update(paths.mask_tags(run.data.tags))
         run.data.params.update({key: paths.mask(text) for key, text in run.data.params.items()})
     for run in groups:
@@ -159,7 +162,7 @@ def study_of(experiment: str, *rows_of_stores: Iterable[Row | None], pools_hosts
             for part in selection.parts(selection.keep_newest_plans(numbered, Counter()))
             if part[-1].plan not in known
         ]
-        planned += [int(number) for number in newest if number.isdigit()]
+        planned += [int(number) for number in newest if number.isdecimal()]
         stores.append(numbered)
     newest_first = sorted(itertools.chain(*stores), key=lambda row: row.start_ms, reverse=True)
     older: Counter[str] = Counter()
@@ -213,12 +216,12 @@ def _make_row(run: Any, children: Sequence[Any], store: Path | str, identity: Ta
     return Row(
         run_id=run.info.run_id,
         key=repr((scenario, sorted(options.items()), [job.digest for job in jobs], settings)),
-        name=run.info.run_name,
+        name=escape_controls(run.info.run_name),
         scenario=scenario,
         sharing=mode_of(scenario),
         options=options,
         settings=settings,
-        block=int(facts["block"]) if facts.get("block", "").isdigit() else 1,
+        block=int(facts["block"]) if facts.get("block", "").isdecimal() else 1,
         result=Result(facts["result"]),
         reason=facts.get("reason", ""),
         marks=read_marks(tags),
@@ -253,8 +256,8 @@ def _job(run: Any, identity: Tag) -> JobRow:
         metrics=results.select_figures(run),
         params=params,
         place={key[len("placement.") :]: value for key, value in params.items() if key.startswith("placement.")},
-        start_ns=int(facts["start_ns"]) if facts.get("start_ns", "").isdigit() else None,
-        end_ns=int(facts["end_ns"]) if facts.get("end_ns", "").isdigit() else None,
+        start_ns=int(facts["start_ns"]) if facts.get("start_ns", "").isdecimal() else None,
+        end_ns=int(facts["end_ns"]) if facts.get("end_ns", "").isdecimal() else None,
     )
 
 

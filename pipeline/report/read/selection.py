@@ -93,10 +93,11 @@ def parts(rows: Sequence[Row]) -> list[list[Row]]:
     groups: list[tuple[set[object], list[Row]]] = []
     for row in sorted(rows, key=lambda row: (row.start_ms, row.run_id)):
         its_own = {row.plan, *((_identity(job.params), row.settings) for job in row.jobs)}
-        joined = [part for part in groups if part[0] & its_own]
-        groups = [part for part in groups if not part[0] & its_own]
-        facts = its_own.union(*(facts for facts, _ in joined))
-        groups.append((facts, [*(member for _, members in joined for member in members), row]))
+        joined = [part for part in groups if part[0] & its_own] or [(set(), [])]
+        groups = [*(part for part in groups if not part[0] & its_own), joined[0]]
+        facts, members = joined[0]
+        facts.update(its_own, *(other_facts for other_facts, _ in joined[1:]))
+        members += [*(member for _, others in joined[1:] for member in others), row]
     return sorted((members for _, members in groups), key=lambda members: min(row.start_ms for row in members))
 
 

@@ -100,7 +100,7 @@ def read_counters(row: Row) -> list[StressorCounters]:
             gpu_uuid=row.gpu_uuid,
             block=row.block,
             place=place,
-            num_cpus=int(cpus) if cpus.isdigit() else None,
+            num_cpus=int(cpus) if cpus.isdecimal() else None,
             means=means,
         )
         for place, means in by_place.items()
@@ -130,7 +130,7 @@ def _select_readings(series: Series, window: Window) -> list[tuple[int, float]]:
 def _read_turns(row: Row) -> Mapping[Place, Sequence[Window]]:
     """Return the turns of a stressor; the window is the only turn of one that loads a single resource."""
     begin, end, (job,) = row.facts.get("window_start_ns", ""), row.facts.get("window_end_ns", ""), row.jobs
-    if not (begin.isdigit() and end.isdigit()):
+    if not (begin.isdecimal() and end.isdecimal()):
         return {}
     window = int(begin), int(end)
     if TURN_S not in job.params:

@@ -130,7 +130,7 @@ class Row:
         if "window_s" in self.metrics:
             return self.metrics["window_s"]
         begin, end = self.facts.get("window_start_ns", ""), self.facts.get("window_end_ns", "")
-        return (int(end) - int(begin)) / 1e9 if begin.isdigit() and end.isdigit() else None
+        return (int(end) - int(begin)) / 1e9 if begin.isdecimal() and end.isdecimal() else None
 
     @property
     def device_in_words(self) -> str:
@@ -165,7 +165,7 @@ class Row:
             number = self.jobs[0].place.get(key, "") if self.jobs else ""
         else:
             number = self.facts.get("multiprocessors", "")
-        return int(number) if number.isdigit() else None
+        return int(number) if number.isdecimal() else None
 
     @property
     def beside(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pipeline.base.domain.package_locks import make_portable, parse_lock
@@ -42,6 +44,13 @@ def paths() -> PortablePaths:
         ("host gpu-node-17 failed, gpu-node-170 did not", "host host-2f073d failed, gpu-node-170 did not"),
         ("user: alice\n", "user: user-2bd806\n"),
         ("alice in wonderland", "alice in wonderland"),
+        ("alice@gpu-node-17:/x", "user-2bd806@host-2f073d:/x"),
+        ("ssh -l alice alice@example.org", "ssh -l user-2bd806 user-2bd806@example.org"),
+        ("user=alice LOGNAME=alice --user=alice", "user=user-2bd806 LOGNAME=user-2bd806 --user=user-2bd806"),
+        ("~alice/x ~/x", "~user-2bd806/x ~/x"),
+        ("run 2>/home/alice/log >>/home/alice/log", "run 2>$HOME/log >>$HOME/log"),
+        ("-I/home/alice/include", "-I$HOME/include"),
+        ("a=%2Fhome%2Falice%2Fx&b=%2Fusr%2Flib", "a=$HOME%2Fx&b=%2Fusr%2Flib"),
     ],
 )
 def test_paths_in_texts_are_replaced_and_other_texts_are_not(paths: PortablePaths, text: str, masked: str) -> None:
@@ -55,6 +64,22 @@ def test_equal_folders_stay_equal_and_different_ones_stay_different(paths: Porta
     assert masked[0][:-1] == masked[1][:-1] and masked[0].startswith("$FOLDER_")
     other = PortablePaths([({**TAGS, "collocation.host": "x", "collocation.user": "bob"}, PARAMS)])
     assert other.mask(texts[0]) == masked[0]
+
+
+def test_the_short_name_of_a_host_is_replaced_like_the_long_one() -> None:
+    paths = PortablePaths([({**TAGS, "collocation.host": "gpu-node-17.example.org"}, PARAMS)])
+    short, long, domain = (paths.mask(f"{name} failed") for name in ("gpu-node-17", "gpu-node-17.example.org", "b.org"))
+    assert short == long and short.startswith("host-") and domain == "b.org failed"
+
+
+def test_a_salt_changes_all_digests_and_keeps_equal_names_equal() -> None:
+    text = "alice@gpu-node-17:/home/carol/x /datasets/a"
+    unsalted, first, again, other = (PortablePaths([(TAGS, PARAMS)], salt) for salt in ("", "a", "a", "b"))
+    assert first.mask(text) == again.mask(text)
+    assert len({paths.mask(text) for paths in (unsalted, first, other)}) == 3
+    for digests in zip(*(re.findall(r"[0-9a-f]{6}", paths.mask(text)) for paths in (unsalted, first)), strict=True):
+        assert len(set(digests)) == 2
+    assert first.mask_tags(TAGS)["collocation.user"] == first.mask("alice@h").removesuffix("@h")
 
 
 def test_two_projects_do_not_become_one() -> None:
