@@ -151,24 +151,15 @@ def read_complete_runs(database: Path, experiment_id: str) -> list[dict[str, Any
         sqlite3.Error: the database is not readable.
     """
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as store:
+        store.row_factory = sqlite3.Row
         store.execute("BEGIN")  # all queries see one state
         chosen = (int(experiment_id),)
         condition = "experiment_id = ? AND lifecycle_stage = 'active'"
-        runs = {
-            run_id: {
-                "run_id": run_id,
-                "name": name,
-                "status": status,
-                "start_ms": start,
-                "end_ms": end,
-                "user": user or "",
-                "artifact_uri": uri,
-                "tags": {},
-                "params": {},
-                "metrics": {},
-            }
-            for run_id, name, status, start, end, user, uri in store.execute(
-                "SELECT run_uuid, name, status, start_time, end_time, user_id, artifact_uri FROM runs "  # noqa: S608
+        runs: dict[str, dict[str, Any]] = {
+            row["run_id"]: {**row, "tags": {}, "params": {}, "metrics": {}}
+            for row in store.execute(
+                "SELECT run_uuid AS run_id, name, status, start_time AS start_ms, end_time AS end_ms, "  # noqa: S608
+                "coalesce(user_id, '') AS user, artifact_uri FROM runs "
                 f"WHERE {condition} ORDER BY start_time, run_uuid",
                 chosen,
             )
@@ -256,12 +247,10 @@ def insert_runs(database: Path, experiment_id: str, artifacts_uri: str, runs: It
             store.executemany(
                 "INSERT INTO runs (run_uuid, name, source_type, source_name, entry_point_name, user_id, status, "
                 "start_time, end_time, source_version, lifecycle_stage, artifact_uri, experiment_id) "
-                "VALUES (?, ?, 'UNKNOWN', '', '', ?, ?, ?, ?, '', 'active', ?, ?)",
+                "VALUES (:run_id, :name, 'UNKNOWN', '', '', :user, :status, :start_ms, :end_ms, '', 'active', "
+                ":artifacts_uri || '/' || :run_id || '/artifacts', :experiment)",
                 [
-                    (
-                        *(run["run_id"], run["name"], run.get("user") or "", run["status"], run["start_ms"]),
-                        *(run["end_ms"], f"{artifacts_uri}/{run['run_id']}/artifacts", int(experiment_id)),
-                    )
+                    {"user": "", **run, "artifacts_uri": artifacts_uri, "experiment": int(experiment_id)}
                     for run in batch
                 ],
             )

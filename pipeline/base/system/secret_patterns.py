@@ -12,11 +12,11 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from pipeline.base.system.secrecy import HIDDEN, Secrecy, hide, is_harmless, is_reference, looks_secret, secrecy_of
+from pipeline.base.system.secrecy import Secrecy, hide, is_harmless, is_reference, looks_secret, secrecy_of
 
-# Each pattern has a text that must be present for a match. The group `before` is kept. The user `git` in
-# `ssh://git@host` is not a secret, and is needed for access. A password may contain `@`, and also `/` unless the text
-# before it is a port.
+# Each pattern has a text that must be present for a match. The group `before` is kept; a `name` must mean a secret, and
+# a `word` must look like one. The user `git` in `ssh://git@host` is not a secret, and is needed for access. A password
+# may contain `@`, and also `/` unless the text before it is a port.
 _PLACES = (
     (
         "PRIVATE KEY",
@@ -35,7 +35,7 @@ _PLACES = (
     ("LS0tLS1CRUdJTi", re.compile(r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{40,}=*")),  # "-----BEGIN ", in base64
     ("earer ", re.compile(r"(?<=\b[Bb]earer )(?=\S*\d)[\w.~+/-]{8,}=*")),
 )
-_CONDA_TOKEN = re.compile(r"(https?://[^\s\"'`]{1,200}?/t/)([^/\s\"'`]+)(?=/)")
+_CONDA_TOKEN = re.compile(r"(?P<before>https?://[^\s\"'`]{1,200}?/t/)(?P<word>[^/\s\"'`]+)(?=/)")
 # A name and its value, in notations that have only separators between them.
 _ELEMENT = re.compile(r"(?P<before><(?P<name>[A-Za-z_][\w.-]*)>)(?P<value>[^<>\n]+)(?=</)")
 _ENCODED = re.compile(r"(?P<before>%(?:3F|26)(?P<name>[\w.-]+?)%3D)(?P<value>(?:(?!%26|%23)[^\s&\"'])+)", re.I)
@@ -44,7 +44,7 @@ _SET = re.compile(
     r"(?P<value>[^\s\"'`=]+)"
 )
 _WITHOUT_SCHEME = re.compile(
-    r"(?<![\w/:@.+-])(?!mailto:)(?P<user>[\w.-]{1,64}:)(?P<secret>[^\s:@/\"'`<>]{6,})(?=@[\w.-]+(?:[:/\s\"'`]|$))"
+    r"(?<![\w/:@.+-])(?!mailto:)(?P<before>[\w.-]{1,64}:)(?P<word>[^\s:@/\"'`<>]{6,})(?=@[\w.-]+(?:[:/\s\"'`]|$))"
 )
 _NETRC = re.compile(
     r"(?P<before>(?:\b(?:machine|login|account)\s+\S+|\bdefault)\s+(?P<name>password)\s+)(?P<value>[^\s\"'`]+)"
@@ -58,6 +58,7 @@ _LABELLED = re.compile(
     r"(?P<value>(?(quote)(?:(?!(?P=quote))[^\n])+|[^\s\"'<>,(){}\[\]]++(?![\"'(])))",
     re.I,
 )
+_PAIRS = ((":", _PGPASS), ("</", _ELEMENT), ("%3", _ENCODED), ("password", _NETRC), ("", _SET), ("alue", _LABELLED))
 
 _PROGRAMS = {
     "-p": "sshpass mysql mysqldump mysqladmin mariadb mongo mongosh mongodump login cqlsh twine rdesktop 7z 7za",
@@ -86,52 +87,30 @@ _COMMANDS.append(
 
 def mask_places(text: str) -> str:
     """Replace the secrets recognised by their position."""
-    for needle, place in _PLACES:
+    commands = [("", command) for command in _COMMANDS] if _PROGRAM.search(text) else []
+    for needle, pattern in (*_PLACES, ("/t/", _CONDA_TOKEN), ("@", _WITHOUT_SCHEME), *commands, *_PAIRS):
         if needle in text:
-            text = place.sub(_hide_place, text)
-    if "/t/" in text:
-        text = _CONDA_TOKEN.sub(lambda match: match[1] + (HIDDEN if looks_secret(match[2]) else match[2]), text)
-    if "@" in text:
-        text = _WITHOUT_SCHEME.sub(lambda match: match[1] + (HIDDEN if looks_secret(match[2]) else match[2]), text)
-    if _PROGRAM.search(text):
-        for command in _COMMANDS:
-            text = command.sub(_hide_place, text)
-    text = _PGPASS.sub(_hide_place, text)
-    for needle, pair in (("</", _ELEMENT), ("%3", _ENCODED), ("password", _NETRC), ("", _SET), ("alue", _LABELLED)):
-        if needle in text:
-            text = pair.sub(_hide_pair, text)
+            text = pattern.sub(_hide, text)
     return text
 
 
-def _hide_place(match: re.Match[str]) -> str:
-    before = match.groupdict().get("before", "")
+def _hide(match: re.Match[str]) -> str:
+    groups = match.groupdict()
+    before = groups.get("before", "")
     secret = match[0].removeprefix(before)
-    return before + (secret if is_reference(secret) else hide(secret))
+    if "name" in groups:
+        secrecy = secrecy_of(match["name"])
+        is_visible = secrecy is Secrecy.NONE or is_harmless(secret, secrecy)
+    else:
+        is_visible = not looks_secret(secret) if "word" in groups else is_reference(secret)
+    return match[0] if is_visible else before + hide(secret)
 
 
-def _hide_pair(match: re.Match[str]) -> str:
-    secrecy = secrecy_of(match["name"])
-    is_visible = secrecy is Secrecy.NONE or is_harmless(match["value"], secrecy)
-    return match[0] if is_visible else f"{match['before']}{HIDDEN}"
-
-
-_DETECTORS = {
-    "aws": "AWSKeyDetector",
-    "azure_storage_key": "AzureStorageKeyDetector",
-    "github_token": "GitHubTokenDetector",
-    "gitlab_token": "GitLabTokenDetector",
-    "jwt": "JwtTokenDetector",
-    "mailchimp": "MailchimpDetector",
-    "openai": "OpenAIDetector",
-    "pypi_token": "PypiTokenDetector",
-    "sendgrid": "SendGridDetector",
-    "slack": "SlackDetector",
-    "square_oauth": "SquareOAuthDetector",
-    "stripe": "StripeDetector",
-    "telegram_token": "TelegramBotTokenDetector",
-    "twilio": "TwilioKeyDetector",
-}
-"""The detectors of detect-secrets that are used, by module."""
+_DETECTORS = (
+    *("aws", "azure_storage_key", "github_token", "gitlab_token", "jwt", "mailchimp", "openai"),
+    *("pypi_token", "sendgrid", "slack", "square_oauth", "stripe", "telegram_token", "twilio"),
+)
+"""The modules of detect-secrets whose detectors are used."""
 
 # Every match contains one of these texts. They are searched first, because importing the detectors takes 0.1 s.
 _MAY_HOLD = re.compile(
@@ -179,6 +158,10 @@ def _replace_token(replacement: str, detector: Any, match: re.Match[str]) -> str
 
 @cache
 def _detectors() -> tuple[Any, ...]:
+    modules = [vars(import_module(f"detect_secrets.plugins.{name}")) for name in _DETECTORS]
     return tuple(
-        getattr(import_module(f"detect_secrets.plugins.{module}"), name)() for module, name in _DETECTORS.items()
+        member()
+        for module in modules
+        for member in module.values()
+        if isinstance(member, type) and member.__module__ == module["__name__"]
     )

@@ -129,15 +129,13 @@ def _find_in_statements(text: str, offset: int = 0) -> Iterator[Span]:
         if ("'" in part or '"' in part) and NOUN.search(part.lower()) is not None:
             start = position + _CLAUSE.match(part).end()  # type: ignore[union-attr]
             tree, shift = _parse_code(text[start:end], closers)
-            if tree is None:
-                budget -= len(part) + _COST_OF_FAILURE
-            if tree is None and (line_end := text.find("\n", start, end)) > 0:
-                end = line_end
-                tree, shift = _parse_code(text[start:end], "")
-            elif long := _LONG.search(part):  # code in a text, or text between two texts
-                yield from _find_in_statements(long["inner"], offset + position + long.start("inner"))
             if tree is not None:
                 yield from _find_in_tree(tree, text[start:end], offset + start, shift)
+            else:  # another statement may begin in the next line
+                budget -= len(part) + _COST_OF_FAILURE
+                end = start + len(text[start:end].partition("\n")[0])
+            if long := _LONG.search(text, position, end):  # code in a text, or text between two texts
+                yield from _find_in_statements(long["inner"], offset + long.start("inner"))
         position = max(end, position) + 1
 
 
@@ -200,35 +198,28 @@ def _find_leaves(root: Any) -> Iterator[tuple[Any, str, bool]]:
 
 
 def _list_branches(node: Any, *, is_named: bool) -> list[Branch]:
-    if isinstance(node, yaml.MappingNode):
-        return _name_values([(_text_of(key) or "", value, False) for key, value in node.value])
-    if isinstance(node, yaml.SequenceNode):
-        return _name_next(node.value, is_pair=len(node.value) == 2)
-    return _list_branches_of_code(node, is_named=is_named)
-
-
-def _list_branches_of_code(node: Any, *, is_named: bool) -> list[Branch]:
     match node:
+        case yaml.MappingNode(value=pairs):
+            return _name_values([(_text_of(key) or "", value, False) for key, value in pairs])
+        case yaml.SequenceNode(value=parts) | ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
+            return _name_next(parts, is_pair=len(parts) == 2)
         case ast.Assign():
             return [branch for target in node.targets for branch in _assign(target, node.value)]
         case ast.AnnAssign() | ast.AugAssign() | ast.NamedExpr():
             return _assign(node.target, node.value)
         case ast.Dict():
-            return _name_values(
-                [(_name_of(key), value, False) for key, value in zip(node.keys, node.values, strict=True)]
-            )
+            items = zip(node.keys, node.values, strict=True)
+            return _name_values([(_name_of(key), value, False) for key, value in items])
         case ast.arguments():
-            arguments = [*node.posonlyargs, *node.args]
-            pairs = [*zip(arguments[::-1], node.defaults[::-1]), *zip(node.kwonlyargs, node.kw_defaults)]  # noqa: B905
-            return [(argument.arg, default, False) for argument, default in pairs]
+            last = [*node.posonlyargs, *node.args][::-1]  # defaults belong to the last arguments
+            defaults = [*zip(last, node.defaults[::-1]), *zip(node.kwonlyargs, node.kw_defaults)]  # noqa: B905
+            return [(argument.arg, default, False) for argument, default in defaults]
         case ast.Compare(left=left, comparators=comparators):
             return [(_name_of(left), other, True) for other in comparators]
         case ast.Subscript():
             return [("", node.value, True)]
         case ast.Call():
             return _list_arguments(node, is_named=is_named)
-        case ast.List() | ast.Tuple() | ast.Set():
-            return _name_next(node.elts, is_pair=len(node.elts) == 2)
         case ast.keyword():
             return [(node.arg or "", node.value, False)]
         case ast.AST():

@@ -37,8 +37,8 @@ from pipeline.record.store.portable_paths import PortablePaths
 
 _NAMES_FOLDERS = frozenset((CONFIG, GROUP, JOB_FILE))
 _ARTIFACTS = "artifacts"
-_PAGE, _REQUESTS = 1000, 8
-"""Runs of one reply of a server; requests at the same time: a run needs one for each of its metrics."""
+_REQUESTS = 8
+"""Requests to a server at the same time: a run needs one for each of its metrics."""
 
 
 def export(store: Store, experiment: str, file: Path) -> int:
@@ -162,13 +162,8 @@ def _read_runs(store: Store, experiment_id: str) -> list[dict[str, Any]]:
     from mlflow.exceptions import MlflowException
 
     try:
-        runs: list[Any] = []
-        token: str | None = None
-        while token != "":
-            page = store.client.search_runs([experiment_id], max_results=_PAGE, page_token=token)
-            runs, token = [*runs, *page], page.token or ""
         with ThreadPoolExecutor(_REQUESTS) as pool:
-            read = list(pool.map(lambda run: _read_served(store, run), runs))
+            read = list(pool.map(lambda run: _read_served(store, run), store.search_runs(experiment_id)))
     except MlflowException as error:
         raise TrackingError(f"could not read the runs from {store.uri}: {describe_error(error)}; try again") from error
     return sorted(read, key=lambda run: (run["start_ms"], run["run_id"]))

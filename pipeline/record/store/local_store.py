@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import psutil
@@ -31,6 +31,9 @@ from pipeline.record.store.database_schema import OutdatedError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+PAGE = 1000
+"""Runs of one reply of a server."""
 
 BUSY_TIMEOUT_S = 60
 """Time that a writer waits for another writer. Python's default is 5 s, which a large upload can exceed."""
@@ -108,6 +111,16 @@ class Store:
             if _CONFLICT not in str(error):
                 raise
             self.client.set_tag(run_id, key, value)  # the tag exists now
+
+    def search_runs(self, experiment_id: str, condition: str = "") -> Iterator[Any]:
+        """Yield the active MLflow runs of an experiment that meet a condition, oldest first."""
+        order, token = ["attributes.start_time ASC"], None
+        while token != "":
+            page = self.client.search_runs(
+                [experiment_id], condition, max_results=PAGE, order_by=order, page_token=token
+            )
+            yield from page
+            token = page.token or ""
 
     def sync(self) -> None:
         """Wait until every row of the local store is on disk; afterwards the spool folder can be removed.

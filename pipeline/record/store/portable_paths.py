@@ -51,7 +51,7 @@ class PortablePaths:
         """Find the folders, users and hosts in the tags and params of the runs of groups and jobs."""
         self._salt = salt
         self._roots: dict[str, set[str]] = defaultdict(set)
-        self._users, self._hosts = dict[str, str](), dict[str, str]()  # spellings and complete names
+        self._names: dict[str, dict[str, str]] = {"host": {}, "user": {}}  # spellings and complete names
         self._known: dict[str, str] = {}
         texts: dict[str, None] = {}
         for tags, params in runs:
@@ -75,9 +75,10 @@ class PortablePaths:
         ):
             if folder.startswith("/") and not _is_of_system(folder) and folder not in ("/", "/root", "/tmp"):  # noqa: S108
                 self._roots[kind].add(folder)
-        for names, name in ((self._users, facts.get("user", "")), (self._hosts, facts.get("host", ""))):
+        for kind, names in self._names.items():
+            name = facts.get(kind, "")
             if name and not re.fullmatch(r"(user|host)-[0-9a-f]{6}", name):
-                names |= {name.partition(".")[0] if names is self._hosts else name: name, name: name}
+                names |= {name.partition(".")[0] if kind == "host" else name: name, name: name}
 
     def read_text(self, text: str) -> None:
         """Find the folders of users and the top folders in a text whose paths all belong to the machine."""
@@ -86,14 +87,14 @@ class PortablePaths:
             if parts[1] in ("home", "Users"):
                 self._roots[HOME].add("/".join(parts[:3]))
             elif parts[1] not in (*_SYSTEM, "root", "tmp"):
-                users = [number for number, part in enumerate(parts) if part in self._users and number > 1]
+                users = [number for number, part in enumerate(parts) if part in self._names["user"] and number > 1]
                 self._roots[FOLDER].add("/".join(parts[: users[0] + 1 if users else 2]))
         self.__dict__.pop("_pattern", None)
 
     @functools.cached_property
     def _pattern(self) -> re.Pattern[str]:
         self._known = {"/tmp": TMPDIR}  # noqa: S108  a name in texts
-        self._roots[HOME] |= {"/root"} if "root" in self._users else set()
+        self._roots[HOME] |= {"/root"} if "root" in self._names["user"] else set()
         for kind in (FOLDER, HOME, ENVIRONMENT, WORKING_FOLDER, PROJECT):  # the last name of a folder holds
             for root in self._roots[kind]:
                 is_single = kind != FOLDER and len(self._roots[kind]) == 1
@@ -109,7 +110,7 @@ class PortablePaths:
         """Replace the paths and hosts in a text."""
         text = _ENCODED.sub(lambda match: quote(self.mask(unquote(match[0])), safe="$"), text) if "%2" in text else text
         text = self._pattern.sub(self._replace, text) if "/" in text else text
-        for kind, names in (("host", self._hosts), ("user", self._users)):
+        for kind, names in self._names.items():
             for name in sorted(names, key=len, reverse=True):
                 if name in text:
                     # A user or a short host may be a word, which is replaced only where it is a name.
@@ -135,18 +136,14 @@ class PortablePaths:
     def mask_tags(self, tags: Mapping[str, str]) -> dict[str, str]:
         """Replace the paths, users and hosts in the tags of a run."""
         masked = {key: self.mask(text) for key, text in tags.items()}
-        for key, kind, names in (
-            (Tag.USER, "user", self._users),
-            (fact_tag("user"), "user", self._users),
-            (fact_tag("host"), "host", self._hosts),
-        ):
-            if tags.get(key) in names:
-                masked[key] = f"{kind}-{self._digest(names[tags[key]])}"
+        for key, kind in ((Tag.USER, "user"), (fact_tag("user"), "user"), (fact_tag("host"), "host")):
+            if (name := self._names[kind].get(tags.get(key, ""))) is not None:
+                masked[key] = f"{kind}-{self._digest(name)}"
         return masked
 
     def mask_user(self, user: str) -> str:
         """Replace the name of a user."""
-        return f"user-{self._digest(user)}" if user in self._users else user
+        return f"user-{self._digest(user)}" if user in self._names["user"] else user
 
     def _replace(self, match: re.Match[str]) -> str:
         root, rest = match["root"], match["rest"]

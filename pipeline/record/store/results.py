@@ -11,7 +11,7 @@ import gc
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -27,14 +27,19 @@ from pipeline.base.system.words import escape_controls
 from pipeline.clean import temporary_folder
 from pipeline.observe.study_progress import PastGroup
 from pipeline.record.store import bundle, local_store, run_artifacts
-from pipeline.record.store.local_store import Store, describe_error, explain_missing, is_server, translate_errors
+from pipeline.record.store.local_store import (
+    Store,
+    describe_error,
+    explain_missing,
+    is_server,
+    translate_errors,
+)
 from pipeline.record.store.store_access import open_if_there
 from pipeline.record.stored_group import FinishedGroup, Original
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PAGE = 1000
 _TAGS_OF_A_ROW = (
     *(Tag.FIRST_LOSSES, Tag.FIRST_LOSS_BITS, Tag.FIRST_OUTPUTS),
     *(Tag.RATES, Tag.INVALID, Tag.FLAG, Tag.STALLED, Tag.SLICES),
@@ -82,7 +87,9 @@ def find_past_groups(where: Store | Path | str) -> list[PastGroup]:
     with translate_errors(f"could not read the groups from {store.uri}"):
         experiment_ids = [experiment.experiment_id for experiment in store.client.search_experiments()]
         runs = _restore_stored_names(
-            store.client.search_runs(experiment_ids, ended, max_results=PAGE, order_by=["attributes.start_time DESC"])
+            store.client.search_runs(
+                experiment_ids, ended, max_results=local_store.PAGE, order_by=["attributes.start_time DESC"]
+            )
         )
     return [_make_past_group(run) for run in runs if Tag.PROFILER not in run.data.tags and Tag.KEY in run.data.tags]
 
@@ -146,7 +153,7 @@ def recall(root_or_uri: Path | str, run_id: str) -> Original:
         )
     experiment = store.client.get_experiment(run.info.experiment_id)
     children = store.client.search_runs(
-        [run.info.experiment_id], f"tags.`{Tag.PARENT_RUN}` = '{run.info.run_id}'", max_results=PAGE
+        [run.info.experiment_id], f"tags.`{Tag.PARENT_RUN}` = '{run.info.run_id}'", max_results=local_store.PAGE
     )
     locks = {child.data.tags.get(Tag.INDEX, ""): _read_files(store, child.info.run_id) for child in children}
     return Original(
@@ -256,46 +263,30 @@ def read_runs(store: Store, experiment: str, role: str) -> list[Any]:
         try:
             if stored is None:
                 return []
-            return list(_iterate_pages(store, stored.experiment_id, f"tags.`{Tag.ROLE}` = '{role}'"))
+            return _restore_stored_names(store.search_runs(stored.experiment_id, f"tags.`{Tag.ROLE}` = '{role}'"))
         finally:
             gc.enable()
-
-
-def _iterate_pages(store: Store, experiment_id: str, condition: str) -> Iterator[Any]:
-    token: str | None = None
-    while True:
-        page = store.client.search_runs(
-            [experiment_id],
-            condition,
-            max_results=PAGE,
-            order_by=["attributes.start_time ASC"],
-            page_token=token,
-        )
-        yield from _restore_stored_names(page)
-        token = page.token
-        if not token:
-            return
 
 
 def _restore_stored_names(runs: Iterable[Any]) -> list[Any]:
     named = list(runs)
     for run in named:
-        if has_old_names(run.data.tags):
-            params = stored_names.rename_params(run.data.params)
-            metrics = stored_names.rename_metrics(run.data.metrics)
-            for values, renamed in ((run.data.params, params), (run.data.metrics, metrics)):
-                values.clear()
-                values.update(renamed)
-        restore_names(run.data.tags)
-        for values in (run.data.tags, run.data.params, run.data.metrics):  # printed by every command
-            cleaned = {escape_controls(key): _escape(value) for key, value in values.items()}
-            values.clear()
-            values.update(cleaned)
+        tags, params, metrics = run.data.tags, run.data.params, run.data.metrics
+        is_old = has_old_names(tags)
+        restore_names(tags)
+        _replace(tags, tags)
+        _replace(params, stored_names.rename_params(params) if is_old else params)
+        _replace(metrics, stored_names.rename_metrics(metrics) if is_old else metrics)
     return named
 
 
-def _escape(value: Any) -> Any:
-    return escape_controls(value) if isinstance(value, str) else value
+def _replace(values: dict[str, Any], new: Mapping[str, Any]) -> None:
+    """Replace the values of a run. Every command prints them, so they are without characters that a terminal obeys."""
+    escaped = {
+        escape_controls(key): escape_controls(text) if isinstance(text, str) else text for key, text in new.items()
+    }
+    values.clear()
+    values.update(escaped)
 
 
 def select_figures(run: Any) -> dict[str, float]:

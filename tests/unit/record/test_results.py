@@ -14,7 +14,7 @@ from pipeline.base.domain.layout import DATABASE
 from pipeline.base.domain.records import Result
 from pipeline.base.domain.tags import Tag
 from pipeline.base.system.errors import TrackingError
-from pipeline.record.store import results
+from pipeline.record.store import local_store, results
 from pipeline.record.store.local_store import open_store
 from tests.support.tracking_cases import EXPERIMENT, tags_of
 
@@ -92,7 +92,7 @@ def test_tables_of_nothing(root: Path, tmp_path: Path) -> None:
 
 
 def test_every_page_is_read(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "PAGE", 1)
+    monkeypatch.setattr(local_store, "PAGE", 1)
     assert len(results.find_finished(filled, EXPERIMENT)) == 2
     assert len(results.load(filled, EXPERIMENT)) == 3
 
