@@ -38,9 +38,11 @@ def find_obstacle(script: str, args: Iterable[str], *, is_on_gpu: bool, reads_ou
 def _read_shell_script(word: str) -> str:
     """Read a shell script without comments and line breaks within commands; empty for any other word."""
     try:
+        if not Path(word).is_file():  # reading a pipe would wait for a writer
+            return ""
         with Path(word).open(encoding="utf-8") as file:
             text = file.read(_MOST_BYTES)
     except (OSError, ValueError):
         return ""
     is_shell = word.endswith(".sh") or re.match(r"#!.*sh\b", text)
-    return re.sub(r"(?m)^\s*#.*|\\\n", " ", text) if is_shell else ""
+    return re.sub(r"(?m)(?:^|\s)#.*|\\\n", " ", text) if is_shell else ""

@@ -32,7 +32,7 @@ _NOUNS = dict(
         """it:iterations iter:iterations iteration:iterations step:steps atom-step:atom_steps batche:batches tok:tokens
         token:tokens word:words char:characters sample:samples img:images image:images seq:sequences sequence:sequences
         frame:frames item:items row:rows req:requests request:requests op:operations px:pixels b:bits B:bytes
-        byte:bytes flop:FLOP""",
+        byte:bytes bit:bits pixel:pixels example:examples flop:FLOP""",
     )
 )
 """Work units of the nouns that programs write with a prefix: `kit/s`, `Mtok/s`, `GB/s`, `Matom-step/s`."""
@@ -125,7 +125,9 @@ def name_work(noun: str) -> str:
     if (known := TIMES.get(noun) or _find_noun(noun)) is not None:
         return known
     word = re.sub(r"\W", "_", noun.lower() if noun.istitle() else noun)
-    return word if not word or word.endswith("s") else f"{word}es" if word.endswith(("tch", "sh", "x")) else f"{word}s"
+    if not word or word.endswith("s") or f"{word}s" in TIMES:  # `f/s` counts no femtoseconds
+        return word
+    return f"{word}es" if word.endswith(("tch", "sh", "x")) else f"{word}s"
 
 
 def _find_noun(noun: str) -> str | None:

@@ -15,7 +15,8 @@ _LETTER = "[A-Za-z\u00b5\u03bc]"
 # Texts after a number, or in a label. Times: `2.00s/it`, `3.1 ms / 100 steps`. Rates: `1.5it/s`, `207.45/s`, `12 GB/s`.
 _TIME_PER = re.compile(rf"[ \t]{{0,3}}[(\[]?(?P<above>{_TIME}){_PER}(?:(?P<num>\d{{1,9}}) ?)?(?P<below>{_LETTER}\w*)")
 _PER_TIME = re.compile(
-    rf"[ \t]{{0,3}}[(\[]?(?:{_LETTER}{{2,}} )?(?P<above>{_LETTER}[\w#-]*)?{_PER}(?P<below>{_TIME})(?!_per_|[A-Za-z])"
+    rf"[ \t]{{0,3}}[(\[]?(?:{_LETTER}{{2,}} )?(?P<above>{_LETTER}[\w#-]*)?{_PER}(?P<below>{_TIME})"
+    r"(?!_per_(?!(?:gpu|device|rank|node|chip)(?![a-z]))|[A-Za-z])"
 )
 _NEXT_LABEL = re.compile(r"[\])\"']?[ \t]{0,9}[=:]")
 _PREFIX = re.compile(r"(?P<prefix>[kKMGT]i?)(?![A-Za-z0-9])| (?P<spaced>[kMGT]) (?=[A-Za-z]+/)")

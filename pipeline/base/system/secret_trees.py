@@ -19,6 +19,7 @@ from pipeline.base.system.secrecy import HIDDEN, Secrecy, is_harmless, looks_sec
 NOUN = re.compile(r"secret|pass|pwd|pw\b|token|key|cred|auth|sig|pats?\b|sas\b|cookie|jwt|psk|bearer|kennwort|sess")
 """Every name of a secret, in small letters, contains one of these words. Other texts need no search."""
 
+_LINE_END = re.compile(r"\r\n?|\n")  # as Python's parser counts lines
 _LABELS = re.compile(r"name|key|var(?:iable)?|field|option|property|param(?:eter)?(?:name|key)?", re.IGNORECASE)
 _VALUES = re.compile(r"values?|val|default(?:_factory)?|const|(?:param(?:eter)?|string)value", re.IGNORECASE)
 _NAME = re.compile(r"[\w.$/-]{1,128}")
@@ -164,8 +165,8 @@ def _parse_code(part: str, closers: str) -> tuple[ast.AST | None, int]:
 
 
 def _find_in_tree(tree: ast.AST, part: str, start: int, shift: int) -> Iterator[Span]:
-    lines = part.split("\n")
-    starts = [start, *(start + match.end() for match in re.finditer("\n", part))]
+    lines = _LINE_END.split(part)
+    starts = [start, *(start + match.end() for match in _LINE_END.finditer(part))]
 
     def locate(line: int, column: int) -> int:
         number = line - 1 - shift

@@ -186,6 +186,9 @@ NUMBER = "^[^0-9]*([0-9.]+)"
         ("1.6 Matom-step/s", "atom_steps", 1.6e6),
         ("180 TFLOP/s", "FLOP", 180e12),
         ("7 widgets/min", "widgets", 7 / 60),
+        ("30 f/s", "f", 30),
+        ("9 Gbit/s", "bits", 9e9),
+        ("tokens_per_second_per_gpu:9 peak_memory:3", "tokens", 9),
     ],
 )
 def test_the_unit_beside_a_number_sets_work_unit_and_direction(tmp_path, line, work_unit, per_s):

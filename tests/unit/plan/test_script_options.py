@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
 import pytest
@@ -103,12 +104,16 @@ HANDED_ON = 'DEVICE=$CUDA_VISIBLE_DEVICES\ndocker run --ipc=host \\\n  --gpus "d
         ("apptainer run --nv train.sif python train.py", None),
         ("python docker_train.py run fast", None),
         ("bash handed_on.sh", None),
+        ("bash commented.sh", None),
+        ("bash pipe.sh", None),
     ],
 )
 def test_a_command_that_keeps_the_device_from_its_job_is_refused(make_plan, tmp_path, monkeypatch, command, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bare.sh").write_text(f"#!/bin/bash\n# $CUDA_VISIBLE_DEVICES\n{DOCKER}\n")
     (tmp_path / "handed_on.sh").write_text(HANDED_ON)
+    (tmp_path / "commented.sh").write_text(f"#!/bin/bash\npython train.py  # was: {DOCKER}\n")
+    os.mkfifo(tmp_path / "pipe.sh")
     (tmp_path / "docker_train.py").write_text("")
     programs = tmp_path / "bin"
     programs.mkdir()

@@ -180,6 +180,12 @@ def test_a_value_that_was_changed_is_hidden_in_both_versions() -> None:
     assert mask_diff(diff) == diff.replace(S, "<hidden>")
 
 
+def test_lines_may_end_with_a_carriage_return() -> None:
+    for end in ("\r", "\r\n"):
+        code = f"a = 1{end}f(a,{end} token='{S}'){end}"
+        assert mask_source(code, "a.py") == code.replace(S, "<hidden>")
+
+
 def test_words_and_maps_are_masked_like_texts() -> None:
     assert secrets.mask_words(["docker", "login", "-u", "bob", "-p", "S"])[-1] == "<hidden>"
     assert secrets.mask_words(["curl", "h", "-su", "bob:S"]) == ["curl", "h", "-su", "<hidden>"]
