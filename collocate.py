@@ -31,7 +31,7 @@ _NO_ARGCOMPLETE = "error: completion needs the package argcomplete; run pip inst
 
 def main() -> None:
     """Run the program that the command line names, and exit with its status."""
-    _put_first(FOLDER)
+    sys.path[: 0 if sys.flags.safe_path else 1] = [str(FOLDER)]  # for the script's folder or the working directory
     from pipeline.base.system import entry_points
 
     if _COMPLETING in os.environ:
@@ -57,11 +57,6 @@ def main() -> None:
         runpy.run_path(sys.argv[0], run_name="__main__")
     else:
         runpy.run_module(entry_points.module_of(name), run_name="__main__", alter_sys=True)
-
-
-def _put_first(folder: Path) -> None:
-    """Make a folder the first entry of `sys.path`, in place of the script's folder or the working directory."""
-    sys.path[: 0 if sys.flags.safe_path else 1] = [str(folder)]
 
 
 def _overview() -> str:

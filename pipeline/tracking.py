@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import logging
 import os
@@ -90,7 +91,7 @@ def status(options: argparse.Namespace) -> int:
                 raise
             log.warning("%s; trying again in %g s", error, WATCH_S)  # the study has not begun, or the server is down
         else:
-            _say(json.dumps(progress.as_dict(), indent=2) if options.json else progress.as_text(time.time()))
+            _say(json.dumps(dataclasses.asdict(progress), indent=2) if options.json else progress.as_text(time.time()))
             if progress.is_done or not options.watch:
                 return 0 if progress.is_done else 1
             _say("")

@@ -35,7 +35,6 @@ from workloads import client
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType
 
 _LOOK_S = 0.2
 _HELPERS_END_S = 5.0  # time for helper processes, which may send the last data of a run to a tracking service
@@ -119,11 +118,8 @@ def _start(command: list[str]) -> int:
         default = (*_PASSED_ON, *_IGNORED_BY_PYTHON)
         pid = os.posix_spawn(command[0], command, environ, setsigmask=(), setsigdef=default)
 
-        def pass_on(number: int, frame: FrameType | None) -> None:
-            os.kill(pid, number)
-
         for number in _PASSED_ON:
-            signal.signal(number, pass_on)
+            signal.signal(number, lambda received, _: os.kill(pid, received))
     except OSError as error:
         raise _cannot_start(command[0], error) from None
     finally:

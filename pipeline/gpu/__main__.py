@@ -54,7 +54,9 @@ def show_profiles(arguments: argparse.Namespace) -> CommandAnswer:
     parts = [",".join(f"{slices}c" for slices in compute.list_widths(profile)) or "-" for profile in gpu.profiles]
     lines = [head, *([*row, names] for row, names in zip(cells, parts, strict=True))]
     table = "\n".join(words.align_table(lines, left_columns=range(len(head))))
-    return CommandAnswer(data=data, text=f"{gpu.name}: {_describe_slices(gpu)}\n{table}")
+    slices = f"{gpu.compute_slices} compute slices, {gpu.memory_slices} memory slices"
+    text = f"{gpu.name}: {slices}, {_format_cell(gpu.multiprocessors)} SMs\n{table}"
+    return CommandAnswer(data=data, text=text)
 
 
 def show_partitions(arguments: argparse.Namespace) -> CommandAnswer:
@@ -198,11 +200,6 @@ def make_parser(*_: str) -> argparse.ArgumentParser:
     combinations = add(show_partitions, "partitions", about, has_journals=False)
     combinations.add_argument("--double-memory", action="store_true", help=about_double)
     return parser
-
-
-def _describe_slices(gpu: profiles.MigGpu) -> str:
-    multiprocessors = _format_cell(gpu.multiprocessors)
-    return f"{gpu.compute_slices} compute slices, {gpu.memory_slices} memory slices, {multiprocessors} SMs"
 
 
 def _format_cell(value: object) -> str:

@@ -169,7 +169,7 @@ class ForkServer:
         if "reason" in answer:
             raise LaunchError(f"cannot fork a job: {answer['reason']}")
         pid: int = answer["pid"]
-        return Process(pid, status=partial(self._status, pid), reap=partial(self._reap, pid))
+        return Process(pid, status=lambda: int(self._ask(status=pid)["status"]), reap=partial(self._reap, pid))
 
     def close(self) -> None:
         """End the server and the remaining jobs that were forked from it."""
@@ -182,9 +182,6 @@ class ForkServer:
                 wait_for_end(self._process, _ANSWER_LIMIT_S)
         self._process.kill()  # a server that is still importing has nothing to clean up
         self._process.wait()
-
-    def _status(self, pid: int) -> int:
-        return int(self._ask(status=pid)["status"])
 
     def _reap(self, pid: int) -> None:
         with contextlib.suppress(LaunchError):  # if the server has ended, the system reaps the process

@@ -40,7 +40,8 @@ class MemoryNeed:
     def words(self) -> str:
         """The forecast in words: `needs 92.0 of 79.6 GiB of memory: 6 copies fit (measured: 1 job, 13.1 GiB)`."""
         of_each = dict.fromkeys(self.alone_mib)
-        measured = f"measured: {'1 job' if len(of_each) == 1 else 'each job alone'}, {_join_gib(of_each)} GiB"
+        whose, memories = "1 job" if len(of_each) == 1 else "each job alone", " and ".join(map(_gib, of_each))
+        measured = f"measured: {whose}, {memories} GiB"
         needs = f"needs {_gib(self.needed_mib)} of {_gib(self.capacity_mib)} GiB of memory"
         if self.fits or len(of_each) > 1:
             return f"{needs} ({measured})"
@@ -80,10 +81,6 @@ class MemoryForecast:
         alone = [self._alone_mib.get((device.name, job.workload.digest)) for job in group.jobs]
         known = tuple(mib for mib in alone if mib is not None)
         return MemoryNeed(alone_mib=known, capacity_mib=device.memory_mib) if len(known) == len(alone) else None
-
-
-def _join_gib(memories_mib: Iterable[float]) -> str:
-    return " and ".join(map(_gib, memories_mib))
 
 
 def _gib(memory_mib: float) -> str:

@@ -103,10 +103,6 @@ class Progress:
                 ran, _list_kinds_by_jobs(ran) if WindowKind(ran.kind).is_steady else [ran.key, *_list_looser_kinds(ran)]
             )
 
-    @property
-    def elapsed_s(self) -> float:
-        return self._clock() - self._begin_s
-
     def begin(self, group: Group) -> None:
         assert self._left[0] is group
         self._group_begin_s = self._clock()
@@ -141,7 +137,7 @@ class Progress:
         return f"[{number}/{self.num_groups}]{block}"
 
     def summary(self) -> str:
-        words = [f"{format_duration(self.elapsed_s)} elapsed"]
+        words = [f"{format_duration(self._clock() - self._begin_s)} elapsed"]
         if self._left:
             left_s, is_estimate = self.estimate_left_s()
             if is_estimate:

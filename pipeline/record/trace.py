@@ -167,7 +167,7 @@ def _select_counters(samples: Iterable[Sample], fields: Fields) -> Iterator[tupl
     drawn = {(source, field.name) for source, field in fields if field.chart is not None}
     by_name: dict[tuple[str, str], Series] = defaultdict(Series)
     for sample in samples:
-        if sample.is_of_whole:
+        if sample.job is None and sample.gi_id is None:
             for name, value in sample.values.items():
                 if (sample.source, name) in drawn:
                     by_name[sample.source, name].append(sample.t_ns, value)

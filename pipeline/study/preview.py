@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pipeline.base.domain.records import Plan, Resume
 from pipeline.observe.forecast import forecast
 from pipeline.observe.group_result import GroupResult
-from pipeline.observe.memory_forecast import MemoryForecast, MemoryNeed
+from pipeline.observe.memory_forecast import MemoryForecast
 from pipeline.plan import plan_text, setting_checks
 from pipeline.plan.inventory import Inventory
 from pipeline.study import stored_results
@@ -43,7 +43,10 @@ def _format(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str
         packages_of_others = {key: value for key, value in loosely.items() if value}
         memory_mib = {number: need.needed_mib for number, need in needs.items()}
         return plan_text.export_plan(plan, ahead.of_each, memory_mib) | {"seconds": bounds | packages_of_others}
-    text = "\n".join([plan_text.format_plan(plan), *_describe_memory(plan, needs)])
+    of_memory = (
+        f"memory of {group.name}: {needs[group.number].words}" for group in plan.groups if group.number in needs
+    )
+    text = "\n".join([plan_text.format_plan(plan), *dict.fromkeys(of_memory)])  # once for all blocks
     if plan.goal is None:
         return f"{text}\n{ahead.words}"
     rule, known = (
@@ -51,9 +54,3 @@ def _format(request: StudyRequest, inventory: Inventory, plan: Plan) -> dict[str
         known or stored_results.find_known(request, plan),
     )
     return "\n".join([text, *rule.forecast(plan.groups, known, past, only_known=False)])
-
-
-def _describe_memory(plan: Plan, needs: Mapping[int, MemoryNeed]) -> list[str]:
-    """Return a line for each group, once for all blocks, with the memory that it needs."""
-    lines = [f"memory of {group.name}: {needs[group.number].words}" for group in plan.groups if group.number in needs]
-    return list(dict.fromkeys(lines))

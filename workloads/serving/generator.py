@@ -59,7 +59,7 @@ def send(arrival: str, rate_per_s: float, seed: int, count: int) -> None:
         intended_ns = start_ns + after_ns
         is_due = False
         while not is_due:  # even if the request is late, check once for the end of input
-            if _is_closed(max(0, intended_ns - time.monotonic_ns()) / 1e9):
+            if select.select([_INPUT], [], [], max(0, intended_ns - time.monotonic_ns()) / 1e9)[0]:
                 return
             is_due = time.monotonic_ns() >= intended_ns
         unread += REQUEST.pack(intended_ns, time.monotonic_ns())
@@ -70,10 +70,6 @@ def send(arrival: str, rate_per_s: float, seed: int, count: int) -> None:
     os.set_blocking(_OUTPUT, True)
     while unread:
         del unread[: os.write(_OUTPUT, unread)]
-
-
-def _is_closed(timeout_s: float) -> bool:
-    return bool(select.select([_INPUT], [], [], timeout_s)[0])
 
 
 if __name__ == "__main__":

@@ -149,10 +149,6 @@ def _fill_next(like: Tensor) -> None:
     torch.empty_like(like).fill_(float("nan"))
 
 
-def _check_mm(c: Tensor, a: Tensor, b: Tensor) -> float:
-    return _check_bmm(c[None], a[None], b[None])
-
-
 def _check_addmm(c: Tensor, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> float:
     if alpha != 1 or beta != 1:
         return 0.0
@@ -289,7 +285,7 @@ _ATTENTIONS = [
 ]
 _CHECKS: dict[Any, Callable[..., float]] = {
     **{operator: _check_attention(operator) for operator in _ATTENTIONS},
-    _ATEN.mm.default: _check_mm,
+    _ATEN.mm.default: lambda c, a, b: _check_bmm(c[None], a[None], b[None]),
     _ATEN.addmm.default: _check_addmm,
     _ATEN.bmm.default: _check_bmm,
     _ATEN.convolution.default: _check_convolution,

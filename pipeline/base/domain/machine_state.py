@@ -61,10 +61,6 @@ class MachineState:
             for name, value, before in self._differing(since)
         )
 
-    def with_facts_of(self, other: MachineState) -> MachineState:
-        """Add the facts of another state of the same machine."""
-        return MachineState.from_facts(dict(other.facts) | dict(self.facts))
-
 
 def merge_same(states: Iterable[MachineState]) -> dict[MachineState, MachineState]:
     """Map each state to a merged state that combines the facts of all equal states.
@@ -77,7 +73,7 @@ def merge_same(states: Iterable[MachineState]) -> dict[MachineState, MachineStat
         number = next((number for number, met in enumerate(merged) if met.is_same(state)), len(merged))
         if number == len(merged):
             merged.append(state)
-        merged[number] = merged[number].with_facts_of(state)
+        merged[number] = MachineState.from_facts(dict(state.facts) | dict(merged[number].facts))
         place[state] = number
     return {state: merged[number] for state, number in place.items()}
 

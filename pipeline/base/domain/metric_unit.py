@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pipeline.base.domain.work_units import format_singular
 
 SCALES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-"""Prefixes of rates."""
+PREFIXES = SCALES | {"K": 1e3, "ki": 1024.0, "Ki": 1024.0, "Mi": 1024.0**2, "Gi": 1024.0**3, "Ti": 1024.0**4}
+"""Prefixes of rates: those that a user sets, and those that programs write."""
 
 _SPELLINGS = {
     "fs": (1e-15, "femtosecond femtoseconds"),
@@ -135,12 +136,6 @@ def _find_noun(noun: str) -> str | None:
     return next((_NOUNS[form] for form in forms if form in _NOUNS), None)
 
 
-def parse_scale(prefix: str) -> float:
-    """Return the factor of a prefix such as `k`, `M` or `Gi`."""
-    exponent = "kMGT".index(prefix[0].replace("K", "k")) + 1
-    return float(1024**exponent) if prefix.endswith("i") else 1000.0**exponent
-
-
 def parse(text: str) -> MetricUnit:
     """Parse a unit such as `k`, `per_min`, `ms_per_step` or `ns/day`; raise `ValueError` if it is unknown."""
     match = _UNIT.fullmatch(text.replace("/", "_per_"))
@@ -159,8 +154,7 @@ def _split(noun: str, work_unit: str) -> tuple[float, str]:
         return 1.0, noun
     for length in (2, 1):
         prefix, counted = noun[:length], noun[length:]
-        is_prefix = prefix[:1] in (*SCALES, "K") and prefix[1:] in ("", "i")
-        if is_prefix and (not counted or _find_noun(counted)):
-            return parse_scale(prefix), counted
+        if prefix in PREFIXES and (not counted or _find_noun(counted)):
+            return PREFIXES[prefix], counted
     last_word = re.split(r"_|(?<=[a-z])(?=[A-Z])", noun)[-1]  # of `train_steps` or `RunningAvgSamples`
     return 1.0, last_word if _find_noun(last_word) and not _find_noun(noun) else noun

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from pipeline.base.domain.metric_unit import TIMES, MetricUnit, UnreadableError, name_work, parse_scale, relate
+from pipeline.base.domain.metric_unit import PREFIXES, TIMES, MetricUnit, UnreadableError, name_work, relate
 from pipeline.base.domain.work_units import format_singular
 
 _TIME = f"(?:{'|'.join(sorted(TIMES, key=len, reverse=True))})"
@@ -170,7 +170,7 @@ def _read_text(text: str, unit: str, *, is_beside: bool) -> RateText:
             return RateText(unit=parsed, words=time[0])
     prefix, length = 1.0, 0
     if is_beside and (scaled := _PREFIX.match(text)) is not None:
-        prefix, length = parse_scale(scaled["prefix"] or scaled["spaced"]), scaled.end()
+        prefix, length = PREFIXES[scaled["prefix"] or scaled["spaced"]], scaled.end()
     if (rate := _PER_TIME.match(text[length:])) is not None:
         above = rate["above"] or ""
         if (parsed := relate(above, rate["below"], work_unit=unit if prefix == 1 else above)) is not None:

@@ -121,7 +121,3 @@ class Sample:
     values: dict[str, float]
     job: int | None = None
     gi_id: int | None = None
-
-    @property
-    def is_of_whole(self) -> bool:
-        return self.job is None and self.gi_id is None

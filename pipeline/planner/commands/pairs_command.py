@@ -15,7 +15,6 @@ from pipeline.planner.results.pairing import Pairing, choose_pairs
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.pair_inputs import collect_inputs, normalise_model
 from pipeline.report.evaluate.pair_prediction import PairError, PairPrediction, Predicted, predict_pairs
-from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.page.table_format import MISSING, format_estimate, round_value
 from pipeline.report.read import rows
 from pipeline.report.read.stores import add_store_arguments, named_stores
@@ -79,7 +78,7 @@ def _table(predictions: list[PairPrediction]) -> list[str]:
             ", ".join(map(_format, prediction.slowdowns)) or _UNKNOWN,
             ", ".join(map(format_estimate, prediction.measured.slowdowns if prediction.measured else ())) or MISSING,
             _format(prediction.throughput) if prediction.throughput else _UNKNOWN,
-            format_estimate(throughput) if (throughput := _measured_throughput(prediction)) else MISSING,
+            format_estimate(pair.throughput) if (pair := prediction.measured) and pair.throughput else MISSING,
             prediction.resource or MISSING,
             prediction.model or MISSING,
             _describe_error(prediction.error) if prediction.slowdowns else MISSING,
@@ -87,10 +86,6 @@ def _table(predictions: list[PairPrediction]) -> list[str]:
         for prediction in predictions
     ]
     return words.align_table([heads, *lines], left_columns=range(len(heads)))
-
-
-def _measured_throughput(prediction: PairPrediction) -> Estimate | None:
-    return prediction.measured.throughput if prediction.measured else None
 
 
 def _format(predicted: Predicted) -> str:

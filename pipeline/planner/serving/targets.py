@@ -52,7 +52,8 @@ class Target:
     def filled(self) -> FilledGpu:
         """The GPU in the form of a solution."""
         partition = Partition(model=self.layout.model, counts=dict(sorted(self.layout.counts.items())))
-        return FilledGpu(partition, tuple(self.taken.get(slot) for slot in sorted(self.layout.slots, key=_by_kind)))
+        by_kind = sorted(self.layout.slots, key=lambda slot: (slot[0], slot[1] or 0))
+        return FilledGpu(partition, tuple(map(self.taken.get, by_kind)))
 
     def to_gpu(self, problem: Problem, today: Deployment) -> Gpu:
         """Return the GPU in the form of a deployment."""
@@ -107,7 +108,3 @@ def count_kept(targets: Sequence[Target], current: Sequence[CurrentGpu]) -> int:
         if target.today is not None
         for slot, option in target.taken.items()
     )
-
-
-def _by_kind(slot: Slot) -> tuple[int, int]:
-    return slot[0], slot[1] or 0

@@ -61,16 +61,13 @@ def check(transition: Transition) -> Proof:
     broken += _end_faults(states, transition)
     broken += _find_surplus_gpus(transition)
     lowest = {}
-    for service, required in sorted(_requirements(transition).items()):
+    old, new = transition.old_rates_per_s, transition.new_rates_per_s
+    for service in sorted(old.keys() & new.keys()):
+        required = min(old[service], new[service])
         lowest[service] = _find_lowest(service, transition, before)
         if lowest[service] < required - _ROUNDING * max(required, 1.0):
             broken.append(f"{service} must keep {required:g}/s, but an order of the steps leaves {lowest[service]:g}/s")
     return Proof(broken=tuple(broken), lowest_per_s=lowest)
-
-
-def _requirements(transition: Transition) -> dict[str, float]:
-    old, new = transition.old_rates_per_s, transition.new_rates_per_s
-    return {service: min(rate, new[service]) for service, rate in old.items() if service in new}
 
 
 def _graph_faults(steps: Sequence[Step]) -> Iterable[str]:

@@ -108,7 +108,8 @@ def plan_onward(
     """
     _refuse_lack(begin.gpus, tomorrow, terms.requirements)
     gpus = (*begin.gpus, *_add_spare_gpus(begin.gpus, tomorrow, most))
-    rooms = _build_rooms((*gpus, *tomorrow))
+    divisible = {get_kind(gpu): gpu for gpu in (*gpus, *tomorrow) if is_divisible(gpu)}
+    rooms = {kind: Layouts(gpu) for kind, gpu in divisible.items()}
     idle = {
         number: [
             Spot(slice_.start, slice_.profile) for free in begin.idle if free.gpu == gpu.id for slice_ in free.slices
@@ -239,10 +240,6 @@ def _build_transition(
         set_aside=begin.set_aside,
         is_simulated=terms.is_simulated,
     )
-
-
-def _build_rooms(gpus: Sequence[Gpu]) -> dict[Kind, Layouts]:
-    return {kind: Layouts(gpu) for kind, gpu in {get_kind(gpu): gpu for gpu in gpus if is_divisible(gpu)}.items()}
 
 
 def _add_spare_gpus(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu], most: Mapping[Kind, int]) -> Iterator[Gpu]:

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.base.domain import layout, machine_state
 from pipeline.base.domain.records import Result
@@ -66,9 +65,6 @@ class Overview:
     @property
     def is_done(self) -> bool:
         return not self.num_unsent and all(shard.state == DONE for shard in self.shards)
-
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
     def as_text(self, now_s: float) -> str:
         """Format a table with one line per shard, or per range of shards not started, and the remaining work.

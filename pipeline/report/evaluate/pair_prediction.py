@@ -294,13 +294,8 @@ def _find_common(losses: Mapping[str, _Losses | None]) -> str:
 
 
 def _list_errors(model: Model, losses: Mapping[str, _Losses | None], measured: Sequence[Estimate]) -> list[float]:
-    predicted = _combine(model, losses)
-    return [compute_error(*members) for members in zip(predicted, measured, strict=True)]
-
-
-def compute_error(predicted: Predicted, measured: Estimate) -> float:
-    """Return the relative error of a predicted slowdown."""
-    return abs(predicted.middle / measured.median - 1)
+    pairs = zip(_combine(model, losses), measured, strict=True)
+    return [abs(predicted.middle / slowdown.median - 1) for predicted, slowdown in pairs]
 
 
 def _choose_model(errors: Sequence[Mapping[Model, Sequence[float]]]) -> Model:

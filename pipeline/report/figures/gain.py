@@ -109,13 +109,10 @@ def _panels(cells: Sequence[Cell]) -> list[_Panel]:
         if has_other:
             serial = find_serial(case, cells)
             is_known = serial is not None and BEST_SOLO in serial.estimates
-            alone = [(_describe_step_mode(case), serial.estimates[BEST_SOLO])] if serial and is_known else []
+            step_mode = labels.value_in_words(labels.STEP_MODE, case.params[0].get(labels.STEP_MODE, ""))
+            alone = [(step_mode, serial.estimates[BEST_SOLO])] if serial and is_known else []
             panels.append(_Panel(case, BEST_SOLO, members, alone))
     return panels
-
-
-def _describe_step_mode(case: Case) -> str:
-    return labels.value_in_words(labels.STEP_MODE, case.params[0].get(labels.STEP_MODE, ""))
 
 
 def _paint(panels: Sequence[_Panel]) -> Figure:

@@ -41,12 +41,13 @@ def sketches(_: Sequence[Cell], group: GroupSeries | None) -> Iterator[Sketch]:
     if group is not None and group.other_modes and (group.activity or group.memory_mib):
         modes = sorted((group, *group.other_modes), key=lambda member: member.sharing.order)
         measured = f"{group.activity[0].label} and memory" if group.activity else "memory"
+        is_combined = any(mode.activity and all(line.instance for line in mode.activity) for mode in modes)
         yield Sketch(
             name="over-time-modes",
             title=f"{_name_sampled(group)} over time in {len(modes)} sharing modes",
             caption=f"{measured[:1].upper()}{measured[1:]} of the whole GPU while the same jobs run in each sharing "
             f"mode: {', '.join(clean_text(member.name) for member in modes)}. Markers: a job "
-            f"ended before the others. {_COMBINED if any(map(_is_combined, modes)) else ''}{_describe_blocks(modes)}",
+            f"ended before the others. {_COMBINED if is_combined else ''}{_describe_blocks(modes)}",
             section=_SECTION,
             paint=partial(_paint_modes, modes),
         )
@@ -145,10 +146,6 @@ def _combine(lines: Sequence[Line], *, is_share: bool) -> Line | None:
     at_times = [np.interp(t_s, line.t_s, line.values) for line in lines]
     values = np.average(at_times, axis=0, weights=weights) if is_share else np.sum(at_times, axis=0)
     return Line(label=lines[0].label, t_s=t_s, values=tuple(values.tolist()))
-
-
-def _is_combined(group: GroupSeries) -> bool:
-    return bool(group.activity) and all(line.instance for line in group.activity)
 
 
 def _describe_blocks(modes: Sequence[GroupSeries]) -> str:

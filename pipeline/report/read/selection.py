@@ -97,7 +97,7 @@ def parts(rows: Sequence[Row]) -> list[list[Row]]:
         groups = [*(part for part in groups if not part[0] & its_own), joined[0]]
         facts, members = joined[0]
         facts.update(its_own, *(other_facts for other_facts, _ in joined[1:]))
-        members += [*(member for _, others in joined[1:] for member in others), row]
+        members += [*(member for _, row_group in joined[1:] for member in row_group), row]
     return sorted((members for _, members in groups), key=lambda members: min(row.start_ms for row in members))
 
 

@@ -38,7 +38,8 @@ def named_stores(arguments: argparse.Namespace) -> Sequence[Path | str]:
     """
     stores = [*arguments.root, *arguments.uri] or [tracking_root.DEFAULT]
     if arguments.experiment is None:
-        arguments.experiment = _choose_experiment(stores)
+        known = set().union(*_list_experiments(stores).values())
+        arguments.experiment = known.pop() if len(known) == 1 else tracking_root.EXPERIMENT
     for store in stores:
         find_stores([store], arguments.experiment)
     return stores
@@ -57,11 +58,6 @@ def find_stores(stores: Sequence[Path | str], experiment: str) -> list[Path | st
     known = sorted({name for store_names in names.values() for name in store_names})
     remedy = "choose one with --experiment: "
     raise ConfigError(explain_missing(experiment, " and ".join(map(str, stores)), known, remedy))
-
-
-def _choose_experiment(stores: Sequence[Path | str]) -> str:
-    known = {name for names in _list_experiments(stores).values() for name in names}
-    return known.pop() if len(known) == 1 else tracking_root.EXPERIMENT
 
 
 def _list_experiments(stores: Sequence[Path | str]) -> dict[Path | str, list[str]]:
