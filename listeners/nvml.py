@@ -21,6 +21,8 @@ from pipeline.prepare.device.gpu_reader import GpuReader, ProcessUtilization
 # by hardware, external power brake.
 _POWER_OR_HEAT = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 _THROTTLE_REASONS = "nvmlDeviceGetCurrentClocksThrottleReasons"
+_MEMORY = "nvmlDeviceGetMemoryInfo_v2.used"
+_LEAST_CONTEXT = 100 * MIB  # below the memory of one CUDA context
 MEAN, MAX, PEAK, GROWTH, RATE = Summary.MEAN, Summary.MAX, Summary.PEAK, Summary.GROWTH, Summary.RATE
 
 
@@ -38,7 +40,7 @@ class NvmlListener(PollingListener):
     rank = 2
     fields = (
         Field(
-            "nvmlDeviceGetMemoryInfo_v2.used",
+            _MEMORY,
             "memory_used_mib",
             "MiB",
             scale=1 / MIB,
@@ -111,10 +113,16 @@ class NvmlListener(PollingListener):
             reader = GpuReader(device.gpu_uuid)
             used = {slot.gi_id for slot in group.slots if slot.gi_id is not None}
             before = reader.process_memory_bytes() or {}
-            yield lambda: self._read(reader, used, group.pids(), before)
+            idle_bytes = reader.quantities().get(_MEMORY, 0)
+            yield lambda: self._read(reader, used, group.pids(), before, idle_bytes)
 
     def _read(
-        self, reader: GpuReader, instances: Collection[int], jobs: Mapping[int, int], before: Collection[int]
+        self,
+        reader: GpuReader,
+        instances: Collection[int],
+        jobs: Mapping[int, int],
+        before: Collection[int],
+        idle_bytes: float,
     ) -> Iterator[Sample]:
         t_ns = time.monotonic_ns()
         read = reader.quantities()
@@ -145,7 +153,10 @@ class NvmlListener(PollingListener):
             "number of usedGpuMemory": dict.fromkeys(listed or {}, 1),
         }
         by_job = _sum_by_job(readings, jobs)
-        if listed is not None and all(pid in before or find_job(pid, jobs) is not None for pid in listed):
+        # Some containers list no process, though the memory in use shows that there are some.
+        hides_some = not listed and read.get(_MEMORY, 0) - idle_bytes > _LEAST_CONTEXT
+        are_known = all(pid in before or find_job(pid, jobs) is not None for pid in listed or ())
+        if listed is not None and are_known and not hides_some:
             by_job = {job: {"number of usedGpuMemory": 0.0} for job in jobs} | by_job
         for job, sums in by_job.items():
             yield Sample(source=self.name, t_ns=t_ns, values=scale_readings(sums, self.fields), job=job)

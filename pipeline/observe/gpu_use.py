@@ -1,7 +1,8 @@
 """The check that jobs used their GPU: each must once have a process in the driver's list of processes.
 
 The nvml listener counts the listed processes of a job, and omits the count where a process of unknown origin is listed,
-which may be a job's: PIDs differ in a container, and a container's daemon starts a job's processes.
+which may be a job's, or the list is empty although memory is in use: PIDs differ in a container, or are hidden there,
+and a container's daemon starts a job's processes.
 """
 
 from __future__ import annotations
@@ -32,5 +33,5 @@ def mark_unused_gpu(group: Group, states: Sequence[JobState], read: Mapping[Subj
     if not unseen or not group.device.is_gpu or group.device.is_simulated:
         return NO_MARKS
     text = f"no process of {list_first(list(unseen), _MOST_NAMES)} was on the GPU; check that the program finds CUDA"
-    is_sure = group.scenario in _LISTED_MODES and max(map(len, unseen.values())) >= _MIN_READINGS
+    is_sure = group.scenario in _LISTED_MODES and min(map(len, unseen.values())) >= _MIN_READINGS
     return Marks(invalid=text) if is_sure else Marks(note=text)

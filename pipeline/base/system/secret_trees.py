@@ -181,7 +181,7 @@ def _find_in_tree(tree: ast.AST, part: str, start: int, shift: int) -> Iterator[
 
 def _find_leaves(root: Any) -> Iterator[tuple[Any, str, bool]]:
     """Yield the texts below a node that have a secret name, with this name."""
-    stack, seen = [(root, "", False)], set[tuple[int, str]]()
+    stack, seen = [(root, "", False)], set[tuple[int, Secrecy, str]]()
     while stack:
         node, name, is_doubtful = stack.pop()
         secrecy = secrecy_of(name)
@@ -189,8 +189,8 @@ def _find_leaves(root: Any) -> Iterator[tuple[Any, str, bool]]:
         if _text_of(node) is not None or isinstance(node, ast.JoinedStr) or (is_list and secrecy > Secrecy.AMBIGUOUS):
             if secrecy is not Secrecy.NONE:
                 yield node, name, is_doubtful
-        elif (id(node), name) not in seen:  # an anchor may refer to itself
-            seen.add((id(node), name))
+        elif (place := (id(node), secrecy, name.rpartition(".")[2])) not in seen:  # anchors may refer to each other
+            seen.add(place)
             is_map_of_secrets = isinstance(node, ast.Dict) and name.isupper()
             for key, child, is_child_doubtful in _list_branches(node, is_named=bool(secrecy)):
                 child_name = f"{name}.{key}" if name and key and not is_map_of_secrets else name or key

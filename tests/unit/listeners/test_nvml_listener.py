@@ -124,6 +124,24 @@ class TestNvmlListener(ListenerContract):
             wait_until(lambda: len(sink) >= num_samples + 6)
         assert len(sink.named("gpu_num_processes", 0)) == num_counted
 
+    def test_processes_of_a_job_are_not_counted_while_an_empty_list_hides_memory_in_use(
+        self, library: NvmlLibrary
+    ) -> None:
+        group, sink = OneDevice(), Collected()
+        group.jobs = {0: os.getpid()}
+        processes = library.file.read().gpus[0].processes
+        library.change(processes=())
+        for kind in ("Graphics", "Compute", "MPSCompute"):
+            library.functions[f"nvmlDeviceGet{kind}RunningProcesses_v3"] = lambda _, count, __: fill(count, 0)
+        with NvmlListener(200).observe(group, sink):
+            wait_until(lambda: sink.named("gpu_num_processes", 0))
+            library.change(processes=processes)
+            num_samples = len(sink)
+            wait_until(lambda: len(sink) >= num_samples + 3)
+            num_counted = len(sink.named("gpu_num_processes", 0))
+            wait_until(lambda: len(sink) >= num_samples + 6)
+        assert len(sink.named("gpu_num_processes", 0)) == num_counted
+
     def test_memory_of_jobs_that_cannot_be_had_is_absent(self, library: NvmlLibrary) -> None:
         library.fail(nvmlDeviceGetComputeRunningProcesses_v3=pynvml.NVML_ERROR_NO_PERMISSION)
         group, sink = OneDevice(), Collected()

@@ -93,12 +93,16 @@ HANDED_ON = 'DEVICE=$CUDA_VISIBLE_DEVICES\ndocker run --ipc=host \\\n  --gpus "d
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (DOCKER, "does not get the job's device nor its MPS server.* env=apptainer"),
-        (f"/usr/bin/time {DOCKER.replace('docker', '/opt/bin/podman')}", "does not get the job's device"),
-        (f'bash -c "cd x && {DOCKER}"', "does not get the job's device"),
-        ("bash bare.sh", "does not get the job's device"),
+        (DOCKER, "gets neither the job's device nor its MPS server.* env=apptainer"),
+        (f"/usr/bin/time {DOCKER.replace('docker', '/opt/bin/podman')}", "neither the job's device"),
+        (f'bash -c "cd x && {DOCKER}"', "neither the job's device"),
+        ("bash bare.sh", "neither the job's device"),
         ("singularity exec train.sif python train.py", "add --nv"),
         ("apptainer run --nv --cleanenv train.sif python train.py", "clear the variables"),
+        ("apptainer exec --nv -e train.sif python train.py", "clear the variables"),
+        ("singularity exec --nv -C train.sif python train.py", "clear the variables"),
+        ("apptainer exec --nv train.sif python train.py -e 3", None),
+        ('python docker_train.py --note "see docker run docs"', None),
         ("srun --gpus=1 python train.py", "hydra/launcher=slurm"),
         ("conda run -n mine python train.py", None),
         ("apptainer run --nv train.sif python train.py", None),
@@ -136,7 +140,7 @@ def test_a_command_that_keeps_the_device_from_its_job_is_refused(make_plan, tmp_
 
 
 def test_rates_are_not_read_from_output_that_conda_keeps_until_its_end(plan_script):
-    kept = ["workload.script=python", "workload.args='train.py; conda run -n mine python train.py'"]
+    kept = ["workload.script=bash", "workload.args='-c \"cd x; conda run -n mine python train.py\"'"]
     streamed = [word.replace("conda run", "conda run --live-stream") for word in kept]
     assert plan_script(*streamed, PATTERN)
     with pytest.raises(ConfigError, match=r"conda run prints the output at its end.*--no-capture-output"):
