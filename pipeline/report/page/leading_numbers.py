@@ -109,7 +109,7 @@ def _list_gains(clean: Sequence[Cell], cells: Sequence[Cell], verdicts: Sequence
     if best is not None:  # over serial, CUDA graphs have the same speed-up as over one CUDA graph
         over_serial = [cell for cell in over_serial if not is_best_solo_serial(cell)]
     if (fastest := _prefer(chosen, over_serial) or _find_highest(over_serial, SPEEDUP)) is not None:
-        host = ", which also depends on this host" if _depends_on_host(fastest, cells) else ""
+        host = ", which also depends on the host" if _depends_on_host(fastest, cells) else ""
         alone = f"the speed of one {_CUDA_GRAPH} at a time" if fastest.uses_cuda_graphs else f"the serial speed{host}"
         yield _make_gain(fastest, SPEEDUP, alone, verdicts)
         chosen.append(fastest)

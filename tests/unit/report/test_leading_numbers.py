@@ -56,7 +56,7 @@ def test_the_gain_over_one_cuda_graph_leads_then_that_over_serial_then_energy_an
     ]
     assert [number.label for number in numbers] == [
         "the speed of one CUDA graph at a time",
-        "the serial speed, which also depends on this host",
+        "the serial speed, which also depends on the host",
         "the energy of one CUDA graph at a time, for the same work",
         "the speed of naive sharing",
     ]
@@ -66,7 +66,7 @@ def test_the_gain_over_one_cuda_graph_leads_then_that_over_serial_then_energy_an
 
 def test_jobs_that_no_other_step_mode_makes_faster_do_not_depend_on_the_host() -> None:
     rows = [row for row in graphs_and_sharing(3) if row.jobs[0].params != GRAPH]
-    assert lead(rows)[0].label == "the serial speed, which also depends on this host", "nothing shows the contrary"
+    assert lead(rows)[0].label == "the serial speed, which also depends on the host", "nothing shows the contrary"
     slow = [*rows, *(run("serial", 1, 900.0, 0.1, block, GRAPH) for block in (1, 2, 3))]
     assert lead(slow)[0].label == "the serial speed"
 
