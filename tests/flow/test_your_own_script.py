@@ -33,12 +33,14 @@ def test_the_commands_of_the_page_say_what_it_quotes(run, tmp_path):
                 assert is_said(line, said), line
             continue
         for command in re.findall(r"^python run\.py (.*)$", block.replace("\\\n", ""), re.MULTILINE):
+            if "torchrun" in command or "accelerate" in command:
+                continue  # test_docs_commands plans them; test_jobs has their ports
             status, out, err = run(*shlex.split(command))
             statuses.append(status)
             said = out + err
             assert ("changed while" in said) == (len(statuses) == 1), command
             assert ("samples/s" in out) == ("metric_pattern" in command), command
-            assert ("speed-up" in out) == ("degree=2" in command), command
+            assert ("speed-up" in out) == ("degree=2" in command or "mix=[{" in command), command
             assert ("naive-1x-train-batch-size=16" in out) == ("flags" in command), out
-    assert statuses == [0, 0, 0, 0, 1]
-    assert len(list((tmp_path / "mlruns/artifacts").rglob("output/model.pt"))) == 1 + 2 + 3 + 1
+    assert statuses == [0, 0, 0, 0, 0, 1]
+    assert len(list((tmp_path / "mlruns/artifacts").rglob("output/model.pt"))) == 1 + 2 + 3 + 4 + 1

@@ -69,6 +69,7 @@ _PROSE = word_set("a an and as by for from if in is it may must not of on or tha
 _PYTHON = frozenset({".py", ".pyi", ".pyw", ".pyx"})
 _PYTHON_PROGRAM = re.compile(r"#!.*\bpython")
 _HUNK = re.compile(r"^(?=@@ )", re.MULTILINE)
+_CONTEXT_TEXT = re.compile(r"([=,(]\s*[\"'])[^\"'-][^\"']{3,}")
 _FILE = re.compile(r"^(?=diff --git )", re.MULTILINE)
 _CHANGED = re.compile(r"^diff --git \"?a/(?P<name>.*?)\"? \"?b/")
 
@@ -104,7 +105,7 @@ def _mask_file(text: str) -> str:
 
 def _mask_hunk(text: str, name: str) -> str:
     lines = [(line[:1], line[1:]) for line in text.split("\n")]
-    lines[0] = "", mask_source("".join(lines[0]), name)
+    lines[0] = "", _mask_context(mask_source("".join(lines[0]), name))
     marks = {mark for mark, _ in lines}
     for other in [other for other, mark in ("-+", "+-") if mark in marks]:  # the file after the change, and before it
         numbers = [number for number, (mark, _) in enumerate(lines) if number > 0 and mark != other]
@@ -112,6 +113,13 @@ def _mask_hunk(text: str, name: str) -> str:
         for number, line in zip(numbers, masked, strict=True):
             lines[number] = lines[number][0], line
     return "\n".join(map("".join, lines))
+
+
+def _mask_context(line: str) -> str:
+    """Hide the texts in the first line of a hunk, whose end is a part of an earlier line, if it may name a secret."""
+    if NOUN.search(line.translate(_TO_LOWER)) is None:
+        return line
+    return _CONTEXT_TEXT.sub(lambda match: f"{match[1]}{HIDDEN}", line)
 
 
 def _mask_trees(text: str, style: Style) -> str:

@@ -31,7 +31,7 @@ from pipeline.report.evaluate.statistics import (
     interval_in_words,
     times_in_words,
 )
-from pipeline.report.evaluate.verdicts import Decision, Verdict, decide
+from pipeline.report.evaluate.verdicts import Decision, Verdict, decide, find_slower_pairs
 from pipeline.report.evaluate.wording import describe_gpus, finding_in_words, join_words
 from pipeline.report.page.table_format import format_estimate
 
@@ -121,9 +121,11 @@ def advise(cells: Sequence[Cell], verdicts: Sequence[Verdict]) -> list[Advice]:
     places = {key: _place(ranked) for key, ranked in group_places(cells).items() if key[1] > 1}
     tested: list[tuple[_Place, Cell, Mapping[int, float], Test]] = []
     for key, place in places.items():
+        slower_pairs = find_slower_pairs(verdicts_at[key])
         for other in place.candidates[1:]:
             if (known := _find_verdict(place, other, verdicts_at[key])) is not None:
-                place.compared[other.mode] = known
+                is_slower = (other.mode, place.candidates[0].mode) in slower_pairs
+                place.compared[other.mode] = known._replace(decision=Decision.BETTER) if is_slower else known
             elif by_block := _compare_speed(place, other):
                 test = compare_pairs(select_independent(by_block, place.candidates[0].gpus))
                 tested.append((place, other, by_block, test))
