@@ -90,7 +90,7 @@ class Tally:
 
     @property
     def has_idle_marks(self) -> bool:
-        """Whether rows are marked that should have none."""
+        """More marks than steady programs may have."""
         return self.num_steady >= _LEAST_ROWS and len(self._marks) > _MOST_MARKED * self.num_steady
 
     def print_summary(self) -> None:

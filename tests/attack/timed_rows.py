@@ -29,7 +29,7 @@ _TURN = re.compile(r"turn (\w+) ([\d.]+)")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a program did: begin and end of each step, and how long it was held before it."""
+    """The work of a program: begin and end of each step, and how long it was held before it."""
 
     spans: Sequence[tuple[int, int, int]]
     steps: int
@@ -55,7 +55,7 @@ class Work:
 
     @property
     def noise(self) -> float:
-        """How much longer a step took than it sleeps, in the mean."""
+        """Mean excess of the steps over their sleep, as a ratio to it."""
         return sum(end - begin for begin, end, _ in self.spans) / len(self.spans) / (self.step_ms * 1e6) - 1
 
 
