@@ -25,7 +25,8 @@ from pipeline.plan.workload_config import WorkloadConfig
 
 _OF_SHELLS = (".sh", ".bash", ".zsh")
 SPEED_VARIABLES = re.compile(
-    r"(?!CUDA_VISIBLE_DEVICES|CUDA_MPS_|NCCL_DEBUG|TORCH_LOGS|TF_CPP_|.*_(?:DIR|PATH|HOME|ROOT|FILE|VERSION)$)"
+    r"(?!CUDA_VISIBLE_DEVICES|CUDA_MPS_|NCCL_DEBUG|TORCH_LOGS|TF_CPP_|.*_(?:DIR|PATH|HOME|ROOT|FILE|VERSION)$"
+    r"|KMP_(?:DUPLICATE_LIB_OK|INIT_AT_FORK)$)"  # scikit-learn sets both in this process if something imports it
     r"(?:CUDA|CUBLAS|CUBLASLT|CUDNN|NCCL|TORCH\w*|PYTORCH|TF|XLA|JAX|TRITON|OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|NUMEXPR|MALLOC)_"
     r"|NVIDIA_TF32_OVERRIDE$|LD_PRELOAD$"
 )

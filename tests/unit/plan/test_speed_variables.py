@@ -29,6 +29,9 @@ NAMES = ("CUDA_LAUNCH_BLOCKING", "OMP_NUM_THREADS", "NVIDIA_TF32_OVERRIDE")
         ("CUDA_VERSION", False),
         ("TORCH_HOME", False),
         ("TORCHINDUCTOR_CACHE_DIR", False),
+        ("KMP_BLOCKTIME", True),
+        ("KMP_DUPLICATE_LIB_OK", False),
+        ("KMP_INIT_AT_FORK", False),
         ("HOME", False),
     ],
 )
