@@ -1,7 +1,8 @@
 """Profiles: tables of the speed, latency and memory of workloads on shares of a GPU, in CSV.
 
 A row is one measured cell: workload, GPU model, sharing mode, instance or share, number of processes, batch size.
-Figures that were not measured are empty fields; nothing is interpolated.
+Figures that were not measured are empty fields; nothing is interpolated. Profiles are also made from ParvaGPU's tables
+(SC'24; public, measured on an A100 80GB).
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ import csv
 import hashlib
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.domain import sharing_modes
+from pipeline.base.domain import mig_table, sharing_modes
 from pipeline.base.domain.mig_table import find_model_name
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import input_files
+from pipeline.prepare.mig import layouts, profiles
 
 VERSION = 1
 _VERSION_COLUMN, _SIMULATED_COLUMN = "schema_version", "is_simulated"
@@ -297,3 +299,57 @@ def _describe(row: Row) -> str:
     share = row.instance_profile or (f"{row.share_percent:g} %" if row.share_percent else "the whole GPU")
     batch = "" if row.batch is None else f" at batch {row.batch}"
     return f"{row.workload} on {share} of {row.gpu_model} ({row.sharing_mode}, {row.processes}x){batch}"
+
+
+PARVAGPU_MODEL = "a100_80gb"
+_PARVAGPU_COLUMNS = ["Mig instance", "Batch size", "Workload Number", "Throughput", "Latency"]
+_SLICES, _BATCH, _PROCESSES, _THROUGHPUT, _LATENCY = _PARVAGPU_COLUMNS
+# Prefix of the publication's scenarios in the same folder.
+_SCENARIOS = "slo_"
+
+
+def read_parvagpu(folder: Path) -> Profile:
+    """Read the tables of a folder, one file per workload, as one profile.
+
+    Raises:
+        ConfigError: the folder has no table, or a field is invalid; the message names file, row and column.
+    """
+    tables = sorted(path for path in folder.glob("*.csv") if not path.name.startswith(_SCENARIOS))
+    if not tables:
+        raise ConfigError(f"{folder}: no tables MODEL.csv in this folder; name ParvaGPU's folder")
+    rows = tuple(row for path in tables for row in _read_parvagpu_file(path))
+    if not rows:
+        raise ConfigError(f"{folder}: no configuration in the tables could run; name a folder with other tables")
+    return Profile(rows=rows, source=str(folder))
+
+
+def _read_parvagpu_file(path: Path) -> Iterator[Row]:
+    reader = csv.DictReader(io.StringIO(input_files.read(path)))
+    if reader.fieldnames != _PARVAGPU_COLUMNS:
+        raise ConfigError(f"{path} row 1: not a ParvaGPU table; its columns must be {', '.join(_PARVAGPU_COLUMNS)}")
+    gpu = profiles.load_model(mig_table.find(PARVAGPU_MODEL).name)
+    names = {profile.compute_slices: profile.name for profile in layouts.list_slice_profiles(gpu)}
+    for cells in reader:
+        where = f"{path} row {reader.line_num}"
+        if None in cells or None in cells.values():
+            raise ConfigError(
+                f"{where}: the row has more or fewer fields than the header; write one field for each column"
+            )
+        slices, batch, processes = (read_count(f"{where}, {key}", cells[key]) for key in (_SLICES, _BATCH, _PROCESSES))
+        throughput_per_s, latency_s = (read_number(f"{where}, {key}", cells[key]) for key in (_THROUGHPUT, _LATENCY))
+        if slices not in names:
+            raise ConfigError(
+                f"{where}, {_SLICES}: an A100 has no instance of {slices} compute slices; correct the number"
+            )
+        if throughput_per_s == 0 or latency_s == 0:
+            continue
+        yield Row(
+            workload=path.stem,
+            gpu_model=PARVAGPU_MODEL,
+            sharing_mode=sharing_modes.MIG.name if processes == 1 else sharing_modes.MIG_MPS.name,
+            instance_profile=names[slices],
+            processes=processes,
+            batch=batch,
+            throughput_per_s=throughput_per_s * processes,
+            latency_mean_ms=latency_s * 1000,
+        )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import format_count
-from pipeline.planner.export.pods import Container, PodSet
+from pipeline.planner.export.manifests import Container, PodSet
 
 _GPU = re.compile(r"GPU +[0-9]+: (?P<model>.+) \(UUID: (?P<uuid>GPU-[^)\s]+)\)")
 _MIG = re.compile(r"MIG (?P<profile>\S+) +Device +[0-9]+: \(UUID: (?P<uuid>MIG-[^)\s]+)\)")

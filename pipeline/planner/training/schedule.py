@@ -4,6 +4,8 @@ An integer programme finds the groups with the least total duration or energy; H
 the makespan on several GPUs. The groups are assigned to GPUs by a search and, if the problem is small, by an integer
 programme with variables for each GPU. The mean completion also depends on the order of the groups, so the search
 minimises it without a proof.
+
+The file of a schedule can be read as a deployment plan with a GPU for each group, for `export` and `check`.
 """
 
 from __future__ import annotations
@@ -12,11 +14,19 @@ import heapq
 import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
-from pipeline.planner.training.training_jobs import Group, Groups, Objective, Problem
+from pipeline.base.system.errors import ConfigError
+from pipeline.planner import deployment, input_files
+from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
+from pipeline.planner.profile_table import PLANNED_AS
+from pipeline.planner.training.training_jobs import Groups, JobGroup, Objective, TrainingProblem
+from pipeline.prepare.mig import layouts, profiles
+from pipeline.prepare.mig.layouts import Instance as PlacedInstance
 
 _MOST_VARIABLES = 1500
 _PROVED = 1e-6
@@ -27,7 +37,7 @@ _KICKS = 8
 class Schedule:
     """The groups of each GPU in their order; `bound` is a proved lower bound of the objective, if known."""
 
-    gpus: tuple[tuple[Group, ...], ...]
+    gpus: tuple[tuple[JobGroup, ...], ...]
     bound: float | None = None
 
     @property
@@ -59,7 +69,9 @@ class Schedule:
         return self.makespan_s if objective == "makespan" else self.mean_completion_s
 
 
-def solve(problem: Problem, groups: Groups, objective: Objective, *, seed: int, time_limit_s: float) -> Schedule | None:
+def solve(
+    problem: TrainingProblem, groups: Groups, objective: Objective, *, seed: int, time_limit_s: float
+) -> Schedule | None:
     """Return the best schedule of the groups; `None` if no schedule exists or was found in time."""
     until_s = time.monotonic() + time_limit_s
     if not groups:
@@ -84,7 +96,9 @@ def _is_proved(schedule: Schedule, objective: Objective) -> bool:
     return objective != "completion" and None not in (schedule.bound, cost) and cost <= schedule.bound * (1 + _PROVED)  # type: ignore[operator]
 
 
-def _minimise_total(problem: Problem, groups: Groups, objective: Objective, time_limit_s: float) -> Schedule | None:
+def _minimise_total(
+    problem: TrainingProblem, groups: Groups, objective: Objective, time_limit_s: float
+) -> Schedule | None:
     import numpy as np
 
     chosen = list(itertools.chain.from_iterable(groups.values()))
@@ -100,10 +114,10 @@ def _minimise_total(problem: Problem, groups: Groups, objective: Objective, time
         kinds = range(len(required))
         longest = [min(group.duration_s for group in chosen if group.composition[kind]) for kind in kinds]
         bound = max(bound / problem.num_gpus, *longest)
-    return Schedule(gpus=tuple(map(_sort, _deal(taken, problem.num_gpus, is_longest_first=True))), bound=bound)
+    return Schedule(gpus=tuple(map(_sort, _deal_groups(taken, problem.num_gpus, is_longest_first=True))), bound=bound)
 
 
-def _solve_by_gpu(problem: Problem, groups: Groups, time_limit_s: float) -> Schedule | None:
+def _solve_by_gpu(problem: TrainingProblem, groups: Groups, time_limit_s: float) -> Schedule | None:
     import numpy as np
 
     chosen, gpus = list(itertools.chain.from_iterable(groups.values())), range(problem.num_gpus)
@@ -148,8 +162,8 @@ def _minimise(
     return None if optimum.x is None else [int(count) for count in np.rint(optimum.x)], bound
 
 
-def _deal(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) -> list[list[Group]]:
-    placed: list[list[Group]] = [[] for _ in range(num_gpus)]
+def _deal_groups(groups: Sequence[JobGroup], num_gpus: int, *, is_longest_first: bool) -> list[list[JobGroup]]:
+    placed: list[list[JobGroup]] = [[] for _ in range(num_gpus)]
     free = [(0.0, number) for number in range(num_gpus)]  # time at which each GPU is free
     for group in sorted(groups, key=lambda group: group.duration_s, reverse=is_longest_first):
         begin_s, number = free[0]
@@ -158,13 +172,13 @@ def _deal(groups: Sequence[Group], num_gpus: int, *, is_longest_first: bool) -> 
     return placed
 
 
-def _sort(groups: Sequence[Group]) -> tuple[Group, ...]:
+def _sort(groups: Sequence[JobGroup]) -> tuple[JobGroup, ...]:
     """Sort the groups of a GPU for the least mean completion (Smith's rule)."""
     return tuple(sorted(groups, key=lambda group: (group.duration_s / len(group.runs), group.composition)))
 
 
 def _search(
-    problem: Problem,
+    problem: TrainingProblem,
     groups: Groups,
     first: Schedule,
     objective: Objective,
@@ -198,17 +212,17 @@ def _search(
     return best
 
 
-def _spread_out(problem: Problem, groups: Groups) -> Schedule | None:
-    singles: list[Group] = []
+def _spread_out(problem: TrainingProblem, groups: Groups) -> Schedule | None:
+    singles: list[JobGroup] = []
     for kind, job in enumerate(problem.jobs):
         options = groups.get(tuple(int(other == kind) for other in range(len(problem.jobs))))
         if options is None:
             return None
         singles += [options[0]] * job.count
-    return Schedule(gpus=tuple(map(_sort, _deal(singles, problem.num_gpus, is_longest_first=False))))
+    return Schedule(gpus=tuple(map(_sort, _deal_groups(singles, problem.num_gpus, is_longest_first=False))))
 
 
-def _move(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Random) -> Schedule | None:
+def _move(problem: TrainingProblem, groups: Groups, schedule: Schedule, rng: random.Random) -> Schedule | None:
     """Move a group to another GPU, or move or swap jobs between two groups; `None` if a new group is impossible."""
     placed = [list(gpu) for gpu in schedule.gpus]
     source = rng.choice([number for number, gpu in enumerate(placed) if gpu])
@@ -233,3 +247,142 @@ def _move(problem: Problem, groups: Groups, schedule: Schedule, rng: random.Rand
                 return None
             placed[gpu].append(rng.choice(options))
     return Schedule(gpus=tuple(map(_sort, placed)))
+
+
+VERSION = 1
+_OBJECTIVE = "objective"
+"""A key that only training plans have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJob:
+    """A job of a group; `instance` is the position of the job's GPU instance in the group."""
+
+    name: str
+    workload: str
+    batch: int | None
+    instance: int | None
+    instance_profile: str | None
+    share_percent: float | None
+    end_s: float
+    rate_per_s: float
+    is_predicted: bool
+    error_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedGroup:
+    """Jobs that start together; `instances` are the profiles of the jobs' GPU instances."""
+
+    start_s: float
+    end_s: float
+    mode: str
+    instances: tuple[str, ...]
+    jobs: tuple[PlannedJob, ...]
+
+    @property
+    def is_predicted(self) -> bool:
+        """True if the speed of a job was predicted."""
+        return any(job.is_predicted for job in self.jobs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedGpu:
+    """The groups of a GPU, in order."""
+
+    model: str
+    groups: tuple[PlannedGroup, ...]
+
+
+def plan_gpu(problem: TrainingProblem, groups: Sequence[JobGroup]) -> PlannedGpu:
+    """Schedule the groups of a GPU in sequence."""
+    start_s, planned = 0.0, []
+    for group in groups:
+        jobs = tuple(
+            PlannedJob(
+                name=problem.jobs[run.kind].name,
+                workload=problem.programs[run.kind][0],
+                batch=problem.programs[run.kind][1],
+                instance=run.instance,
+                instance_profile=run.place.instance_profile,
+                share_percent=run.place.share_percent,
+                end_s=start_s + run.end_s,
+                rate_per_s=run.rate_per_s,
+                is_predicted=run.is_predicted,
+                error_ratio=run.error_ratio,
+            )
+            for run in group.runs
+        )
+        end_s = start_s + group.duration_s
+        planned.append(
+            PlannedGroup(start_s=start_s, end_s=end_s, mode=group.mode, instances=group.instances, jobs=jobs)
+        )
+        start_s = end_s
+    return PlannedGpu(model=problem.model.name, groups=tuple(planned))
+
+
+def read_plan(path: Path) -> tuple[Plan, bool]:
+    """Return the plan in a file, and whether the plan is for training jobs.
+
+    Raises:
+        ConfigError: the file is invalid, or a group has different workloads in one instance.
+    """
+    content = input_files.read_json(path)
+    if _OBJECTIVE not in content:
+        return deployment.from_json(content, str(path)), False
+    return _read_training(content, str(path)), True
+
+
+def _read_training(content: Mapping[str, Any], where: str) -> Plan:
+    if (version := content.get("version")) != VERSION:
+        raise ConfigError(f"{where}: version is {version!r}, not {VERSION}; make the plan again")
+    gpus = input_files.decode(tuple[PlannedGpu, ...], content.get("gpus"), f"{where}: gpus")
+    plan = Plan(
+        deployment=Deployment(
+            gpus=tuple(
+                _as_gpu(gpu.model, group, f"{where}: gpus[{number}].groups[{position}]")
+                for number, gpu in enumerate(gpus)
+                for position, group in enumerate(gpu.groups)
+            )
+        ),
+        profile_digest=input_files.decode(
+            cast(Any, str | None), content.get("profile_digest"), f"{where}: profile_digest"
+        ),
+        is_simulated=input_files.decode(bool, content.get("is_simulated", False), f"{where}: is_simulated"),
+    )
+    deployment.check(plan.deployment, where)
+    return plan
+
+
+def _as_gpu(model: str, group: PlannedGroup, where: str) -> Gpu:
+    mode = PLANNED_AS.get(group.mode, "naive")
+    alike: dict[object, list[PlannedJob]] = defaultdict(list)
+    if mode != "mig":
+        for job in group.jobs:
+            alike[job.workload, job.batch, job.share_percent].append(job)
+        return Gpu(model=model, mode=mode, instances=tuple(map(_as_instance, alike.values())))
+    for job in group.jobs:
+        alike[job.instance].append(job)
+    mig = profiles.load_model(model)
+    layout = layouts.plan_layout(mig, [layouts.resolve(mig, name) for name in group.instances])
+    for number in range(len(layout.instances)):
+        if len({(job.workload, job.batch) for job in alike[number]}) != 1:
+            names = ", ".join(sorted({job.workload for job in alike[number]})) or "no job"
+            raise ConfigError(
+                f"{where}: instance {number} has {names}, but only copies of one workload can be exported; "
+                "plan with --modes naive,mps,mps_percent,mig"
+            )
+    instances = [_as_instance(alike[number], placed) for number, placed in enumerate(layout.instances)]
+    return Gpu(model=model, instances=tuple(sorted(instances, key=lambda instance: instance.start or 0)))
+
+
+def _as_instance(jobs: Sequence[PlannedJob], placed: PlacedInstance | None = None) -> Instance:
+    return Instance(
+        profile=None if placed is None else placed.profile.name,
+        start=None if placed is None else placed.start,
+        service=jobs[0].workload,
+        processes=len(jobs),
+        batch=jobs[0].batch,
+        share_pct=jobs[0].share_percent,
+        throughput_per_s=sum(job.rate_per_s for job in jobs),
+    )

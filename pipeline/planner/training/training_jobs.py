@@ -58,7 +58,7 @@ class _File:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class TrainingProblem:
     """Jobs, the GPUs of one model for them, and their speeds."""
 
     jobs: tuple[Job, ...]
@@ -93,7 +93,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class JobGroup:
     """Jobs that run together on one GPU; `instances` are the profiles of its GPU instances."""
 
     composition: Composition
@@ -123,11 +123,11 @@ class Group:
         return self.duration_s if objective == "makespan" else self.ends_s
 
 
-Groups = Mapping[Composition, Sequence[Group]]
+Groups = Mapping[Composition, Sequence[JobGroup]]
 """Groups by composition."""
 
 
-def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Problem:
+def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> TrainingProblem:
     """Read a file of jobs for GPUs of a model; ConfigError if a job is invalid, or the profile lacks its rows."""
     content = input_files.decode(_File, input_files.read_mapping(path, "jobs"), str(path))
     if not content.jobs:
@@ -142,7 +142,7 @@ def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Proble
         raise ConfigError(f"{path}: jobs: {twice[0]} is listed twice; set its count instead")
     speeds = Speeds(model=model, rows=[row for row in table.rows if row.gpu_model == model.name])
     known = mig_table.models().get(model.name)
-    return Problem(
+    return TrainingProblem(
         jobs=content.jobs,
         programs=tuple(_program(f"{path}: jobs[{n}] {job.name}", job, speeds) for n, job in enumerate(content.jobs)),
         num_gpus=gpus,
@@ -173,7 +173,7 @@ def _program(where: str, job: Job, speeds: Speeds) -> Program:
     return program
 
 
-def compositions(problem: Problem) -> list[Composition]:
+def compositions(problem: TrainingProblem) -> list[Composition]:
     """Return the compositions of all groups, by size, up to the size that would exceed `MOST_COMPOSITIONS`."""
     kinds, limits = range(len(problem.jobs)), [job.count for job in problem.jobs]
     found_compositions: list[Composition] = []
@@ -187,19 +187,19 @@ def compositions(problem: Problem) -> list[Composition]:
     return found_compositions
 
 
-def groups_of(problem: Problem, composition: Composition, modes: Sequence[str] = MODES) -> Iterator[Group]:
+def groups_of(problem: TrainingProblem, composition: Composition, modes: Sequence[str] = MODES) -> Iterator[JobGroup]:
     """Yield the groups of a composition whose speeds are known and whose memory fits."""
     kinds = [kind for kind, count in enumerate(composition) for _ in range(count)]
     for mode in (SERIAL.name,) if len(kinds) == 1 else (NAIVE.name, MPS.name):
         if mode in modes and (runs := _run_together(problem, kinds, mode)) is not None:
-            yield Group(composition=composition, mode=mode, runs=tuple(runs))
+            yield JobGroup(composition=composition, mode=mode, runs=tuple(runs))
     if MPS_PERCENT.name in modes and len(kinds) > 1:
         yield from _with_shares(problem, composition, kinds)
     if problem.model.mig is not None and {MIG.name, MIG_MPS.name} & set(modes):
         yield from _on_instances(problem, composition, kinds, modes)
 
 
-def _with_shares(problem: Problem, composition: Composition, kinds: Sequence[int]) -> Iterator[Group]:
+def _with_shares(problem: TrainingProblem, composition: Composition, kinds: Sequence[int]) -> Iterator[JobGroup]:
     alone = [_alone_s(problem, kind) for kind in kinds]
     for shares in {
         tuple(math.floor(10_000 / len(kinds)) / 100 for _ in kinds),
@@ -208,12 +208,12 @@ def _with_shares(problem: Problem, composition: Composition, kinds: Sequence[int
         if sum(shares) > 100 + 1e-6:
             continue
         if (runs := _run_together(problem, kinds, MPS_PERCENT.name, shares=shares)) is not None:
-            yield Group(composition=composition, mode=MPS_PERCENT.name, runs=tuple(runs))
+            yield JobGroup(composition=composition, mode=MPS_PERCENT.name, runs=tuple(runs))
 
 
 def _on_instances(
-    problem: Problem, composition: Composition, kinds: Sequence[int], modes: Sequence[str]
-) -> Iterator[Group]:
+    problem: TrainingProblem, composition: Composition, kinds: Sequence[int], modes: Sequence[str]
+) -> Iterator[JobGroup]:
     """Yield groups on each maximal partition: one job per instance if possible, else several under MPS."""
     mig = problem.model.mig
     assert mig is not None
@@ -231,10 +231,10 @@ def _on_instances(
             runs += placed
         else:
             instances = tuple(profile.name for profile in used)
-            yield Group(composition=composition, mode=mode, runs=tuple(runs), instances=instances)
+            yield JobGroup(composition=composition, mode=mode, runs=tuple(runs), instances=instances)
 
 
-def _deal(problem: Problem, kinds: Sequence[int], used: Sequence[Profile]) -> list[list[int]]:
+def _deal(problem: TrainingProblem, kinds: Sequence[int], used: Sequence[Profile]) -> list[list[int]]:
     """Assign jobs to instances, at least one job each: the longest job first, to the instance that ends it first."""
     dealt: list[list[int]] = [[] for _ in used]
     longest_first = sorted(kinds, key=lambda kind: -_alone_s(problem, kind))
@@ -250,14 +250,14 @@ def _deal(problem: Problem, kinds: Sequence[int], used: Sequence[Profile]) -> li
     return dealt
 
 
-def _alone_s(problem: Problem, kind: int) -> float:
+def _alone_s(problem: TrainingProblem, kind: int) -> float:
     speed = problem.speeds.find_alone(problem.programs[kind])
     assert speed is not None
     return problem.jobs[kind].work / speed.rate_per_s
 
 
 def _run_together(
-    problem: Problem,
+    problem: TrainingProblem,
     kinds: Sequence[int],
     mode: str,
     *,
@@ -320,7 +320,7 @@ def _doubt(speed: Speed) -> tuple[bool, bool, float]:
 
 
 def find_cheapest(
-    problem: Problem, objective: Objective, modes: Sequence[str] = MODES, *, is_measured_only: bool = False
+    problem: TrainingProblem, objective: Objective, modes: Sequence[str] = MODES, *, is_measured_only: bool = False
 ) -> Groups:
     """Return the groups of each composition that an optimal schedule may have.
 
@@ -328,7 +328,7 @@ def find_cheapest(
     groups in sequence cost no more. For mean completion, the duration counts too, because later groups wait: these are
     all groups on the Pareto front of the sum of end times and the duration, sorted by the sum.
     """
-    best: dict[Composition, tuple[Group, ...]] = {}
+    best: dict[Composition, tuple[JobGroup, ...]] = {}
     for composition in compositions(problem):
         known = [
             (cost, group.duration_s, group)

@@ -16,8 +16,7 @@ from typing import Any
 from pipeline.base.domain.sharing_modes import PlannedAs
 from pipeline.base.system.words import natural_key
 from pipeline.planner.deployment import Gpu
-from pipeline.planner.transition.rooms import Spot, configuration_of
-from pipeline.planner.transition.search_state import Occupant, SearchState
+from pipeline.planner.transition.search_state import Occupant, SearchState, Spot, configuration_of
 from pipeline.planner.transition.transition_steps import Slice, Step, StepKind
 
 _Place = tuple[int, int | None]

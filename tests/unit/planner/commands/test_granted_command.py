@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.planner import __main__, deployment
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
-from pipeline.planner.export import pods
+from pipeline.planner.export import manifests
 from pipeline.simulation.install import install_driver
 from tests.support import simulated
 
@@ -182,7 +182,7 @@ def test_stdin_is_a_listing(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPa
 
 def test_every_export_with_pods_can_be_compared(tmp_path: Path) -> None:
     text = {"dra": listing((1, "4g.40gb=2 2g.20gb=3 1g.10gb=4"))}
-    for kind in pods.FORMATS:
+    for kind in manifests.FORMATS:
         if kind == "dra":
             words = write(tmp_path, x=text[kind])
         else:

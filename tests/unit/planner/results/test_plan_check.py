@@ -11,7 +11,7 @@ import pytest
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import profile_table
-from pipeline.planner.commands.check_command import describe_check
+from pipeline.planner.commands.results_commands import describe_check
 from pipeline.planner.deployment import Gpu, Instance, Plan
 from pipeline.planner.export.experiment import deal_rates, group_gpus, select_model
 from pipeline.planner.profile_table import Profile

@@ -9,8 +9,7 @@ import yaml
 
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner import __main__ as planner
-from pipeline.planner import parvagpu, profile_table
-from pipeline.planner.pictures import load_picture
+from pipeline.planner import pictures, profile_table
 from pipeline.planner.serving import solvers
 from tests.unit.planner.serving import validator
 from tests.unit.planner.serving.cases import random_case
@@ -37,7 +36,7 @@ def scenario(number):
 @pytest.fixture(scope="module")
 def parva_profile(tmp_path_factory):
     path = tmp_path_factory.mktemp("parvagpu") / "profile.csv"
-    profile_table.write(path, parvagpu.read(PARVAGPU))
+    profile_table.write(path, profile_table.read_parvagpu(PARVAGPU))
     return path
 
 
@@ -372,7 +371,7 @@ def test_methods_are_compared_at_several_loads(tmp_path, capsys, parva_profile):
     _, both = run(capsys, *argv, "--load", 1, "--load", 3)
     needed = [{row["method"]: row["num_gpus"] for row in each["methods"]} for each in (one, *both["loads"])]
     assert [each["load"] for each in both["loads"]] == [1, 3] and needed[0] == needed[1]
-    assert [each.load for each in load_picture.read(both, "compare.json")] == [1, 3]  # as it is drawn from
+    assert [each.load for each in pictures.read_loads(both, "compare.json")] == [1, 3]  # as it is drawn from
     tripled = [service | {"rate_per_s": 3 * service["rate_per_s"]} for service in scenario(0)]
     _, expected = run(capsys, "serve", demand(tmp_path, tripled), "--profile", parva_profile)
     assert needed[2]["exact"] == expected["num_gpus"] > needed[0]["exact"]

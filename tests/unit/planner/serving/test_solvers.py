@@ -11,9 +11,9 @@ import pytest
 from pipeline.planner.deployment import Service
 from pipeline.planner.profile_table import Profile, Row
 from pipeline.planner.serving import problem, solution, solvers
-from pipeline.planner.serving.candidates import Candidates
-from pipeline.planner.serving.demand import Demand
 from pipeline.planner.serving.integer_programme import Counts, Programme
+from pipeline.planner.serving.mig_serving import Candidates
+from pipeline.planner.serving.problem import Demand
 from pipeline.prepare.mig import profiles
 from tests.unit.planner.serving.cases import plain_profiles
 
@@ -38,7 +38,7 @@ def many(num_services, seed=0):
             rows.append(row)
         services.append(Service(name=name, rate_per_s=base * 7**power * chance.lognormvariate(0, 0.7), objective_ms=20))
     model = problem.Model(name=MODEL, mig=profiles.load_model(MODEL))
-    return problem.build(Demand(services=tuple(services)), Profile(rows=tuple(rows)), [model])
+    return problem.build_problem(Demand(services=tuple(services)), Profile(rows=tuple(rows)), [model])
 
 
 @pytest.mark.usefixtures("searches_by_rounds")

@@ -9,7 +9,7 @@ from collections import Counter, deque
 import pytest
 
 from pipeline.planner.deployment import Gpu, Plan
-from pipeline.planner.transition import transition_plan as planning
+from pipeline.planner.transition import transition_plan
 from pipeline.planner.transition.transition_plan import NoTransitionError
 from pipeline.prepare.mig import layouts, profiles
 from tests.unit.planner.transition.deployments import random_plan, same_rates
@@ -79,7 +79,7 @@ def test_where_there_is_a_way_it_is_found(num_gpus: int) -> None:
             today, tomorrow = same_rates(today, tomorrow)
         larger = max(len(today.deployment.gpus), len(tomorrow.deployment.gpus))
         try:
-            planning.plan_transition(today, tomorrow, 0, {})
+            transition_plan.plan_transition(today, tomorrow, 0, {})
             is_found = True
         except NoTransitionError:
             is_found = False

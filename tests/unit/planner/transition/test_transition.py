@@ -10,9 +10,8 @@ from collections import Counter
 import pytest
 
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service, total_per_s
-from pipeline.planner.transition import gpu_progress, proof
-from pipeline.planner.transition import transition_plan as planning
-from pipeline.planner.transition.transition_plan import Constraints, NoTransitionError
+from pipeline.planner.transition import proof, transition_plan, transition_steps
+from pipeline.planner.transition.transition_plan import NoTransitionError
 from pipeline.planner.transition.transition_steps import Slice, Step, Transition
 from tests.unit.planner.transition.deployments import random_plan, same_rates
 
@@ -30,7 +29,7 @@ def drawn(seed: int) -> tuple[Plan, Plan]:
 
 
 def transition(seed: int) -> Transition:
-    return planning.plan_transition(*drawn(seed), 1, DURATIONS_S)
+    return transition_plan.plan_transition(*drawn(seed), 1, DURATIONS_S)
 
 
 def run_at_random(planned: Transition, seed: int, fails_at: int | None = None) -> tuple[set[str], Step | None]:
@@ -75,7 +74,7 @@ def test_between_random_deployments_every_order_of_steps_keeps_every_service(see
     for run in range(3):
         done, _ = run_at_random(planned, run)
         assert done == {step.id for step in planned.steps}
-    reached = gpu_progress.advance(planned, {step.id for step in planned.steps})
+    reached = transition_steps.advance_progress(planned, {step.id for step in planned.steps})
     assert sum(bool(each.instances) for each in reached.values()) == len(drawn(seed)[1].deployment.gpus)
     assert all(not each.idle for each in reached.values())
     assert planned.makespan_s == max((step.ends_s or 0 for step in planned.steps), default=0)
@@ -85,19 +84,13 @@ def test_between_random_deployments_every_order_of_steps_keeps_every_service(see
 def test_after_a_step_that_fails_the_rest_is_planned_anew_around_its_gpu(seed: int) -> None:
     """Only where the GPU that is lost is not needed: every one is given two that are."""
     today, tomorrow = drawn(seed)
-    planned = planning.plan_transition(today, tomorrow, 3, DURATIONS_S)
+    planned = transition_plan.plan_transition(today, tomorrow, 3, DURATIONS_S)
     done, failed = run_at_random(planned, seed, fails_at=seed % (len(planned.steps) or 1))
     if failed is None:  # it was to be a step that only takes away
         return
-    begin = gpu_progress.restart_from(gpu_progress.advance(planned, done), {failed.gpu})
-    terms = Constraints(
-        old_rates_per_s=planned.old_rates_per_s,
-        new_rates_per_s=planned.new_rates_per_s,
-        spare=3,
-        durations_s=DURATIONS_S,
-    )
-    most = planning.count_usable_gpus(planned.today.gpus, planned.tomorrow.gpus, 3)
-    again = planning.plan_onward(begin, planned.tomorrow.gpus, terms, most)
+    start = transition_steps.restart(planned, transition_steps.advance_progress(planned, done), {failed.gpu})
+    most = transition_plan.count_usable_gpus(planned.today.gpus, planned.tomorrow.gpus, 3)
+    again = transition_plan.find_steps(start, most)
     assert proof.check(again).broken == ()
     assert failed.gpu not in {step.gpu for step in again.steps} | {step.source_gpu for step in again.steps}
     run_at_random(again, seed)
@@ -165,24 +158,24 @@ def plan_of(*gpus: tuple[Instance, ...], rates: dict[str, float], mode: str = "m
 def test_what_is_the_same_stays_where_it_is_and_the_rest_goes_around_it() -> None:
     today = plan_of((on("3g.40gb", 4, "a"), on("2g.20gb", 0, "b")), rates={"a": 10, "b": 5})
     tomorrow = plan_of((on("3g.40gb", 0, "a"), on("4g.40gb", 4, "c")), rates={"a": 10, "c": 5})
-    assert planning.plan_transition(today, today, 0, {}).steps == ()
+    assert transition_plan.plan_transition(today, today, 0, {}).steps == ()
     # 4g can be at 0 only, so the plan is as it would be made by hand: a stays at 4.
     tomorrow = plan_of(
         (on("3g.40gb", 4, "a"), on("1g.10gb", 0, "a", 1), on("1g.10gb", 1, "c")), rates={"a": 10, "c": 5}
     )
-    moved = planning.plan_transition(today, tomorrow, 0, {})
+    moved = transition_plan.plan_transition(today, tomorrow, 0, {})
     assert {step.kind for step in moved.steps} == {"repartition", "create", "delete"}
     assert moved.reached.gpus[0].instances[-1] == on("3g.40gb", 4, "a")
     turned = plan_of((on("2g.20gb", 2, "b"), on("3g.40gb", 4, "a")), rates={"a": 10, "b": 5})
-    assert planning.plan_transition(today, turned, 0, {}).steps == ()
+    assert transition_plan.plan_transition(today, turned, 0, {}).steps == ()
 
 
 def test_a_service_that_needs_all_it_has_waits_for_its_new_instance_on_a_spare_gpu() -> None:
     today = plan_of((on("7g.80gb", 0, "a", 70),), rates={"a": 60})
     tomorrow = plan_of((on("4g.40gb", 0, "a", 40), on("3g.40gb", 4, "a", 30)), rates={"a": 60})
     with pytest.raises(NoTransitionError, match=r"no order of steps .* with 0 spare GPUs"):
-        planning.plan_transition(today, tomorrow, 0, {})
-    planned = planning.plan_transition(today, tomorrow, 1, DURATIONS_S)
+        transition_plan.plan_transition(today, tomorrow, 0, {})
+    planned = transition_plan.plan_transition(today, tomorrow, 1, DURATIONS_S)
     assert [step.kind for step in planned.steps] == ["repartition", "create", "create", "delete", "repartition"]
     assert (planned.spare_used, planned.makespan_s, planned.longest_chain) == (1, 39, 4)
     assert proof.check(planned).lowest_per_s == {"a": 70}
@@ -195,7 +188,7 @@ def test_who_cannot_be_kept_is_named() -> None:
         NoTransitionError,
         match=r"^a must keep 80/s, .* the current deployment provides only 70/s; correct the rate or the plan$",
     ):
-        planning.plan_transition(today, plan_of((on("4g.40gb", 0, "a", 90),), rates={"a": 90}), 1, {})
+        transition_plan.plan_transition(today, plan_of((on("4g.40gb", 0, "a", 90),), rates={"a": 90}), 1, {})
 
 
 @pytest.mark.parametrize("mode", ["mig", "mps"])
@@ -206,7 +199,7 @@ def test_what_stays_has_the_figures_that_were_measured_last(mode: str, again: di
     other = dataclasses.replace(old, service="b", start=None if start is None else 4)
     later = dataclasses.replace(old, **again)  # type: ignore[arg-type]
     rates = {"a": 45.0, "b": 45.0}
-    planned = planning.plan_transition(
+    planned = transition_plan.plan_transition(
         plan_of((old, other), rates=rates, mode=mode), plan_of((later, other), rates=rates, mode=mode), 1, {}
     )
     assert not planned.steps and proof.check(planned).broken == ()
@@ -224,7 +217,7 @@ def test_a_gpu_is_emptied_before_it_is_divided_or_made_whole(modes: tuple[str, s
         )
         for mode in modes
     ]
-    planned = planning.plan_transition(*plans, 1, DURATIONS_S)
+    planned = transition_plan.plan_transition(*plans, 1, DURATIONS_S)
     assert proof.check(planned).broken == ()
     assert planned.reached.gpus[0].mode == modes[1]
     assert planned.reached.gpus[0].id == "1"
@@ -246,7 +239,7 @@ def test_gpus_of_several_models_and_undivided_ones_change_together(seed: int) ->
         return Plan(deployment=deployment, services=services)
 
     today, tomorrow = mixed(), mixed()
-    planned = planning.plan_transition(today, tomorrow, 1, DURATIONS_S)
+    planned = transition_plan.plan_transition(today, tomorrow, 1, DURATIONS_S)
     assert proof.check(planned).broken == ()
     run_at_random(planned, seed)
     assert Counter(gpu.model for gpu in planned.reached.gpus) == Counter(gpu.model for gpu in planned.tomorrow.gpus)
@@ -255,7 +248,7 @@ def test_gpus_of_several_models_and_undivided_ones_change_together(seed: int) ->
 def swapped() -> Transition:
     today = plan_of((on("4g.40gb", 0, "a", 40), on("3g.40gb", 4, "b", 30)), rates={"a": 40, "b": 30})
     tomorrow = plan_of((on("4g.40gb", 0, "b", 40), on("3g.40gb", 4, "a", 40)), rates={"a": 40, "b": 30})
-    return planning.plan_transition(today, tomorrow, 1, DURATIONS_S)
+    return transition_plan.plan_transition(today, tomorrow, 1, DURATIONS_S)
 
 
 @pytest.mark.parametrize(
