@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, combinations, combinations_with_replacement, islice, product, repeat
 from typing import Any
@@ -133,45 +133,55 @@ class Programme:
         )
 
 
+_Fill = Callable[[Problem, Sequence[int]], list[FilledGpu]]
+"""A function that turns the count of each column into GPUs."""
 # Share of the time limit for the integer programme; the rest is for a solution near that of the linear programme.
 _PROVING = 0.5
 # Tolerance of the solver for whole numbers.
 _WHOLE = 1e-6
 
 
-def solve_freely(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
-    """Find the fewest GPUs that serve all services, proved if the time suffices; limits on sharing are ignored."""
+def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
+    """Find the fewest GPUs that serve all services within the limits, proved if the time suffices."""
+    solver = _solve_within_limits if problem.limits.concern_sharing else _solve_freely
+    return solver(problem, time_limit_s)
+
+
+def minimise_weight(
+    problem: Problem, gpus: Sequence[FilledGpu], weights: Sequence[float], *, time_limit_s: float
+) -> tuple[list[FilledGpu], bool]:
+    """Find the instances with the least total weight within the limits that fit on `len(gpus)` GPUs.
+
+    Returns:
+        The GPUs, empty if no solution was found in time, and whether the weight is proved minimal.
+    """
+    end, is_complete = time.monotonic() + time_limit_s, True
+    if problem.limits.concern_sharing:
+        programme, fill, is_complete = _build_within_limits(problem, gpus, weights)
+    else:
+        programme, fill = _build(problem, gpu_cost=0, weights=weights), _fill
+    programme.most_gpus = len(gpus)
+    lightest, counts = _serve(problem, programme, programme.solve(end - time.monotonic()), end, fill)
+    return lightest, is_complete and counts.status == "optimal"
+
+
+def _solve_freely(problem: Problem, time_limit_s: float) -> Solution:
     begin = time.monotonic()
     if problem.unmet:
         return Solution(gpus=(), bound=None, status="infeasible")
     end = begin + time_limit_s
     programme = _build(problem)
     counts = programme.solve(time_limit_s * _PROVING)
-    gpus, bound = _serve(problem, programme, counts, end), counts.bound
+    gpus, bound = _serve(problem, programme, counts, end, _fill)[0], counts.bound
     if counts.status in ("feasible", "unknown"):
         near = _solve_near_relaxation(problem, programme, end - time.monotonic())
-        gpus = min(filter(None, (gpus, _serve(problem, programme, near, end))), key=len, default=[])
+        gpus = min(filter(None, (gpus, _serve(problem, programme, near, end, _fill)[0])), key=len, default=[])
         bound = max((known for known in (bound, near.bound) if known is not None), default=None)
     seconds = time.monotonic() - begin
     if not gpus:
         status: Status = "infeasible" if counts.status == "infeasible" else "unknown"
         return Solution(gpus=(), bound=bound, status=status, seconds=seconds)
     return judge(gpus, bound, seconds)
-
-
-def minimise_weight(
-    problem: Problem, gpus: Sequence[FilledGpu], weights: Sequence[float], *, time_limit_s: float
-) -> tuple[list[FilledGpu], bool]:
-    """Find the instances with the least total weight that fit on `len(gpus)` GPUs; limits on sharing are ignored.
-
-    Returns:
-        The GPUs, empty if no solution was found in time, and whether the weight is proved minimal.
-    """
-    end = time.monotonic() + time_limit_s
-    programme = _build(problem, gpu_cost=0, weights=weights)
-    programme.most_gpus = len(gpus)
-    counts = programme.solve(time_limit_s)
-    return _serve(problem, programme, counts, end), counts.status == "optimal"
 
 
 def find_unservable(problem: Problem, *, time_limit_s: float = 60.0) -> tuple[ServiceIndex, ...]:
@@ -193,15 +203,17 @@ def _build(problem: Problem, gpu_cost: float = 1, weights: Sequence[float] | Non
     return programme
 
 
-def _serve(problem: Problem, programme: Programme, counts: Counts, end: float) -> list[FilledGpu]:
+def _serve(
+    problem: Problem, programme: Programme, counts: Counts, end: float, fill: _Fill
+) -> tuple[list[FilledGpu], Counts]:
     """Fill the GPUs of a solution; solve again if the solver's tolerance leaves a service below its rate."""
     rates = [1.0] * len(problem.services)
     while counts.columns is not None:
-        gpus = _fill(problem, counts.columns)
+        gpus = fill(problem, counts.columns)
         if not raise_short(problem, gpus, rates):
-            return prune(problem, gpus)
+            return prune(problem, gpus), counts
         counts = programme.solve(end - time.monotonic(), rates)
-    return []
+    return [], counts
 
 
 def _fill(problem: Problem, columns: Sequence[int]) -> list[FilledGpu]:
@@ -245,10 +257,9 @@ _GENERATING = 0.5
 _NO_WORTH = 1e-6
 
 
-def solve_within_limits(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
-    """Find the fewest GPUs that serve all services within the limits, proved if the time suffices."""
+def _solve_within_limits(problem: Problem, time_limit_s: float) -> Solution:
     begin = time.monotonic()
-    free = solve_freely(problem, time_limit_s=time_limit_s / 2)
+    free = _solve_freely(problem, time_limit_s / 2)
     if not free.gpus:
         return free
     candidates = Candidates(problem)
@@ -269,11 +280,10 @@ def solve_within_limits(problem: Problem, *, time_limit_s: float = 60.0) -> Solu
     return judge(prune(problem, gpus), bound, seconds)
 
 
-def minimise_weight_within_limits(
-    problem: Problem, gpus: Sequence[FilledGpu], weights: Sequence[float], *, time_limit_s: float
-) -> tuple[list[FilledGpu], bool]:
-    """Find instances of the least weight within the limits on sharing; otherwise like `exact.minimise_slices`."""
-    end = time.monotonic() + time_limit_s
+def _build_within_limits(
+    problem: Problem, gpus: Sequence[FilledGpu], weights: Sequence[float]
+) -> tuple[Programme, _Fill, bool]:
+    """Return the programme of the least weight, the function that fills its GPUs, and whether it is complete."""
     candidates = Candidates(problem)
     configurations = list(islice(_enumerate(candidates), _MOST_CONFIGURATIONS + 1))
     is_complete = len(configurations) <= _MOST_CONFIGURATIONS
@@ -281,25 +291,20 @@ def minimise_weight_within_limits(
         groups = dict.fromkeys(gpu.services for gpu in gpus)  # too many to enumerate: use the plan's mixes
         mixes = chain.from_iterable(_enumerate_mixes(candidates, sorted(group)) for group in groups)
         configurations = list(islice(mixes, _MOST_CONFIGURATIONS))
-    programme = Programme(problem, most_gpus=len(gpus))
+    programme = Programme(problem)
     for configuration in configurations:
         slots = Counter(zip(configuration.services, candidates.slots[configuration.partition], strict=True))
         offered = {pair: count for pair, count in slots.items() if pair[0] != FREE}
         programme.add_gpu(problem.partitions[configuration.partition].model, offered)
     for pair in problem.pairs:
         programme.add_instance(problem.options[pair[0]][pair[1]], weights[pair[1]], slot=pair)
-    rates = [1.0] * len(problem.services)
-    while True:
-        counts = programme.solve(end - time.monotonic(), rates)
-        if counts.columns is None:
-            return [], False
-        num_left = dict(zip(problem.pairs, counts.columns[len(configurations) :], strict=True))
-        chosen = _repeat(configurations, counts.columns)
-        lightest = prune(
-            problem, [_drop_unneeded(candidates.fill(configuration), num_left) for configuration in chosen]
-        )
-        if not raise_short(problem, lightest, rates):
-            return lightest, is_complete and counts.status == "optimal"
+
+    def fill(problem: Problem, columns: Sequence[int]) -> list[FilledGpu]:
+        num_left = dict(zip(problem.pairs, columns[len(configurations) :], strict=True))
+        chosen = _repeat(configurations, columns)
+        return [_drop_unneeded(candidates.fill(configuration), num_left) for configuration in chosen]
+
+    return programme, fill, is_complete
 
 
 def _repeat(configurations: Sequence[Configuration], counts: Sequence[int]) -> Iterator[Configuration]:

@@ -242,6 +242,8 @@ def complete_greedily(
 
 Cost = Callable[[Sequence[Configuration]], float]
 """The quantity to minimise; `len` for the number of GPUs."""
+Exploration = Callable[[Candidates, list[Configuration], random.Random, Cost], Iterator[list[Configuration]]]
+"""A search without end, which yields its best GPUs after each round."""
 
 _CHILDREN = 10
 _POOL = 1000
@@ -309,9 +311,10 @@ def _collect_pool(candidates: Candidates) -> list[Configuration]:
     return list(pool)
 
 
-def search_tree(
+def search(
     candidates: Candidates,
     first: list[Configuration],
+    explore: Exploration,
     *,
     seed: int,
     time_limit_s: float,
@@ -319,15 +322,25 @@ def search_tree(
     rounds: float = math.inf,
     cost: Cost = len,
 ) -> list[Configuration]:
-    """Return the best GPUs found, at least as good as `first`.
+    """Return the best GPUs that `grow_tree` or `evolve` finds, at least as good as `first`.
 
     The search stops at the time limit, after `rounds` rounds, or when the cost reaches `bound`.
     """
-    end = time.monotonic() + time_limit_s
-    completions = Completions(candidates, random.Random(seed))  # noqa: S311
-    root, best, scale = _Node(), first, max(cost(first), 1)
+    end, best = time.monotonic() + time_limit_s, first
+    improvements = explore(candidates, first, random.Random(seed), cost)  # noqa: S311
     while time.monotonic() < end and rounds > 0 and cost(best) > bound:
         rounds -= 1
+        best = next(improvements)
+    return best
+
+
+def grow_tree(
+    candidates: Candidates, first: list[Configuration], chance: random.Random, cost: Cost
+) -> Iterator[list[Configuration]]:
+    """Yield the best GPUs after each completion of a node of the tree."""
+    completions = Completions(candidates, chance)
+    root, best, scale = _Node(), first, max(cost(first), 1)
+    while True:
         path, chosen = _descend(root, candidates)
         completed = completions.complete(chosen)
         reward = 0.0 if completed is None else 1 - cost(completed) / (2 * scale)
@@ -336,7 +349,7 @@ def search_tree(
         for node in path:
             node.visits += 1
             node.reward += reward
-    return best
+        yield best
 
 
 def _descend(root: _Node, candidates: Candidates) -> tuple[list[_Node], list[Configuration]]:
@@ -352,13 +365,13 @@ def _descend(root: _Node, candidates: Candidates) -> tuple[list[_Node], list[Con
             return [*path, child[1]], [*chosen, child[0]]
         if not node.children:
             return path, chosen
-        configuration, best = max(node.children, key=lambda child: _promise(child[1], node.visits))
+        visits = math.log(node.visits)
+        configuration, best = max(
+            node.children,
+            key=lambda child: child[1].reward / child[1].visits + _CURIOSITY * math.sqrt(visits / child[1].visits),
+        )
         path.append(best)
         chosen.append(configuration)
-
-
-def _promise(node: _Node, visits: int) -> float:
-    return node.reward / node.visits + _CURIOSITY * math.sqrt(math.log(visits) / node.visits)
 
 
 _POPULATION = 8
@@ -366,26 +379,13 @@ _SWAPS = 4
 _ERASED = (0.05, 0.4)
 
 
-def search_genes(
-    candidates: Candidates,
-    first: list[Configuration],
-    *,
-    seed: int,
-    time_limit_s: float,
-    bound: float = 0,
-    rounds: float = math.inf,
-    cost: Cost = len,
-) -> list[Configuration]:
-    """Return the best GPUs found, at least as good as `first`.
-
-    The search stops at the time limit, after `rounds` rounds, or when the cost reaches `bound`.
-    """
-    end = time.monotonic() + time_limit_s
-    chance = random.Random(seed)  # noqa: S311
+def evolve(
+    candidates: Candidates, first: list[Configuration], chance: random.Random, cost: Cost
+) -> Iterator[list[Configuration]]:
+    """Yield the best GPUs of the population after each child."""
     completions = Completions(candidates, chance)
     population = [first]
-    while time.monotonic() < end and rounds > 0 and cost(population[0]) > bound:
-        rounds -= 1
+    while True:
         parent = chance.choice(population)
         mutated = _mutate(candidates, parent, chance)
         if cost(mutated) < cost(parent):
@@ -397,7 +397,7 @@ def search_genes(
         )
         if completed is not None and completed not in population:
             population = _keep_best([completed, *population], cost)
-    return population[0]
+        yield population[0]
 
 
 def _keep_best(deployments: Sequence[list[Configuration]], cost: Cost) -> list[list[Configuration]]:
@@ -433,9 +433,7 @@ def _swap(
 
 def _erase(gpus: Sequence[Configuration], chance: random.Random) -> list[Configuration]:
     count = max(1, round(chance.uniform(*_ERASED) * len(gpus)))
-    order = sorted(gpus, key=lambda gpu: chance.random() * (1 + _free_share(gpu)), reverse=True)
+    order = sorted(
+        gpus, key=lambda gpu: chance.random() * (1 + gpu.services.count(FREE) / len(gpu.services)), reverse=True
+    )
     return order[count:]
-
-
-def _free_share(gpu: Configuration) -> float:
-    return gpu.services.count(FREE) / len(gpu.services)

@@ -30,7 +30,7 @@ _MOST_INSTANCES = 100_000
 _NEAR = 0.02
 # Lower and upper limit of the time for the fewest slices; a hundred services take three seconds.
 _LEAST_S, _MOST_S = 1.0, 5.0
-_SEARCHES = {TREE: mig_serving.search_tree, GENETIC: mig_serving.search_genes}
+_SEARCHES = {TREE: mig_serving.grow_tree, GENETIC: mig_serving.evolve}
 
 
 def solve(
@@ -66,10 +66,7 @@ def _search(
         return Solution(gpus=(), bound=None, status="infeasible")
     _check_size(problem)
     if method == EXACT:
-        solve_exactly = (
-            integer_programme.solve_within_limits if problem.limits.concern_sharing else integer_programme.solve_freely
-        )
-        solution = solve_exactly(problem, time_limit_s=time_limit_s)
+        solution = integer_programme.solve(problem, time_limit_s=time_limit_s)
         if solution.status == "infeasible" or (solution.gap is not None and solution.gap <= _NEAR):
             return solution
         other = _search(problem, GREEDY, seed=seed, time_limit_s=time_limit_s, bound=solution.bound, cost=len)
@@ -82,8 +79,8 @@ def _search(
     if method in _SEARCHES:
         left_s = time_limit_s - (time.monotonic() - begin)
         lowest = bound if cost is len and bound is not None else 0
-        configurations = _SEARCHES[method](
-            candidates, configurations, seed=seed, time_limit_s=left_s, bound=lowest, cost=cost
+        configurations = mig_serving.search(
+            candidates, configurations, _SEARCHES[method], seed=seed, time_limit_s=left_s, bound=lowest, cost=cost
         )
     gpus = prune(problem, [candidates.fill(configuration) for configuration in configurations])
     return judge(gpus, bound, time.monotonic() - begin)
@@ -169,9 +166,7 @@ def minimise_slices(problem: Problem, solution: Solution, *, time_limit_s: float
         return solution
     begin = time.monotonic()
     weights = weigh_kinds(problem, solution.num_gpus)
-    limited, free = integer_programme.minimise_weight_within_limits, integer_programme.minimise_weight
-    minimise = limited if problem.limits.concern_sharing else free
-    gpus, is_fewest = minimise(problem, solution.gpus, weights, time_limit_s=time_limit_s)
+    gpus, is_fewest = integer_programme.minimise_weight(problem, solution.gpus, weights, time_limit_s=time_limit_s)
     seconds = solution.seconds + time.monotonic() - begin
     if not gpus or count_slices(problem, gpus) > count_slices(problem, solution.gpus):
         return replace(solution, seconds=seconds)

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.planner.deployment import Service
 from pipeline.planner.profile_table import Profile, Row
-from pipeline.planner.serving import problem, solution, solvers
+from pipeline.planner.serving import mig_serving, problem, solution, solvers
 from pipeline.planner.serving.integer_programme import Counts, Programme
 from pipeline.planner.serving.mig_serving import Candidates
 from pipeline.planner.serving.problem import Demand
@@ -53,18 +53,18 @@ def test_the_greedy_plan_is_near_the_optimum_and_searches_are_not_worse():
         assert exact.num_gpus <= found.num_gpus <= greedy.num_gpus
 
 
-@pytest.mark.parametrize("module", [solvers.tree, solvers.genetic])
-def test_a_search_ends_at_its_time_limit(module, monkeypatch):
+@pytest.mark.parametrize("explore", [mig_serving.grow_tree, mig_serving.evolve])
+def test_a_search_ends_at_its_time_limit(explore, monkeypatch):
     candidates = Candidates(many(6))
-    first = solvers.greedy.complete(candidates, [])
+    first = mig_serving.complete_greedily(candidates, [])
     ticks = itertools.count()
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    found = module.search(candidates, first, seed=1, time_limit_s=5)
+    monkeypatch.setattr(mig_serving, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    found = mig_serving.search(candidates, first, explore, seed=1, time_limit_s=5)
     assert len(found) <= len(first) and next(ticks) == 6  # once before, then in each round
 
 
-@pytest.mark.parametrize("method", ["tree", "genetic"])
-def test_a_search_makes_small_what_it_is_told(method):
+@pytest.mark.parametrize("explore", [mig_serving.grow_tree, mig_serving.evolve])
+def test_a_search_makes_small_what_it_is_told(explore):
     """Not only the number of GPUs: here also how much of a service is lost with one of them."""
     stated = many(6)
 
@@ -72,12 +72,11 @@ def test_a_search_makes_small_what_it_is_told(method):
         return 1000 * len(gpus) + sum(each.services.count(service) ** 2 for each in gpus for service in range(6))
 
     candidates = Candidates(stated)
-    first = solvers.greedy.complete(candidates, [])
-    search = {"tree": solvers.tree.search, "genetic": solvers.genetic.search}[method]
-    found = search(candidates, first, seed=1, time_limit_s=20, rounds=40, cost=cost)
+    first = mig_serving.complete_greedily(candidates, [])
+    found = mig_serving.search(candidates, first, explore, seed=1, time_limit_s=20, rounds=40, cost=cost)
     assert cost(found) < cost(first)
-    assert not solvers.greedy.Selection(candidates, found).lack.any()
-    again = search(candidates, first, seed=1, time_limit_s=20, rounds=40, cost=cost)
+    assert not mig_serving.Selection(candidates, found).lack.any()
+    again = mig_serving.search(candidates, first, explore, seed=1, time_limit_s=20, rounds=40, cost=cost)
     assert again == found
 
 
