@@ -12,7 +12,7 @@ from pipeline.planner import __main__ as planner
 from pipeline.planner import pictures, profile_table
 from pipeline.planner.serving import solvers
 from tests.unit.planner.serving import validator
-from tests.unit.planner.serving.cases import random_case
+from tests.unit.planner.serving.validator import random_case
 
 pytestmark = pytest.mark.usefixtures("searches_by_rounds")
 PARVAGPU = PROJECT_DIR / "tests/data/parvagpu"
