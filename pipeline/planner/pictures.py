@@ -348,11 +348,11 @@ def _draw_gpus(
 
 def _space_out(places: Sequence[float], distance: float) -> list[int]:
     """Return the numbers of those ascending places that are at least this distance apart, beginning with the first."""
-    chosen: list[int] = []
+    numbers: list[int] = []
     for number, place in enumerate(places):
-        if not chosen or place - places[chosen[-1]] >= distance:
-            chosen.append(number)
-    return chosen
+        if not numbers or place - places[numbers[-1]] >= distance:
+            numbers.append(number)
+    return numbers
 
 
 def _label_bar(bar: _Bar) -> str:
@@ -433,9 +433,9 @@ class Load:
     bound: float | None = None
 
 
-def read_loads(content: Mapping[str, Any], where: str) -> tuple[Load, ...]:
+def read_loads(content: Mapping[str, Any], origin: str) -> tuple[Load, ...]:
     """Read the output of `compare --json`, in the order of the loads; ConfigError if it is invalid."""
-    loads: tuple[Load, ...] = input_files.decode(tuple[Load, ...], content.get("loads"), f"{where}: loads")
+    loads: tuple[Load, ...] = input_files.decode(tuple[Load, ...], content.get("loads"), f"{origin}: loads")
     return tuple(sorted(loads, key=lambda load: load.load))
 
 

@@ -92,12 +92,12 @@ def answer_export(arguments: argparse.Namespace) -> CommandAnswer:
         return CommandAnswer(data=data, text=text.rstrip("\n"))
     if arguments.kind == _EXPERIMENT:
         folder = Path(arguments.out) if arguments.out else None
-        how = experiment_file.write(text, name, folder, replace=arguments.force)
-        run = how.partition(": ")[2]
+        command = experiment_file.write(text, name, folder, replace=arguments.force)
+        run = command.partition(": ")[2]
         window_s = experiment.rehearsal_s(plan)
         rehearse = f"{run} +rehearse=tiny" + (f" window.seconds={window_s}" if window_s > 1 else "")
         few = list(experiment.find_without_p99(plan))
-        lines = [how, f"rehearse it: {rehearse}"]
+        lines = [command, f"rehearse it: {rehearse}"]
         if few:
             lines.append(
                 f"too few requests for a p99 of {', '.join(few)}: `check` compares the mean latency with the objective"
@@ -110,13 +110,13 @@ def answer_export(arguments: argparse.Namespace) -> CommandAnswer:
     return CommandAnswer(data=data | {"file": str(path)}, text=f"written: {path}")
 
 
-def _select_model(plan: Plan, model: str, where: str) -> Plan:
+def _select_model(plan: Plan, model: str, origin: str) -> Plan:
     names = {gpu.model for gpu in plan.deployment.gpus}
     name_in_plan = next(
         (name for name in names if mig_table.find_model_name(name) == mig_table.find_model_name(model)), None
     )
     if name_in_plan is None:
-        raise ConfigError(f"--gpu {model}: {where} has no such GPU; choose among {', '.join(sorted(names)) or 'none'}")
+        raise ConfigError(f"--gpu {model}: {origin} has no such GPU; choose among {', '.join(sorted(names)) or 'none'}")
     return experiment.select_model(plan, name_in_plan)
 
 

@@ -328,7 +328,7 @@ def restrict_partitions(problem: Problem) -> list[tuple[str, Problem]]:
             for partition in smallest
         ]
         choices.append((", ".join(names), smallest))
-    return [(name, problem.with_partitions(chosen)) for name, chosen in choices]
+    return [(name, problem.with_partitions(partitions)) for name, partitions in choices]
 
 
 def _make_method_row(method: str, solution: Solution) -> dict[str, Any]:

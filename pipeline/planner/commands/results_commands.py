@@ -121,9 +121,9 @@ def _format_advice(advices: list[Advice]) -> list[str]:
 
 
 def _describe_advice(advice: Advice, sweep: str | None, missing: str | None) -> list[str]:
-    taken = f"use {advice.mode}" if advice.mode else "no advice"
+    choice = f"use {advice.mode}" if advice.mode else "no advice"
     return [
-        f"{jobs_in_words(advice.case, advice.degree)}: {taken}: {advice.because}",
+        f"{jobs_in_words(advice.case, advice.degree)}: {choice}: {advice.because}",
         *(f"    {change}" for change in advice.changes),
         *(f"    not considered: {mode}" for mode in advice.not_considered),
         *([f"    to get advice, run: {sweep}"] if sweep else []),
@@ -268,10 +268,10 @@ def choose_pairs(predictions: Sequence[PairPrediction]) -> Pairing:
         integrality=np.ones(len(costs)),
         bounds=Bounds(0, 1),
     )
-    chosen = [group for group, count in zip(groups, np.rint(optimum.x), strict=True) if count]
+    selection = [group for group, count in zip(groups, np.rint(optimum.x), strict=True) if count]
     return Pairing(
-        pairs=tuple(best[first, second][1] for first, second in (group for group in chosen if len(group) == 2)),
-        alone=tuple(group[0] for group in chosen if len(group) == 1),
+        pairs=tuple(best[first, second][1] for first, second in (group for group in selection if len(group) == 2)),
+        alone=tuple(group[0] for group in selection if len(group) == 1),
         gpu_time_ratio=float(optimum.fun) / len(names),
     )
 
@@ -311,8 +311,8 @@ def answer_predictions(study: Study, device: str | None = None, driver_branch: i
             f"experiment {study.experiment!r} has {inputs.workloads[0]} only, but a pair needs two workloads; {remedy}"
         )
     predictions = predict_pairs(inputs, None if device is None else normalise_model(device), driver_branch)
-    known = [prediction for prediction in predictions if prediction.slowdowns]
-    pairing = choose_pairs(predictions) if known else None
+    predicted = [prediction for prediction in predictions if prediction.slowdowns]
+    pairing = choose_pairs(predictions) if predicted else None
     text = [*_format_pairs(predictions), "", *_describe_pairing(pairing), *_list_notes(predictions)]
     if study.is_simulated:
         text.append(MEASURED_SIMULATED)
@@ -322,7 +322,7 @@ def answer_predictions(study: Study, device: str | None = None, driver_branch: i
         "pairs": list(map(_pair_to_json, predictions)),
         "pairing": pairing and _pairing_to_json(pairing),
     }
-    return CommandAnswer(data=data, text="\n".join(text), status=0 if known else 1)
+    return CommandAnswer(data=data, text="\n".join(text), status=0 if predicted else 1)
 
 
 def _format_pairs(predictions: list[PairPrediction]) -> list[str]:
@@ -403,9 +403,9 @@ def _pair_to_json(prediction: PairPrediction) -> dict[str, Any]:
 
 
 def _pairing_to_json(pairing: Pairing) -> dict[str, Any]:
-    together = [{"workloads": list(pair.workloads), "mode": pair.mode} for pair in pairing.pairs]
+    pairs = [{"workloads": list(pair.workloads), "mode": pair.mode} for pair in pairing.pairs]
     return {
         "gpu_time_over_serial": pairing.gpu_time_ratio,
-        "pairs": together,
+        "pairs": pairs,
         "alone": list(pairing.alone),
     }

@@ -60,20 +60,20 @@ class Target:
 
     layout: Layout
     today: int | None
-    taken: dict[Slot, Option]
+    options: dict[Slot, Option]
 
     @property
     def filled(self) -> FilledGpu:
         """The GPU in the form of a solution."""
         partition = Partition(model=self.layout.model, counts=dict(sorted(self.layout.counts.items())))
         by_kind = sorted(self.layout.slots, key=lambda slot: (slot[0], slot[1] or 0))
-        return FilledGpu(partition, tuple(map(self.taken.get, by_kind)))
+        return FilledGpu(partition, tuple(map(self.options.get, by_kind)))
 
     def to_gpu(self, problem: Problem, today: Deployment) -> Gpu:
         """Return the GPU in the form of a deployment."""
         name = None if self.today is None else today.gpus[self.today].id
-        taken = [(option, start) for (_, start), option in self.taken.items()]
-        return solution.build_gpu(problem, self.layout.model, taken, name)
+        instances = [(option, start) for (_, start), option in self.options.items()]
+        return solution.build_gpu(problem, self.layout.model, instances, name)
 
 
 def list_layouts(problem: Problem) -> list[Layout]:
@@ -120,7 +120,7 @@ def count_kept(targets: Sequence[Target], current: Sequence[CurrentGpu]) -> int:
         current[target.today].options.get(slot) is option
         for target in targets
         if target.today is not None
-        for slot, option in target.taken.items()
+        for slot, option in target.options.items()
     )
 
 
@@ -144,11 +144,11 @@ def match_gpus(gpus: Sequence[FilledGpu], current: Sequence[CurrentGpu], layouts
     pairs = {int(row): int(number) for row, number in zip(*linear_sum_assignment(-num_kept), strict=True)}
     targets = []
     for row, gpu in enumerate(gpus):
-        chosen = choices.get((row, pairs.get(row, -1)))
-        if chosen is None:
+        match = choices.get((row, pairs.get(row, -1)))
+        if match is None:
             layout = next(candidate for candidate in layouts if candidate.counts == Counter(gpu.partition.slots))
-            chosen = _arrange(gpu, layout, None, CurrentGpu(None, {}))
-        targets.append(chosen)
+            match = _arrange(gpu, layout, None, CurrentGpu(None, {}))
+        targets.append(match)
     return sorted(targets, key=lambda target: (target.today is None, target.today or 0))
 
 
@@ -159,10 +159,10 @@ def _arrange(gpu: FilledGpu, layout: Layout, number: int | None, today: CurrentG
         same = next((option for option in waiting if today.options.get(slot) is option), None)
         if same is not None:
             waiting.remove(same)
-            target.taken[slot] = same
+            target.options[slot] = same
     for option in waiting:
-        slot = next(slot for slot in layout.slots if slot[0] == option.kind and slot not in target.taken)
-        target.taken[slot] = option
+        slot = next(slot for slot in layout.slots if slot[0] == option.kind and slot not in target.options)
+        target.options[slot] = option
     return target
 
 
@@ -216,7 +216,7 @@ class PlacementProgramme:
         num_gpus: int,
         current: Sequence[CurrentGpu],
         layouts: Sequence[Layout],
-        chosen: Instances | None = None,
+        counts: Instances | None = None,
     ) -> None:
         self._problem, self._layouts = problem, layouts
         self._programme = Programme(problem, num_gpus)
@@ -233,8 +233,8 @@ class PlacementProgramme:
                 alike[today.model, tuple(options)].append(number)
         self._groups = [self._add_group(members, current[members[0]]) for members in alike.values()]
         # Reused instances that move to another GPU or start.
-        self._moved = [] if chosen is None else [self._add_moved(*choice) for choice in chosen.reused]
-        for pair, count in {} if chosen is None else chosen.created.items():
+        self._moved = [] if counts is None else [self._add_moved(*choice) for choice in counts.reused]
+        for pair, count in {} if counts is None else counts.created.items():
             self._programme.add_row({self._created[pair]: 1}, low=count, high=count)
 
     def solve(self, time_limit_s: float) -> tuple[list[Target] | None, bool]:
@@ -245,7 +245,7 @@ class PlacementProgramme:
         targets = self._read_targets(counts.columns)
         shares = [0.0] * len(self._problem.services)
         for target in targets:
-            for option in target.taken.values():
+            for option in target.options.values():
                 shares[option.service] += self._problem.share(option)
         # The tolerance of the solver may leave a service below its rate.
         return (targets, counts.status == "optimal") if all(map(is_enough, shares)) else (None, False)
@@ -294,14 +294,14 @@ class PlacementProgramme:
         free: dict[KindIndex, list[tuple[Target, Slot]]] = defaultdict(list)
         for target in reversed(targets):
             for slot in target.layout.slots:
-                if slot not in target.taken:
+                if slot not in target.options:
                     free[slot[0]].append((target, slot))
         created = [(self._problem.options[service][kind], column) for (service, kind), column in self._created.items()]
         for option, column in (*created, *self._moved):
             for _ in range(counts[column]):
                 target, slot = free[option.kind].pop()
-                target.taken[slot] = option
-        return [target for target in targets if target.taken]
+                target.options[slot] = option
+        return [target for target in targets if target.options]
 
     def _read_group(self, group: _Group, counts: Sequence[int]) -> list[Target]:
         waiting = list(group.members)
@@ -313,7 +313,7 @@ class PlacementProgramme:
                 for slot in target.layout.slots:
                     if stays.get(slot, 0) > 0:
                         stays[slot] -= 1
-                        target.taken[slot] = group.today.options[slot]
+                        target.options[slot] = group.today.options[slot]
                 targets.append(target)
         return targets
 
@@ -356,7 +356,7 @@ def find_least_change(problem: Problem, gpus: Sequence[FilledGpu], today: Deploy
 
     def num_changes(targets: Sequence[Target]) -> int:
         """Return created minus kept instances, which equals the changes minus today's instances."""
-        return sum(len(target.taken) for target in targets) - 2 * count_kept(targets, current)
+        return sum(len(target.options) for target in targets) - 2 * count_kept(targets, current)
 
     def remaining_s() -> float:
         return max(end - time.monotonic(), 0.1)
@@ -365,34 +365,34 @@ def find_least_change(problem: Problem, gpus: Sequence[FilledGpu], today: Deploy
         return num_changes(targets), solvers.count_slices(problem, [target.filled for target in targets])
 
     slim = solvers.minimise_slices(problem, judge(gpus, None), time_limit_s=remaining_s() * _SLIMMING)
-    chosen, lowest = min((match_gpus(solution, current, layouts) for solution in (gpus, slim.gpus)), key=weigh), None
+    best, lowest = min((match_gpus(solution, current, layouts) for solution in (gpus, slim.gpus)), key=weigh), None
     has_fewest = False
     if not problem.limits.concern_sharing:
         counts = count_fewest_changes(problem, len(gpus), current, remaining_s() * _COUNTING)
         lowest = None if counts is None else counts.changes
         for fixed in (counts, None):
-            if lowest is not None and num_changes(chosen) <= lowest:
+            if lowest is not None and num_changes(best) <= lowest:
                 break
             part = _PLACING if fixed else 1
             better, is_proved = PlacementProgramme(problem, len(gpus), current, layouts, fixed).solve(
                 remaining_s() * part
             )
-            if better is not None and num_changes(better) < num_changes(chosen):
-                chosen = better
+            if better is not None and num_changes(better) < num_changes(best):
+                best = better
             if better is not None and is_proved and fixed is None:
                 lowest = num_changes(better)
         weights = solvers.weigh_kinds(problem, len(gpus))
         programme = PlacementProgramme(problem, len(gpus), current, layouts)
-        better, is_fewest = programme.find_lightest(weights, num_changes(chosen), min(remaining_s(), _MOST_SLICING_S))
-        if better is not None and weigh(better) <= weigh(chosen):
-            chosen, has_fewest = better, is_fewest and num_changes(better) == lowest
+        better, is_fewest = programme.find_lightest(weights, num_changes(best), min(remaining_s(), _MOST_SLICING_S))
+        if better is not None and weigh(better) <= weigh(best):
+            best, has_fewest = better, is_fewest and num_changes(better) == lowest
     num_today = sum(len(gpu.instances) for gpu in today.gpus)
-    num_kept = count_kept(chosen, current)
+    num_kept = count_kept(best, current)
     return Change(
-        deployment=Deployment(gpus=tuple(target.to_gpu(problem, today) for target in chosen)),
-        gpus=tuple(target.filled for target in chosen),
+        deployment=Deployment(gpus=tuple(target.to_gpu(problem, today) for target in best)),
+        gpus=tuple(target.filled for target in best),
         num_kept=num_kept,
-        num_created=sum(len(target.taken) for target in chosen) - num_kept,
+        num_created=sum(len(target.options) for target in best) - num_kept,
         num_removed=num_today - num_kept,
         at_least=None if lowest is None else lowest + num_today,
         has_fewest_slices=has_fewest,

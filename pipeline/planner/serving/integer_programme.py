@@ -88,10 +88,10 @@ class Programme:
         import numpy as np
         from scipy.sparse import csr_array
 
-        needed = rates or [1.0] * len(self.rates)
+        required = rates or [1.0] * len(self.rates)
         rows: list[tuple[Mapping[int, float], float, float]] = [
             ({column: min(share, least) for column, share in row.items()}, least, math.inf)
-            for row, least in zip(self.rates, needed, strict=True)
+            for row, least in zip(self.rates, required, strict=True)
         ]
         # Rows are in the order of the instances, because HiGHS takes a third longer in the order of the GPUs.
         rows += [(row, -math.inf, 0) for row in sorted(self._slots.values(), key=max)]
@@ -176,7 +176,7 @@ def _solve_freely(problem: Problem, time_limit_s: float) -> Solution:
     if counts.status in ("feasible", "unknown"):
         near = _solve_near_relaxation(problem, programme, end - time.monotonic())
         gpus = min(filter(None, (gpus, _serve(problem, programme, near, end, _fill)[0])), key=len, default=[])
-        bound = max((known for known in (bound, near.bound) if known is not None), default=None)
+        bound = max((lower for lower in (bound, near.bound) if lower is not None), default=None)
     seconds = time.monotonic() - begin
     if not gpus:
         status: Status = "infeasible" if counts.status == "infeasible" else "unknown"
@@ -224,8 +224,8 @@ def _fill(problem: Problem, columns: Sequence[int]) -> list[FilledGpu]:
     gpus = []
     for partition, count in zip(problem.partitions, columns, strict=False):
         for _ in range(count):
-            taken = tuple(waiting[kind].pop() if waiting[kind] else None for kind in partition.slots)
-            gpus.append(FilledGpu(partition, taken))
+            options = tuple(waiting[kind].pop() if waiting[kind] else None for kind in partition.slots)
+            gpus.append(FilledGpu(partition, options))
     assert not any(waiting.values()), "instances without a slot"
     return gpus
 
@@ -301,8 +301,8 @@ def _build_within_limits(
 
     def fill(problem: Problem, columns: Sequence[int]) -> list[FilledGpu]:
         num_left = dict(zip(problem.pairs, columns[len(configurations) :], strict=True))
-        chosen = _repeat(configurations, columns)
-        return [_drop_unneeded(candidates.fill(configuration), num_left) for configuration in chosen]
+        repeated = _repeat(configurations, columns)
+        return [_drop_unneeded(candidates.fill(configuration), num_left) for configuration in repeated]
 
     return programme, fill, is_complete
 

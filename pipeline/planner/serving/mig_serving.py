@@ -128,18 +128,18 @@ class Candidates:
 
         counts = self._counts[usable]
         alone = (gain @ counts.T).max(axis=1)
-        chosen = np.argsort(-alone, kind="stable")[:_PAIRED]
-        chosen = chosen[alone[chosen] > 0]
-        if not len(chosen):
+        ranked = np.argsort(-alone, kind="stable")[:_PAIRED]
+        ranked = ranked[alone[ranked] > 0]
+        if not len(ranked):
             return
-        gains = gain[chosen]
+        gains = gain[ranked]
         worth = np.maximum(gains[:, None, :], gains[None, :, :]) @ counts.T
-        worth[~self._may_share[np.ix_(chosen, chosen)]] = -1
-        worth[np.tril_indices(len(chosen), -1)] = -1
+        worth[~self._may_share[np.ix_(ranked, ranked)]] = -1
+        worth[np.tril_indices(len(ranked), -1)] = -1
         for position in np.argsort(-worth, axis=None, kind="stable")[:_PROPOSED]:
             first, second, number = np.unravel_index(position, worth.shape)
             if worth[first, second, number] > 0:
-                pair = ServiceIndex(int(chosen[first])), ServiceIndex(int(chosen[second]))
+                pair = ServiceIndex(int(ranked[first])), ServiceIndex(int(ranked[second]))
                 partition = usable[int(number)]
                 yield Configuration(
                     partition,
@@ -285,9 +285,9 @@ class Completions:
         selection = Selection(self.candidates, gpus)
         partitions = self.candidates.problem.partitions
         while selection.lack.any() and len(self._pool):
-            taken = np.minimum(self._given, selection.lack)
-            is_fit = taken.sum(axis=1) >= (1 - _WASTE) * self._total
-            score = np.where(is_fit, taken @ selection.lack, 0)
+            useful = np.minimum(self._given, selection.lack)
+            is_fit = useful.sum(axis=1) >= (1 - _WASTE) * self._total
+            score = np.where(is_fit, useful @ selection.lack, 0)
             for position in np.flatnonzero(is_fit):
                 if selection.gpus_left[partitions[self._pool[position].partition].model] <= 0:
                     score[position] = 0
@@ -341,8 +341,8 @@ def grow_tree(
     completions = Completions(candidates, chance)
     root, best, scale = _Node(), first, max(cost(first), 1)
     while True:
-        path, chosen = _descend(root, candidates)
-        completed = completions.complete(chosen)
+        path, gpus = _descend(root, candidates)
+        completed = completions.complete(gpus)
         reward = 0.0 if completed is None else 1 - cost(completed) / (2 * scale)
         if completed is not None and cost(completed) < cost(best):
             best = completed
@@ -354,24 +354,24 @@ def grow_tree(
 
 def _descend(root: _Node, candidates: Candidates) -> tuple[list[_Node], list[Configuration]]:
     """Descend to an unvisited child of the most promising node; return path and GPUs."""
-    path, chosen = [root], list[Configuration]()
+    path, gpus = [root], list[Configuration]()
     while True:
         node = path[-1]
         if node.untried is None:
-            node.untried = Selection(candidates, chosen).find_best(_CHILDREN)[::-1]
+            node.untried = Selection(candidates, gpus).find_best(_CHILDREN)[::-1]
         if node.untried:
             child = (node.untried.pop(), _Node())
             node.children.append(child)
-            return [*path, child[1]], [*chosen, child[0]]
+            return [*path, child[1]], [*gpus, child[0]]
         if not node.children:
-            return path, chosen
+            return path, gpus
         visits = math.log(node.visits)
         configuration, best = max(
             node.children,
             key=lambda child: child[1].reward / child[1].visits + _CURIOSITY * math.sqrt(visits / child[1].visits),
         )
         path.append(best)
-        chosen.append(configuration)
+        gpus.append(configuration)
 
 
 _POPULATION = 8

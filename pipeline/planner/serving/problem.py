@@ -77,12 +77,12 @@ def read_demand(path: Path) -> Demand:
     return Demand(services=content.services, limits=_check_limits(content.limits, content.services, f"{path}: limits"))
 
 
-def check_services(services: tuple[Service, ...], where: str) -> None:
+def check_services(services: tuple[Service, ...], origin: str) -> None:
     """Raise ConfigError if a service cannot be planned."""
     if not services:
-        raise ConfigError(f"{where}: services is empty; list at least one service")
+        raise ConfigError(f"{origin}: services is empty; list at least one service")
     for number, service in enumerate(services):
-        place = f"{where}: services[{number}] {service.name}"
+        place = f"{origin}: services[{number}] {service.name}"
         if service.objective_ms is None:
             raise ConfigError(f"{place}: key 'objective_ms' is missing; add it")
         for key in ("rate_per_s", "objective_ms", "latency_share"):
@@ -100,20 +100,22 @@ def check_services(services: tuple[Service, ...], where: str) -> None:
     for name, count in Counter(service.name for service in services).items():
         if count > 1:
             raise ConfigError(
-                f"{where}: services: {name} is listed {count} times; list it once, with the sum of its rates"
+                f"{origin}: services: {name} is listed {count} times; list it once, with the sum of its rates"
             )
 
 
-def _check_limits(limits: Limits, services: tuple[Service, ...], where: str) -> Limits:
+def _check_limits(limits: Limits, services: tuple[Service, ...], origin: str) -> Limits:
     if limits.services_per_gpu == 0:
-        raise ConfigError(f"{where}.services_per_gpu: must be at least 1; remove it for no limit")
+        raise ConfigError(f"{origin}.services_per_gpu: must be at least 1; remove it for no limit")
     names = {service.name for service in services}
     for number, group in enumerate(limits.apart):
         if unknown := [name for name in group if name not in names]:
-            raise ConfigError(f"{where}.apart[{number}]: unknown service {unknown[0]}; use names listed under services")
+            raise ConfigError(
+                f"{origin}.apart[{number}]: unknown service {unknown[0]}; use names listed under services"
+            )
         if len(set(group)) != len(group) or len(group) < 2:
             raise ConfigError(
-                f"{where}.apart[{number}]: must name two or more different services; add one, or remove it"
+                f"{origin}.apart[{number}]: must name two or more different services; add one, or remove it"
             )
     return Limits(
         services_per_gpu=limits.services_per_gpu,
@@ -256,12 +258,12 @@ class Problem:
         """Return the throughput divided by the rate of the service (utility in MIG-serving)."""
         return option.throughput_per_s / self.services[option.service].rate_per_s
 
-    def with_partitions(self, chosen: Sequence[Partition]) -> Problem:
+    def with_partitions(self, partitions: Sequence[Partition]) -> Problem:
         """Return the problem with the chosen partitions only."""
-        kinds = {kind for partition in chosen for kind in partition.counts}
+        kinds = {kind for partition in partitions for kind in partition.counts}
         return replace(
             self,
-            partitions=tuple(chosen),
+            partitions=tuple(partitions),
             options=tuple(
                 {kind: option for kind, option in options.items() if kind in kinds} for options in self.options
             ),
@@ -295,9 +297,9 @@ def build_problem(demand: Demand, profile: Profile, models: Sequence[Model], mar
     options, admitted, unmet = [], [], []
     for number, service in enumerate(demand.services):
         usable = [
-            (position[where], row)
+            (position[origin], row)
             for row in rows[service.name]
-            if (where := (row.gpu_model, row.instance_profile or WHOLE)) in position
+            if (origin := (row.gpu_model, row.instance_profile or WHOLE)) in position
         ]
         _check_figures(service, usable, margin)
         fitting = [(kind, row) for kind, row in usable if (row.memory_mib or 0) <= kinds[kind].memory_mib]
@@ -305,8 +307,8 @@ def build_problem(demand: Demand, profile: Profile, models: Sequence[Model], mar
         options.append({option.kind: option for option in sorted(admissible, key=_rank)})
         admitted.append(admissible)
         if not admissible:
-            known = [row for _, row in fitting if governing_latency_ms(row) is not None]
-            best = min(known, key=lambda row: governing_latency_ms(row) or 0.0, default=None)
+            timed = [row for _, row in fitting if governing_latency_ms(row) is not None]
+            best = min(timed, key=lambda row: governing_latency_ms(row) or 0.0, default=None)
             unmet.append(Unmet(service=service, row=best))
     problem = Problem(
         services=demand.services,
@@ -352,10 +354,10 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
 
 def _needs_newer_driver(row: Row, model: Model) -> bool:
     """Return whether a row is of a MIG profile that the model's driver does not have, but newer ones have."""
-    known = mig_table.models().get(model.name)
-    if row.instance_profile is None or known is None or model.mig is None:
+    table = mig_table.models().get(model.name)
+    if row.instance_profile is None or table is None or model.mig is None:
         return False
-    mig_profile = known.find_profile(row.instance_profile)
+    mig_profile = table.find_profile(row.instance_profile)
     return mig_profile is not None and not mig_profile.is_offered(model.mig.driver_branch)
 
 
@@ -380,8 +382,8 @@ def _kinds(rows: Sequence[Row], profile: Profile, models: Sequence[Model]) -> tu
                 for mig_profile in sorted(profiles.values(), key=lambda mig_profile: mig_profile.size)
             ]
         if any(row.instance_profile is None for row in model_rows):
-            known = mig_table.models().get(model.name)
-            capacity_mib = known.capacity_mib if known else math.inf
+            table = mig_table.models().get(model.name)
+            capacity_mib = table.capacity_mib if table else math.inf
             kinds.append(Kind(model=number, mig_profile=None, slices=sizes[number] or largest, memory_mib=capacity_mib))
     return tuple(kinds)
 

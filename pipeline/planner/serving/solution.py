@@ -142,9 +142,11 @@ def _place(problem: Problem, gpu: FilledGpu) -> Gpu:
     return build_gpu(problem, gpu.partition.model, [(o, start) for o, start in starts if o is not None])
 
 
-def build_gpu(problem: Problem, model: int, taken: Iterable[tuple[Option, int | None]], name: str | None = None) -> Gpu:
+def build_gpu(
+    problem: Problem, model: int, options: Iterable[tuple[Option, int | None]], name: str | None = None
+) -> Gpu:
     """Return a GPU of a model with configurations at their starts; `name` is its id."""
-    placed = sorted(taken, key=lambda pair: pair[1] or 0)
+    placed = sorted(options, key=lambda pair: pair[1] or 0)
     mig = problem.models[model].mig
     return Gpu(
         model=problem.models[model].name,

@@ -59,8 +59,8 @@ class Schedule:
     def energy_j(self) -> float | None:
         """The energy of the GPUs while jobs run; `None` if unknown for a group."""
         energies = [group.energy_j for gpu in self.gpus for group in gpu]
-        known = [energy for energy in energies if energy is not None]
-        return sum(known) if len(known) == len(energies) else None
+        measured = [energy for energy in energies if energy is not None]
+        return sum(measured) if len(measured) == len(energies) else None
 
     def cost(self, objective: Objective) -> float | None:
         """Return the quantity that is minimised under an objective."""
@@ -101,36 +101,38 @@ def _minimise_total(
 ) -> Schedule | None:
     import numpy as np
 
-    chosen = list(itertools.chain.from_iterable(groups.values()))
+    candidates = list(itertools.chain.from_iterable(groups.values()))
     is_energy = objective == "energy"
-    cost = [(group.energy_j if is_energy else group.duration_s) or 0.0 for group in chosen]
-    counts = np.array([group.composition for group in chosen], float).T
+    cost = [(group.energy_j if is_energy else group.duration_s) or 0.0 for group in candidates]
+    counts = np.array([group.composition for group in candidates], float).T
     required = [job.count for job in problem.jobs]
-    columns, bound = _minimise(cost, [(counts, required, required)], np.ones(len(chosen)), time_limit_s)
+    columns, bound = _minimise(cost, [(counts, required, required)], np.ones(len(candidates)), time_limit_s)
     if columns is None:
         return None
-    taken = [group for group, number in zip(chosen, columns, strict=True) for _ in range(number)]
+    selection = [group for group, number in zip(candidates, columns, strict=True) for _ in range(number)]
     if bound is not None and not is_energy:  # the makespan is at least the total over GPUs, and the longest job
         kinds = range(len(required))
-        longest = [min(group.duration_s for group in chosen if group.composition[kind]) for kind in kinds]
+        longest = [min(group.duration_s for group in candidates if group.composition[kind]) for kind in kinds]
         bound = max(bound / problem.num_gpus, *longest)
-    return Schedule(gpus=tuple(map(_sort, _deal_groups(taken, problem.num_gpus, is_longest_first=True))), bound=bound)
+    return Schedule(
+        gpus=tuple(map(_sort, _deal_groups(selection, problem.num_gpus, is_longest_first=True))), bound=bound
+    )
 
 
 def _solve_by_gpu(problem: TrainingProblem, groups: Groups, time_limit_s: float) -> Schedule | None:
     import numpy as np
 
-    chosen, gpus = list(itertools.chain.from_iterable(groups.values())), range(problem.num_gpus)
-    num_groups = len(chosen)
+    candidates, gpus = list(itertools.chain.from_iterable(groups.values())), range(problem.num_gpus)
+    num_groups = len(candidates)
     # The variable at g * num_groups + c is the count of group c on GPU g; the last variable is the makespan.
     size = problem.num_gpus * num_groups + 1
     cost = np.zeros(size)
     cost[-1] = 1.0
     counts = np.zeros((len(problem.jobs), size))
-    counts[:, :-1] = np.tile(np.array([group.composition for group in chosen], float).T, problem.num_gpus)
+    counts[:, :-1] = np.tile(np.array([group.composition for group in candidates], float).T, problem.num_gpus)
     busy = np.zeros((problem.num_gpus, size))
     for g in gpus:
-        busy[g, g * num_groups : (g + 1) * num_groups] = [group.duration_s for group in chosen]
+        busy[g, g * num_groups : (g + 1) * num_groups] = [group.duration_s for group in candidates]
     busy[:, -1] = -1.0
     required = [job.count for job in problem.jobs]
     constraints: list[tuple[Any, Any, Any]] = [(counts, required, required), (busy, -np.inf, 0)]
@@ -139,8 +141,8 @@ def _solve_by_gpu(problem: TrainingProblem, groups: Groups, time_limit_s: float)
     columns, bound = _minimise(cost, constraints, np.append(np.ones(size - 1), 0), time_limit_s)
     if columns is None:
         return None
-    taken = np.reshape(columns[:-1], (problem.num_gpus, num_groups))
-    placed = [[chosen[c] for c in range(num_groups) for _ in range(taken[g, c])] for g in gpus]
+    counts_by_gpu = np.reshape(columns[:-1], (problem.num_gpus, num_groups))
+    placed = [[candidates[c] for c in range(num_groups) for _ in range(counts_by_gpu[g, c])] for g in gpus]
     return Schedule(gpus=tuple(map(_sort, placed)), bound=bound)
 
 
@@ -226,14 +228,14 @@ def _move(problem: TrainingProblem, groups: Groups, schedule: Schedule, rng: ran
     """Move a group to another GPU, or move or swap jobs between two groups; `None` if a new group is impossible."""
     placed = [list(gpu) for gpu in schedule.gpus]
     source = rng.choice([number for number, gpu in enumerate(placed) if gpu])
-    taken = placed[source].pop(rng.randrange(len(placed[source])))
+    group = placed[source].pop(rng.randrange(len(placed[source])))
     target = rng.randrange(len(placed))
     if rng.random() < 0.3:
-        placed[target].append(taken)
+        placed[target].append(group)
         return Schedule(gpus=tuple(map(_sort, placed)))
     into = rng.randrange(len(placed[target]) + 1)
     target_kinds = [run.kind for run in placed[target].pop(into).runs] if into < len(placed[target]) else []
-    source_kinds = [run.kind for run in taken.runs]
+    source_kinds = [run.kind for run in group.runs]
     rng.shuffle(source_kinds)
     rng.shuffle(target_kinds)
     num_given, back = rng.choice([(1, 0), (1, 0), (1, 1), (rng.randint(1, len(source_kinds)), 0)])
@@ -333,28 +335,28 @@ def read_plan(path: Path) -> tuple[Plan, bool]:
     return _read_training(content, str(path)), True
 
 
-def _read_training(content: Mapping[str, Any], where: str) -> Plan:
+def _read_training(content: Mapping[str, Any], origin: str) -> Plan:
     if (version := content.get("version")) != VERSION:
-        raise ConfigError(f"{where}: version is {version!r}, not {VERSION}; make the plan again")
-    gpus = input_files.decode(tuple[PlannedGpu, ...], content.get("gpus"), f"{where}: gpus")
+        raise ConfigError(f"{origin}: version is {version!r}, not {VERSION}; make the plan again")
+    gpus = input_files.decode(tuple[PlannedGpu, ...], content.get("gpus"), f"{origin}: gpus")
     plan = Plan(
         deployment=Deployment(
             gpus=tuple(
-                _as_gpu(gpu.model, group, f"{where}: gpus[{number}].groups[{position}]")
+                _as_gpu(gpu.model, group, f"{origin}: gpus[{number}].groups[{position}]")
                 for number, gpu in enumerate(gpus)
                 for position, group in enumerate(gpu.groups)
             )
         ),
         profile_digest=input_files.decode(
-            cast(Any, str | None), content.get("profile_digest"), f"{where}: profile_digest"
+            cast(Any, str | None), content.get("profile_digest"), f"{origin}: profile_digest"
         ),
-        is_simulated=input_files.decode(bool, content.get("is_simulated", False), f"{where}: is_simulated"),
+        is_simulated=input_files.decode(bool, content.get("is_simulated", False), f"{origin}: is_simulated"),
     )
-    deployment.check(plan.deployment, where)
+    deployment.check(plan.deployment, origin)
     return plan
 
 
-def _as_gpu(model: str, group: PlannedGroup, where: str) -> Gpu:
+def _as_gpu(model: str, group: PlannedGroup, origin: str) -> Gpu:
     mode = PLANNED_AS.get(group.mode, "naive")
     alike: dict[object, list[PlannedJob]] = defaultdict(list)
     if mode != "mig":
@@ -369,7 +371,7 @@ def _as_gpu(model: str, group: PlannedGroup, where: str) -> Gpu:
         if len({(job.workload, job.batch) for job in alike[number]}) != 1:
             names = ", ".join(sorted({job.workload for job in alike[number]})) or "no job"
             raise ConfigError(
-                f"{where}: instance {number} has {names}, but only copies of one workload can be exported; "
+                f"{origin}: instance {number} has {names}, but only copies of one workload can be exported; "
                 "plan with --modes naive,mps,mps_percent,mig"
             )
     instances = [_as_instance(alike[number], placed) for number, placed in enumerate(layout.instances)]

@@ -134,42 +134,46 @@ def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Traini
         raise ConfigError(f"{path}: jobs is empty; list at least one job")
     gpus = content.gpus if num_gpus is None else num_gpus
     if not 1 <= gpus <= _MOST_GPUS:
-        where = f"{path}: gpus:" if num_gpus is None else "--gpus"
-        raise ConfigError(f"{where} {gpus}: must be from 1 to {_MOST_GPUS}; correct the number")
+        origin = f"{path}: gpus:" if num_gpus is None else "--gpus"
+        raise ConfigError(f"{origin} {gpus}: must be from 1 to {_MOST_GPUS}; correct the number")
     if (num_jobs := sum(job.count for job in content.jobs)) > _MOST_JOBS:
         raise ConfigError(f"{path}: jobs: {num_jobs} jobs are too many; plan at most {_MOST_JOBS}")
     if twice := [name for name, count in Counter(job.name for job in content.jobs).items() if count > 1]:
         raise ConfigError(f"{path}: jobs: {twice[0]} is listed twice; set its count instead")
     speeds = Speeds(model=model, rows=[row for row in table.rows if row.gpu_model == model.name])
-    known = mig_table.models().get(model.name)
+    table_entry = mig_table.models().get(model.name)
     return TrainingProblem(
         jobs=content.jobs,
         programs=tuple(_program(f"{path}: jobs[{n}] {job.name}", job, speeds) for n, job in enumerate(content.jobs)),
         num_gpus=gpus,
         model=model,
         speeds=speeds,
-        memory_mib=known.capacity_mib if known else None,
+        memory_mib=table_entry.capacity_mib if table_entry else None,
     )
 
 
-def _program(where: str, job: Job, speeds: Speeds) -> Program:
+def _program(origin: str, job: Job, speeds: Speeds) -> Program:
     for key in ("work", "count"):
         if getattr(job, key) == 0:
-            raise ConfigError(f"{where}, {key}: must be above 0; correct the number")
+            raise ConfigError(f"{origin}, {key}: must be above 0; correct the number")
     name = job.workload or job.name
     batches = list(dict.fromkeys(row.batch for row in speeds.rows if row.workload == name))
     if not batches:
-        known = ", ".join(sorted({row.workload for row in speeds.rows})) or "no workload"
-        raise ConfigError(f"{where}: the profile has no row of {name} on {speeds.model.name}; choose among {known}")
+        workloads = ", ".join(sorted({row.workload for row in speeds.rows})) or "no workload"
+        raise ConfigError(
+            f"{origin}: the profile has no row of {name} on {speeds.model.name}; choose among {workloads}"
+        )
     if job.batch is None and len(batches) > 1:
         raise ConfigError(
-            f"{where}, batch: the key is missing; choose a batch of the profile: {', '.join(map(str, batches))}"
+            f"{origin}, batch: the key is missing; choose a batch of the profile: {', '.join(map(str, batches))}"
         )
     if job.batch is not None and job.batch not in batches:
-        raise ConfigError(f"{where}, batch: the profile has no row of {name} at batch {job.batch}; choose {batches[0]}")
+        raise ConfigError(
+            f"{origin}, batch: the profile has no row of {name} at batch {job.batch}; choose {batches[0]}"
+        )
     program = (name, batches[0] if job.batch is None else job.batch)
     if speeds.find_alone(program) is None:
-        raise ConfigError(f"{where}: the profile has no row of {name} alone on {speeds.model.name}; measure degree=1")
+        raise ConfigError(f"{origin}: the profile has no row of {name} alone on {speeds.model.name}; measure degree=1")
     return program
 
 
@@ -178,8 +182,8 @@ def compositions(problem: TrainingProblem) -> list[Composition]:
     kinds, limits = range(len(problem.jobs)), [job.count for job in problem.jobs]
     found_compositions: list[Composition] = []
     for size in range(1, _MOST_TOGETHER + 1):
-        chosen = itertools.combinations_with_replacement(kinds, size)
-        counted = (tuple(map(combination.count, kinds)) for combination in chosen)
+        combinations = itertools.combinations_with_replacement(kinds, size)
+        counted = (tuple(map(combination.count, kinds)) for combination in combinations)
         new = [composition for composition in counted if all(map(operator.le, composition, limits))]
         if found_compositions and len(found_compositions) + len(new) > MOST_COMPOSITIONS:
             break
@@ -330,21 +334,23 @@ def find_cheapest(
     """
     best: dict[Composition, tuple[JobGroup, ...]] = {}
     for composition in compositions(problem):
-        known = [
+        candidates = [
             (cost, group.duration_s, group)
             for group in groups_of(problem, composition, modes)
             if (cost := group.cost(objective)) is not None
             and not (is_measured_only and any(run.is_predicted for run in group.runs))
         ]
-        known.sort(key=lambda candidate: candidate[:2])
+        candidates.sort(key=lambda candidate: candidate[:2])
         if objective == "completion":
-            shortest_s = [math.inf, *itertools.accumulate((duration_s for _, duration_s, _ in known), min)]
+            shortest_s = [math.inf, *itertools.accumulate((duration_s for _, duration_s, _ in candidates), min)]
             groups = tuple(
-                group for (_, _, group), before_s in zip(known, shortest_s, strict=False) if group.duration_s < before_s
+                group
+                for (_, _, group), before_s in zip(candidates, shortest_s, strict=False)
+                if group.duration_s < before_s
             )
         else:
             in_turn = _cost_in_turn(composition, best, objective)
-            groups = tuple(group for cost, _, group in known[:1] if in_turn is None or cost < in_turn)
+            groups = tuple(group for cost, _, group in candidates[:1] if in_turn is None or cost < in_turn)
         if groups:
             best[composition] = groups
     return best
@@ -354,9 +360,9 @@ def _cost_in_turn(composition: Composition, best: Groups, objective: Objective) 
     """Return the least cost of a composition that is split into two groups in sequence; `None` without such groups."""
     totals: list[float] = []
     for part in itertools.product(*(range(count + 1) for count in composition)):
-        rest = tuple(map(operator.sub, composition, part))
-        costs = [group.cost(objective) for part_or_rest in (part, rest) for group in best.get(part_or_rest, ())]
-        known = [cost for cost in costs if cost is not None]
-        if len(known) == 2:
-            totals.append(sum(known))
+        remainder = tuple(map(operator.sub, composition, part))
+        costs = [group.cost(objective) for part_or_rest in (part, remainder) for group in best.get(part_or_rest, ())]
+        parts = [cost for cost in costs if cost is not None]
+        if len(parts) == 2:
+            totals.append(sum(parts))
     return min(totals, default=None)

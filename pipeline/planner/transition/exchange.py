@@ -41,7 +41,7 @@ def _release(state: SearchState) -> bool:
 
 def count_blockers(state: SearchState, number: int) -> int:
     """Count the old instances on the GPU of an instance, which must end together with the instance."""
-    gpu = state.where[number]
+    gpu = state.gpu_of[number]
     old = sum(state.occupants[other].target is None for other in state.placed[gpu])
     return old if state.want[gpu] is not None else old + 1
 
@@ -71,10 +71,10 @@ def place_missing(state: SearchState, gpu: int, target: int) -> list[tuple[int, 
     }
     missing.sort(key=lambda number: state.occupants[number].service not in present)
     placed: list[tuple[int, int | None]] = []
-    spots, own_places = state.taken[gpu], find_own_spots(state, gpu, target)
+    spots, own_places = state.used_spots[gpu], find_own_spots(state, gpu, target)
     for number in missing:
-        rest = [other for other in missing if other != number and all(other != done for done, _ in placed)]
-        start = _find_start(state, number, spots, own_places, rest)
+        remaining = [other for other in missing if other != number and all(other != done for done, _ in placed)]
+        start = _find_start(state, number, spots, own_places, remaining)
         if start is not None:
             new = Spot(start, str(state.occupants[number].profile))
             spots, own_places = spots | {new}, own_places | {new}
@@ -92,11 +92,11 @@ def find_own_spots(state: SearchState, gpu: int, target: int) -> frozenset[Spot]
 
 
 def _find_start(
-    state: SearchState, number: int, spots: frozenset[Spot], own_places: frozenset[Spot], rest: Sequence[int]
+    state: SearchState, number: int, spots: frozenset[Spot], own_places: frozenset[Spot], remaining: Sequence[int]
 ) -> int | None:
     """Find a start that fits now and leaves room for the rest of the target after all other instances have ended."""
     occupant = state.occupants[number]
-    room, names = state.rooms[occupant.kind], [str(state.occupants[other].profile) for other in rest]
+    room, names = state.rooms[occupant.kind], [str(state.occupants[other].profile) for other in remaining]
     planned = occupant.instance.start
     for start in sorted(room.starts(str(occupant.profile)), key=lambda start: start != planned):
         new = Spot(start, str(occupant.profile))
@@ -178,8 +178,8 @@ def _can_begin_beside(state: SearchState, gpu: int, target: int) -> bool:
     if any(state.occupants[number].profile is None for number in state.targets[target]):
         return False
     present = [number for number in state.targets[target] if number in state.placed[gpu]]
-    rest = [str(state.occupants[number].profile) for number in state.targets[target] if number not in present]
-    if state.rooms[state.kinds[gpu]].place(find_own_spots(state, gpu, target), rest) is None:
+    absent = [str(state.occupants[number].profile) for number in state.targets[target] if number not in present]
+    if state.rooms[state.kinds[gpu]].place(find_own_spots(state, gpu, target), absent) is None:
         return False
     return bool(place_missing(state, gpu, target))
 
@@ -187,7 +187,7 @@ def _can_begin_beside(state: SearchState, gpu: int, target: int) -> bool:
 def _count_freed(state: SearchState, coming: Iterable[int]) -> float:
     gains: dict[str, float] = {}
     for number in coming:
-        if number not in state.where:
+        if number not in state.gpu_of:
             occupant = state.occupants[number]
             gains[occupant.service] = gains.get(occupant.service, 0.0) + occupant.worth
     freed = 0.0
@@ -235,19 +235,19 @@ def _propose_stand_ins(state: SearchState) -> list[tuple[float, Attempt]]:
     coming: dict[str, list[int]] = {}
     for numbers in state.missing.values():
         for number in numbers:
-            if number not in state.where and state.occupants[number].profile is not None:
+            if number not in state.gpu_of and state.occupants[number].profile is not None:
                 coming.setdefault(state.occupants[number].service, []).append(number)
     for service, numbers in state.going.items():
         for number in numbers:
-            lacking, chosen = state.occupants[number].worth - state.surplus(service), []
+            lacking, stand_ins = state.occupants[number].worth - state.surplus(service), []
             for new in sorted(coming.get(service, ()), key=lambda new: (-state.occupants[new].worth, new)):
                 if lacking <= 0:
                     break
-                chosen.append(new)
+                stand_ins.append(new)
                 lacking -= state.occupants[new].worth
-            if lacking <= 0 and chosen:
-                cost = _size(state, chosen) - _size(state, (number,)) / count_blockers(state, number)
-                attempts.append((cost, _move_away(tuple(chosen), None)))
+            if lacking <= 0 and stand_ins:
+                cost = _size(state, stand_ins) - _size(state, (number,)) / count_blockers(state, number)
+                attempts.append((cost, _move_away(tuple(stand_ins), None)))
     return attempts
 
 
@@ -274,19 +274,19 @@ def _move(state: SearchState, number: int, but: int | None) -> bool:
     room = state.rooms[occupant.kind]
     best, least = None, (9, 0)
     for gpu, kind in enumerate(state.kinds):
-        if kind != occupant.kind or gpu in (but, state.where.get(number)) or gpu in state.untouchable:
+        if kind != occupant.kind or gpu in (but, state.gpu_of.get(number)) or gpu in state.untouchable:
             continue
         if not state.is_divided(gpu) or ((target := state.want[gpu]) is not None and target == occupant.target):
             continue
-        spots = state.taken[gpu]
+        spots = state.used_spots[gpu]
         planned = spots | _expect(state, gpu)
-        for tier, beside in enumerate((planned, spots)):
-            if tier == 1 and beside == planned:
+        for tier, occupied in enumerate((planned, spots)):
+            if tier == 1 and occupied == planned:
                 continue
-            start = room.best_start(beside, occupant.profile)
+            start = room.best_start(occupied, occupant.profile)
             if start is None:
                 continue
-            loss = (tier * 2 + (not spots), room.room(beside) - room.room(beside | {Spot(start, occupant.profile)}))
+            loss = (tier * 2 + (not spots), room.room(occupied) - room.room(occupied | {Spot(start, occupant.profile)}))
             if best is None or loss < least:
                 best, least = (gpu, start), loss
             break
@@ -301,7 +301,7 @@ def _expect(state: SearchState, gpu: int) -> frozenset[Spot]:
     target = state.want[gpu]
     if target is None or not state.missing[target]:
         return frozenset()
-    spots, room = state.taken[gpu], state.rooms[state.kinds[gpu]]
+    spots, room = state.used_spots[gpu], state.rooms[state.kinds[gpu]]
     planned: set[Spot] = set()
     for new in _list_missing_spots(state, gpu, target):
         if all(new.start != spot.start for spot in spots | planned) and room.is_legal(spots | planned | {new}):

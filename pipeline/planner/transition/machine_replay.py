@@ -214,13 +214,13 @@ class _Replay:
         self._log.write({"set_up": True})
 
     def _compare(self) -> None:
-        begun = next((step for step in self._log.transition.steps if step.id == self._log.begun), None)
+        unfinished = next((step for step in self._log.transition.steps if step.id == self._log.begun), None)
         for name, state in self._progress.items():
             present, gone, added = self._held[name].slices(), set[Slice](), set[Slice]()
             if name in self._log.transition.set_aside:
                 gone = set(state.idle)  # the journal may have removed instances of a failed step
-            if begun is not None and begun.kind == "repartition" and begun.gpu == name:
-                gone, added = set(begun.destroyed), set(begun.made)
+            if unfinished is not None and unfinished.kind == "repartition" and unfinished.gpu == name:
+                gone, added = set(unfinished.destroyed), set(unfinished.made)
             if not (state.slices - gone <= present <= state.slices | added):
                 raise ConfigError(
                     f"GPU {name} of the machine has {_list_slices(present)}, not {_list_slices(state.slices)} as the "
@@ -238,9 +238,9 @@ class _Replay:
             elif held.control.read().is_on:
                 switch_off(held.programs, **held.control.to_record())
         elif step.instance is not None and step.instance.start is not None and step.kind != "delete":
-            needed = Slice(profile=str(step.instance.profile), start=step.instance.start)
-            if needed not in held.slices():
-                raise SharingError(f"GPU {step.gpu} has no {_list_slices({needed})} for {step.instance.service}")
+            required = Slice(profile=str(step.instance.profile), start=step.instance.start)
+            if required not in held.slices():
+                raise SharingError(f"GPU {step.gpu} has no {_list_slices({required})} for {step.instance.service}")
 
     def _make(self, name: str, required: Sequence[Slice]) -> None:
         """Create missing GPU instances; each instance is in the journal until it is complete."""
@@ -260,8 +260,8 @@ class _Replay:
         """Plan the remaining steps without the GPU of a failed step; return whether a plan was found."""
         self._progress[failed.gpu].slices = self._held[failed.gpu].slices()
         old = self._log.transition
-        known = set(self._progress)
-        extra = {str(gpu.id): GpuProgress(gpu=gpu, mode=gpu.mode) for gpu in self._spare if gpu.id not in known}
+        names = set(self._progress)
+        extra = {str(gpu.id): GpuProgress(gpu=gpu, mode=gpu.mode) for gpu in self._spare if gpu.id not in names}
         start = transition_steps.restart(old, self._progress | extra, {*old.set_aside, failed.gpu})
         count = Counter(get_kind(gpu) for gpu in start.today.gpus)
         most = {kind: min(number, count[kind]) for kind, number in self._most.items()}
@@ -289,8 +289,8 @@ def _until_complete(book: Journal, kind: str, arguments: Mapping[str, Any]) -> I
 def _list_models(transition: Transition, most: Mapping[Kind, int]) -> list[str]:
     """Return the GPU models of a new machine: the transition's models in their order, then unused spare models."""
     count = Counter(get_kind(gpu) for gpu in transition.today.gpus)
-    more = [kind.model for kind, number in most.items() for _ in range(number - count[kind])]
-    return [*(gpu.model for gpu in transition.today.gpus), *more]
+    spare = [kind.model for kind, number in most.items() for _ in range(number - count[kind])]
+    return [*(gpu.model for gpu in transition.today.gpus), *spare]
 
 
 def _find_gpus(

@@ -143,11 +143,11 @@ class SearchState:
         placed: occupants of each GPU, with their starts.
         want: target of each GPU; `None` without a target.
         unassigned: targets without a GPU.
-        where: GPU of each placed occupant.
+        gpu_of: GPU of each placed occupant.
         total: throughput of each service.
         going: occupants that must end, by service.
         missing: occupants of each target that are not on the target's GPU.
-        taken: used GPU instances of each GPU.
+        used_spots: used GPU instances of each GPU.
         stirred_gpus: GPUs that changed since the last search for free moves.
         stirred_services: services that changed since the last search for free moves.
     """
@@ -161,11 +161,11 @@ class SearchState:
     placed: list[dict[int, int | None]]
     want: list[int | None]
     unassigned: set[int]
-    where: dict[int, int] = field(default_factory=dict)
+    gpu_of: dict[int, int] = field(default_factory=dict)
     total: dict[str, float] = field(default_factory=dict)
     going: dict[str, set[int]] = field(default_factory=dict)
     missing: dict[int, set[int]] = field(default_factory=dict)
-    taken: list[frozenset[Spot]] = field(default_factory=list)
+    used_spots: list[frozenset[Spot]] = field(default_factory=list)
     stirred_gpus: set[int] = field(default_factory=set)
     stirred_services: set[str] = field(default_factory=set)
     moves: list[Move] = field(default_factory=list)
@@ -177,11 +177,11 @@ class SearchState:
             placed=[dict(numbers) for numbers in self.placed],
             want=list(self.want),
             unassigned=set(self.unassigned),
-            where=dict(self.where),
+            gpu_of=dict(self.gpu_of),
             total=dict(self.total),
             going={service: set(numbers) for service, numbers in self.going.items()},
             missing={target: set(numbers) for target, numbers in self.missing.items()},
-            taken=list(self.taken),
+            used_spots=list(self.used_spots),
             stirred_gpus=set(self.stirred_gpus),
             stirred_services=set(self.stirred_services),
             moves=list(self.moves),
@@ -189,16 +189,16 @@ class SearchState:
 
     def begin(self) -> None:
         """Derive the other fields from `placed` and `want`."""
-        self.taken = [frozenset()] * len(self.placed)
+        self.used_spots = [frozenset()] * len(self.placed)
         for gpu, numbers in enumerate(self.placed):
             for number in numbers:
                 occupant = self.occupants[number]
-                self.where[number] = gpu
+                self.gpu_of[number] = gpu
                 self.total[occupant.service] = self.total.get(occupant.service, 0.0) + occupant.worth
                 if occupant.target is None and gpu not in self.untouchable:
                     self.going.setdefault(occupant.service, set()).add(number)
         for target, members in self.targets.items():
-            self.missing[target] = {number for number in members if number not in self.where}
+            self.missing[target] = {number for number in members if number not in self.gpu_of}
         for gpu in range(len(self.placed)):
             self._stir(gpu)
         self.stirred_services.update(self.going)
@@ -222,11 +222,11 @@ class SearchState:
 
     def is_divided(self, gpu: int) -> bool:
         """Return whether all occupants of a GPU, if any, are on GPU instances."""
-        return len(self.taken[gpu]) == len(self.placed[gpu])
+        return len(self.used_spots[gpu]) == len(self.placed[gpu])
 
     def take(self, number: int) -> None:
         """Remove an occupant."""
-        gpu = self.where.pop(number)
+        gpu = self.gpu_of.pop(number)
         del self.placed[gpu][number]
         occupant = self.occupants[number]
         self.total[occupant.service] -= occupant.worth
@@ -239,13 +239,13 @@ class SearchState:
         """Place occupants, which are new or from other GPUs, on a GPU."""
         for number, start in placed:
             occupant = self.occupants[number]
-            if number in self.where:
-                del self.placed[self.where[number]][number]
-                self._stir(self.where[number])
+            if number in self.gpu_of:
+                del self.placed[self.gpu_of[number]][number]
+                self._stir(self.gpu_of[number])
             else:
                 self.stirred_services.add(occupant.service)
                 self.total[occupant.service] = self.total.get(occupant.service, 0.0) + occupant.worth
-            self.where[number] = gpu
+            self.gpu_of[number] = gpu
             self.placed[gpu][number] = start
             if occupant.target is not None:
                 is_last = self.want[gpu] == occupant.target
@@ -255,7 +255,7 @@ class SearchState:
 
     def _stir(self, gpu: int) -> None:
         self.stirred_gpus.add(gpu)
-        self.taken[gpu] = frozenset(
+        self.used_spots[gpu] = frozenset(
             Spot(start, str(self.occupants[number].profile))
             for number, start in self.placed[gpu].items()
             if start is not None

@@ -45,20 +45,20 @@ def assign_ids(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
 
 def list_free_names(gpus: Sequence[Gpu]) -> Iterator[str]:
     """Return the numbers from 0 that are not used as ids."""
-    taken = {gpu.id for gpu in gpus}
-    return (name for name in map(str, itertools.count()) if name not in taken)
+    used = {gpu.id for gpu in gpus}
+    return (name for name in map(str, itertools.count()) if name not in used)
 
 
 def update_figures(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """Replace the figures of current instances by the figures of equal instances in the new plan."""
-    known: dict[object, Instance] = {}
+    figures: dict[object, Instance] = {}
     for gpu in tomorrow:
         for instance in gpu.instances:
             key = _figure_key(gpu, instance)
-            known[key] = min(known.get(key, instance), instance, key=lambda same: same.throughput_per_s or 0.0)
+            figures[key] = min(figures.get(key, instance), instance, key=lambda same: same.throughput_per_s or 0.0)
 
     def later(gpu: Gpu, instance: Instance) -> Instance:
-        later_instance = known.get(_figure_key(gpu, instance))
+        later_instance = figures.get(_figure_key(gpu, instance))
         return instance if later_instance is None else replace(later_instance, start=instance.start)
 
     return tuple(replace(gpu, instances=tuple(later(gpu, instance) for instance in gpu.instances)) for gpu in gpus)
@@ -66,8 +66,8 @@ def update_figures(gpus: Sequence[Gpu], tomorrow: Sequence[Gpu]) -> tuple[Gpu, .
 
 def _figure_key(gpu: Gpu, instance: Instance) -> tuple[object, ...]:
     """Return the key of equal figures: the instance, and without MIG all instances on its GPU."""
-    beside = () if gpu.mode == "mig" else sorted(str(configuration_of(neighbour)) for neighbour in gpu.instances)
-    return get_kind(gpu), gpu.mode, configuration_of(instance), tuple(beside)
+    neighbours = () if gpu.mode == "mig" else sorted(str(configuration_of(neighbour)) for neighbour in gpu.instances)
+    return get_kind(gpu), gpu.mode, configuration_of(instance), tuple(neighbours)
 
 
 def refuse_unknown(name: str, plan: Plan) -> None:
@@ -75,12 +75,12 @@ def refuse_unknown(name: str, plan: Plan) -> None:
     services = {service.name for service in plan.services}
     for number, gpu in enumerate(plan.deployment.gpus):
         for position, instance in enumerate(gpu.instances):
-            where = f"{name}: gpus[{number}].instances[{position}]"
+            origin = f"{name}: gpus[{number}].instances[{position}]"
             if instance.throughput_per_s is None:
-                raise ConfigError(f"{where}: throughput_per_s of {instance.service} is missing; add it")
+                raise ConfigError(f"{origin}: throughput_per_s of {instance.service} is missing; add it")
             if instance.service not in services:
                 raise ConfigError(
-                    f"{where}: service {instance.service} has no rate; list the service with its rate under services"
+                    f"{origin}: service {instance.service} has no rate; list the service with its rate under services"
                 )
 
 
@@ -168,8 +168,10 @@ def _enumerate_kept(present: Sequence[Instance], planned: Sequence[Instance]) ->
     for count in sorted(counts, key=sum, reverse=True):
         if sum(count) == 0:
             return
-        chosen = [list(itertools.combinations(old, number)) for (old, _), number in zip(common, count, strict=True)]
-        for olds in itertools.product(*chosen):
+        combinations = [
+            list(itertools.combinations(old, number)) for (old, _), number in zip(common, count, strict=True)
+        ]
+        for olds in itertools.product(*combinations):
             yield tuple(
                 pair
                 for old, (_, new) in zip(olds, common, strict=True)
@@ -352,8 +354,8 @@ def _complete(start: Transition, gpus: Sequence[Gpu], steps: Sequence[Step], sol
     """Return the transition with its steps, their times and the reached deployment."""
     tomorrow = start.tomorrow.gpus
     used = {step.gpu for step in steps}
-    known = {gpu.id for gpu in start.today.gpus}
-    in_use_or_known = tuple(gpu for gpu in gpus if gpu.id in known or gpu.id in used)
+    names = {gpu.id for gpu in start.today.gpus}
+    in_use_or_known = tuple(gpu for gpu in gpus if gpu.id in names or gpu.id in used)
     reached = []
     for gpu, numbers, target in zip(gpus, solved.placed, solved.want, strict=True):
         instances = [replace(solved.occupants[number].instance, start=start) for number, start in numbers.items()]

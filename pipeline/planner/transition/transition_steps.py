@@ -150,8 +150,8 @@ class GpuProgress:
     @property
     def idle(self) -> tuple[Slice, ...]:
         """The GPU instances without a service."""
-        taken = {instance.start for instance in self.instances}
-        return tuple(sorted((s for s in self.slices if s.start not in taken), key=lambda slice_: slice_.start))
+        used = {instance.start for instance in self.instances}
+        return tuple(sorted((s for s in self.slices if s.start not in used), key=lambda slice_: slice_.start))
 
 
 def make_initial_progress(transition: Transition) -> dict[str, GpuProgress]:
