@@ -218,8 +218,8 @@ def _check_undivided(gpu: Gpu, origin: str) -> None:
     model = mig_table.models().get(mig_table.find_model_name(gpu.model))
     if model is not None and memory_mib > model.capacity_mib:
         raise ConfigError(
-            f"{origin}: the services of this GPU need {memory_mib:g} MiB, but {gpu.model} has {model.capacity_mib}; move "
-            "a service to another GPU"
+            f"{origin}: the services of this GPU need {memory_mib:g} MiB, but {gpu.model} has {model.capacity_mib}; "
+            "move a service to another GPU"
         )
 
 

@@ -53,10 +53,19 @@ _LOAD_HEIGHT, _MEMORY_HEIGHT = 0.17, 0.09
 
 
 _DRAWN_SHARE = 0.93
-"""The share of the width that labels and slices have, without margins."""
+"""The share of the width that labels, slices and bars have, without margins."""
+_CENTRED: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": LEAST_FONT}
 
 _Row = tuple[Gpu, list[str]]
 """A GPU, and the names of all GPUs with the same instances."""
+_COLOURS = dict(zip(KINDS, (light for light, _ in SERIES_COLOURS), strict=True))
+_LANE, _TALLEST = 0.15, 18.0  # inches
+_LEAST_LINE = 0.12
+"""The least height of a lane with words, and of a label of a GPU. Unit: inches."""
+_LONGEST_LABEL = 14
+_LINE_STYLES = [
+    (light, dashes, marker) for dashes in ("-", "--") for (light, _), marker in zip(SERIES_COLOURS, "os^D", strict=True)
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +174,8 @@ def _draw_row(
         axes.add_patch(strip)
         room = int(characters_a_slice * box.width)
         middle = (top + 0.07 + top + height - _LOAD_HEIGHT - _MEMORY_HEIGHT) / 2
-        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": LEAST_FONT, "linespacing": 1.0}
-        axes.text(box.start + box.width / 2, middle, _label_box(box, room, num_lines), color=INK, **style)
+        words = _label_box(box, room, num_lines)
+        axes.text(box.start + box.width / 2, middle, words, color=INK, linespacing=1.0, **_CENTRED)
     for slice_ in range(1, _count_slices(gpu)):
         axes.plot([slice_, slice_], [top + height, top + height + 0.05], color=FAINT, linewidth=0.6)
 
@@ -232,15 +241,6 @@ def _find_mode(gpu: Gpu, instance: Instance) -> SharingMode:
     if gpu.mode == "mig":
         return MIG_MPS if instance.processes > 1 else MIG
     return MODES[gpu.mode]
-
-
-_COLOURS = dict(zip(KINDS, (light for light, _ in SERIES_COLOURS), strict=True))
-_LANE, _TALLEST = 0.15, 18.0  # inches
-_LEAST_LINE = 0.12
-"""The least height of a lane with words, and of a label of a GPU. Unit: inches."""
-_LONGEST_LABEL = 14
-_DRAWN_SHARE = 0.93
-"""The share of the width that labels and bars have, without margins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,15 +326,7 @@ def _draw_gpus(
         words, room = _label_bar(bar), int(length / end * characters) if end else 0
         if lane_height >= _LEAST_LINE and room >= min(len(words), 7):
             ink = colour if bar.is_source else PAPER
-            axes.text(
-                bar.begins + length / 2,
-                at,
-                clean_text(words, max(room, 4)),
-                ha="center",
-                va="center",
-                fontsize=LEAST_FONT,
-                color=ink,
-            )
+            axes.text(bar.begins + length / 2, at, clean_text(words, max(room, 4)), color=ink, **_CENTRED)
     for gpu in gpus[1:]:
         axes.axhline(tops[gpu] - 0.3, color=FAINT, linewidth=0.3)
     middles = [tops[gpu] + lanes[gpu] / 2 for gpu in gpus]
@@ -405,11 +397,6 @@ def _make_kind_legend(kinds: set[str]) -> list[Any]:
     from matplotlib.patches import Patch
 
     return [Patch(facecolor=_COLOURS[kind], label=kind) for kind in KINDS if kind in kinds]
-
-
-_LINE_STYLES = [
-    (light, dashes, marker) for dashes in ("-", "--") for (light, _), marker in zip(SERIES_COLOURS, "os^D", strict=True)
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,17 +30,23 @@ _TRUTHS = {"": False, "false": False, "true": True}
 SIMULATED = "simulated: the profile says nothing about a real GPU"
 """The mark of every result that is computed from a profile of a simulated GPU."""
 MEASURED_SIMULATED = "simulated: the measurements say nothing about a real GPU"
+PLANNED_AS = {mode.name: mode.planned_as for mode in sharing_modes.MODES.values() if mode.planned_as}
+"""The planner's name of each sharing mode. Rows of other modes are read but not used."""
+ON_INSTANCES = tuple(name for name, planned in PLANNED_AS.items() if planned == "mig")
+"""Sharing modes whose rows name an instance profile."""
+# Larger than any figure of a GPU; sums of figures up to this limit are finite.
+_MOST = 1e15
+_REQUIRED = ("workload", "gpu_model", "sharing_mode", "processes", "throughput_per_s")
+PARVAGPU_MODEL = "a100_80gb"
+_PARVAGPU_COLUMNS = ["Mig instance", "Batch size", "Workload Number", "Throughput", "Latency"]
+_SLICES, _BATCH, _PROCESSES, _THROUGHPUT, _LATENCY = _PARVAGPU_COLUMNS
+# Prefix of the publication's scenarios in the same folder.
+_SCENARIOS = "slo_"
 
 
 def list_marks(*, is_simulated: bool) -> list[str]:
     """Return the lines that mark a result as simulated."""
     return [SIMULATED] if is_simulated else []
-
-
-PLANNED_AS = {mode.name: mode.planned_as for mode in sharing_modes.MODES.values() if mode.planned_as}
-"""The planner's name of each sharing mode. Rows of other modes are read but not used."""
-ON_INSTANCES = tuple(name for name, planned in PLANNED_AS.items() if planned == "mig")
-"""Sharing modes whose rows name an instance profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +88,6 @@ class Row:
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
-# Larger than any figure of a GPU; sums of figures up to this limit are finite.
-_MOST = 1e15
-_REQUIRED = ("workload", "gpu_model", "sharing_mode", "processes", "throughput_per_s")
 # Column names without their unit, for the error about a missing unit.
 _WITHOUT_UNIT = {
     column.removesuffix(unit): column
@@ -299,13 +302,6 @@ def _describe(row: Row) -> str:
     share = row.instance_profile or (f"{row.share_percent:g} %" if row.share_percent else "the whole GPU")
     batch = "" if row.batch is None else f" at batch {row.batch}"
     return f"{row.workload} on {share} of {row.gpu_model} ({row.sharing_mode}, {row.processes}x){batch}"
-
-
-PARVAGPU_MODEL = "a100_80gb"
-_PARVAGPU_COLUMNS = ["Mig instance", "Batch size", "Workload Number", "Throughput", "Latency"]
-_SLICES, _BATCH, _PROCESSES, _THROUGHPUT, _LATENCY = _PARVAGPU_COLUMNS
-# Prefix of the publication's scenarios in the same folder.
-_SCENARIOS = "slo_"
 
 
 def read_parvagpu(folder: Path) -> Profile:

@@ -31,6 +31,7 @@ from pipeline.prepare.device import nvml
 from pipeline.report.figures.drawing import Sketch, draw
 
 _EXPERIMENT, _MIG_PARTED = "experiment", "mig-parted"
+_STDIN = "-"
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -165,9 +166,6 @@ def _split_by_service(flag: str, arguments: Sequence[str], *, needs_service: boo
             raise ConfigError(f"{flag} {word}: not of the form SERVICE=VALUE; write both parts")
         by_service[service] = argument
     return by_service
-
-
-_STDIN = "-"
 
 
 def add_granted_arguments(parser: argparse.ArgumentParser) -> None:

@@ -30,6 +30,15 @@ from pipeline.prepare.mig import profiles
 
 # With this limit, a plan for a thousand services takes less than a minute, including reading and writing.
 _SERVE_LIMIT_S = 40.0
+# Least time for finding the plan with the fewest changes.
+_CHANGE_S = 5.0
+# Time limit of each method; tree search and genetic algorithm use the full time.
+_METHOD_LIMIT_S = 10.0
+_NAMES = {"makespan": "makespan", "completion": "mean completion", "energy": "energy"}
+_UNITS = {"makespan": "s", "completion": "s", "energy": "J"}
+_TRAIN_LIMIT_S = 20.0
+_PROVED = 1e-4
+"""The gap below which a plan counts as proved."""
 
 
 def _add_demand_arguments(parser: argparse.ArgumentParser, time_limit_s: float = _SERVE_LIMIT_S) -> None:
@@ -121,10 +130,6 @@ def _find_model(selector: str, table: Profile, driver_branch: int | None) -> tup
         return name, None
     device, mig = profiles.look_up(selector)
     return mig_table.find_model_name(device), mig
-
-
-# Least time for finding the plan with the fewest changes.
-_CHANGE_S = 5.0
 
 
 def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -251,10 +256,6 @@ def _describe_instance(instance: Instance) -> str:
     return f"{place} {instance.service} {instance.processes}x{batch}"
 
 
-# Time limit of each method; tree search and genetic algorithm use the full time.
-_METHOD_LIMIT_S = 10.0
-
-
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the demand and the loads."""
     _add_demand_arguments(parser, time_limit_s=_METHOD_LIMIT_S)
@@ -349,13 +350,6 @@ def _format_methods(rows: list[dict[str, Any]]) -> str:
         counts = ["-" if row[key] is None else str(row[key]) for key in ("num_gpus", "bound")]
         lines.append([row["method"], *counts, gap, f"{row['seconds']:.2f}"])
     return "\n".join(align_table(lines))
-
-
-_NAMES = {"makespan": "makespan", "completion": "mean completion", "energy": "energy"}
-_UNITS = {"makespan": "s", "completion": "s", "energy": "J"}
-_TRAIN_LIMIT_S = 20.0
-_PROVED = 1e-4
-"""The gap below which a plan counts as proved."""
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:

@@ -33,6 +33,8 @@ from pipeline.report.read import rows, stores
 from pipeline.report.read.stores import add_store_arguments, named_stores
 from pipeline.report.read.study_records import Study
 
+_UNKNOWN = "not known"
+
 
 def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the source and the path of the profile."""
@@ -274,9 +276,6 @@ def choose_pairs(predictions: Sequence[PairPrediction]) -> Pairing:
         alone=tuple(group[0] for group in selection if len(group) == 1),
         gpu_time_ratio=float(optimum.fun) / len(names),
     )
-
-
-_UNKNOWN = "not known"
 
 
 def add_pairs_arguments(parser: argparse.ArgumentParser) -> None:

@@ -31,6 +31,10 @@ from pipeline.prepare.mig import layouts
 
 Slot = tuple[KindIndex, int | None]
 """The position of the kind, and the start; the start is `None` for an undivided GPU."""
+# Shares of the remaining time for counting the changes and for placing the instances.
+_COUNTING, _PLACING = 0.4, 0.6
+# Share and upper limit of the remaining time for the fewest slices.
+_SLIMMING, _MOST_SLICING_S = 0.1, 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,12 +320,6 @@ class PlacementProgramme:
                         target.options[slot] = group.today.options[slot]
                 targets.append(target)
         return targets
-
-
-# Shares of the remaining time for counting the changes and for placing the instances.
-_COUNTING, _PLACING = 0.4, 0.6
-# Share and upper limit of the remaining time for the fewest slices.
-_SLIMMING, _MOST_SLICING_S = 0.1, 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

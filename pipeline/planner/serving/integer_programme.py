@@ -24,6 +24,17 @@ from pipeline.planner.serving.solution import FilledGpu, Solution, Status, ceil,
 
 # Statuses of `scipy.optimize.milp`.
 _OPTIMAL, _INFEASIBLE = 0, 2
+_Fill = Callable[[Problem, Sequence[int]], list[FilledGpu]]
+"""A function that turns the count of each column into GPUs."""
+# Share of the time limit for the integer programme; the rest is for a solution near that of the linear programme.
+_PROVING = 0.5
+# Tolerance of the solver for whole numbers.
+_WHOLE = 1e-6
+_MOST_CONFIGURATIONS = 20_000
+"""The largest number of configurations that are enumerated; above it, configurations are generated."""
+# Share of the time limit for generating configurations.
+_GENERATING = 0.5
+_NO_WORTH = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +144,6 @@ class Programme:
         )
 
 
-_Fill = Callable[[Problem, Sequence[int]], list[FilledGpu]]
-"""A function that turns the count of each column into GPUs."""
-# Share of the time limit for the integer programme; the rest is for a solution near that of the linear programme.
-_PROVING = 0.5
-# Tolerance of the solver for whole numbers.
-_WHOLE = 1e-6
-
-
 def solve(problem: Problem, *, time_limit_s: float = 60.0) -> Solution:
     """Find the fewest GPUs that serve all services within the limits, proved if the time suffices."""
     solver = _solve_within_limits if problem.limits.concern_sharing else _solve_freely
@@ -248,13 +251,6 @@ def _solve_near_relaxation(problem: Problem, programme: Programme, time_limit_s:
     highest[first:] = lowest[first:] + 1
     counts = programme.solve(time_limit_s, bounds=Bounds(lowest, highest))
     return replace(counts, bound=ceil(relaxed.fun))
-
-
-_MOST_CONFIGURATIONS = 20_000
-"""The largest number of configurations that are enumerated; above it, configurations are generated."""
-# Share of the time limit for generating configurations.
-_GENERATING = 0.5
-_NO_WORTH = 1e-6
 
 
 def _solve_within_limits(problem: Problem, time_limit_s: float) -> Solution:

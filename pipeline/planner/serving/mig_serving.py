@@ -35,6 +35,16 @@ _PAIRED = 40
 _PROPOSED = 30
 FREE = ServiceIndex(-1)
 """The mark of a free slot, in place of a service."""
+_CHILDREN = 10
+_POOL = 1000
+_AMONG = 3
+# Share of its throughput by which a configuration of the pool may exceed the lack.
+_WASTE = 0.02
+# Weight of rarely visited nodes; small because costs differ by only a few per cent.
+_CURIOSITY = 0.02
+_POPULATION = 8
+_SWAPS = 4
+_ERASED = (0.05, 0.4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +91,7 @@ class Candidates:
 
     def propose_by_price(self, price: NDArray[np.float64], gpus_left: Sequence[float]) -> list[Configuration]:
         """Return the configurations that are worth most if each service's rate has the price `[service]`."""
-        worth = price[:, None] * self.utility
-        return list(self._propose(worth, None, gpus_left))
+        return list(self._propose(price[:, None] * self.utility, None, gpus_left))
 
     def shares_of(self, configuration: Configuration) -> dict[ServiceIndex, float]:
         """Return the share of its rate that each service gets from a configuration."""
@@ -245,14 +254,6 @@ Cost = Callable[[Sequence[Configuration]], float]
 Exploration = Callable[[Candidates, list[Configuration], random.Random, Cost], Iterator[list[Configuration]]]
 """A search without end, which yields its best GPUs after each round."""
 
-_CHILDREN = 10
-_POOL = 1000
-_AMONG = 3
-# Share of its throughput by which a configuration of the pool may exceed the lack.
-_WASTE = 0.02
-# Weight of rarely visited nodes; small because costs differ by only a few per cent.
-_CURIOSITY = 0.02
-
 
 @dataclass(slots=True)
 class _Node:
@@ -372,11 +373,6 @@ def _descend(root: _Node, candidates: Candidates) -> tuple[list[_Node], list[Con
         )
         path.append(best)
         gpus.append(configuration)
-
-
-_POPULATION = 8
-_SWAPS = 4
-_ERASED = (0.05, 0.4)
 
 
 def evolve(

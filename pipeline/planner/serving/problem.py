@@ -26,6 +26,16 @@ from pipeline.prepare.mig.profiles import MigGpu
 from pipeline.prepare.mig.profiles import Profile as MigProfile
 
 _LEAST_PER_S = 1e-9
+ServiceIndex = NewType("ServiceIndex", int)
+"""The position of a service among the services of a problem."""
+KindIndex = NewType("KindIndex", int)
+"""The position of a kind among the kinds of a problem."""
+Pair = tuple[ServiceIndex, KindIndex]
+"""A service on a kind."""
+WHOLE = ""
+"""The name of the undivided GPU, in place of an instance profile."""
+INTERVAL = "interval"
+NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,18 +132,6 @@ def _check_limits(limits: Limits, services: tuple[Service, ...], origin: str) ->
         gpus={find_model_name(name): count for name, count in limits.gpus.items()},
         apart=limits.apart,
     )
-
-
-ServiceIndex = NewType("ServiceIndex", int)
-"""The position of a service among the services of a problem."""
-KindIndex = NewType("KindIndex", int)
-"""The position of a kind among the kinds of a problem."""
-Pair = tuple[ServiceIndex, KindIndex]
-"""A service on a kind."""
-WHOLE = ""
-"""The name of the undivided GPU, in place of an instance profile."""
-INTERVAL = "interval"
-NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +302,11 @@ def build_problem(demand: Demand, profile: Profile, models: Sequence[Model], mar
         _check_figures(service, usable, margin)
         fitting = [(kind, row) for kind, row in usable if (row.memory_mib or 0) <= kinds[kind].memory_mib]
         admissible = tuple(_admit(number, service, fitting, margin))
-        options.append({option.kind: option for option in sorted(admissible, key=_rank)})
+        # The last option of a kind counts: the fastest, then that with the least latency and the fewest processes.
+        ranked = sorted(
+            admissible, key=lambda o: (o.throughput_per_s, -o.latency_ms, -o.row.processes, -(o.row.batch or 0))
+        )
+        options.append({option.kind: option for option in ranked})
         admitted.append(admissible)
         if not admissible:
             timed = [row for _, row in fitting if governing_latency_ms(row) is not None]
@@ -440,7 +442,3 @@ def apply_margin(row: Row, margin: str) -> float | None:
     if margin == INTERVAL:
         return row.throughput_low_per_s
     return row.throughput_per_s if margin == NONE else row.throughput_per_s * (1 - float(margin))
-
-
-def _rank(option: Option) -> tuple[float, float, int, int]:
-    return option.throughput_per_s, -option.latency_ms, -option.row.processes, -(option.row.batch or 0)

@@ -31,6 +31,9 @@ from pipeline.prepare.mig.layouts import Instance as PlacedInstance
 _MOST_VARIABLES = 1500
 _PROVED = 1e-6
 _KICKS = 8
+VERSION = 1
+_OBJECTIVE = "objective"
+"""A key that only training plans have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,11 +252,6 @@ def _move(problem: TrainingProblem, groups: Groups, schedule: Schedule, rng: ran
                 return None
             placed[gpu].append(rng.choice(options))
     return Schedule(gpus=tuple(map(_sort, placed)))
-
-
-VERSION = 1
-_OBJECTIVE = "objective"
-"""A key that only training plans have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

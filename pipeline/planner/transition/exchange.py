@@ -16,6 +16,11 @@ from itertools import islice
 
 from pipeline.planner.transition.search_state import Kind, SearchState, Spot
 
+Attempt = Callable[[SearchState], bool]
+_MOST_OF_A_SORT = 12
+_MOST_SHARED = 3
+_MOST_WITHOUT_GAIN = 6
+
 
 def make_free_moves(state: SearchState) -> None:
     """Make all free moves."""
@@ -131,12 +136,6 @@ def _find_empty(state: SearchState, kind: Kind) -> list[int]:
         for gpu, numbers in enumerate(state.placed)
         if not numbers and state.want[gpu] is None and state.kinds[gpu] == kind and gpu not in state.untouchable
     ]
-
-
-Attempt = Callable[[SearchState], bool]
-
-_MOST_OF_A_SORT = 12
-_MOST_SHARED = 3
 
 
 def propose(state: SearchState, chance: random.Random | None) -> Iterator[Attempt]:
@@ -316,9 +315,6 @@ def _list_missing_spots(state: SearchState, gpu: int, target: int) -> list[Spot]
     ]
     starts = state.rooms[state.kinds[gpu]].place(find_own_spots(state, gpu, target), profiles)
     return [] if starts is None else [Spot(start, name) for start, name in zip(starts, profiles, strict=True)]
-
-
-_MOST_WITHOUT_GAIN = 6
 
 
 def find_order(start: SearchState, seed: int | None) -> SearchState | None:

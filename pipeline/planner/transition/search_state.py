@@ -13,6 +13,9 @@ from typing import NamedTuple
 from pipeline.planner.deployment import Gpu, Instance, mig_gpu
 from pipeline.prepare.mig import layouts
 
+# Tolerance of sums, relative to the requirement.
+_ROUNDING = 1e-9
+
 
 class Kind(NamedTuple):
     """The properties that make GPUs interchangeable."""
@@ -93,10 +96,6 @@ class Layouts:
 def configuration_of(instance: Instance) -> tuple[object, ...]:
     """Return the properties of an instance except its start and figures."""
     return instance.profile, instance.service, instance.processes, instance.batch, instance.share_pct
-
-
-# Tolerance of sums, relative to the requirement.
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,11 @@ from pipeline.planner.transition.search_state import Kind, Layouts, Occupant, Se
 from pipeline.planner.transition.transition_steps import Step, Transition
 from pipeline.prepare.mig import layouts
 
+# Seeds of the searches; `None` is a search without randomness. After a success, to limit the time, another seed is
+# tested only if the number of tested seeds, multiplied by the number of instances, is below `_TRIED_INSTANCES`.
+_SEEDS = (None, 1, 2, 3, 4, 5)
+_TRIED_INSTANCES = 900
+
 
 def spell_out(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """Return the GPUs with the full names of models and profiles."""
@@ -202,12 +207,6 @@ def _weight(gpu: Gpu, pair: Match, rooms: Mapping[Kind, Layouts]) -> float:
     room = rooms[get_kind(gpu)]
     stays = sum(room.slices(str(gpu.instances[old].profile)) for old, _ in pair.stays)
     return stays + 0.01 * len(pair.stays) / max(len(gpu.instances), len(pair.instances))
-
-
-# Seeds of the searches; `None` is a search without randomness. After a success, to limit the time, another seed is
-# tested only if the number of tested seeds, multiplied by the number of instances, is below `_TRIED_INSTANCES`.
-_SEEDS = (None, 1, 2, 3, 4, 5)
-_TRIED_INSTANCES = 900
 
 
 class NoTransitionError(Exception):

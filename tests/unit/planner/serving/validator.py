@@ -151,9 +151,11 @@ def fewest(services, rows, models, limits=None, most=4, margin=0.0):
         most: how many GPUs are tried.
     """
     limits = limits or {}
-    vectors = set()
-    for model, branch in models.items():
-        vectors |= {(model, shares) for shares in _shares(services, rows, model, branch, limits, margin)}
+    vectors = {
+        (model, shares)
+        for model, branch in models.items()
+        for shares, _, _ in _uses(services, rows, model, branch, limits, margin)
+    }
     useful = [one for one in vectors if not any(_is_better(other, one) for other in vectors)]
     for count in range(1, most + 1):
         for chosen in combinations_with_replacement(useful, count):
@@ -248,24 +250,6 @@ def _best_shares(services, rows, model, branch, margin):
                 key = number, row["instance_profile"]
                 best[key] = max(best[key], admitted(service, row, margin, branch) / service["rate_per_s"])
     return best
-
-
-def _shares(services, rows, model, branch, limits, margin):
-    """What one GPU can give each service, as a share of its rate, however it is divided and whoever is on it."""
-    names = [service["name"] for service in services]
-    best = _best_shares(services, rows, model, branch, margin)
-    profiles = {profile for _, profile in best if profile}
-    undivided = [("",)] if any(not profile for _, profile in best) else []
-    for layout in [*layouts(model, branch, profiles), *undivided]:
-        # A slot is left free only where a limit may ask for it.
-        for who in product(range(-1 if limits else 0, len(names)), repeat=len(layout)):
-            here = {names[each] for each in who if each >= 0}
-            is_apart = all(len(here & set(group)) < 2 for group in limits.get("apart", []))
-            if is_apart and len(here) <= limits.get("services_per_gpu", math.inf):
-                total = Counter()
-                for each, profile in zip(who, layout, strict=True):
-                    total[each] += best[each, profile]
-                yield tuple(min(1.0, round(total[number], 12)) for number in range(len(names)))
 
 
 def _is_better(one, other):
