@@ -22,8 +22,9 @@ from pipeline.planner.results.plan_check import Check, Compared, build_table, ch
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.page.page import make_content, render
 from pipeline.report.read.study_records import JobRow, Row
+from tests.support.plans import H100, plan_of
 from tests.support.report_rows import job, params, row, study
-from tests.unit.planner.export.test_export import H100, WHOLE, divided, plan_of
+from tests.unit.planner.export.test_export import WHOLE, divided
 
 PLAN = plan_of(divided(), divided(), WHOLE)
 

@@ -18,8 +18,9 @@ from pipeline.planner.serving.integer_programme import Counts, Programme
 from pipeline.planner.serving.mig_serving import Candidates
 from pipeline.planner.serving.problem import Demand
 from pipeline.prepare.mig import profiles
+from tests.support.plans import answer
 from tests.unit.planner.serving import validator
-from tests.unit.planner.serving.test_serve import BERT, ROW, demand, run, table
+from tests.unit.planner.serving.test_serve import BERT, ROW, demand, table
 from tests.unit.planner.serving.validator import plain_profiles
 
 MODEL = "a100_80gb"
@@ -176,7 +177,7 @@ def test_no_plan_with_as_few_gpus_changes_less(tmp_path, capsys, seed):
 
     def planned(rates, *others):
         services = [BERT | {"name": name, "rate_per_s": rate} for name, rate in rates.items()]
-        return run(capsys, "serve", demand(tmp_path, services), "--profile", path, *others)
+        return answer(capsys, "serve", demand(tmp_path, services), "--profile", path, *others)
 
     _, today = planned({name: round(chance.uniform(5, 35), 1) for name in ("bert", "yolo")})
     for number, gpu in enumerate(today["gpus"]):
@@ -208,11 +209,11 @@ def test_limits_hold_where_a_plan_is_held_against_todays(tmp_path, capsys):
     rows = [ROW | {"workload": name} for name in ("bert", "yolo")]
     path = table(tmp_path, *rows)
     both = [BERT | {"rate_per_s": 25}, BERT | {"name": "yolo", "rate_per_s": 25}]
-    _, today = run(capsys, "serve", demand(tmp_path, both), "--profile", path)
+    _, today = answer(capsys, "serve", demand(tmp_path, both), "--profile", path)
     assert today["num_gpus"] == 1
     (tmp_path / "today.json").write_text(json.dumps(today))
     argv = [demand(tmp_path, both, limits={"apart": [["bert", "yolo"]]}), "--profile", path]
-    _, plan = run(capsys, "serve", *argv, "--from", tmp_path / "today.json")
+    _, plan = answer(capsys, "serve", *argv, "--from", tmp_path / "today.json")
     assert plan["num_gpus"] == 2 and not plan["details"]["changes"]["is_least"]
     assert plan["details"]["changes"]["num_kept"] == 3
     assert all(len({each["service"] for each in gpu["instances"]}) == 1 for gpu in plan["gpus"])
@@ -220,9 +221,9 @@ def test_limits_hold_where_a_plan_is_held_against_todays(tmp_path, capsys):
 
 def test_a_deployment_that_is_not_legal_is_refused(tmp_path, capsys):
     path = table(tmp_path, ROW)
-    _, today = run(capsys, "serve", demand(tmp_path, [BERT]), "--profile", path)
+    _, today = answer(capsys, "serve", demand(tmp_path, [BERT]), "--profile", path)
     today["gpus"][0]["instances"][1]["start"] = today["gpus"][0]["instances"][0]["start"]
     (tmp_path / "today.json").write_text(json.dumps(today))
     argv = ["serve", demand(tmp_path, [BERT]), "--profile", path, "--from", tmp_path / "today.json"]
-    status, error = run(capsys, *argv, "--out", tmp_path / "new.json")
+    status, error = answer(capsys, *argv, "--out", tmp_path / "new.json")
     assert status == 2 and "is not legal" in error and not (tmp_path / "new.json").exists()
