@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.planner import parvagpu, profile_table
+from pipeline.planner import profile_table
 from pipeline.planner.profile_table import Profile, Row
 from pipeline.prepare.mig import layouts, profiles
 
@@ -105,7 +105,7 @@ def time_call(folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
 
 def time_parvagpu(folder: Path) -> None:
     """Plan the four scenarios."""
-    profile_table.write(folder / "profile.csv", parvagpu.read(PARVAGPU))
+    profile_table.write(folder / "profile.csv", profile_table.read_parvagpu(PARVAGPU))
     begin = time.monotonic()
     for number in range(4):
         plan, took = time_command("serve", folder, scenario(number))

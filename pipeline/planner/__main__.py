@@ -1,7 +1,7 @@
 """Plans from measured profiles: `python -m pipeline.planner COMMAND [--json]`.
 
-Each command is an entry of `COMMANDS` and a file of `commands/` with `add_arguments` and `answer`. Exit status: 0 on
-success; 1 if no plan exists or a check fails; 2 for unusable input.
+Each command is an entry of `COMMANDS` and two functions of a module of `commands/`: `add_NAME_arguments` and
+`answer_NAME`. Exit status: 0 on success; 1 if no plan exists or a check fails; 2 for unusable input.
 """
 
 from __future__ import annotations
@@ -19,20 +19,26 @@ from pipeline.base.system.command_parser import CommandParser
 from pipeline.base.system.errors import CollocationError, exit_status
 
 COMMANDS = {
-    "advise": "recommend a sharing mode for each case of a study, with the reason",
-    "check": "compare the predictions of a plan with the measurements of its experiment",
-    "export": "export a plan as an experiment, a mig-parted configuration or Kubernetes manifests",
-    "granted": "compare the GPUs that each pod got with the exported plan",
-    "pairs": "predict the slowdown of every pair of workloads measured beside stressors, and choose pairs",
-    "profile": "make a profile: throughput, latency and memory of each workload on each share of a GPU",
-    "serve": "find the fewest GPUs that serve given rates within latency objectives",
-    "compare": "compare the GPUs that each method needs, also for whole GPUs and smallest instances",
-    "transition": "plan the steps from one plan to another, with every service kept running",
-    "draw": "draw a plan, a transition or a comparison of methods as SVG and PDF",
-    "replay": "carry out a transition on a simulated machine, or resume it",
-    "train": "schedule training jobs for the least makespan, mean completion or energy",
+    "advise": ("results", "recommend a sharing mode for each case of a study, with the reason"),
+    "check": ("results", "compare the predictions of a plan with the measurements of its experiment"),
+    "export": ("output", "export a plan as an experiment, a mig-parted configuration or Kubernetes manifests"),
+    "granted": ("output", "compare the GPUs that each pod got with the exported plan"),
+    "pairs": (
+        "results",
+        "predict the slowdown of every pair of workloads measured beside stressors, and choose pairs",
+    ),
+    "profile": (
+        "results",
+        "make a profile: throughput, latency and memory of each workload on each share of a GPU",
+    ),
+    "serve": ("planning", "find the fewest GPUs that serve given rates within latency objectives"),
+    "compare": ("planning", "compare the GPUs that each method needs, also for whole GPUs and smallest instances"),
+    "transition": ("transition", "plan the steps from one plan to another, with every service kept running"),
+    "draw": ("output", "draw a plan, a transition or a comparison of methods as SVG and PDF"),
+    "replay": ("transition", "carry out a transition on a simulated machine, or resume it"),
+    "train": ("planning", "schedule training jobs for the least makespan, mean completion or energy"),
 }
-"""Help of each command; its file is `NAME_command.py`."""
+"""The module of each command, `MODULE_commands.py`, and its help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     arguments = make_parser(*words).parse_args(words)
     try:
-        answer: CommandAnswer = _load(arguments.command).answer(arguments)
+        answer: CommandAnswer = _load("answer_{}", arguments.command)(arguments)
     except CollocationError as error:
         sys.stderr.write(f"error: {error}\n")
         return exit_status(error)
@@ -57,16 +63,17 @@ def make_parser(*words: str) -> argparse.ArgumentParser:
         "no plan exists, a check fails or a step failed; 2 for unusable input or a machine in use.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, about in COMMANDS.items():
+    for name, (_, about) in COMMANDS.items():
         command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
         command.add_argument("--json", action="store_true", help="print JSON")
         if words[:1] == (name,):
-            _load(name).add_arguments(command)
+            _load("add_{}_arguments", name)(command)
     return parser
 
 
-def _load(command: str) -> Any:
-    return importlib.import_module(f"pipeline.planner.commands.{command}_command")
+def _load(function: str, command: str) -> Any:
+    module = importlib.import_module(f"pipeline.planner.commands.{COMMANDS[command][0]}_commands")
+    return getattr(module, function.format(command))
 
 
 if __name__ == "__main__":

@@ -122,23 +122,23 @@ def to_json(plan: Plan) -> dict[str, Any]:
     return {"version": content.pop("version"), "num_gpus": len(plan.deployment.gpus)} | content
 
 
-def from_json(content: Mapping[str, Any], where: str) -> Plan:
+def from_json(content: Mapping[str, Any], origin: str) -> Plan:
     """Return the plan in a JSON object; ConfigError if its version, a key, a type or the deployment is invalid."""
     if (version := content.get("version")) != VERSION:
-        raise ConfigError(f"{where}: version is {version!r}, not {VERSION}; make the plan again")
+        raise ConfigError(f"{origin}: version is {version!r}, not {VERSION}; make the plan again")
     if "gpus" not in content:
         raise ConfigError(
-            f"{where}: key 'gpus' is missing; make a plan with `{entry_points.spell('planner', 'serve')}`"
+            f"{origin}: key 'gpus' is missing; make a plan with `{entry_points.spell('planner', 'serve')}`"
         )
-    rest = dict(content)
-    gpus = rest.pop("gpus")
-    num_gpus = rest.pop("num_gpus", None)
-    decoded = input_files.decode(tuple[Gpu, ...], gpus, f"{where}: gpus")  # decoded separately: errors name the key
+    remaining = dict(content)
+    gpus = remaining.pop("gpus")
+    num_gpus = remaining.pop("num_gpus", None)
+    decoded = input_files.decode(tuple[Gpu, ...], gpus, f"{origin}: gpus")  # decoded separately: errors name the key
     if num_gpus is not None and num_gpus != len(decoded):
-        raise ConfigError(f"{where}: num_gpus is {num_gpus!r}, but gpus lists {len(decoded)}; correct one of them")
-    plan = input_files.decode(Plan, rest | {"deployment": {"gpus": gpus}}, where)
-    _check_services(plan.services, where)
-    check(plan.deployment, where)
+        raise ConfigError(f"{origin}: num_gpus is {num_gpus!r}, but gpus lists {len(decoded)}; correct one of them")
+    plan = input_files.decode(Plan, remaining | {"deployment": {"gpus": gpus}}, origin)
+    _check_services(plan.services, origin)
+    check(plan.deployment, origin)
     return plan
 
 
@@ -152,33 +152,33 @@ def write(plan: Plan, path: Path) -> None:
     input_files.write_json(path, to_json(plan))
 
 
-def check(deployment: Deployment, where: str) -> None:
+def check(deployment: Deployment, origin: str) -> None:
     """Raise ConfigError if a layout is illegal, the memory is too small or an id occurs twice."""
     for name, count in Counter(gpu.id for gpu in deployment.gpus if gpu.id is not None).items():
         if count > 1:
-            raise ConfigError(f"{where}: {count} GPUs have the id {name!r}; write a different id for each GPU")
+            raise ConfigError(f"{origin}: {count} GPUs have the id {name!r}; write a different id for each GPU")
     for number, gpu in enumerate(deployment.gpus):
-        check_gpu(gpu, f"{where}: gpus[{number}]")
+        check_gpu(gpu, f"{origin}: gpus[{number}]")
 
 
-def check_gpu(gpu: Gpu, where: str) -> None:
+def check_gpu(gpu: Gpu, origin: str) -> None:
     """Check one GPU as `check` does."""
     for number, instance in enumerate(gpu.instances):
         if instance.processes == 0 or instance.batch == 0:
-            raise ConfigError(f"{where}.instances[{number}]: processes and batch must be at least 1; write 1")
+            raise ConfigError(f"{origin}.instances[{number}]: processes and batch must be at least 1; write 1")
         if instance.share_pct is not None and not 0 < instance.share_pct <= 100:
             raise ConfigError(
-                f"{where}.instances[{number}]: share_pct must be above 0 and at most 100; write 100 for all"
+                f"{origin}.instances[{number}]: share_pct must be above 0 and at most 100; write 100 for all"
             )
         if (gpu.mode == "mig") != (instance.profile is not None and instance.start is not None):
             rule, remedy = "must have neither profile nor start", "remove both"
             if gpu.mode == "mig":
                 rule, remedy = "needs profile and start", "add both"
-            raise ConfigError(f"{where}.instances[{number}]: {rule} on a GPU of mode {gpu.mode}; {remedy}")
+            raise ConfigError(f"{origin}.instances[{number}]: {rule} on a GPU of mode {gpu.mode}; {remedy}")
     if gpu.mode == "mig":
-        _check_layout(gpu, where)
+        _check_layout(gpu, origin)
     else:
-        _check_undivided(gpu, where)
+        _check_undivided(gpu, origin)
 
 
 def mig_gpu(gpu: Gpu) -> MigGpu:
@@ -196,30 +196,30 @@ def list_placed(gpu: Gpu) -> layouts.Placed:
     )
 
 
-def _check_layout(gpu: Gpu, where: str) -> None:
+def _check_layout(gpu: Gpu, origin: str) -> None:
     try:
         model, placed = mig_gpu(gpu), list_placed(gpu)
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise ConfigError(f"{origin}: {error}") from error
     if (reason := layouts.explain_misplaced(model, placed)) is not None:
         raise ConfigError(
-            f"{where}: {_format_layout(placed)} is not legal on {model.name}: {reason}; {_suggest(model, placed)}"
+            f"{origin}: {_format_layout(placed)} is not legal on {model.name}: {reason}; {_suggest(model, placed)}"
         )
     for number, (instance, (profile, _)) in enumerate(zip(gpu.instances, placed, strict=True)):
         if (instance.memory_mib or 0) > (profile.memory_mib or float("inf")):
             raise ConfigError(
-                f"{where}.instances[{number}]: {instance.service} needs {instance.memory_mib:g} MiB, but "
+                f"{origin}.instances[{number}]: {instance.service} needs {instance.memory_mib:g} MiB, but "
                 f"{profile.name} of {model.name} has {profile.memory_mib}; use a larger profile"
             )
 
 
-def _check_undivided(gpu: Gpu, where: str) -> None:
-    needed = sum(instance.memory_mib or 0 for instance in gpu.instances)
-    known = mig_table.models().get(mig_table.find_model_name(gpu.model))
-    if known is not None and needed > known.capacity_mib:
+def _check_undivided(gpu: Gpu, origin: str) -> None:
+    memory_mib = sum(instance.memory_mib or 0 for instance in gpu.instances)
+    model = mig_table.models().get(mig_table.find_model_name(gpu.model))
+    if model is not None and memory_mib > model.capacity_mib:
         raise ConfigError(
-            f"{where}: the services of this GPU need {needed:g} MiB, but {gpu.model} has {known.capacity_mib}; move a "
-            "service to another GPU"
+            f"{origin}: the services of this GPU need {memory_mib:g} MiB, but {gpu.model} has {model.capacity_mib}; "
+            "move a service to another GPU"
         )
 
 
@@ -238,14 +238,14 @@ def _format_layout(placed: Iterable[tuple[profiles.Profile, int]]) -> str:
     return f"[{','.join(f'{profile.name}@{start}' for profile, start in placed)}]"
 
 
-def _check_services(services: tuple[Service, ...], where: str) -> None:
+def _check_services(services: tuple[Service, ...], origin: str) -> None:
     for name, count in Counter(service.name for service in services).items():
         if count > 1:
             raise ConfigError(
-                f"{where}: service {name} is listed {count} times; list it once, with the sum of its rates"
+                f"{origin}: service {name} is listed {count} times; list it once, with the sum of its rates"
             )
     for number, service in enumerate(services):
         if not service.rate_per_s > 0 or service.objective_ms == 0 or service.latency_share == 0:
             raise ConfigError(
-                f"{where}: services[{number}]: rate, objective and latency_share must be above 0; correct the number"
+                f"{origin}: services[{number}]: rate, objective and latency_share must be above 0; correct the number"
             )

@@ -98,8 +98,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def decode(kind: type[T], raw: object, where: str) -> T:
-    """Decode an object from parsed JSON or YAML; `where` names file and key in errors, such as `plan.json: gpus[0]`.
+def decode(kind: type[T], raw: object, origin: str) -> T:
+    """Decode an object from parsed JSON or YAML; `origin` names file and key in errors, such as `plan.json: gpus[0]`.
 
     Raises:
         ConfigError: a key is missing or unknown, a type is wrong, or a figure is negative or not finite.
@@ -107,7 +107,7 @@ def decode(kind: type[T], raw: object, where: str) -> T:
     try:
         return json_decoder.decode(kind, raw, are_figures_checked=True)
     except JsonValueError as error:
-        separator = "" if not error.path or error.path[0] == "[" else "." if ": " in where else ": "
+        separator = "" if not error.path or error.path[0] == "[" else "." if ": " in origin else ": "
         remedy = "add it" if error.problem.endswith("is missing") else _REMEDY
-        known = error.problem if ";" in error.problem else f"{error.problem}; {remedy}"
-        raise ConfigError(f"{where}{separator}{error.path}{known}") from error
+        problem = error.problem if ";" in error.problem else f"{error.problem}; {remedy}"
+        raise ConfigError(f"{origin}{separator}{error.path}{problem}") from error

@@ -174,10 +174,10 @@ CENSUS = """
 TALLY = """
     from pipeline.base.domain.command_answer import CommandAnswer
 
-    def add_arguments(parser):
+    def add_tally_arguments(parser):
         parser.add_argument("things", nargs="*")
 
-    def answer(arguments):
+    def answer_tally(arguments):
         number = len(arguments.things)
         return CommandAnswer(data={"number": number}, text=f"{number} things")
     """
@@ -282,8 +282,8 @@ ADDED = {
     ),
     "command of the planner": Added(
         "tally",
-        {"pipeline/planner/commands/tally_command.py": TALLY},
-        {"pipeline/planner/__main__.py": {'    "train": ': '    "tally": "how many things there are",\n'}},
+        {"pipeline/planner/commands/tally_commands.py": TALLY},
+        {"pipeline/planner/__main__.py": {'    "train": ': '    "tally": ("tally", "how many things there are"),\n'}},
     ),
     "study": Added("added", {"conf/experiment/added.yaml": STUDY}),
     "findings of a publication": Added("hearsay", {"pipeline/report/evaluate/publications/hearsay.yaml": FINDINGS}),

@@ -17,7 +17,10 @@ _SAID = {
     "pattern",
     "maxLength",
     "minimum",
+    "maximum",
     "minItems",
+    "maxItems",
+    "oneOf",
     "items",
 }
 _SAID |= {"minProperties", "required", "properties", "patternProperties", "additionalProperties", "propertyNames"}
@@ -39,13 +42,22 @@ def violations(value: Any, schema: dict[str, Any], where: str = "$") -> Iterator
         yield f"{where}: {value!r} is too long or does not match {pattern}"
     if isinstance(value, int) and value < schema.get("minimum", value):
         yield f"{where}: {value} is below {schema['minimum']}"
+    if isinstance(value, int) and value > schema.get("maximum", value):
+        yield f"{where}: {value} is above {schema['maximum']}"
+    yield from _of_choices(value, schema, where)
     if isinstance(value, list):
-        if len(value) < schema.get("minItems", 0):
+        if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
             yield f"{where}: {len(value)} items"
         for number, each in enumerate(value):
             yield from violations(each, schema.get("items", {}), f"{where}[{number}]")
     if isinstance(value, dict):
         yield from _of_object(value, schema, where)
+
+
+def _of_choices(value: Any, schema: dict[str, Any], where: str) -> Iterator[str]:
+    choices = [list(violations(value, choice, where)) for choice in schema.get("oneOf", ())]
+    if choices and choices.count([]) != 1:
+        yield from min(choices, key=len) or [f"{where}: {value!r} fits several choices"]
 
 
 def _of_object(value: dict[str, Any], schema: dict[str, Any], where: str) -> Iterator[str]:

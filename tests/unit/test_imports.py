@@ -23,8 +23,8 @@ import pipeline.prepare.mig.layouts, pipeline.study.execution, pipeline.tracking
 import pipeline.record.store.results, pipeline.prepare.device.nvml
 import pipeline.report.__main__, pipeline.report.figures.catalogue, pipeline.report.page.page
 import pipeline.report.page.study_tables, pipeline.report.evaluate.paper
-import pipeline.planner.__main__, pipeline.planner.profile_table, pipeline.planner.commands.profile_command
-import pipeline.planner.commands.serve_command, pipeline.planner.commands.compare_command
+import pipeline.planner.__main__, pipeline.planner.profile_table, pipeline.planner.commands.results_commands
+import pipeline.planner.commands.planning_commands
 heavy = {"torch", "timm", "mlflow", "pandas", "numpy", "transformers", "rich", "pynvml"}
 heavy = (heavy | {"matplotlib", "jinja2", "scipy"}) & set(sys.modules)
 assert not heavy, heavy

@@ -1,1 +1,1 @@
-"""The commands of `python -m pipeline.planner`, one file each."""
+"""The commands of `python -m pipeline.planner`, in modules by topic."""

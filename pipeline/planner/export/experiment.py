@@ -35,7 +35,7 @@ _BATCHES = ("max_batch", "batch_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class GpuGroup:
     """Equal GPUs of a plan.
 
     Attributes:
@@ -93,7 +93,7 @@ def deal_rates(plan: Plan) -> dict[tuple[int, int], float]:
     return rates
 
 
-def group_gpus(plan: Plan) -> list[Group]:
+def group_gpus(plan: Plan) -> list[GpuGroup]:
     """Return the groups of a plan in its order, without empty GPUs."""
     rates = deal_rates(plan)
     names: dict[str, dict[tuple[object, ...], str]] = defaultdict(dict)  # by model: each is exported separately
@@ -113,7 +113,7 @@ def group_gpus(plan: Plan) -> list[Group]:
         gpu = plan.deployment.gpus[numbers[0]]
         instance_of = tuple(place for place, instance in enumerate(gpu.instances) for _ in range(instance.processes))
         sizes = tuple(of_gpu[numbers[0]][place] for place in instance_of)
-        groups.append(Group(gpus=tuple(numbers), gpu=gpu, sizes=sizes, instance_of=instance_of))
+        groups.append(GpuGroup(gpus=tuple(numbers), gpu=gpu, sizes=sizes, instance_of=instance_of))
     return groups
 
 
@@ -128,7 +128,7 @@ def _name(instance: Instance, rate_per_s: float | None, names: dict[tuple[object
     return names[key]
 
 
-def build_programs(plan: Plan, groups: Sequence[Group], workloads: Mapping[str, str]) -> dict[Program, str]:
+def build_programs(plan: Plan, groups: Sequence[GpuGroup], workloads: Mapping[str, str]) -> dict[Program, str]:
     """Return the program of each name in the mixes; ConfigError if a service is not a workload."""
     rates, objectives = deal_rates(plan), {service.name: service.objective_ms for service in plan.services}
     window_s = _window_s(plan)
@@ -253,7 +253,7 @@ def _program(
     return Program(workload=choice, values=tuple(options_set.items()), name=name)
 
 
-def _sharing(group: Group) -> dict[str, Any]:
+def _sharing(group: GpuGroup) -> dict[str, Any]:
     shares = [group.gpu.instances[place].share_pct for place in group.instance_of]
     options: dict[str, Any] = {"scenario": group.scenario}
     if group.scenario == sharing_modes.MIG_MPS.name:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.words import format_count
-from pipeline.planner.export.pods import Container, PodSet
+from pipeline.planner.export.manifests import Container, PodSet
 
 _GPU = re.compile(r"GPU +[0-9]+: (?P<model>.+) \(UUID: (?P<uuid>GPU-[^)\s]+)\)")
 _MIG = re.compile(r"MIG (?P<profile>\S+) +Device +[0-9]+: \(UUID: (?P<uuid>MIG-[^)\s]+)\)")
@@ -140,7 +140,9 @@ def _list_differences(pod_set: PodSet, devices: Sequence[GrantedDevice]) -> Iter
     if surplus := granted_kinds - kinds:
         yield f"got {_describe([*surplus.elements()])} that was not planned"
     for model in sorted({device.model for device in granted}):
-        if not _is_model(model, pod_set.model):
+        # Old drivers leave out the manufacturer.
+        names = {mig_table.find_model_name(name) for name in (model, f"NVIDIA {model}")}
+        if mig_table.find_model_name(pod_set.model) not in names:
             yield f"GPU is {model}, planned {pod_set.model}"
     gpus = {device.gpu_uuid for device in granted}
     if len(gpus) > 1:
@@ -171,9 +173,3 @@ def _list_conflicts(
     for user, devices in listings.items():
         if user != pod and any(device.profile and device.gpu_uuid in undivided for device in devices):
             yield f"got the GPU on which {user} has an instance"
-
-
-def _is_model(product: str, model: str) -> bool:
-    # Old drivers leave out the manufacturer.
-    names = {mig_table.find_model_name(name) for name in (product, f"NVIDIA {product}")}
-    return mig_table.find_model_name(model) in names

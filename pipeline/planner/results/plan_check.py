@@ -21,7 +21,7 @@ from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import profile_table
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
-from pipeline.planner.export.experiment import Group, deal_rates, group_gpus
+from pipeline.planner.export.experiment import GpuGroup, deal_rates, group_gpus
 from pipeline.planner.profile_table import Profile
 from pipeline.planner.results.profile_measurement import batch_key
 from pipeline.report.evaluate.metrics import INSTANCE_MEMORY, Scale
@@ -31,7 +31,7 @@ from pipeline.report.read.study_records import JobRow, Row, Study
 
 P99, MEAN = service_figures.P99, service_figures.MEAN
 THROUGHPUT, MEMORY_TOTAL, ENERGY = "throughput_per_s", "memory_mib", "energy_per_item_j"
-_Measured = tuple[Group, Sequence[Row]]
+_Measured = tuple[GpuGroup, Sequence[Row]]
 _Promise = Callable[[JobRow, Instance, Service], bool | None]
 _ARRIVAL = "arrival"  # an option of services only
 _SAME_RATE = 1e-4  # tolerance: the export of one GPU model rounds rates again
@@ -156,7 +156,7 @@ def check(plan: Plan, study: Study, table: Profile | None, source: str, *, by_gr
     )
 
 
-def _is_run_of(row: Row, group: Group, rates: Mapping[tuple[int, int], float], models: Set[str]) -> bool:
+def _is_run_of(row: Row, group: GpuGroup, rates: Mapping[tuple[int, int], float], models: Set[str]) -> bool:
     """Return whether a run has a group's jobs and GPU model; a rehearsal may have another model and smaller batches."""
     device = find_model_name(row.device)
     is_stand_in = row.is_simulated and device not in models
@@ -185,7 +185,7 @@ def _has_batch(job: JobRow, planned: int | None) -> bool:
     return planned is None or job.params.get(batch_key(job), str(planned)) == str(planned)
 
 
-def _explain_missing(group: Group, rows: Sequence[Row]) -> str:
+def _explain_missing(group: GpuGroup, rows: Sequence[Row]) -> str:
     """Explain why a report would not rank a group; return an empty text if a report would rank the group."""
     where = f"GPU {', '.join(map(str, group.gpus))}"
     bad = (Result.WRONG_RESULTS, Result.OOM, Result.SKIPPED)
@@ -201,7 +201,7 @@ def _explain_missing(group: Group, rows: Sequence[Row]) -> str:
 
 
 def _compare(
-    plan: Plan, groups: Sequence[Group], measured: Sequence[_Measured], table: Profile | None
+    plan: Plan, groups: Sequence[GpuGroup], measured: Sequence[_Measured], table: Profile | None
 ) -> Iterable[Compared]:
     rates = {service.name for service in plan.services}
     for name in dict.fromkeys(instance.service for group in groups for instance in group.gpu.instances):
@@ -223,7 +223,7 @@ def _compare(
                 )
 
 
-def _has_service(group: Group, name: str) -> bool:
+def _has_service(group: GpuGroup, name: str) -> bool:
     return any(instance.service == name for instance in group.gpu.instances)
 
 
@@ -278,7 +278,7 @@ def _estimate(quantity: str, name: str, groups: Sequence[_Measured]) -> Estimate
     return estimate(select_independent(complete, gpus)) if complete else None
 
 
-def _read_figure(quantity: str, name: str, group: Group, row: Row) -> float | None:
+def _read_figure(quantity: str, name: str, group: GpuGroup, row: Row) -> float | None:
     placed = zip(row.jobs, group.instance_of, strict=True)
     jobs = [(job, place) for job, place in placed if group.gpu.instances[place].service == name]
     if quantity == THROUGHPUT:
@@ -307,12 +307,12 @@ def _find_promises(plan: Plan, measured: Sequence[_Measured], *, is_kept: bool |
                     yield f"{service.name} {verb} {words} on {where} in {len(rows_found)} of {len(ok)} blocks"
 
 
-def _is_kept(promise: _Promise, service: Service, group: Group, row: Row) -> bool | None:
+def _is_kept(promise: _Promise, service: Service, group: GpuGroup, row: Row) -> bool | None:
     verdicts = [promise(job, instance, service) for job, instance in _processes(service.name, group, row)]
     return False if False in verdicts else None if None in verdicts else True
 
 
-def _processes(name: str, group: Group, row: Row) -> Iterable[tuple[JobRow, Instance]]:
+def _processes(name: str, group: GpuGroup, row: Row) -> Iterable[tuple[JobRow, Instance]]:
     placed = zip(row.jobs, group.instance_of, strict=True)
     return ((job, i) for job, place in placed if (i := group.gpu.instances[place]).service == name)
 

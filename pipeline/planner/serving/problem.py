@@ -1,8 +1,8 @@
 """The planning problem of a demand and a profile: GPUs, their partitions, and the throughput of services on them.
 
-A *kind* is an instance profile of a GPU model, or its undivided GPU. Because instances are independent, only one
-configuration (processes, batch, share) of a service on a kind is used: the fastest configuration whose latency is below
-the objective.
+The demand is read from YAML: services with rates and latency objectives, and limits. A *kind* is an instance profile
+of a GPU model, or its undivided GPU. Because instances are independent, only one configuration (processes, batch,
+share) of a service on a kind is used: the fastest configuration whose latency is below the objective.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import NewType
 
 from pipeline.base.domain import mig_table
+from pipeline.base.domain.mig_table import find_model_name
 from pipeline.base.system.errors import ConfigError
+from pipeline.planner import input_files
 from pipeline.planner.deployment import Service
 from pipeline.planner.profile_table import ON_INSTANCES, PLANNED_AS, Profile, Row
-from pipeline.planner.serving.demand import Demand, Limits
 from pipeline.prepare.mig import layouts
 from pipeline.prepare.mig.profiles import MigGpu
 from pipeline.prepare.mig.profiles import Profile as MigProfile
 
+_LEAST_PER_S = 1e-9
 ServiceIndex = NewType("ServiceIndex", int)
 """The position of a service among the services of a problem."""
 KindIndex = NewType("KindIndex", int)
@@ -33,6 +36,102 @@ WHOLE = ""
 """The name of the undivided GPU, in place of an instance profile."""
 INTERVAL = "interval"
 NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The limits of a plan.
+
+    Attributes:
+        services_per_gpu: largest number of services on one GPU; `None` without a limit.
+        gpus: number of GPUs by model; other models have no limit.
+        apart: groups of services; no two services of a group may share a GPU.
+    """
+
+    services_per_gpu: int | None = None
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    apart: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def concern_sharing(self) -> bool:
+        """True if the limits restrict which services share a GPU."""
+        return self.services_per_gpu is not None or bool(self.apart)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """Services, each with a rate in requests/s and an objective, and limits."""
+
+    services: tuple[Service, ...]
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DemandFile:
+    services: tuple[Service, ...]
+    limits: Limits = Limits()
+    latency_share: float = 1.0
+
+
+def read_demand(path: Path) -> Demand:
+    """Read the demand in a file; ConfigError names the invalid key."""
+    raw = input_files.read_mapping(path, "services")
+    shared = raw.get("latency_share")
+    if shared is not None and isinstance(raw.get("services"), list):
+        services = [
+            {"latency_share": shared} | service if isinstance(service, dict) else service for service in raw["services"]
+        ]
+        raw = raw | {"services": services}
+    content = input_files.decode(_DemandFile, raw, str(path))
+    check_services(content.services, str(path))
+    return Demand(services=content.services, limits=_check_limits(content.limits, content.services, f"{path}: limits"))
+
+
+def check_services(services: tuple[Service, ...], origin: str) -> None:
+    """Raise ConfigError if a service cannot be planned."""
+    if not services:
+        raise ConfigError(f"{origin}: services is empty; list at least one service")
+    for number, service in enumerate(services):
+        place = f"{origin}: services[{number}] {service.name}"
+        if service.objective_ms is None:
+            raise ConfigError(f"{place}: key 'objective_ms' is missing; add it")
+        for key in ("rate_per_s", "objective_ms", "latency_share"):
+            if getattr(service, key) == 0:
+                raise ConfigError(f"{place}, {key}: must be above 0; correct the number")
+        if service.rate_per_s < _LEAST_PER_S:
+            raise ConfigError(
+                f"{place}, rate_per_s: {service.rate_per_s:g} is too small; write at least {_LEAST_PER_S:g}"
+            )
+        if service.latency_share > 1:
+            raise ConfigError(
+                f"{place}, latency_share: {service.latency_share:g} is above 1; write at most 1, which is the full "
+                "objective"
+            )
+    for name, count in Counter(service.name for service in services).items():
+        if count > 1:
+            raise ConfigError(
+                f"{origin}: services: {name} is listed {count} times; list it once, with the sum of its rates"
+            )
+
+
+def _check_limits(limits: Limits, services: tuple[Service, ...], origin: str) -> Limits:
+    if limits.services_per_gpu == 0:
+        raise ConfigError(f"{origin}.services_per_gpu: must be at least 1; remove it for no limit")
+    names = {service.name for service in services}
+    for number, group in enumerate(limits.apart):
+        if unknown := [name for name in group if name not in names]:
+            raise ConfigError(
+                f"{origin}.apart[{number}]: unknown service {unknown[0]}; use names listed under services"
+            )
+        if len(set(group)) != len(group) or len(group) < 2:
+            raise ConfigError(
+                f"{origin}.apart[{number}]: must name two or more different services; add one, or remove it"
+            )
+    return Limits(
+        services_per_gpu=limits.services_per_gpu,
+        gpus={find_model_name(name): count for name, count in limits.gpus.items()},
+        apart=limits.apart,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,19 +256,19 @@ class Problem:
         """Return the throughput divided by the rate of the service (utility in MIG-serving)."""
         return option.throughput_per_s / self.services[option.service].rate_per_s
 
-    def with_partitions(self, chosen: Sequence[Partition]) -> Problem:
+    def with_partitions(self, partitions: Sequence[Partition]) -> Problem:
         """Return the problem with the chosen partitions only."""
-        kinds = {kind for partition in chosen for kind in partition.counts}
+        kinds = {kind for partition in partitions for kind in partition.counts}
         return replace(
             self,
-            partitions=tuple(chosen),
+            partitions=tuple(partitions),
             options=tuple(
                 {kind: option for kind, option in options.items() if kind in kinds} for options in self.options
             ),
         )
 
 
-def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str = NONE) -> Problem:
+def build_problem(demand: Demand, profile: Profile, models: Sequence[Model], margin: str = NONE) -> Problem:
     """Build the problem of serving a demand on GPUs of the models.
 
     The planned throughput is the measured throughput with margin `none`, the low end of its interval with `interval`,
@@ -196,18 +295,22 @@ def build(demand: Demand, profile: Profile, models: Sequence[Model], margin: str
     options, admitted, unmet = [], [], []
     for number, service in enumerate(demand.services):
         usable = [
-            (position[where], row)
+            (position[origin], row)
             for row in rows[service.name]
-            if (where := (row.gpu_model, row.instance_profile or WHOLE)) in position
+            if (origin := (row.gpu_model, row.instance_profile or WHOLE)) in position
         ]
         _check_figures(service, usable, margin)
         fitting = [(kind, row) for kind, row in usable if (row.memory_mib or 0) <= kinds[kind].memory_mib]
         admissible = tuple(_admit(number, service, fitting, margin))
-        options.append({option.kind: option for option in sorted(admissible, key=_rank)})
+        # The last option of a kind counts: the fastest, then that with the least latency and the fewest processes.
+        ranked = sorted(
+            admissible, key=lambda o: (o.throughput_per_s, -o.latency_ms, -o.row.processes, -(o.row.batch or 0))
+        )
+        options.append({option.kind: option for option in ranked})
         admitted.append(admissible)
         if not admissible:
-            known = [row for _, row in fitting if governing_latency_ms(row) is not None]
-            best = min(known, key=lambda row: governing_latency_ms(row) or 0.0, default=None)
+            timed = [row for _, row in fitting if governing_latency_ms(row) is not None]
+            best = min(timed, key=lambda row: governing_latency_ms(row) or 0.0, default=None)
             unmet.append(Unmet(service=service, row=best))
     problem = Problem(
         services=demand.services,
@@ -253,10 +356,10 @@ def _rows_by_workload(profile: Profile, models: Sequence[Model]) -> Mapping[str,
 
 def _needs_newer_driver(row: Row, model: Model) -> bool:
     """Return whether a row is of a MIG profile that the model's driver does not have, but newer ones have."""
-    known = mig_table.models().get(model.name)
-    if row.instance_profile is None or known is None or model.mig is None:
+    table = mig_table.models().get(model.name)
+    if row.instance_profile is None or table is None or model.mig is None:
         return False
-    mig_profile = known.find_profile(row.instance_profile)
+    mig_profile = table.find_profile(row.instance_profile)
     return mig_profile is not None and not mig_profile.is_offered(model.mig.driver_branch)
 
 
@@ -281,8 +384,8 @@ def _kinds(rows: Sequence[Row], profile: Profile, models: Sequence[Model]) -> tu
                 for mig_profile in sorted(profiles.values(), key=lambda mig_profile: mig_profile.size)
             ]
         if any(row.instance_profile is None for row in model_rows):
-            known = mig_table.models().get(model.name)
-            capacity_mib = known.capacity_mib if known else math.inf
+            table = mig_table.models().get(model.name)
+            capacity_mib = table.capacity_mib if table else math.inf
             kinds.append(Kind(model=number, mig_profile=None, slices=sizes[number] or largest, memory_mib=capacity_mib))
     return tuple(kinds)
 
@@ -339,7 +442,3 @@ def apply_margin(row: Row, margin: str) -> float | None:
     if margin == INTERVAL:
         return row.throughput_low_per_s
     return row.throughput_per_s if margin == NONE else row.throughput_per_s * (1 - float(margin))
-
-
-def _rank(option: Option) -> tuple[float, float, int, int]:
-    return option.throughput_per_s, -option.latency_ms, -option.row.processes, -(option.row.batch or 0)

@@ -1,12 +1,15 @@
-"""The solution of a solver: GPUs with configurations in their slots, and a lower bound on their number."""
+"""The solution of a solver: GPUs with configurations in their slots, a lower bound on their number, and its plan."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
+from pipeline.planner.profile_table import PLANNED_AS, Profile
 from pipeline.planner.serving.problem import Option, Partition, Problem, ServiceIndex
 
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
@@ -111,3 +114,97 @@ def raise_short(problem: Problem, gpus: Sequence[FilledGpu], rates: list[float])
 def ceil(bound: float) -> int:
     """Round a bound up, with the solver's relative tolerance of a millionth."""
     return math.ceil(bound - 1e-6 * max(1.0, abs(bound)))
+
+
+def build_plan(
+    problem: Problem,
+    solution: Solution,
+    profile: Profile,
+    details: dict[str, Any],
+    deployment: Deployment | None = None,
+) -> Plan:
+    """Return the plan of a solution, with `deployment` if not `None`, else on empty GPUs."""
+    assert solution.status in ("optimal", "feasible")
+    return Plan(
+        deployment=deployment or Deployment(gpus=tuple(_place(problem, gpu) for gpu in solution.gpus)),
+        services=problem.services,
+        profile_digest=profile.digest,
+        status=solution.status,
+        bound=solution.bound,
+        gap=solution.gap,
+        is_simulated=profile.is_simulated,
+        details=details | {"services": measure_slack(problem, solution.gpus)},
+    )
+
+
+def _place(problem: Problem, gpu: FilledGpu) -> Gpu:
+    starts = zip(gpu.options, problem.starts(gpu.partition), strict=True)
+    return build_gpu(problem, gpu.partition.model, [(o, start) for o, start in starts if o is not None])
+
+
+def build_gpu(
+    problem: Problem, model: int, options: Iterable[tuple[Option, int | None]], name: str | None = None
+) -> Gpu:
+    """Return a GPU of a model with configurations at their starts; `name` is its id."""
+    placed = sorted(options, key=lambda pair: pair[1] or 0)
+    mig = problem.models[model].mig
+    return Gpu(
+        model=problem.models[model].name,
+        instances=tuple(_instance(problem, *pair) for pair in placed),
+        id=name,
+        mode=PLANNED_AS[placed[0][0].row.sharing_mode],
+        driver_branch=mig.driver_branch if mig else None,
+    )
+
+
+def _instance(problem: Problem, option: Option, start: int | None) -> Instance:
+    row = option.row
+    return Instance(
+        profile=problem.kinds[option.kind].profile or None,
+        start=start,
+        service=row.workload,
+        processes=row.processes,
+        batch=row.batch,
+        share_pct=row.share_percent,
+        throughput_per_s=row.throughput_per_s,
+        latency_mean_ms=row.latency_mean_ms,
+        latency_p99_ms=row.latency_p99_ms,
+        memory_mib=row.memory_mib,
+    )
+
+
+def measure_slack(problem: Problem, gpus: Sequence[FilledGpu]) -> list[dict[str, Any]]:
+    """Return throughput and latency of each service with their slack.
+
+    `rate_slack_ratio` is the spare throughput divided by the rate; `latency_slack_ratio` is the spare latency of the
+    slowest instance divided by the admitted latency.
+    """
+    used: dict[int, list[Option]] = defaultdict(list)
+    on: dict[int, list[int]] = defaultdict(list)
+    for number, gpu in enumerate(gpus):
+        for option in gpu.options:
+            if option is not None:
+                used[option.service].append(option)
+                on[option.service].append(number)
+    rows = []
+    for number, service in enumerate(problem.services):
+        options = used[number]
+        planned = sum(option.throughput_per_s for option in options)
+        slowest = max(options, key=lambda option: option.latency_ms)
+        admitted = service.latency_share * (service.objective_ms or 0)
+        rows.append(
+            {
+                "service": service.name,
+                "rate_per_s": service.rate_per_s,
+                "planned_throughput_per_s": planned,
+                "rate_slack_ratio": planned / service.rate_per_s - 1,
+                "objective_ms": service.objective_ms,
+                "admitted_below_ms": admitted,
+                "latency_ms": slowest.latency_ms,
+                "latency_is": "p99" if slowest.row.latency_p99_ms is not None else "mean",
+                "latency_slack_ratio": 1 - slowest.latency_ms / admitted,
+                "num_instances": len(options),
+                "gpus": sorted(set(on[number])),
+            }
+        )
+    return rows

@@ -104,11 +104,11 @@ class Speeds:
         x, fit = self.share(place), self._fit(program, place.mode)
         if x is None or fit is None:
             return None
-        known = [row.memory_mib / row.processes for row in self._of[program] if row.memory_mib is not None]
+        memory_mib = [row.memory_mib / row.processes for row in self._of[program] if row.memory_mib is not None]
         return Speed(
             rate_per_s=1 / (fit[0] + fit[1] / x),
             energy_per_item_j=None,
-            memory_mib=max(known, default=None),
+            memory_mib=max(memory_mib, default=None),
             is_predicted=True,
             error_ratio=None if is_mixed else self.error_ratio(place.mode, program),
         )

@@ -58,7 +58,7 @@ class _File:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class TrainingProblem:
     """Jobs, the GPUs of one model for them, and their speeds."""
 
     jobs: tuple[Job, ...]
@@ -93,7 +93,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class JobGroup:
     """Jobs that run together on one GPU; `instances` are the profiles of its GPU instances."""
 
     composition: Composition
@@ -123,63 +123,67 @@ class Group:
         return self.duration_s if objective == "makespan" else self.ends_s
 
 
-Groups = Mapping[Composition, Sequence[Group]]
+Groups = Mapping[Composition, Sequence[JobGroup]]
 """Groups by composition."""
 
 
-def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> Problem:
+def read(path: Path, num_gpus: int | None, model: Model, table: Table) -> TrainingProblem:
     """Read a file of jobs for GPUs of a model; ConfigError if a job is invalid, or the profile lacks its rows."""
     content = input_files.decode(_File, input_files.read_mapping(path, "jobs"), str(path))
     if not content.jobs:
         raise ConfigError(f"{path}: jobs is empty; list at least one job")
     gpus = content.gpus if num_gpus is None else num_gpus
     if not 1 <= gpus <= _MOST_GPUS:
-        where = f"{path}: gpus:" if num_gpus is None else "--gpus"
-        raise ConfigError(f"{where} {gpus}: must be from 1 to {_MOST_GPUS}; correct the number")
+        origin = f"{path}: gpus:" if num_gpus is None else "--gpus"
+        raise ConfigError(f"{origin} {gpus}: must be from 1 to {_MOST_GPUS}; correct the number")
     if (num_jobs := sum(job.count for job in content.jobs)) > _MOST_JOBS:
         raise ConfigError(f"{path}: jobs: {num_jobs} jobs are too many; plan at most {_MOST_JOBS}")
     if twice := [name for name, count in Counter(job.name for job in content.jobs).items() if count > 1]:
         raise ConfigError(f"{path}: jobs: {twice[0]} is listed twice; set its count instead")
     speeds = Speeds(model=model, rows=[row for row in table.rows if row.gpu_model == model.name])
-    known = mig_table.models().get(model.name)
-    return Problem(
+    table_entry = mig_table.models().get(model.name)
+    return TrainingProblem(
         jobs=content.jobs,
         programs=tuple(_program(f"{path}: jobs[{n}] {job.name}", job, speeds) for n, job in enumerate(content.jobs)),
         num_gpus=gpus,
         model=model,
         speeds=speeds,
-        memory_mib=known.capacity_mib if known else None,
+        memory_mib=table_entry.capacity_mib if table_entry else None,
     )
 
 
-def _program(where: str, job: Job, speeds: Speeds) -> Program:
+def _program(origin: str, job: Job, speeds: Speeds) -> Program:
     for key in ("work", "count"):
         if getattr(job, key) == 0:
-            raise ConfigError(f"{where}, {key}: must be above 0; correct the number")
+            raise ConfigError(f"{origin}, {key}: must be above 0; correct the number")
     name = job.workload or job.name
     batches = list(dict.fromkeys(row.batch for row in speeds.rows if row.workload == name))
     if not batches:
-        known = ", ".join(sorted({row.workload for row in speeds.rows})) or "no workload"
-        raise ConfigError(f"{where}: the profile has no row of {name} on {speeds.model.name}; choose among {known}")
+        workloads = ", ".join(sorted({row.workload for row in speeds.rows})) or "no workload"
+        raise ConfigError(
+            f"{origin}: the profile has no row of {name} on {speeds.model.name}; choose among {workloads}"
+        )
     if job.batch is None and len(batches) > 1:
         raise ConfigError(
-            f"{where}, batch: the key is missing; choose a batch of the profile: {', '.join(map(str, batches))}"
+            f"{origin}, batch: the key is missing; choose a batch of the profile: {', '.join(map(str, batches))}"
         )
     if job.batch is not None and job.batch not in batches:
-        raise ConfigError(f"{where}, batch: the profile has no row of {name} at batch {job.batch}; choose {batches[0]}")
+        raise ConfigError(
+            f"{origin}, batch: the profile has no row of {name} at batch {job.batch}; choose {batches[0]}"
+        )
     program = (name, batches[0] if job.batch is None else job.batch)
     if speeds.find_alone(program) is None:
-        raise ConfigError(f"{where}: the profile has no row of {name} alone on {speeds.model.name}; measure degree=1")
+        raise ConfigError(f"{origin}: the profile has no row of {name} alone on {speeds.model.name}; measure degree=1")
     return program
 
 
-def compositions(problem: Problem) -> list[Composition]:
+def compositions(problem: TrainingProblem) -> list[Composition]:
     """Return the compositions of all groups, by size, up to the size that would exceed `MOST_COMPOSITIONS`."""
     kinds, limits = range(len(problem.jobs)), [job.count for job in problem.jobs]
     found_compositions: list[Composition] = []
     for size in range(1, _MOST_TOGETHER + 1):
-        chosen = itertools.combinations_with_replacement(kinds, size)
-        counted = (tuple(map(combination.count, kinds)) for combination in chosen)
+        combinations = itertools.combinations_with_replacement(kinds, size)
+        counted = (tuple(map(combination.count, kinds)) for combination in combinations)
         new = [composition for composition in counted if all(map(operator.le, composition, limits))]
         if found_compositions and len(found_compositions) + len(new) > MOST_COMPOSITIONS:
             break
@@ -187,19 +191,19 @@ def compositions(problem: Problem) -> list[Composition]:
     return found_compositions
 
 
-def groups_of(problem: Problem, composition: Composition, modes: Sequence[str] = MODES) -> Iterator[Group]:
+def groups_of(problem: TrainingProblem, composition: Composition, modes: Sequence[str] = MODES) -> Iterator[JobGroup]:
     """Yield the groups of a composition whose speeds are known and whose memory fits."""
     kinds = [kind for kind, count in enumerate(composition) for _ in range(count)]
     for mode in (SERIAL.name,) if len(kinds) == 1 else (NAIVE.name, MPS.name):
         if mode in modes and (runs := _run_together(problem, kinds, mode)) is not None:
-            yield Group(composition=composition, mode=mode, runs=tuple(runs))
+            yield JobGroup(composition=composition, mode=mode, runs=tuple(runs))
     if MPS_PERCENT.name in modes and len(kinds) > 1:
         yield from _with_shares(problem, composition, kinds)
     if problem.model.mig is not None and {MIG.name, MIG_MPS.name} & set(modes):
         yield from _on_instances(problem, composition, kinds, modes)
 
 
-def _with_shares(problem: Problem, composition: Composition, kinds: Sequence[int]) -> Iterator[Group]:
+def _with_shares(problem: TrainingProblem, composition: Composition, kinds: Sequence[int]) -> Iterator[JobGroup]:
     alone = [_alone_s(problem, kind) for kind in kinds]
     for shares in {
         tuple(math.floor(10_000 / len(kinds)) / 100 for _ in kinds),
@@ -208,12 +212,12 @@ def _with_shares(problem: Problem, composition: Composition, kinds: Sequence[int
         if sum(shares) > 100 + 1e-6:
             continue
         if (runs := _run_together(problem, kinds, MPS_PERCENT.name, shares=shares)) is not None:
-            yield Group(composition=composition, mode=MPS_PERCENT.name, runs=tuple(runs))
+            yield JobGroup(composition=composition, mode=MPS_PERCENT.name, runs=tuple(runs))
 
 
 def _on_instances(
-    problem: Problem, composition: Composition, kinds: Sequence[int], modes: Sequence[str]
-) -> Iterator[Group]:
+    problem: TrainingProblem, composition: Composition, kinds: Sequence[int], modes: Sequence[str]
+) -> Iterator[JobGroup]:
     """Yield groups on each maximal partition: one job per instance if possible, else several under MPS."""
     mig = problem.model.mig
     assert mig is not None
@@ -231,10 +235,10 @@ def _on_instances(
             runs += placed
         else:
             instances = tuple(profile.name for profile in used)
-            yield Group(composition=composition, mode=mode, runs=tuple(runs), instances=instances)
+            yield JobGroup(composition=composition, mode=mode, runs=tuple(runs), instances=instances)
 
 
-def _deal(problem: Problem, kinds: Sequence[int], used: Sequence[Profile]) -> list[list[int]]:
+def _deal(problem: TrainingProblem, kinds: Sequence[int], used: Sequence[Profile]) -> list[list[int]]:
     """Assign jobs to instances, at least one job each: the longest job first, to the instance that ends it first."""
     dealt: list[list[int]] = [[] for _ in used]
     longest_first = sorted(kinds, key=lambda kind: -_alone_s(problem, kind))
@@ -250,14 +254,14 @@ def _deal(problem: Problem, kinds: Sequence[int], used: Sequence[Profile]) -> li
     return dealt
 
 
-def _alone_s(problem: Problem, kind: int) -> float:
+def _alone_s(problem: TrainingProblem, kind: int) -> float:
     speed = problem.speeds.find_alone(problem.programs[kind])
     assert speed is not None
     return problem.jobs[kind].work / speed.rate_per_s
 
 
 def _run_together(
-    problem: Problem,
+    problem: TrainingProblem,
     kinds: Sequence[int],
     mode: str,
     *,
@@ -320,7 +324,7 @@ def _doubt(speed: Speed) -> tuple[bool, bool, float]:
 
 
 def find_cheapest(
-    problem: Problem, objective: Objective, modes: Sequence[str] = MODES, *, is_measured_only: bool = False
+    problem: TrainingProblem, objective: Objective, modes: Sequence[str] = MODES, *, is_measured_only: bool = False
 ) -> Groups:
     """Return the groups of each composition that an optimal schedule may have.
 
@@ -328,23 +332,25 @@ def find_cheapest(
     groups in sequence cost no more. For mean completion, the duration counts too, because later groups wait: these are
     all groups on the Pareto front of the sum of end times and the duration, sorted by the sum.
     """
-    best: dict[Composition, tuple[Group, ...]] = {}
+    best: dict[Composition, tuple[JobGroup, ...]] = {}
     for composition in compositions(problem):
-        known = [
+        candidates = [
             (cost, group.duration_s, group)
             for group in groups_of(problem, composition, modes)
             if (cost := group.cost(objective)) is not None
             and not (is_measured_only and any(run.is_predicted for run in group.runs))
         ]
-        known.sort(key=lambda candidate: candidate[:2])
+        candidates.sort(key=lambda candidate: candidate[:2])
         if objective == "completion":
-            shortest_s = [math.inf, *itertools.accumulate((duration_s for _, duration_s, _ in known), min)]
+            shortest_s = [math.inf, *itertools.accumulate((duration_s for _, duration_s, _ in candidates), min)]
             groups = tuple(
-                group for (_, _, group), before_s in zip(known, shortest_s, strict=False) if group.duration_s < before_s
+                group
+                for (_, _, group), before_s in zip(candidates, shortest_s, strict=False)
+                if group.duration_s < before_s
             )
         else:
             in_turn = _cost_in_turn(composition, best, objective)
-            groups = tuple(group for cost, _, group in known[:1] if in_turn is None or cost < in_turn)
+            groups = tuple(group for cost, _, group in candidates[:1] if in_turn is None or cost < in_turn)
         if groups:
             best[composition] = groups
     return best
@@ -354,9 +360,9 @@ def _cost_in_turn(composition: Composition, best: Groups, objective: Objective) 
     """Return the least cost of a composition that is split into two groups in sequence; `None` without such groups."""
     totals: list[float] = []
     for part in itertools.product(*(range(count + 1) for count in composition)):
-        rest = tuple(map(operator.sub, composition, part))
-        costs = [group.cost(objective) for part_or_rest in (part, rest) for group in best.get(part_or_rest, ())]
-        known = [cost for cost in costs if cost is not None]
-        if len(known) == 2:
-            totals.append(sum(known))
+        remainder = tuple(map(operator.sub, composition, part))
+        costs = [group.cost(objective) for part_or_rest in (part, remainder) for group in best.get(part_or_rest, ())]
+        parts = [cost for cost in costs if cost is not None]
+        if len(parts) == 2:
+            totals.append(sum(parts))
     return min(totals, default=None)

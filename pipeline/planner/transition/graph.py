@@ -16,8 +16,7 @@ from typing import Any
 from pipeline.base.domain.sharing_modes import PlannedAs
 from pipeline.base.system.words import natural_key
 from pipeline.planner.deployment import Gpu
-from pipeline.planner.transition.rooms import Spot, configuration_of
-from pipeline.planner.transition.search_state import Occupant, SearchState
+from pipeline.planner.transition.search_state import Occupant, SearchState, Spot, configuration_of
 from pipeline.planner.transition.transition_steps import Slice, Step, StepKind
 
 _Place = tuple[int, int | None]
@@ -41,14 +40,14 @@ class _Builder:
         self._ids = [str(gpu.id) for gpu in gpus]
         self._modes = [gpu.mode for gpu in gpus]
         self._spots: list[set[Spot]] = [set(idle.get(number, ())) for number in range(len(gpus))]
-        self._where: dict[int, _Place] = {}
+        self._places: dict[int, _Place] = {}
         self._maker: dict[int, int] = {}  # the node that placed an occupant
         self._repartition: dict[int, int] = {}  # the last repartition of a GPU
         self._left: dict[_Place, list[int]] = defaultdict(list)  # the nodes that vacated a start
         self._account: dict[str, list[tuple[int | None, float]]] = defaultdict(list)
         for gpu, present in enumerate(state.placed):
             for number, start in present.items():
-                self._where[number] = (gpu, start)
+                self._places[number] = (gpu, start)
                 if start is not None:
                     self._spots[gpu].add(Spot(start, str(self._occupants[number].profile)))
         for service in {occupant.service for occupant in self._occupants}:
@@ -56,7 +55,7 @@ class _Builder:
 
     def take(self, number: int) -> None:
         """End an instance."""
-        occupant, (gpu, start) = self._occupants[number], self._where.pop(number)
+        occupant, (gpu, start) = self._occupants[number], self._places.pop(number)
         after = self._draw(occupant)
         if number in self._maker:
             after.add(self._maker.pop(number))
@@ -70,8 +69,8 @@ class _Builder:
             occupant = self._occupants[number]
             after = self._ready(gpu, start, occupant, repartition)
             new = replace(occupant.instance, start=start)
-            if number in self._where:
-                source_gpu, source_start = self._where[number]
+            if number in self._places:
+                source_gpu, source_start = self._places[number]
                 if number in self._maker:
                     after.add(self._maker[number])
                 source, source_id = replace(occupant.instance, start=source_start), self._ids[source_gpu]
@@ -80,7 +79,7 @@ class _Builder:
             else:
                 node = self._add(after, "create", gpu, instance=new)
                 self._account[occupant.service].append((node, occupant.worth))
-            self._maker[number], self._where[number] = node, (gpu, start)
+            self._maker[number], self._places[number] = node, (gpu, start)
 
     def clear(self, untouchable: frozenset[int]) -> None:
         """Destroy the GPU instances without a service at the end."""
@@ -117,8 +116,8 @@ class _Builder:
         return self._add_repartition(gpu, destroyed=sorted(idle - spared), added=sorted(new), mode=mode)
 
     def _idle(self, gpu: int) -> list[Spot]:
-        taken = {start for where, start in self._where.values() if where == gpu}
-        return sorted(spot for spot in self._spots[gpu] if spot.start not in taken)
+        used = {start for place_gpu, start in self._places.values() if place_gpu == gpu}
+        return sorted(spot for spot in self._spots[gpu] if spot.start not in used)
 
     def _add_repartition(self, gpu: int, *, destroyed: Sequence[Spot], added: Sequence[Spot], mode: PlannedAs) -> int:
         after = {self._repartition[gpu]} if gpu in self._repartition else set()

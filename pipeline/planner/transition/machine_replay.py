@@ -30,12 +30,10 @@ from pipeline.clean import journal, journal_file
 from pipeline.clean.journal import Journal
 from pipeline.planner import input_files
 from pipeline.planner.deployment import Gpu
-from pipeline.planner.transition import gpu_progress, transition_plan
-from pipeline.planner.transition.gpu_identity import get_kind
-from pipeline.planner.transition.gpu_progress import GpuProgress
-from pipeline.planner.transition.rooms import Kind
-from pipeline.planner.transition.transition_plan import Constraints, NoTransitionError
-from pipeline.planner.transition.transition_steps import Slice, Step, Transition
+from pipeline.planner.transition import transition_plan, transition_steps
+from pipeline.planner.transition.search_state import Kind
+from pipeline.planner.transition.transition_plan import NoTransitionError, get_kind
+from pipeline.planner.transition.transition_steps import GpuProgress, Slice, Step, Transition
 from pipeline.prepare.device import lease, nvml
 from pipeline.prepare.mig import profiles
 from pipeline.prepare.mig.mig_smi import MigSmi, destroy_instance, switch_off
@@ -174,7 +172,7 @@ class _Replay:
     ) -> None:
         self._held, self._log, self._spare, self._most = held, log, spare, most
         self._outcome, self._report = outcome, report
-        self._now = gpu_progress.advance(log.transition, log.done)
+        self._progress = transition_steps.advance_progress(log.transition, log.done)
 
     def run(self) -> None:
         """Set up the machine, compare its state with the log, and carry out all remaining steps."""
@@ -193,7 +191,7 @@ class _Replay:
                 if not self._plan_anew(step):
                     return
                 continue
-            gpu_progress.apply_step(self._now, step)
+            transition_steps.apply_step(self._progress, step)
             self._log.write({"done": step.id})
             self._outcome.done += 1
             self._report("done", step)
@@ -207,22 +205,22 @@ class _Replay:
     def _set_up(self) -> None:
         """Create the current GPU instances on an empty machine, or the remaining GPU instances after a kill."""
         present = {name: gpu.slices() for name, gpu in self._held.items()}
-        if any(present[name] - state.slices for name, state in self._now.items()):
+        if any(present[name] - state.slices for name, state in self._progress.items()):
             self._compare()  # raises, because other GPU instances exist
-        for name, state in self._now.items():
+        for name, state in self._progress.items():
             if state.mode == "mig" and state.slices != present[name]:
                 self._outcome.was_set_up = True
                 self._make(name, tuple(state.slices))
         self._log.write({"set_up": True})
 
     def _compare(self) -> None:
-        begun = next((step for step in self._log.transition.steps if step.id == self._log.begun), None)
-        for name, state in self._now.items():
+        unfinished = next((step for step in self._log.transition.steps if step.id == self._log.begun), None)
+        for name, state in self._progress.items():
             present, gone, added = self._held[name].slices(), set[Slice](), set[Slice]()
             if name in self._log.transition.set_aside:
                 gone = set(state.idle)  # the journal may have removed instances of a failed step
-            if begun is not None and begun.kind == "repartition" and begun.gpu == name:
-                gone, added = set(begun.destroyed), set(begun.made)
+            if unfinished is not None and unfinished.kind == "repartition" and unfinished.gpu == name:
+                gone, added = set(unfinished.destroyed), set(unfinished.made)
             if not (state.slices - gone <= present <= state.slices | added):
                 raise ConfigError(
                     f"GPU {name} of the machine has {_list_slices(present)}, not {_list_slices(state.slices)} as the "
@@ -240,9 +238,9 @@ class _Replay:
             elif held.control.read().is_on:
                 switch_off(held.programs, **held.control.to_record())
         elif step.instance is not None and step.instance.start is not None and step.kind != "delete":
-            needed = Slice(profile=str(step.instance.profile), start=step.instance.start)
-            if needed not in held.slices():
-                raise SharingError(f"GPU {step.gpu} has no {_list_slices({needed})} for {step.instance.service}")
+            required = Slice(profile=str(step.instance.profile), start=step.instance.start)
+            if required not in held.slices():
+                raise SharingError(f"GPU {step.gpu} has no {_list_slices({required})} for {step.instance.service}")
 
     def _make(self, name: str, required: Sequence[Slice]) -> None:
         """Create missing GPU instances; each instance is in the journal until it is complete."""
@@ -260,27 +258,20 @@ class _Replay:
 
     def _plan_anew(self, failed: Step) -> bool:
         """Plan the remaining steps without the GPU of a failed step; return whether a plan was found."""
-        self._now[failed.gpu].slices = self._held[failed.gpu].slices()
+        self._progress[failed.gpu].slices = self._held[failed.gpu].slices()
         old = self._log.transition
-        known = set(self._now)
-        extra = {str(gpu.id): GpuProgress(gpu=gpu, mode=gpu.mode) for gpu in self._spare if gpu.id not in known}
-        begin = gpu_progress.restart_from(self._now | extra, {*old.set_aside, failed.gpu})
-        count = Counter(get_kind(gpu) for gpu in begin.gpus)
-        terms = Constraints(
-            old_rates_per_s=old.old_rates_per_s,
-            new_rates_per_s=old.new_rates_per_s,
-            spare=old.spare,
-            durations_s=old.durations_s,
-            is_simulated=old.is_simulated,
-        )
+        names = set(self._progress)
+        extra = {str(gpu.id): GpuProgress(gpu=gpu, mode=gpu.mode) for gpu in self._spare if gpu.id not in names}
+        start = transition_steps.restart(old, self._progress | extra, {*old.set_aside, failed.gpu})
+        count = Counter(get_kind(gpu) for gpu in start.today.gpus)
         most = {kind: min(number, count[kind]) for kind, number in self._most.items()}
         try:
-            planned = transition_plan.plan_onward(begin, old.tomorrow.gpus, terms, most)
+            planned = transition_plan.find_steps(start, most)
         except NoTransitionError as error:
             self._outcome.reason = f"step {failed.id} failed on GPU {failed.gpu}; without that GPU, {error}"
             return False
         self._log.write({"planned": json_decoder.encode(planned)})
-        self._now = gpu_progress.begin(planned)
+        self._progress = transition_steps.make_initial_progress(planned)
         return True
 
 
@@ -298,8 +289,8 @@ def _until_complete(book: Journal, kind: str, arguments: Mapping[str, Any]) -> I
 def _list_models(transition: Transition, most: Mapping[Kind, int]) -> list[str]:
     """Return the GPU models of a new machine: the transition's models in their order, then unused spare models."""
     count = Counter(get_kind(gpu) for gpu in transition.today.gpus)
-    more = [kind.model for kind, number in most.items() for _ in range(number - count[kind])]
-    return [*(gpu.model for gpu in transition.today.gpus), *more]
+    spare = [kind.model for kind, number in most.items() for _ in range(number - count[kind])]
+    return [*(gpu.model for gpu in transition.today.gpus), *spare]
 
 
 def _find_gpus(

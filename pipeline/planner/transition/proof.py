@@ -141,9 +141,9 @@ def _take(states: Mapping[str, _State], step: Step, set_aside: Sequence[str]) ->
 
 
 def _repartition(state: _State, step: Step) -> None:
-    taken = {instance.start for instance in state.instances}
+    used = {instance.start for instance in state.instances}
     for slice_ in step.destroyed:
-        if slice_ not in state.slices or slice_.start in taken:
+        if slice_ not in state.slices or slice_.start in used:
             raise ValueError(f"{slice_.profile} at {slice_.start} of GPU {step.gpu} is missing or in use")
         state.slices.remove(slice_)
     if step.mode != state.mode:
@@ -190,14 +190,14 @@ def _special_fault(model: MigGpu, names: Counter[str]) -> str | None:
 
 
 def _arrive(state: _State, instance: Instance) -> None:
-    where = f"{instance.service} at {instance.start} of GPU {state.gpu.id}"
+    origin = f"{instance.service} at {instance.start} of GPU {state.gpu.id}"
     if instance.start is None:
         if state.mode == "mig":
-            raise ValueError(f"{where}: the GPU is partitioned")
+            raise ValueError(f"{origin}: the GPU is partitioned")
     elif Slice(profile=str(instance.profile), start=instance.start) not in state.slices:
-        raise ValueError(f"{where}: GPU instance {instance.profile} does not exist")
+        raise ValueError(f"{origin}: GPU instance {instance.profile} does not exist")
     elif any(other.start == instance.start for other in state.instances):
-        raise ValueError(f"{where}: the instance is in use")
+        raise ValueError(f"{origin}: the instance is in use")
     state.instances.append(instance)
 
 

@@ -1,4 +1,4 @@
-"""The steps of a transition as records, and their file.
+"""The steps of a transition as records, their file, and the progress of a transition after some of its steps.
 
 A step runs as soon as the steps in its `after` have ended. The kinds of steps:
 
@@ -10,7 +10,8 @@ A step runs as soon as the steps in its `after` have ended. The kinds of steps:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -19,7 +20,7 @@ from pipeline.base.domain.sharing_modes import PlannedAs
 from pipeline.base.system import entry_points, json_decoder
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import deployment, input_files
-from pipeline.planner.deployment import Deployment, Instance
+from pipeline.planner.deployment import Deployment, Gpu, Instance
 
 VERSION = 1
 StepKind = Literal["repartition", "create", "delete", "migrate"]
@@ -110,6 +111,12 @@ class Transition:
     is_simulated: bool = False
     version: int = VERSION
 
+    @property
+    def requirements(self) -> dict[str, float]:
+        """The throughput that each service must keep."""
+        new = self.new_rates_per_s
+        return {name: min(rate, new[name]) for name, rate in sorted(self.old_rates_per_s.items()) if name in new}
+
 
 def read(path: Path) -> Transition:
     """Read the transition in a file; ConfigError if the file is invalid."""
@@ -129,3 +136,66 @@ def read(path: Path) -> Transition:
 def write(transition: Transition, path: Path) -> None:
     """Write a transition; raise `ConfigError` if the file cannot be written."""
     input_files.write_json(path, json_decoder.encode(transition))
+
+
+@dataclass(slots=True, kw_only=True)
+class GpuProgress:
+    """The present state of a GPU: sharing mode, GPU instances and services."""
+
+    gpu: Gpu
+    mode: str
+    slices: set[Slice] = field(default_factory=set)
+    instances: list[Instance] = field(default_factory=list)
+
+    @property
+    def idle(self) -> tuple[Slice, ...]:
+        """The GPU instances without a service."""
+        used = {instance.start for instance in self.instances}
+        return tuple(sorted((s for s in self.slices if s.start not in used), key=lambda slice_: slice_.start))
+
+
+def make_initial_progress(transition: Transition) -> dict[str, GpuProgress]:
+    """Return the state of every GPU before the first step, by id."""
+    states = {}
+    for gpu in transition.today.gpus:
+        slices = {Slice(profile=str(i.profile), start=i.start) for i in gpu.instances if i.start is not None}
+        slices |= {slice_ for idle in transition.idle if idle.gpu == gpu.id for slice_ in idle.slices}
+        states[str(gpu.id)] = GpuProgress(gpu=gpu, mode=gpu.mode, slices=slices, instances=list(gpu.instances))
+    return states
+
+
+def apply_step(progress: Mapping[str, GpuProgress], step: Step) -> None:
+    """Apply a step that has ended."""
+    gpu = progress[step.gpu]
+    if step.kind == "repartition":
+        gpu.slices = (gpu.slices - set(step.destroyed)) | set(step.made)
+        gpu.mode = step.mode or gpu.mode
+        return
+    assert step.instance is not None
+    if step.kind == "delete":
+        gpu.instances.remove(step.instance)
+        return
+    gpu.instances.append(step.instance)
+    if step.source is not None and step.source_gpu is not None:
+        progress[step.source_gpu].instances.remove(step.source)
+
+
+def advance_progress(transition: Transition, done: Collection[str]) -> dict[str, GpuProgress]:
+    """Return the state of every GPU after the completed steps."""
+    progress = make_initial_progress(transition)
+    for step in transition.steps:
+        if step.id in done:
+            apply_step(progress, step)
+    return progress
+
+
+def restart(transition: Transition, progress: Mapping[str, GpuProgress], set_aside: Collection[str]) -> Transition:
+    """Return a transition without steps from the present state, in which the GPUs `set_aside` do not change."""
+    gpus = tuple(
+        dataclasses.replace(state.gpu, mode=state.mode, instances=tuple(state.instances))  # type: ignore[arg-type]
+        for state in progress.values()
+    )
+    idle = tuple(IdleInstances(gpu=name, slices=state.idle) for name, state in progress.items() if state.idle)
+    return dataclasses.replace(
+        transition, today=Deployment(gpus=gpus), steps=(), idle=idle, set_aside=tuple(set_aside), makespan_s=None
+    )

@@ -7,7 +7,7 @@ import pytest
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner import __main__ as planner
-from pipeline.planner import parvagpu, profile_table
+from pipeline.planner import profile_table
 from pipeline.planner.profile_table import Profile, Row
 
 HEAD = "Mig instance,Batch size,Workload Number,Throughput,Latency"
@@ -143,7 +143,7 @@ def test_parvagpu_gives_the_throughput_of_a_process(tmp_path, capsys):
 
 
 def test_a_configuration_that_did_not_run_is_missing():
-    rows = parvagpu.read(PARVAGPU).rows
+    rows = profile_table.read_parvagpu(PARVAGPU).rows
     assert not [row for row in rows if (row.workload, row.instance_profile, row.processes) == ("bert", "1g.10gb", 5)]
 
 

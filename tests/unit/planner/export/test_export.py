@@ -10,30 +10,17 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.planner import __main__, deployment
-from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
+from pipeline.planner import __main__
+from pipeline.planner.deployment import Deployment, Gpu, Plan
 from pipeline.planner.export.experiment import build_programs, deal_rates, group_gpus
 from tests.conftest import DATA
 from tests.support.experiments import configs_of, planned
 from tests.support.json_schema import violations
-
-H100 = "h100_80gb"
+from tests.support.plans import H100, instance, plan_of, refusal, write_plan
 
 
 def schema(name: str) -> Any:
     return json.loads((DATA / f"schemas/{name}.json").read_text())
-
-
-def instance(
-    profile: str | None, start: int | None, service: str, throughput: float | None, **changes: Any
-) -> Instance:
-    return Instance(profile=profile, start=start, service=service, throughput_per_s=throughput, **changes)
-
-
-def plan_of(*gpus: Gpu, rate: float = 60.0) -> Plan:
-    used = dict.fromkeys(each.service for gpu in gpus for each in gpu.instances)
-    services = tuple(Service(name=name, rate_per_s=rate, objective_ms=200.0) for name in used)
-    return Plan(deployment=Deployment(gpus=gpus), services=services)
 
 
 def divided(**changes: Any) -> Gpu:
@@ -46,8 +33,11 @@ WHOLE = Gpu(model=H100, mode="mps", instances=(instance(None, None, "infer_tiny"
 
 
 def export(tmp_path: Path, plan: Plan, kind: str, *options: str) -> int:
-    deployment.write(plan, tmp_path / "mine.json")
-    return __main__.main(["export", str(tmp_path / "mine.json"), "--as", kind, *options])
+    return __main__.main(["export", str(write_plan(tmp_path, plan)), "--as", kind, *options])
+
+
+def refuse(tmp_path: Path, capsys: Any, plan: Plan, kind: str, *options: str) -> str:
+    return refusal(capsys, "export", write_plan(tmp_path, plan), "--as", kind, *options)
 
 
 def test_rates_are_dealt_by_throughput_and_add_up() -> None:
@@ -75,7 +65,7 @@ def test_gpus_that_are_alike_are_one_group_and_every_process_is_a_job() -> None:
 
 def test_no_p99_is_asked_of_a_process_that_gets_too_few_requests_for_one(tmp_path: Path, capsys) -> None:
     slow = Gpu(model=H100, instances=(instance("3g.40gb", 0, "infer_tiny_text", 30.0, latency_p99_ms=9.0),))
-    plan = plan_of(slow, rate=1.5)
+    plan = plan_of(slow, rate_per_s=1.5)
     assert export(tmp_path, plan, "experiment", "--out", str(tmp_path / "conf")) == 0
     assert "too few requests for a p99 of infer_tiny_text: `check` compares the mean" in capsys.readouterr().out
     arguments = [f"hydra.searchpath=[file://{tmp_path / 'conf'}]", "+experiment=mine", "gpu=simulated_h100_80gb"]
@@ -112,16 +102,19 @@ def test_the_exported_experiment_is_what_was_planned(tmp_path: Path, capsys) -> 
 def test_an_experiment_is_of_one_model_and_of_known_workloads(tmp_path: Path, capsys) -> None:
     other = Gpu(model="a100_80gb", instances=(instance("3g.40gb", 0, "infer_tiny", 100.0),))
     out = ["--out", str(tmp_path / "conf")]
-    assert export(tmp_path, plan_of(WHOLE, other), "experiment", *out) == 2
-    assert "GPUs of 2 models (a100_80gb, h100_80gb)" in capsys.readouterr().err
+    assert "GPUs of 2 models (a100_80gb, h100_80gb)" in refuse(
+        tmp_path, capsys, plan_of(WHOLE, other), "experiment", *out
+    )
     assert export(tmp_path, plan_of(WHOLE, other), "experiment", *out, "--gpu", "simulated_a100_80gb") == 0
     content = yaml.safe_load((tmp_path / "conf/experiment/mine.yaml").read_text())
     assert [program["rate_per_s"] for program in content["sizes"].values()] == [30.0]
-    assert export(tmp_path, plan_of(WHOLE), "experiment", *out) == 2
-    assert "exists; choose another --name, or replace it with --force" in capsys.readouterr().err
+    assert "exists; choose another --name, or replace it with --force" in refuse(
+        tmp_path, capsys, plan_of(WHOLE), "experiment", *out
+    )
     bert = plan_of(Gpu(model=H100, instances=(instance("3g.40gb", 0, "bert", 9.0, batch=2),)))
-    assert export(tmp_path, bert, "experiment", *out, "--force") == 2
-    assert "service bert: conf/workload has no bert.yaml; name its workload" in capsys.readouterr().err
+    assert "service bert: conf/workload has no bert.yaml; name its workload" in refuse(
+        tmp_path, capsys, bert, "experiment", *out, "--force"
+    )
     assert (
         export(tmp_path, bert, "experiment", *out, "--force", "--workload", "bert=infer_bert_base precision=bf16") == 0
     )
@@ -157,21 +150,23 @@ def test_mig_parted_takes_the_configuration(tmp_path: Path, capsys) -> None:
         "mine-1": [0, 1, 2, 3],
         "mine-2": [0, 1, 2],
     }
-    assert export(tmp_path, plan_of(divided(id="1"), divided(id="01")), "mig-parted") == 2
-    assert "two GPUs have the same index" in capsys.readouterr().err
+    assert "two GPUs have the same index" in refuse(
+        tmp_path, capsys, plan_of(divided(id="1"), divided(id="01")), "mig-parted"
+    )
     assert export(tmp_path, plan_of(divided(id="5")), "mig-parted") == 0
     assert yaml.safe_load(capsys.readouterr().out)["mig-configs"]["mine"][0]["devices"] == [5]
-    assert export(tmp_path, plan_of(divided(id="GPU-1")), "mig-parted") == 2
-    assert "is not a GPU index" in capsys.readouterr().err
+    assert "is not a GPU index" in refuse(tmp_path, capsys, plan_of(divided(id="GPU-1")), "mig-parted")
 
 
 def test_kubernetes_takes_the_manifests(tmp_path: Path, capsys) -> None:
-    assert export(tmp_path, plan_of(divided(), divided(), WHOLE), "kubernetes") == 2
-    assert "service infer_tiny has no image" in capsys.readouterr().err
-    assert export(tmp_path, plan_of(WHOLE), "kubernetes", "--image", "a:1", "--image", "infer=b:1") == 2
-    assert "--image infer=...: " in (err := capsys.readouterr().err) and "has no service infer; check the name" in err
-    assert export(tmp_path, plan_of(WHOLE), "kubernetes", "--image", "any 1") == 2
-    assert "--image 'any 1' contains a space" in capsys.readouterr().err
+    assert "service infer_tiny has no image" in refuse(
+        tmp_path, capsys, plan_of(divided(), divided(), WHOLE), "kubernetes"
+    )
+    error = refuse(tmp_path, capsys, plan_of(WHOLE), "kubernetes", "--image", "a:1", "--image", "infer=b:1")
+    assert "--image infer=...: " in error and "has no service infer; check the name" in error
+    assert "--image 'any 1' contains a space" in refuse(
+        tmp_path, capsys, plan_of(WHOLE), "kubernetes", "--image", "any 1"
+    )
     images = ["--image", "registry/any:1", "--image", "infer_tiny_text=registry/text:2"]
     assert export(tmp_path, plan_of(divided(), divided(), WHOLE), "kubernetes", *images) == 0
     manifests = list(yaml.safe_load_all(capsys.readouterr().out))
@@ -193,8 +188,7 @@ def test_kubernetes_takes_the_manifests(tmp_path: Path, capsys) -> None:
         "nvidia.com/gpu": 1,
     }
     two = Gpu(model=H100, mode="mps", instances=(*WHOLE.instances, instance(None, None, "infer_tiny_text", 5.0)))
-    assert export(tmp_path, plan_of(two), "kubernetes", *images) == 2
-    assert "has 2 services but no MIG instances" in capsys.readouterr().err
+    assert "has 2 services but no MIG instances" in refuse(tmp_path, capsys, plan_of(two), "kubernetes", *images)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +218,6 @@ def test_a_plan_without_gpus_or_a_bad_name_is_refused(tmp_path: Path, capsys) ->
         ("mig-parted", "has no GPU"),
         ("kubernetes", "the plan has no service on any GPU"),
     ):
-        assert export(tmp_path, empty, kind) == 2
-        assert said in capsys.readouterr().err
+        assert said in refuse(tmp_path, capsys, empty, kind)
     assert export(tmp_path, empty, "mig-parted", "--name", "a b") == 2
     assert not (tmp_path / "conf").exists()

@@ -16,7 +16,7 @@ import pytest
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.planner.commands.advise_command import answer_of
+from pipeline.planner.commands.results_commands import answer_advice
 from pipeline.planner.results.advice import Advice, advise
 from pipeline.planner.results.follow_up_sweep import build_command
 from pipeline.report.evaluate.cells import Cell, make_cells
@@ -248,7 +248,7 @@ def test_modes_of_several_commands_are_all_in_the_sweep() -> None:
 
 
 def test_a_command_with_a_file_that_was_removed_is_not_proposed() -> None:
-    answer = answer_of(study(*as_typed(blocks(3, naive=1.2, mps=1.9), f"{TYPED} listeners=[host,pressure]")))
+    answer = answer_advice(study(*as_typed(blocks(3, naive=1.2, mps=1.9), f"{TYPED} listeners=[host,pressure]")))
     assert "    to get advice, measure again without listeners=pressure, which does not exist any more" in answer.text
     assert answer.data["cases"][0]["sweep"] is None
 
@@ -277,11 +277,11 @@ def test_what_was_not_measured_is_asked_for() -> None:
 
 
 def test_what_is_printed_and_how_it_ends() -> None:
-    done = answer_of(study(*blocks(5, naive=1.2, mps=1.9)))
+    done = answer_advice(study(*blocks(5, naive=1.2, mps=1.9)))
     assert done.status == 0 and done.data["cases"][0]["mode"] == "MPS"
     assert "2 tiny bs128: use MPS: 1.58 times" in done.text
-    refused = answer_of(study(*as_typed(blocks(3, naive=1.2, mps=1.9), TYPED)))
+    refused = answer_advice(study(*as_typed(blocks(3, naive=1.2, mps=1.9), TYPED)))
     assert refused.status == 1 and "    to get advice, run: python run.py -m scenario=naive,mps" in refused.text
     assert refused.data["cases"][0]["sweep"] in refused.text
     with pytest.raises(ConfigError, match="no group of several jobs"):
-        answer_of(study(copies("serial", 1, 100.0)))
+        answer_advice(study(copies("serial", 1, 100.0)))

@@ -14,8 +14,7 @@ import pytest
 from pipeline.base.domain.records import CO_RUNNERS, Result
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner.__main__ import main
-from pipeline.planner.commands.pairs_command import answer_of
-from pipeline.planner.results.pairing import choose_pairs
+from pipeline.planner.commands.results_commands import answer_predictions, choose_pairs
 from pipeline.report.claims_command import format_value
 from pipeline.report.evaluate.cells import make_cells
 from pipeline.report.evaluate.claimed_figures import NoFigureError
@@ -310,7 +309,7 @@ def predictions_of(rows: Sequence[Row]) -> list[PairPrediction]:
 
 def test_the_answer_is_a_table_and_json_and_says_what_is_not_known() -> None:
     rows = unique([*beside("a", MEMORY), *beside("b", CACHE), pair(("a", "c"), (MEMORY, MEMORY))])
-    answer = answer_of(study(*rows))
+    answer = answer_predictions(study(*rows))
     assert answer.status == 0
     lines = answer.text.splitlines()
     assert lines[1].split()[:8] == ["a", "bs128", "+", "b", "bs128", "MPS", "1.00,", "1.00"]
@@ -321,22 +320,22 @@ def test_the_answer_is_a_table_and_json_and_says_what_is_not_known() -> None:
     first, second, _ = json.loads(json.dumps(answer.data))["pairs"]
     assert first["slowdowns"][0]["middle"] == pytest.approx(1) and first["error"] is None
     assert second["slowdowns"] is None and second["reason"]
-    refused = answer_of(study(*rows), device="a100_80gb")
+    refused = answer_predictions(study(*rows), device="a100_80gb")
     assert refused.status == 1 and refused.data["pairing"] is None and "Put together" not in refused.text
 
 
 def test_what_is_simulated_is_said_to_be() -> None:
     rows = [replace(one, is_simulated=True) for one in unique([*beside("a", MEMORY), *beside("b", CACHE)])]
-    answer = answer_of(study(*rows), device="simulated_h100_80gb")
+    answer = answer_predictions(study(*rows), device="simulated_h100_80gb")
     assert answer.status == 0 and answer.text.splitlines()[-1].startswith("simulated: ")
-    assert "was measured on simulated_h100_80gb" in answer_of(study(*rows), device="h100_80gb").text
+    assert "was measured on simulated_h100_80gb" in answer_predictions(study(*rows), device="h100_80gb").text
 
 
 def test_studies_without_two_workloads_beside_stressors_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"no workload with a result beside a stressor; measure: .*sensitivity"):
-        answer_of(study(row("serial", (job(0, params("a"), ALONE),))))
+        answer_predictions(study(row("serial", (job(0, params("a"), ALONE),))))
     with pytest.raises(ConfigError, match="has a bs128 only, but a pair needs two workloads; measure: "):
-        answer_of(study(*beside("a", MEMORY)))
+        answer_predictions(study(*beside("a", MEMORY)))
 
 
 @pytest.mark.parametrize("words", [["--driver-branch", "0"], ["--root", "nowhere"]])

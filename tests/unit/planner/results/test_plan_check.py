@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,16 +12,19 @@ import pytest
 from pipeline.base.domain.records import Result
 from pipeline.base.system.errors import ConfigError
 from pipeline.planner import profile_table
-from pipeline.planner.commands.check_command import describe_check
+from pipeline.planner.commands import results_commands
+from pipeline.planner.commands.results_commands import describe_check
 from pipeline.planner.deployment import Gpu, Instance, Plan
 from pipeline.planner.export.experiment import deal_rates, group_gpus, select_model
 from pipeline.planner.profile_table import Profile
+from pipeline.planner.results import plan_check
 from pipeline.planner.results.plan_check import Check, Compared, build_table, check
 from pipeline.report.evaluate.statistics import Estimate
 from pipeline.report.page.page import make_content, render
 from pipeline.report.read.study_records import JobRow, Row
+from tests.support.plans import H100, plan_of
 from tests.support.report_rows import job, params, row, study
-from tests.unit.planner.export.test_export import H100, WHOLE, divided, plan_of
+from tests.unit.planner.export.test_export import WHOLE, divided
 
 PLAN = plan_of(divided(), divided(), WHOLE)
 
@@ -236,3 +240,12 @@ def test_it_is_a_section_of_the_report() -> None:
     content = make_content(study(*rows))
     page = render(replace(content, tables=[table, *content.tables]))
     assert "Planned and measured" in page and "throughput (1/s)" in page and "+67.0%" in page
+
+
+def test_the_report_has_the_table_first_and_a_picture_of_the_gpus(tmp_path: Path) -> None:
+    measured = study(*runs_of(PLAN))
+    table = plan_check.build_table(plan_check.check(PLAN, measured, None, "plan.json"), "plan.json")
+    page = results_commands._write_report(measured, table, PLAN, tmp_path / "report").read_text()
+    assert "Services on the slices of each GPU" in page and table.title in page
+    assert "3g.40gb" in (tmp_path / "report/figures/planned-gpus.svg").read_text()
+    assert (tmp_path / "report/figures/planned-gpus.pdf").read_bytes().startswith(b"%PDF")

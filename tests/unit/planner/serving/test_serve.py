@@ -9,11 +9,11 @@ import yaml
 
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.planner import __main__ as planner
-from pipeline.planner import parvagpu, profile_table
-from pipeline.planner.pictures import load_picture
+from pipeline.planner import pictures, profile_table
 from pipeline.planner.serving import solvers
+from tests.support.plans import answer
 from tests.unit.planner.serving import validator
-from tests.unit.planner.serving.cases import random_case
+from tests.unit.planner.serving.validator import random_case
 
 pytestmark = pytest.mark.usefixtures("searches_by_rounds")
 PARVAGPU = PROJECT_DIR / "tests/data/parvagpu"
@@ -37,15 +37,8 @@ def scenario(number):
 @pytest.fixture(scope="module")
 def parva_profile(tmp_path_factory):
     path = tmp_path_factory.mktemp("parvagpu") / "profile.csv"
-    profile_table.write(path, parvagpu.read(PARVAGPU))
+    profile_table.write(path, profile_table.read_parvagpu(PARVAGPU))
     return path
-
-
-def run(capsys, *argv):
-    """Exit status and the JSON that a command prints; the error where that is not 0 or 1."""
-    status = planner.main([*map(str, argv), "--json"])
-    captured = capsys.readouterr()
-    return status, json.loads(captured.out) if status < 2 else captured.err
 
 
 def demand(folder, services, **others):
@@ -79,7 +72,7 @@ def test_the_page_on_mig_serving_has_the_gpus_of_each_method(capsys, parva_profi
     assert [row[:2] for row in rows] == [(number, load) for load in (1, 4, 8) for number in (1, 2, 3, 4)]
     for number, load, exact, searches, smallest, undivided, saved in rows:
         path = SCENARIOS / f"scenario_{number}.yaml"
-        _, data = run(capsys, "compare", path, "--profile", parva_profile, "--load", load)
+        _, data = answer(capsys, "compare", path, "--profile", parva_profile, "--load", load)
         assert {row["method"]: row["num_gpus"] for row in data["methods"]} == {
             "exact": exact,
             "greedy": searches,
@@ -96,11 +89,11 @@ def test_the_scenarios_of_parvagpu_take_no_more_gpus_than_published(tmp_path, ca
     services = scenario(number)
     out = tmp_path / "plan.json"
     argv = [demand(tmp_path, services), "--profile", parva_profile, "--gpu", "simulated_a100_80gb"]
-    status, plan = run(capsys, "serve", *argv, "--out", out)
+    status, plan = answer(capsys, "serve", *argv, "--out", out)
     assert (status, plan["status"], plan["gap"]) == (0, "optimal", 0) and plan["num_gpus"] == plan["bound"] <= published
     assert validator.faults(plan, services, validator.read_profile(parva_profile)) == []
     assert json.loads(out.read_text()) == plan
-    _, compared = run(capsys, "compare", *argv)
+    _, compared = answer(capsys, "compare", *argv)
     num_gpus = {row["method"]: row["num_gpus"] for row in compared["methods"]}
     assert num_gpus["whole GPUs"] == [6, 11, 11, 11][number]
     assert num_gpus["exact"] == plan["num_gpus"] <= num_gpus["tree"] <= num_gpus["greedy"] <= num_gpus["7x 1g.10gb"]
@@ -114,7 +107,7 @@ def test_random_plans_are_legal_and_as_small_as_trying_everything_finds(tmp_path
     services, path, models, limits, margin, argv = random_case(seed, tmp_path)
     rows = validator.read_profile(path)
     fewest = validator.fewest(services, rows, models, limits, most=3, margin=margin)
-    status, plan = run(capsys, "serve", *argv)
+    status, plan = answer(capsys, "serve", *argv)
     if status == 0:
         assert validator.faults(plan, services, rows, limits, margin) == []
         assert plan["status"] == "optimal"
@@ -124,7 +117,7 @@ def test_random_plans_are_legal_and_as_small_as_trying_everything_finds(tmp_path
         assert (status, plan["status"], fewest) == (1, "infeasible", None)
         assert plan["reasons"]
     for method in ("greedy", "tree", "genetic"):
-        status, other = run(capsys, "serve", *argv, "--method", method)
+        status, other = answer(capsys, "serve", *argv, "--method", method)
         if status == 0:
             assert validator.faults(other, services, rows, limits, margin) == []
             assert plan["num_gpus"] <= other["num_gpus"]
@@ -165,7 +158,7 @@ def table(folder, *rows):
 def test_an_objective_that_nothing_meets_is_an_answer(tmp_path, capsys):
     services = demand(tmp_path, [BERT | {"objective_ms": 40}], latency_share=0.5)
     path, out = table(tmp_path, ROW, WHOLE | {"latency_mean_ms": "25"}), tmp_path / "plan.json"
-    status, said = run(capsys, "serve", services, "--profile", path, "--out", out)
+    status, said = answer(capsys, "serve", services, "--profile", path, "--out", out)
     assert (status, said["status"], said["num_gpus"], said["gpus"]) == (1, "infeasible", None, [])
     assert said["unmet"] == [
         {
@@ -183,7 +176,7 @@ def test_an_objective_that_nothing_meets_is_an_answer(tmp_path, capsys):
 
 def test_the_99th_percentile_counts_where_it_was_measured(tmp_path, capsys):
     path = table(tmp_path, ROW | {"latency_p99_ms": "120"}, WHOLE | {"latency_p99_ms": ""})
-    status, plan = run(capsys, "serve", demand(tmp_path, [BERT]), "--profile", path)
+    status, plan = answer(capsys, "serve", demand(tmp_path, [BERT]), "--profile", path)
     assert status == 0 and [gpu["mode"] for gpu in plan["gpus"]] == ["mps", "mps"]
     assert plan["details"]["services"][0]["latency_is"] == "mean"
 
@@ -192,10 +185,10 @@ def test_nothing_is_planned_with_modes_that_no_plan_can_ask_for(tmp_path, capsys
     best = {"throughput_per_s": "1000", "latency_mean_ms": "1"}
     others = [WHOLE | best | {"sharing_mode": mode} for mode in ("timeslice", "mps_static", "fair")]
     argv = ["serve", demand(tmp_path, [BERT]), "--gpu", "simulated_a100_80gb"]
-    plans = [run(capsys, *argv, "--profile", table(tmp_path, ROW, *each)) for each in ([], others)]
+    plans = [answer(capsys, *argv, "--profile", table(tmp_path, ROW, *each)) for each in ([], others)]
     assert plans[0][0] == plans[1][0] == 0
     assert plans[0][1]["gpus"] == plans[1][1]["gpus"]
-    status, error = run(capsys, *argv, "--profile", table(tmp_path, *others))
+    status, error = answer(capsys, *argv, "--profile", table(tmp_path, *others))
     assert status == 2 and "service bert has no row" in error
 
 
@@ -203,7 +196,7 @@ def test_too_few_gpus_are_said_with_who_must_go(tmp_path, capsys):
     path = table(tmp_path, ROW, ROW | {"workload": "yolo"})
     services = [BERT | {"rate_per_s": 65}, BERT | {"name": "yolo", "rate_per_s": 5}]
     argv = ["serve", demand(tmp_path, services, limits={"gpus": {"a100_80gb": 1}}), "--profile", path]
-    status, said = run(capsys, *argv)
+    status, said = answer(capsys, *argv)
     assert status == 1 and "limits.gpus (1 of a100_80gb) allows too few" in said["reasons"][0]
     assert "without bert the others" in said["reasons"][0] or "without yolo the others" in said["reasons"][0]
 
@@ -219,7 +212,7 @@ def test_a_small_service_gets_a_small_instance(tmp_path, capsys, method, limits)
     path = table(tmp_path, *rows)
     for rate, expected in ((20, ["2g.20gb"]), (15, ["1g.10gb"]), (120, ["1g.10gb", "2g.20gb"]), (400, [None])):
         services = demand(tmp_path, [BERT | {"rate_per_s": rate}], limits=limits)
-        status, plan = run(capsys, "serve", services, "--profile", path, "--method", method, "--time-limit-s", 0.5)
+        status, plan = answer(capsys, "serve", services, "--profile", path, "--method", method, "--time-limit-s", 0.5)
         assert (status, plan["num_gpus"]) == (0, 1)
         assert sorted((each["profile"] for each in plan["gpus"][0]["instances"]), key=str) == expected, rate
         assert plan["details"]["has_fewest_slices"]
@@ -229,7 +222,7 @@ def test_the_margin_is_what_the_interval_says(tmp_path, capsys):
     path = table(tmp_path, ROW | {"throughput_low_per_s": "8"})
     argv = ["serve", demand(tmp_path, [BERT]), "--profile", path]
     for margin, num_instances in (("none", 6), ("interval", 8), ("0.5", 12)):
-        _, plan = run(capsys, *argv, "--margin", margin)
+        _, plan = answer(capsys, *argv, "--margin", margin)
         assert plan["details"]["services"][0]["num_instances"] == num_instances, margin
         assert plan["gpus"][0]["instances"][0]["throughput_per_s"] == 10
 
@@ -245,7 +238,7 @@ def test_of_mixed_models_each_is_used_for_what_it_does_best(tmp_path, capsys):
         ]
     ]
     services = [BERT | {"rate_per_s": 200}, BERT | {"name": "yolo", "rate_per_s": 100}]
-    status, plan = run(capsys, "serve", demand(tmp_path, services), "--profile", table(tmp_path, *rows))
+    status, plan = answer(capsys, "serve", demand(tmp_path, services), "--profile", table(tmp_path, *rows))
     assert status == 0 and plan["num_gpus"] == 3
     assert {(gpu["model"], gpu["instances"][0]["service"]) for gpu in plan["gpus"]} == {
         ("a100_80gb", "bert"),
@@ -281,7 +274,7 @@ BAD_SERVICES = {
 def test_services_that_cannot_be_used_are_refused(tmp_path, capsys, content, message):
     services, out = tmp_path / "services.yaml", tmp_path / "plan.json"
     services.write_text(yaml.safe_dump(content))
-    status, error = run(capsys, "serve", services, "--profile", table(tmp_path, ROW), "--out", out)
+    status, error = answer(capsys, "serve", services, "--profile", table(tmp_path, ROW), "--out", out)
     assert status == 2 and message in error and error.count("\n") == 1 and not out.exists()
 
 
@@ -307,7 +300,7 @@ BAD_TEXTS = {
 def test_yaml_that_holds_something_else_is_refused_in_one_line(tmp_path, capsys, text, message):
     services = tmp_path / "services.yaml"
     services.write_text(text)
-    status, error = run(capsys, "serve", services, "--profile", table(tmp_path, ROW))
+    status, error = answer(capsys, "serve", services, "--profile", table(tmp_path, ROW))
     assert status == 2 and message in error and error.count("\n") == 1
 
 
@@ -340,19 +333,19 @@ BAD_PROFILES = {
 def test_profiles_that_cannot_be_used_are_refused(tmp_path, capsys, rows, others, message):
     path = table(tmp_path, *rows)
     gpus = [] if "NVIDIA L4" in others else ["--gpu", "simulated_a100_80gb"]
-    status, error = run(capsys, "serve", demand(tmp_path, [BERT]), "--profile", path, *gpus, *others)
+    status, error = answer(capsys, "serve", demand(tmp_path, [BERT]), "--profile", path, *gpus, *others)
     assert status == 2 and message in error and error.count("\n") == 1
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_planned(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(solvers, "solve", lambda *_, **__: pytest.fail("planned"))
     argv = ["serve", demand(tmp_path, [BERT]), "--profile", table(tmp_path, ROW), "--out", tmp_path / "no/plan.json"]
-    status, error = run(capsys, *argv)
+    status, error = answer(capsys, *argv)
     assert status == 2 and "does not exist; create it" in error and error.count("\n") == 1
 
 
 def test_a_file_that_is_not_there_is_named_once(tmp_path, capsys):
-    status, error = run(capsys, "serve", tmp_path / "no.yaml", "--profile", table(tmp_path, ROW))
+    status, error = answer(capsys, "serve", tmp_path / "no.yaml", "--profile", table(tmp_path, ROW))
     assert status == 2 and error.startswith(
         f"error: {tmp_path}/no.yaml: cannot be read: No such file or directory; name"
     )
@@ -361,22 +354,22 @@ def test_a_file_that_is_not_there_is_named_once(tmp_path, capsys):
 def test_a_file_that_is_no_yaml_is_named_with_its_row(tmp_path, capsys):
     services = tmp_path / "services.yaml"
     services.write_text("services:\n  - {name: [bert\n")
-    status, error = run(capsys, "serve", services, "--profile", table(tmp_path, ROW))
+    status, error = answer(capsys, "serve", services, "--profile", table(tmp_path, ROW))
     assert status == 2 and "services.yaml row 3: not valid YAML" in error and error.count("\n") == 1
 
 
 def test_methods_are_compared_at_several_loads(tmp_path, capsys, parva_profile):
     path = demand(tmp_path, scenario(0))
     argv = ["compare", path, "--profile", parva_profile]
-    _, one = run(capsys, *argv)
-    _, both = run(capsys, *argv, "--load", 1, "--load", 3)
+    _, one = answer(capsys, *argv)
+    _, both = answer(capsys, *argv, "--load", 1, "--load", 3)
     needed = [{row["method"]: row["num_gpus"] for row in each["methods"]} for each in (one, *both["loads"])]
     assert [each["load"] for each in both["loads"]] == [1, 3] and needed[0] == needed[1]
-    assert [each.load for each in load_picture.read(both, "compare.json")] == [1, 3]  # as it is drawn from
+    assert [each.load for each in pictures.read_loads(both, "compare.json")] == [1, 3]  # as it is drawn from
     tripled = [service | {"rate_per_s": 3 * service["rate_per_s"]} for service in scenario(0)]
-    _, expected = run(capsys, "serve", demand(tmp_path, tripled), "--profile", parva_profile)
+    _, expected = answer(capsys, "serve", demand(tmp_path, tripled), "--profile", parva_profile)
     assert needed[2]["exact"] == expected["num_gpus"] > needed[0]["exact"]
-    status, error = run(capsys, *argv, "--load", 0)
+    status, error = answer(capsys, *argv, "--load", 0)
     assert status == 2 and "--load 0" in error
 
 
@@ -395,7 +388,7 @@ def test_only_what_was_profiled_is_compared_with(tmp_path, capsys, profiles, exp
         for each in profiles
     ]
     argv = ["compare", demand(tmp_path, [BERT]), "--profile", table(tmp_path, *rows)]
-    status, found = run(capsys, *argv)
+    status, found = answer(capsys, *argv)
     assert status == 0
     assert [row["method"] for row in found["methods"]][len(solvers.METHODS) :] == expected
 
@@ -420,6 +413,6 @@ def test_rows_of_profiles_that_the_driver_does_not_have_are_left_out(tmp_path, c
     services = [{"name": "bert", "rate_per_s": 100, "objective_ms": 100, "latency_share": 1.0}]
     argv = ["serve", demand(tmp_path, services), "--profile", path, "--gpu", "simulated_a100_40gb", "--margin", "none"]
     for branch, profile in ((None, "1g.10gb"), (525, "1g.10gb"), (510, "2g.10gb")):
-        status, plan = run(capsys, *argv, *(() if branch is None else ("--driver-branch", branch)))
+        status, plan = answer(capsys, *argv, *(() if branch is None else ("--driver-branch", branch)))
         assert status == 0
         assert {instance["profile"] for gpu in plan["gpus"] for instance in gpu["instances"]} == {profile}

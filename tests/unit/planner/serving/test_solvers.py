@@ -1,21 +1,27 @@
-"""What MIG-serving's algorithms promise beside the exact plan."""
+"""MIG-serving's algorithms beside the exact plan, and the plan that changes least from today's."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import random
+from collections import Counter
+from itertools import combinations, permutations, product
 from types import SimpleNamespace
 
 import pytest
 
 from pipeline.planner.deployment import Service
 from pipeline.planner.profile_table import Profile, Row
-from pipeline.planner.serving import problem, solution, solvers
-from pipeline.planner.serving.candidates import Candidates
-from pipeline.planner.serving.demand import Demand
+from pipeline.planner.serving import mig_serving, problem, solution, solvers
 from pipeline.planner.serving.integer_programme import Counts, Programme
+from pipeline.planner.serving.mig_serving import Candidates
+from pipeline.planner.serving.problem import Demand
 from pipeline.prepare.mig import profiles
-from tests.unit.planner.serving.cases import plain_profiles
+from tests.support.plans import answer
+from tests.unit.planner.serving import validator
+from tests.unit.planner.serving.test_serve import BERT, ROW, demand, table
+from tests.unit.planner.serving.validator import plain_profiles
 
 MODEL = "a100_80gb"
 
@@ -38,7 +44,7 @@ def many(num_services, seed=0):
             rows.append(row)
         services.append(Service(name=name, rate_per_s=base * 7**power * chance.lognormvariate(0, 0.7), objective_ms=20))
     model = problem.Model(name=MODEL, mig=profiles.load_model(MODEL))
-    return problem.build(Demand(services=tuple(services)), Profile(rows=tuple(rows)), [model])
+    return problem.build_problem(Demand(services=tuple(services)), Profile(rows=tuple(rows)), [model])
 
 
 @pytest.mark.usefixtures("searches_by_rounds")
@@ -53,18 +59,18 @@ def test_the_greedy_plan_is_near_the_optimum_and_searches_are_not_worse():
         assert exact.num_gpus <= found.num_gpus <= greedy.num_gpus
 
 
-@pytest.mark.parametrize("module", [solvers.tree, solvers.genetic])
-def test_a_search_ends_at_its_time_limit(module, monkeypatch):
+@pytest.mark.parametrize("explore", [mig_serving.grow_tree, mig_serving.evolve])
+def test_a_search_ends_at_its_time_limit(explore, monkeypatch):
     candidates = Candidates(many(6))
-    first = solvers.greedy.complete(candidates, [])
+    first = mig_serving.complete_greedily(candidates, [])
     ticks = itertools.count()
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    found = module.search(candidates, first, seed=1, time_limit_s=5)
+    monkeypatch.setattr(mig_serving, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    found = mig_serving.search(candidates, first, explore, seed=1, time_limit_s=5)
     assert len(found) <= len(first) and next(ticks) == 6  # once before, then in each round
 
 
-@pytest.mark.parametrize("method", ["tree", "genetic"])
-def test_a_search_makes_small_what_it_is_told(method):
+@pytest.mark.parametrize("explore", [mig_serving.grow_tree, mig_serving.evolve])
+def test_a_search_makes_small_what_it_is_told(explore):
     """Not only the number of GPUs: here also how much of a service is lost with one of them."""
     stated = many(6)
 
@@ -72,12 +78,11 @@ def test_a_search_makes_small_what_it_is_told(method):
         return 1000 * len(gpus) + sum(each.services.count(service) ** 2 for each in gpus for service in range(6))
 
     candidates = Candidates(stated)
-    first = solvers.greedy.complete(candidates, [])
-    search = {"tree": solvers.tree.search, "genetic": solvers.genetic.search}[method]
-    found = search(candidates, first, seed=1, time_limit_s=20, rounds=40, cost=cost)
+    first = mig_serving.complete_greedily(candidates, [])
+    found = mig_serving.search(candidates, first, explore, seed=1, time_limit_s=20, rounds=40, cost=cost)
     assert cost(found) < cost(first)
-    assert not solvers.greedy.Selection(candidates, found).lack.any()
-    again = search(candidates, first, seed=1, time_limit_s=20, rounds=40, cost=cost)
+    assert not mig_serving.Selection(candidates, found).lack.any()
+    again = mig_serving.search(candidates, first, explore, seed=1, time_limit_s=20, rounds=40, cost=cost)
     assert again == found
 
 
@@ -112,3 +117,113 @@ def test_a_plan_near_that_of_the_linear_programme_stands_in_where_the_time_is_sh
     found = solvers.solve(stated, solvers.EXACT, time_limit_s=20)
     assert found.bound <= proved.num_gpus <= found.num_gpus <= proved.num_gpus + 1
     assert all(share > 1 - 1e-9 for share in solution.shares(stated, found.gpus))
+
+
+A30 = "a30_24gb"
+PLACES = [
+    (profile["name"], place["start"])
+    for profile in validator.TABLE[validator.KEYS[A30]]["gi_profiles"]
+    if not profile["attributes"]
+    for place in profile["placements"]
+]
+
+
+def in_place(gpu):
+    """What runs on a GPU, as place and service."""
+    return {(each["profile"], each["start"], each["service"]) for each in gpu["instances"]}
+
+
+def fewest_changes(today, rates, speed, num_gpus):
+    """Instances created and removed at least, then slices, by trying every deployment of so many A30s."""
+    gpus = [
+        {(*place, name) for place, name in zip(placed, who, strict=True)}
+        for size in range(5)
+        for placed in combinations(PLACES, size)
+        if validator.is_legal(A30, None, placed)
+        for who in product(rates, repeat=size)
+    ]
+    old = [in_place(gpu) for gpu in today["gpus"]]
+    total, found = sum(map(len, old)), []
+    for new in product(gpus, repeat=num_gpus):
+        given = Counter()
+        for profile, _, name in (each for gpu in new for each in gpu):
+            given[name] += speed[name, profile]
+        if all(given[name] >= rate for name, rate in rates.items()):
+            most = max(len(new), len(old))
+            padded = [*new, *[set()] * (most - len(new))]
+            kept = max(sum(len(a & b) for a, b in zip(each, old, strict=False)) for each in permutations(padded, most))
+            sizes = [validator.slices_of(A30, profile) for gpu in new for profile, _, _ in gpu]
+            slices = tuple(map(sum, zip(*sizes, strict=True)))
+            found.append((sum(map(len, new)) + total - 2 * kept, slices))
+    return min(found)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "seed", [*range(1, 8), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (0, *range(8, 60)))]
+)
+def test_no_plan_with_as_few_gpus_changes_less(tmp_path, capsys, seed):
+    chance = random.Random(seed)
+    speed = {
+        (name, profile): round(10 * slices ** chance.uniform(0.6, 1.1), 2)
+        for name in ("bert", "yolo")
+        for profile, slices, _ in plain_profiles(A30)
+    }
+    rows = [
+        ROW | {"workload": name, "gpu_model": A30, "instance_profile": profile, "throughput_per_s": str(rate)}
+        for (name, profile), rate in speed.items()
+    ]
+    path = table(tmp_path, *rows)
+
+    def planned(rates, *others):
+        services = [BERT | {"name": name, "rate_per_s": rate} for name, rate in rates.items()]
+        return answer(capsys, "serve", demand(tmp_path, services), "--profile", path, *others)
+
+    _, today = planned({name: round(chance.uniform(5, 35), 1) for name in ("bert", "yolo")})
+    for number, gpu in enumerate(today["gpus"]):
+        gpu["id"] = f"GPU-{number}"
+    (tmp_path / "today.json").write_text(json.dumps(today))
+    rates = {name: round(chance.uniform(5, 35), 1) for name in ("bert", "yolo")}
+    status, plan = planned(rates, "--from", tmp_path / "today.json")
+    _, alone = planned(rates)
+    changes = plan["details"]["changes"]
+    assert (
+        status == 0
+        and changes["is_least"]
+        and changes["at_least"] == sum(changes[f"num_{what}"] for what in ("created", "removed"))
+    )
+    assert plan["num_gpus"] == alone["num_gpus"] <= 2
+    services = [BERT | {"name": name, "rate_per_s": rate, "latency_share": 1.0} for name, rate in rates.items()]
+    assert validator.faults(plan, services, validator.read_profile(path)) == []
+    new = {gpu["id"]: in_place(gpu) for gpu in plan["gpus"] if gpu["id"]}
+    kept = sum(len(in_place(gpu) & new.get(gpu["id"], set())) for gpu in today["gpus"])
+    placed, before = (sum(len(gpu["instances"]) for gpu in each["gpus"]) for each in (plan, today))
+    assert changes["num_kept"] == kept
+    assert (changes["num_created"], changes["num_removed"]) == (placed - kept, before - kept)
+    expected = fewest_changes(today, rates, speed, plan["num_gpus"])
+    assert (placed + before - 2 * kept, validator.count_slices(plan)) == expected
+    assert plan["details"]["has_fewest_slices"]
+
+
+def test_limits_hold_where_a_plan_is_held_against_todays(tmp_path, capsys):
+    rows = [ROW | {"workload": name} for name in ("bert", "yolo")]
+    path = table(tmp_path, *rows)
+    both = [BERT | {"rate_per_s": 25}, BERT | {"name": "yolo", "rate_per_s": 25}]
+    _, today = answer(capsys, "serve", demand(tmp_path, both), "--profile", path)
+    assert today["num_gpus"] == 1
+    (tmp_path / "today.json").write_text(json.dumps(today))
+    argv = [demand(tmp_path, both, limits={"apart": [["bert", "yolo"]]}), "--profile", path]
+    _, plan = answer(capsys, "serve", *argv, "--from", tmp_path / "today.json")
+    assert plan["num_gpus"] == 2 and not plan["details"]["changes"]["is_least"]
+    assert plan["details"]["changes"]["num_kept"] == 3
+    assert all(len({each["service"] for each in gpu["instances"]}) == 1 for gpu in plan["gpus"])
+
+
+def test_a_deployment_that_is_not_legal_is_refused(tmp_path, capsys):
+    path = table(tmp_path, ROW)
+    _, today = answer(capsys, "serve", demand(tmp_path, [BERT]), "--profile", path)
+    today["gpus"][0]["instances"][1]["start"] = today["gpus"][0]["instances"][0]["start"]
+    (tmp_path / "today.json").write_text(json.dumps(today))
+    argv = ["serve", demand(tmp_path, [BERT]), "--profile", path, "--from", tmp_path / "today.json"]
+    status, error = answer(capsys, *argv, "--out", tmp_path / "new.json")
+    assert status == 2 and "is not legal" in error and not (tmp_path / "new.json").exists()

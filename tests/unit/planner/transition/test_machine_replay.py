@@ -21,8 +21,7 @@ from pipeline.clean import journal_file
 from pipeline.planner import input_files
 from pipeline.planner.__main__ import main
 from pipeline.planner.deployment import Instance
-from pipeline.planner.transition import gpu_progress, proof, transition_steps
-from pipeline.planner.transition import transition_plan as planning
+from pipeline.planner.transition import proof, transition_plan, transition_steps
 from pipeline.planner.transition.transition_steps import Transition
 from pipeline.prepare.device import smi_commands
 from pipeline.prepare.mig import profiles
@@ -47,7 +46,7 @@ class Bench:
     def plan(self, seed: int, *, model: str = "a30_24gb", num_gpus: int = 2, spare: int = 1) -> Transition:
         chance = random.Random(seed)
         one, other = same_rates(*(random_plan(chance, model, num_gpus, 3) for _ in range(2)))
-        planned = planning.plan_transition(one, other, spare, {})
+        planned = transition_plan.plan_transition(one, other, spare, {})
         transition_steps.write(planned, self.steps)
         return planned
 
@@ -118,7 +117,7 @@ def test_mig_is_switched_off_for_whole_gpus_and_on_for_instances(bench: Bench) -
     for number, plans in enumerate(((divided, whole), (whole, divided))):
         bench.machine = bench.folder / f"cluster{number}.json"
         bench.file = StateFile(bench.machine)
-        transition_steps.write(planning.plan_transition(*plans, 1, {}), bench.steps)
+        transition_steps.write(transition_plan.plan_transition(*plans, 1, {}), bench.steps)
         assert bench.replay() == 0
         first, spare = bench.file.read().gpus
         assert first.instances == () and len(spare.instances) == 2 * number and spare.mig_current == bool(number)
@@ -243,7 +242,7 @@ def test_a_machine_that_is_not_as_the_transition_has_it_is_left_alone(
     bench.file.keep(["a30_24gb"] * len(planned.today.gpus))
     Driver(bench.file).set_mig_mode(0, is_on=True)
     taken = {(profile.name, start) for profile in profiles.load_model("a30_24gb").profiles for start in profile.starts}
-    somebody = gpu_progress.begin(planned)["0"].slices
+    somebody = transition_steps.make_initial_progress(planned)["0"].slices
     name, start = min(taken - {(each.profile, each.start) for each in somebody})
     ids = {profile.name: profile.profile_id for profile in profiles.load_model("a30_24gb").profiles}
     nvidia_smi.main(["--state-file", str(bench.machine), "mig", "-i", "0", "-cgi", f"{ids[name]}:{start}", "-C"])

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.planner import deployment
+from pipeline.planner import deployment, pictures
 from pipeline.planner.__main__ import main
 from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan, Service
-from pipeline.planner.pictures import gpu_picture, load_picture, transition_picture
-from pipeline.planner.transition import transition_plan as planning
-from pipeline.planner.transition import transition_steps
+from pipeline.planner.transition import transition_plan, transition_steps
 from pipeline.report.figures.drawing import COLUMN, LEAST_FONT, WIDEST, draw
 from tests.unit.planner.transition.test_transition import DURATIONS_S, drawn, transition
 
@@ -41,35 +39,33 @@ def test_a_plan_is_drawn_with_who_is_where_and_how_full() -> None:
     shared = Gpu(model="NVIDIA A10", mode="mps", instances=(on(None, None, "bert", throughput_per_s=50),))
     services = (Service(name="bert", rate_per_s=80), Service(name="resnet", rate_per_s=50))
     plan = Plan(deployment=Deployment(gpus=(half, half, shared)), services=services)
-    boxes = gpu_picture._boxes(half, {"bert": 0.8, "resnet": 0.25})
+    boxes = pictures._make_boxes(half, {"bert": 0.8, "resnet": 0.25})
     assert [(box.start, box.width, box.load) for box in boxes] == [(4, 4, 0.8), (0, 4, 0.25)]
     assert boxes[0].memory == pytest.approx(20000 / 40192, rel=0.02) and boxes[1].memory is None
-    words = words_of(draw(gpu_picture.sketch(plan, "plan"), "plan", is_simulated=False).svg)
+    words = words_of(draw(pictures.sketch_gpus(plan, "plan"), "plan", is_simulated=False).svg)
     # Of bert, 80 of 150 a second are asked for; of resnet 50 of 400.
     assert {"3g.40gb bert 53%", "4g.40gb 3x resnet 12%", "bert 53%", "2 GPUs", "GPU 2", "MPS", "MIG+MPS"} <= set(words)
 
 
 @pytest.mark.parametrize("gpu", [(), (Gpu(model="a100_80gb", instances=()),)])
 def test_a_plan_with_nobody_in_it_is_drawn_as_well(gpu: tuple[Gpu, ...]) -> None:
-    svg = draw(gpu_picture.sketch(Plan(deployment=Deployment(gpus=gpu)), "plan"), "plan", is_simulated=False).svg
+    svg = draw(pictures.sketch_gpus(Plan(deployment=Deployment(gpus=gpu)), "plan"), "plan", is_simulated=False).svg
     assert ("GPU 0" if gpu else "the plan has no GPU") in words_of(svg)
 
 
 def test_a_name_that_is_too_long_loses_its_middle() -> None:
-    box = gpu_picture._Box(
-        instance=on("1g.10gb", 0, "service-1234", processes=2), start=0, width=1, load=0.5, memory=None
-    )
-    assert gpu_picture._words(box, 30, 2) == "1g.10gb 2x service-1234 50%"
-    assert gpu_picture._words(box, 20, 2) == "2x service-1234 50%"
-    assert gpu_picture._words(box, 12, 2) == "service-1234\n2x 50%"
-    assert gpu_picture._words(box, 8, 2) == "2x\nser..234"
-    assert gpu_picture._words(box, 6, 3) == "2x\nservic\ne-1234"
+    box = pictures._Box(instance=on("1g.10gb", 0, "service-1234", processes=2), start=0, width=1, load=0.5, memory=None)
+    assert pictures._label_box(box, 30, 2) == "1g.10gb 2x service-1234 50%"
+    assert pictures._label_box(box, 20, 2) == "2x service-1234 50%"
+    assert pictures._label_box(box, 12, 2) == "service-1234\n2x 50%"
+    assert pictures._label_box(box, 8, 2) == "2x\nser..234"
+    assert pictures._label_box(box, 6, 3) == "2x\nservic\ne-1234"
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_timeline_has_every_step_once_and_no_service_below_what_it_must_keep(seed: int) -> None:
     planned = transition(seed)
-    bars = transition_picture._bars(planned.steps)
+    bars = pictures._make_bars(planned.steps)
     assert sorted(bar.step.id for bar in bars if not bar.is_source) == sorted(step.id for step in planned.steps)
     assert sum(bar.is_source for bar in bars) == sum(
         step.kind == "migrate" and step.source_gpu != step.gpu for step in planned.steps
@@ -77,15 +73,15 @@ def test_the_timeline_has_every_step_once_and_no_service_below_what_it_must_keep
     for bar in bars:
         beside = [b for b in bars if (b.gpu, b.lane) == (bar.gpu, bar.lane) and b is not bar]
         assert all(other.begins >= bar.ends or other.ends <= bar.begins for other in beside)
-    times, shares = transition_picture.least_shares(planned, planned.steps)
+    times, shares = pictures.find_least_shares(planned, planned.steps)
     assert times == sorted(times) and all(share >= 1 - 1e-9 for share in shares)
 
 
 def test_a_timeline_says_whether_its_times_were_given() -> None:
     today, tomorrow = drawn(5)
-    timed = transition_picture.sketch(planning.plan_transition(today, tomorrow, 1, DURATIONS_S), "t")
-    untimed = transition_picture.sketch(planning.plan_transition(today, tomorrow, 1, {}), "t")
-    nothing = transition_picture.sketch(planning.plan_transition(today, today, 1, {}), "t")
+    timed = pictures.sketch_transition(transition_plan.plan_transition(today, tomorrow, 1, DURATIONS_S), "t")
+    untimed = pictures.sketch_transition(transition_plan.plan_transition(today, tomorrow, 1, {}), "t")
+    nothing = pictures.sketch_transition(transition_plan.plan_transition(today, today, 1, {}), "t")
     assert "Times are computed from --duration" in timed.caption and "Without --duration" in untimed.caption
     assert "time since the first step began (s)" in words_of(draw(timed, "t", is_simulated=False).svg)
     assert "time since the first step began (steps)" in words_of(draw(untimed, "t", is_simulated=False).svg)
@@ -100,7 +96,7 @@ def test_many_gpus_are_drawn_on_two_pages_of_a_column() -> None:
     )
     services = tuple(Service(name=f"service-{n}", rate_per_s=1) for n in range(20))
     drawn_plan = draw(
-        gpu_picture.sketch(Plan(deployment=Deployment(gpus=gpus), services=services), "plan"),
+        pictures.sketch_gpus(Plan(deployment=Deployment(gpus=gpus), services=services), "plan"),
         "plan",
         is_simulated=False,
         has_columns=True,
@@ -110,7 +106,7 @@ def test_many_gpus_are_drawn_on_two_pages_of_a_column() -> None:
 
 
 def test_labels_of_gpus_are_left_out_where_they_would_overlap() -> None:
-    assert transition_picture._space_out([0, 1, 2, 3.5], 1.5) == [0, 2, 3]
+    assert pictures._space_out([0, 1, 2, 3.5], 1.5) == [0, 2, 3]
 
 
 def compared(*counts: int | None) -> dict[str, object]:
@@ -119,13 +115,13 @@ def compared(*counts: int | None) -> dict[str, object]:
 
 
 def test_loads_are_drawn_in_their_order_with_a_gap_where_there_is_no_plan() -> None:
-    loads = load_picture.read({"loads": [compared(4, None), compared(2, 3) | {"load": 1}]}, "here")
+    loads = pictures.read_loads({"loads": [compared(4, None), compared(2, 3) | {"load": 1}]}, "here")
     assert [each.load for each in loads] == [1, 2]
-    figure = load_picture._paint(loads, is_proved=False)
+    figure = pictures._paint_loads(loads, is_proved=False)
     lines = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}
     assert lines["m0"] == [2, 4] and lines["m1"][0] == 3 and lines["m1"][1] != lines["m1"][1]
     assert lines["lower bound"] == [3, 3]
-    assert "some plans of the exact method are not proved" in load_picture.sketch(loads, "l").caption
+    assert "some plans of the exact method are not proved" in pictures.sketch_loads(loads, "l").caption
 
 
 @pytest.mark.slow

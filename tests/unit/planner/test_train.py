@@ -17,11 +17,10 @@ from pipeline.planner.export.experiment import group_gpus
 from pipeline.planner.profile_table import Profile, Row
 from pipeline.planner.results.plan_check import check
 from pipeline.planner.serving.problem import Model
-from pipeline.planner.training import schedule, training_plan
-from pipeline.planner.training import training_jobs as training
+from pipeline.planner.training import schedule, training_jobs
 from pipeline.planner.training.schedule import Schedule
 from pipeline.planner.training.speed import Place, Speeds, fit_speed
-from pipeline.planner.training.training_jobs import Group, Job, Problem
+from pipeline.planner.training.training_jobs import Job, JobGroup, TrainingProblem
 from pipeline.prepare.mig import profiles
 from tests.support.report_rows import job, params, study
 from tests.support.report_rows import row as report_row
@@ -39,9 +38,9 @@ def speeds_of(*rows: Row) -> Speeds:
     return Speeds(model=H100, rows=rows)
 
 
-def problem_of(jobs: list[Job], rows: list[Row], num_gpus: int = 1, memory_mib: float | None = None) -> Problem:
+def problem_of(jobs: list[Job], rows: list[Row], num_gpus: int = 1, memory_mib: float | None = None) -> TrainingProblem:
     programs = tuple((job.workload or job.name, 32) for job in jobs)
-    return Problem(
+    return TrainingProblem(
         jobs=tuple(jobs),
         programs=programs,
         num_gpus=num_gpus,
@@ -96,12 +95,12 @@ def test_jobs_that_stay_speed_up_when_others_end_and_memory_must_fit() -> None:
     rows = [row("serial", 1, 100.0, memory_mib=30.0, energy_per_item_j=2.0)]
     rows += [row("mps", 2, 60.0, memory_mib=60.0, energy_per_item_j=1.5)]
     jobs = [Job(name="short", workload="a", work=600), Job(name="long", workload="a", work=1600)]
-    (group,) = training.groups_of(problem_of(jobs, rows, memory_mib=60), (1, 1), ["mps"])
+    (group,) = training_jobs.groups_of(problem_of(jobs, rows, memory_mib=60), (1, 1), ["mps"])
     assert [run.end_s for run in group.runs] == [10.0, 20.0]  # 10 s at 60, then 1,000 items at 100
     assert group.duration_s == 20 and group.ends_s == 30
     assert group.energy_j == pytest.approx(1200 * 1.5 + 1000 * 2.0)
     assert [run.is_predicted for run in group.runs] == [False, False]  # of one program
-    assert not [*training.groups_of(problem_of(jobs, rows, memory_mib=59), (1, 1), ["mps"])]
+    assert not [*training_jobs.groups_of(problem_of(jobs, rows, memory_mib=59), (1, 1), ["mps"])]
 
 
 def test_instances_get_the_longest_jobs_first_and_partitions_are_legal() -> None:
@@ -112,7 +111,7 @@ def test_instances_get_the_longest_jobs_first_and_partitions_are_legal() -> None
     ]
     rows += [row("mig", 1, 25.0, instance_profile="1g.10gb", memory_mib=9000)]
     jobs = [Job(name="short", workload="a", work=600), Job(name="long", workload="a", work=900)]
-    found = {group.instances: group for group in training.groups_of(problem_of(jobs, rows), (1, 1), ["mig"])}
+    found = {group.instances: group for group in training_jobs.groups_of(problem_of(jobs, rows), (1, 1), ["mig"])}
     both = found["4g.40gb", "3g.40gb"]
     assert {problem_of(jobs, rows).jobs[run.kind].name: run.place.instance_profile for run in both.runs} == {
         "long": "4g.40gb",
@@ -120,13 +119,13 @@ def test_instances_get_the_longest_jobs_first_and_partitions_are_legal() -> None
     }
     assert not any(run.is_predicted for run in both.runs)
     assert all(any(run.is_predicted for run in group.runs) for names, group in found.items() if "2g.20gb" in names)
-    several = [*training.groups_of(problem_of([Job(name="a", work=100, count=9)], rows), (9,), ["mig_mps"])]
+    several = [*training_jobs.groups_of(problem_of([Job(name="a", work=100, count=9)], rows), (9,), ["mig_mps"])]
     assert several and all(group.mode == "mig_mps" and len(group.runs) == 9 for group in several)
 
 
-def best_by_trying(problem: Problem, modes: list[str], objective: Any) -> float:
+def best_by_trying(problem: TrainingProblem, modes: list[str], objective: Any) -> float:
     """The best value of all schedules: every way to make groups, every GPU for each, in the best order."""
-    groups = {each: undominated(problem, each, modes) for each in training.compositions(problem)}
+    groups = {each: undominated(problem, each, modes) for each in training_jobs.compositions(problem)}
     jobs = [kind for kind, job in enumerate(problem.jobs) for _ in range(job.count)]
     best = float("inf")
     for labels in itertools.product(range(len(jobs)), repeat=len(jobs)):
@@ -148,13 +147,13 @@ def best_by_trying(problem: Problem, modes: list[str], objective: Any) -> float:
     return best
 
 
-def undominated(problem: Problem, composition: tuple[int, ...], modes: list[str]) -> list[Group]:
+def undominated(problem: TrainingProblem, composition: tuple[int, ...], modes: list[str]) -> list[JobGroup]:
     """The groups of a composition than which none is better in everything that an objective counts."""
 
-    def counts(group: Group) -> tuple[float, ...]:
+    def counts(group: JobGroup) -> tuple[float, ...]:
         return group.ends_s, group.duration_s, float("inf") if group.energy_j is None else group.energy_j
 
-    every = {counts(group): group for group in training.groups_of(problem, composition, modes)}
+    every = {counts(group): group for group in training_jobs.groups_of(problem, composition, modes)}
     return [
         group
         for mine, group in every.items()
@@ -173,7 +172,7 @@ def test_schedules_are_as_good_as_trying_every_one(seed: int) -> None:
     jobs = [Job(name="a", work=rng.uniform(500, 2000), count=3), Job(name="b", work=rng.uniform(500, 2000), count=2)]
     problem = problem_of(jobs, rows, num_gpus=2)
     for objective in ("makespan", "completion", "energy"):
-        groups = training.find_cheapest(problem, objective, ["serial", "mps"])
+        groups = training_jobs.find_cheapest(problem, objective, ["serial", "mps"])
         found = schedule.solve(problem, groups, objective, seed=0, time_limit_s=60.0)
         assert found is not None
         counts = [sum(g.composition[kind] for gpu in found.gpus for g in gpu) for kind in range(2)]
@@ -196,7 +195,7 @@ def test_the_mean_completion_is_as_good_as_trying_every_group_on_instances_and_o
     jobs = [Job(name=name, work=rng.uniform(200, 3000), count=2) for name in "ab"]
     problem, modes = problem_of(jobs, rows, num_gpus=rng.randint(1, 2)), ["serial", "mps", "mig"]
     found = schedule.solve(
-        problem, training.find_cheapest(problem, "completion", modes), "completion", seed=0, time_limit_s=60.0
+        problem, training_jobs.find_cheapest(problem, "completion", modes), "completion", seed=0, time_limit_s=60.0
     )
     assert found is not None
     assert found.mean_completion_s == pytest.approx(best_by_trying(problem, modes, "completion"), rel=1e-9)
@@ -205,8 +204,8 @@ def test_the_mean_completion_is_as_good_as_trying_every_group_on_instances_and_o
 def test_only_measured_speeds_where_that_is_asked_for() -> None:
     rows = [row("serial", 1, 100.0), row("mps", 2, 90.0), row("mps", 3, 80.0)]
     problem = problem_of([Job(name="a", work=100, count=4)], rows)
-    assert any(group.runs[0].is_predicted for (group,) in training.find_cheapest(problem, "makespan").values())
-    measured = training.find_cheapest(problem, "makespan", is_measured_only=True)
+    assert any(group.runs[0].is_predicted for (group,) in training_jobs.find_cheapest(problem, "makespan").values())
+    measured = training_jobs.find_cheapest(problem, "makespan", is_measured_only=True)
     assert set(measured) == {(1,), (2,), (3,)}
 
 
@@ -291,7 +290,7 @@ def test_a_training_plan_is_exported_and_checked_group_by_group(tmp_path: Path) 
     ]
     jobs = "jobs: [{name: one, workload: a, work: 900, count: 2}, {name: two, workload: b, work: 450}]"
     assert run(tmp_path, jobs, rows, "--modes", "mps", "--out", str(tmp_path / "plan.json")) == 0
-    plan, is_training = training_plan.read(tmp_path / "plan.json")
+    plan, is_training = schedule.read_plan(tmp_path / "plan.json")
     assert is_training and all(gpu.mode in ("mps", "naive") for gpu in plan.deployment.gpus)
     groups = group_gpus(plan)
     assert sorted(size for group in groups for size in group.sizes) == ["a", "a", "b"]
@@ -314,7 +313,7 @@ def test_instances_of_a_training_plan_have_starts_and_one_workload_each(tmp_path
     rows += [row("mig", 1, 45.0, "b", instance_profile="4g.40gb"), row("mig", 1, 45.0, "b", instance_profile="3g.40gb")]
     jobs = "jobs: [{name: a, work: 900}, {name: b, work: 450}]"
     assert run(tmp_path, jobs, rows, "--modes", "mig", "--measured-only", "--out", str(tmp_path / "plan.json")) == 0
-    plan, _ = training_plan.read(tmp_path / "plan.json")
+    plan, _ = schedule.read_plan(tmp_path / "plan.json")
     (gpu,) = plan.deployment.gpus
     assert gpu.mode == "mig" and {each.service for each in gpu.instances} == {"a", "b"}
     content = json.loads((tmp_path / "plan.json").read_text())
@@ -322,7 +321,7 @@ def test_instances_of_a_training_plan_have_starts_and_one_workload_each(tmp_path
     group["jobs"][1]["instance"] = group["jobs"][0]["instance"]
     (tmp_path / "plan.json").write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=r"plan.json: gpus\[0\].groups\[0\]: instance \d has (a, b|no job)"):
-        training_plan.read(tmp_path / "plan.json")
+        schedule.read_plan(tmp_path / "plan.json")
     (tmp_path / "plan.json").write_text(json.dumps(content | {"version": 2}))
     with pytest.raises(ConfigError, match="version is 2, not 1"):
-        training_plan.read(tmp_path / "plan.json")
+        schedule.read_plan(tmp_path / "plan.json")

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.planner import __main__, deployment
-from pipeline.planner.deployment import Deployment, Gpu, Instance, Plan
-from pipeline.planner.export import pods
+from pipeline.planner import __main__
+from pipeline.planner.deployment import Deployment, Gpu, Plan
+from pipeline.planner.export import manifests
 from pipeline.simulation.install import install_driver
 from tests.support import simulated
+from tests.support.plans import instance, refusal, write_plan
 
 PCIE = "NVIDIA H100 PCIe"
 POD = "h100-80gb-pcie-mig-4g-40gb-2g-20gb-1g-10gb"
@@ -34,17 +35,17 @@ def listing(*gpus: tuple[int, str], model: str = PCIE) -> str:
     return "\n".join(lines) + "\n"
 
 
-def instance(profile: str | None, start: int | None, service: str = "a") -> Instance:
-    return Instance(profile=profile, start=start, service=service, memory_mib=9.0)
-
-
-DIVIDED = Gpu(model="h100_80gb_pcie", instances=tuple(instance(name, start) for _, name, start in PLANNED))
-SHARED = Gpu(model="h100_80gb_pcie", mode="naive", instances=(instance(None, None), instance(None, None, "b")))
+DIVIDED = Gpu(
+    model="h100_80gb_pcie", instances=tuple(instance(name, start, "a", memory_mib=9.0) for _, name, start in PLANNED)
+)
+SHARED = Gpu(
+    model="h100_80gb_pcie", mode="naive", instances=tuple(instance(None, None, name, memory_mib=9.0) for name in "ab")
+)
 
 
 def granted(tmp_path: Path, *words: str, gpus: tuple[Gpu, ...] = (DIVIDED,), kind: str = "dra") -> int:
-    deployment.write(Plan(deployment=Deployment(gpus=gpus)), tmp_path / "plan.json")
-    return __main__.main(["granted", str(tmp_path / "plan.json"), *words, "--as", kind])
+    plan = write_plan(tmp_path, Plan(deployment=Deployment(gpus=gpus)))
+    return __main__.main(["granted", str(plan), *words, "--as", kind])
 
 
 def write(tmp_path: Path, **texts: str) -> list[str]:
@@ -149,7 +150,7 @@ def test_only_planned_parts_of_a_gpu_are_shared_by_pods(tmp_path: Path, capsys) 
     assert granted(tmp_path, *words, gpus=tuple(alone), kind="kai") == 1
     assert f"a-gpu-1x: got the same GPU as b-gpu-1x: GPU-{uuid(1)}" in capsys.readouterr().out
     (tmp_path / "mig").write_text(listing((1, "1g.10gb=4")))
-    small = Gpu(model=SHARED.model, instances=(instance("1g.10gb", 0, "c"),))
+    small = Gpu(model=SHARED.model, instances=(instance("1g.10gb", 0, "c", memory_mib=9.0),))
     mixed = [words[0], f"c-1g-10gb-1x={tmp_path / 'mig'}"]
     assert granted(tmp_path, *mixed, gpus=(alone[0], small), kind="kubernetes") == 1
     assert "a-gpu-1x: got the GPU on which c-1g-10gb-1x has an instance" in capsys.readouterr().out
@@ -170,9 +171,8 @@ def test_bad_input_is_refused(tmp_path: Path, capsys, words: list[str], problem:
     (tmp_path / "FILE").write_text(listing((1, "4g.40gb=2")))
     (tmp_path / "EMPTY").write_text("# nothing\n\n")
     (tmp_path / "ERROR").write_text("Failed to initialize NVML: Unknown Error\n")
-    assert granted(tmp_path, *(word.replace("=", f"={tmp_path}/") for word in words)) == 2
-    error = capsys.readouterr().err
-    assert problem in error and error.count("\n") == 1
+    plan = write_plan(tmp_path, Plan(deployment=Deployment(gpus=(DIVIDED,))))
+    assert problem in refusal(capsys, "granted", plan, *(word.replace("=", f"={tmp_path}/") for word in words))
 
 
 def test_stdin_is_a_listing(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_stdin_is_a_listing(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPa
 
 def test_every_export_with_pods_can_be_compared(tmp_path: Path) -> None:
     text = {"dra": listing((1, "4g.40gb=2 2g.20gb=3 1g.10gb=4"))}
-    for kind in pods.FORMATS:
+    for kind in manifests.FORMATS:
         if kind == "dra":
             words = write(tmp_path, x=text[kind])
         else:

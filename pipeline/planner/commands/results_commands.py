@@ -1,0 +1,410 @@
+"""The commands that read results: `profile`, `advise`, `check` and `pairs`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pipeline.base.domain.command_answer import CommandAnswer
+from pipeline.base.system import entry_points, json_decoder, words
+from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.words import align_table, format_count
+from pipeline.planner import pictures, profile_table
+from pipeline.planner.deployment import Plan
+from pipeline.planner.profile_table import MEASURED_SIMULATED
+from pipeline.planner.results import follow_up_sweep, plan_check, profile_measurement
+from pipeline.planner.results.advice import Advice, advise
+from pipeline.planner.results.plan_check import Check
+from pipeline.planner.training import schedule
+from pipeline.report import publish
+from pipeline.report.evaluate.cells import make_cells
+from pipeline.report.evaluate.pair_inputs import collect_inputs, normalise_model
+from pipeline.report.evaluate.pair_prediction import PairError, PairPrediction, Predicted, predict_pairs
+from pipeline.report.evaluate.verdicts import verdicts
+from pipeline.report.evaluate.wording import jobs_in_words
+from pipeline.report.figures.drawing import draw
+from pipeline.report.page.page import make_content
+from pipeline.report.page.table_format import MISSING, Table, format_estimate, format_value, round_value
+from pipeline.report.read import rows, stores
+from pipeline.report.read.stores import add_store_arguments, named_stores
+from pipeline.report.read.study_records import Study
+
+_UNKNOWN = "not known"
+
+
+def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the source and the path of the profile."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--from-parvagpu", type=Path, metavar="DIR", help="the tables that ParvaGPU published (A100 80GB)"
+    )
+    stores.add_store_arguments(parser, source)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the profile to write, in CSV")
+
+
+def answer_profile(arguments: argparse.Namespace) -> CommandAnswer:
+    """Write the profile and describe it."""
+    if arguments.from_parvagpu is not None:
+        table = profile_table.read_parvagpu(arguments.from_parvagpu)
+    else:
+        study = rows.read(stores.named_stores(arguments), arguments.experiment)
+        table = profile_measurement.measure_profile(study, f"experiment {arguments.experiment!r}")
+    profile_table.write(arguments.out, table)
+    workloads = list(dict.fromkeys(row.workload for row in table.rows))
+    data = {
+        "profile": str(arguments.out),
+        "digest": table.digest,
+        "num_rows": len(table.rows),
+        "gpu_models": list(table.gpu_models),
+        "workloads": workloads,
+        "is_simulated": table.is_simulated,
+    }
+    text = f"{arguments.out}: {format_count(len(table.rows), 'row')}, {format_count(len(workloads), 'workload')}"
+    text += f", measured on {', '.join(table.gpu_models)}"
+    marks = profile_table.list_marks(is_simulated=table.is_simulated)
+    return CommandAnswer(data=data, text="\n".join([text, *marks]))
+
+
+def add_advise_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name the study."""
+    add_store_arguments(parser)
+
+
+def answer_advise(arguments: argparse.Namespace) -> CommandAnswer:
+    """Return advice for each case of several jobs; status 1 if a case has no advice."""
+    return answer_advice(rows.read(named_stores(arguments), arguments.experiment))
+
+
+def answer_advice(study: Study) -> CommandAnswer:
+    """Return the advice for a study.
+
+    Raises:
+        ConfigError: the study has no group of several jobs.
+    """
+    cells = make_cells(study)
+    advices = advise(cells, verdicts(cells))
+    if not advices:
+        raise ConfigError(
+            f"experiment {study.experiment!r} has no group of several jobs; measure groups: "
+            f"{entry_points.spell('run', '-m', 'scenario=naive,mps', 'degree=2,3', 'repeats=5')}"
+        )
+    commands = [follow_up_sweep.build_command(study, advice) for advice in advices]
+    missing = [command and follow_up_sweep.find_missing_choice(command) for command in commands]
+    sweeps = [None if choice else command for command, choice in zip(commands, missing, strict=True)]
+    described = [line for parts in zip(advices, sweeps, missing, strict=True) for line in _describe_advice(*parts)]
+    text = "\n".join([*_format_advice(advices), "", *described])
+    if study.is_simulated:
+        text += f"\n{MEASURED_SIMULATED}"
+    cases = list(map(_advice_to_json, advices, sweeps))
+    status = 0 if all(advice.mode for advice in advices) else 1
+    data = {"experiment": study.experiment, "is_simulated": study.is_simulated, "cases": cases}
+    return CommandAnswer(data=data, text=text, status=status)
+
+
+def _format_advice(advices: list[Advice]) -> list[str]:
+    heads = ["case", "jobs", "use", "figure", "compared by", "runner-up", "speed-up over runner-up"]
+    lines = [
+        [
+            advice.case.label,
+            str(advice.degree),
+            advice.mode or MISSING,
+            format_estimate(advice.figure) if advice.figure else MISSING,
+            advice.aim.words if advice.mode and advice.aim else "",
+            advice.runner_up or MISSING,
+            format_estimate(advice.over_runner_up) if advice.over_runner_up else MISSING,
+        ]
+        for advice in advices
+    ]
+    return words.align_table([heads, *lines], left_columns=(0, 2, 3, 4, 5, 6))
+
+
+def _describe_advice(advice: Advice, sweep: str | None, missing: str | None) -> list[str]:
+    choice = f"use {advice.mode}" if advice.mode else "no advice"
+    return [
+        f"{jobs_in_words(advice.case, advice.degree)}: {choice}: {advice.because}",
+        *(f"    {change}" for change in advice.changes),
+        *(f"    not considered: {mode}" for mode in advice.not_considered),
+        *([f"    to get advice, run: {sweep}"] if sweep else []),
+        *([f"    to get advice, measure again without {missing}, which does not exist any more"] if missing else []),
+    ]
+
+
+def _advice_to_json(advice: Advice, sweep: str | None) -> dict[str, Any]:
+    data = {field.name: json_decoder.encode(getattr(advice, field.name)) for field in fields(advice)}
+    for key in ("case", "degree", "aim"):
+        del data[key]
+    estimates = {
+        key: estimate and {"median": estimate.median, "low": estimate.low, "high": estimate.high}
+        for key, estimate in (("figure", advice.figure), ("over_runner_up", advice.over_runner_up))
+    }
+    metric = advice.aim.metric if advice.aim else None
+    return {"case": advice.case.label, "jobs": advice.degree, "metric": metric, **data, **estimates, "sweep": sweep}
+
+
+def add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the plan, its experiment, the profile and the report."""
+    parser.add_argument("plan", type=Path, help="plan of `serve` or `train`, in JSON")
+    add_store_arguments(parser)
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="profile of the plan, for energy and the intervals of predictions; may be repeated",
+    )
+    parser.add_argument("--report", action="store_true", help="write the experiment's report with this comparison")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report (default reports/NAME)")
+
+
+def answer_check(arguments: argparse.Namespace) -> CommandAnswer:
+    """Compare plan and experiment; status 1 if a GPU was not measured or a requirement was not met."""
+    if arguments.out is not None and not arguments.report:
+        raise ConfigError("--out has no effect without --report; add --report")
+    plan, is_training = schedule.read_plan(arguments.plan)
+    table = profile_table.read(arguments.profile) if arguments.profile else None
+    study = rows.read(named_stores(arguments), arguments.experiment)
+    outcome = plan_check.check(plan, study, table, arguments.plan.name, by_group=is_training)
+    planned = plan_check.build_table(outcome, arguments.plan.name)
+    text = describe_check(outcome, planned)
+    if plan.is_simulated:
+        text += f"\nplanned: {profile_table.SIMULATED}"
+    if arguments.report:
+        folder = arguments.out or publish.default_folder(arguments.experiment)
+        text += f"\nreport: {_write_report(study, planned, None if is_training else plan, folder).absolute()}"
+    return CommandAnswer(data=_check_to_json(outcome), text=text, status=0 if outcome.holds else 1)
+
+
+def describe_check(check: Check, table: Table) -> str:
+    """Format the table, and list GPUs without measurement and requirements that were not met or not checked."""
+    lines = align_table(
+        [list(table.columns), *([format_value(cell) for cell in row] for row in table.rows)], left_columns=(0, 1, 2, 3)
+    )
+    lines += [f"not measured: {gap}" for gap in check.missing]
+    lines += [f"not met: {fault}" for fault in check.broken]
+    lines += [f"not checked: {gap}" for gap in check.unchecked]
+    lines += plan_check.describe_held_by_mean(check)
+    if check.is_simulated:
+        lines.append(profile_table.MEASURED_SIMULATED)
+    return "\n".join(lines)
+
+
+def _write_report(study: Study, table: Table, plan: Plan | None, folder: Path) -> Path:
+    content = make_content(study)
+    figures = list(content.figures)
+    if plan is not None:
+        sketch = pictures.sketch_gpus(plan, "planned-gpus")
+        figures.append(draw(sketch, sketch.name, is_simulated=plan.is_simulated, has_columns=True))
+    added = dataclasses.replace(content, tables=[table, *content.tables], figures=figures)
+    return publish.write(added, folder).page
+
+
+def _check_to_json(check: Check) -> dict[str, Any]:
+    return {
+        "holds": check.holds,
+        "is_simulated": check.is_simulated,
+        "not_measured": list(check.missing),
+        "not_kept": list(check.broken),
+        "not_checked": list(check.unchecked),
+        "held_by_mean": list(check.held_by_mean),
+        "compared": [
+            {
+                "service": compared.service,
+                "quantity": compared.quantity,
+                "predicted": compared.predicted,
+                "predicted_low": compared.low,
+                "predicted_high": compared.high,
+                "measured": getattr(compared.measured, "median", None),
+                "measured_low": getattr(compared.measured, "low", None),
+                "measured_high": getattr(compared.measured, "high", None),
+                "num_blocks": getattr(compared.measured, "n", None),
+                "error_ratio": compared.error_ratio,
+                "is_within": compared.is_within,
+            }
+            for compared in check.compared
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """The best pairing.
+
+    Attributes:
+        pairs: pairs to put together, each in its best mode.
+        alone: workloads that run alone.
+        gpu_time_ratio: GPU time relative to all workloads one after another.
+    """
+
+    pairs: tuple[PairPrediction, ...]
+    alone: tuple[str, ...]
+    gpu_time_ratio: float
+
+
+def choose_pairs(predictions: Sequence[PairPrediction]) -> Pairing:
+    """Choose the pairs with the least GPU time, if each workload has one hour of work alone.
+
+    A pair with throughput S relative to serial takes 2 / S hours for two hours of work. This is a minimum-weight
+    matching, solved as an integer programme.
+    """
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    names = list(dict.fromkeys(name for prediction in predictions for name in prediction.workloads))
+    best: dict[tuple[str, str], tuple[float, PairPrediction]] = {}
+    for prediction in predictions:
+        if prediction.throughput is not None:
+            hours = 2 / prediction.throughput.middle
+            pair = prediction.workloads
+            if hours < best.get(pair, (2.0,))[0]:  # a pair that gains nothing is better apart
+                best[pair] = hours, prediction
+    groups: list[tuple[str, ...]] = [*best, *((name,) for name in names)]
+    costs = [*(hours for hours, _ in best.values()), *(1.0 for _ in names)]
+    contains = [[float(name in group) for group in groups] for name in names]
+    optimum = milp(
+        costs,
+        constraints=LinearConstraint(np.array(contains), 1, 1),
+        integrality=np.ones(len(costs)),
+        bounds=Bounds(0, 1),
+    )
+    selection = [group for group, count in zip(groups, np.rint(optimum.x), strict=True) if count]
+    return Pairing(
+        pairs=tuple(best[first, second][1] for first, second in (group for group in selection if len(group) == 2)),
+        alone=tuple(group[0] for group in selection if len(group) == 1),
+        gpu_time_ratio=float(optimum.fun) / len(names),
+    )
+
+
+def add_pairs_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name the study and the GPU."""
+    add_store_arguments(parser)
+    parser.add_argument(
+        "--device", metavar="GPU", help="GPU model to predict for, such as h100_80gb or simulated_h100_80gb"
+    )
+    parser.add_argument("--driver-branch", type=int, metavar="N", help="driver branch to predict for, such as 580")
+
+
+def answer_pairs(arguments: argparse.Namespace) -> CommandAnswer:
+    """Return the predictions; status 1 if no pair has a prediction."""
+    if arguments.driver_branch is not None and arguments.driver_branch < 1:
+        raise ConfigError(f"--driver-branch {arguments.driver_branch}: must be above 0; write 580 for driver 580.65.06")
+    study = rows.read(named_stores(arguments), arguments.experiment)
+    return answer_predictions(study, arguments.device, arguments.driver_branch)
+
+
+def answer_predictions(study: Study, device: str | None = None, driver_branch: int | None = None) -> CommandAnswer:
+    """Return the predictions of a study.
+
+    Raises:
+        ConfigError: the study has fewer than two workloads, or none that ran beside a stressor.
+    """
+    inputs = collect_inputs(study, make_cells(study))
+    remedy = f"measure: {entry_points.spell('run', '+experiment=sensitivity', 'workload=NAME')}"
+    if not inputs.vectors:
+        raise ConfigError(f"experiment {study.experiment!r} has no workload with a result beside a stressor; {remedy}")
+    if len(inputs.workloads) < 2:
+        raise ConfigError(
+            f"experiment {study.experiment!r} has {inputs.workloads[0]} only, but a pair needs two workloads; {remedy}"
+        )
+    predictions = predict_pairs(inputs, None if device is None else normalise_model(device), driver_branch)
+    predicted = [prediction for prediction in predictions if prediction.slowdowns]
+    pairing = choose_pairs(predictions) if predicted else None
+    text = [*_format_pairs(predictions), "", *_describe_pairing(pairing), *_list_notes(predictions)]
+    if study.is_simulated:
+        text.append(MEASURED_SIMULATED)
+    data = {
+        "experiment": study.experiment,
+        "is_simulated": study.is_simulated,
+        "pairs": list(map(_pair_to_json, predictions)),
+        "pairing": pairing and _pairing_to_json(pairing),
+    }
+    return CommandAnswer(data=data, text="\n".join(text), status=0 if predicted else 1)
+
+
+def _format_pairs(predictions: list[PairPrediction]) -> list[str]:
+    heads = ["pair", "mode", "slowdowns", "measured", "speed-up over serial", "measured", "most on", "model", "error"]
+    lines = [
+        [
+            " + ".join(prediction.workloads),
+            prediction.mode,
+            ", ".join(map(_format_predicted, prediction.slowdowns)) or _UNKNOWN,
+            ", ".join(map(format_estimate, prediction.measured.slowdowns if prediction.measured else ())) or MISSING,
+            _format_predicted(prediction.throughput) if prediction.throughput else _UNKNOWN,
+            format_estimate(pair.throughput) if (pair := prediction.measured) and pair.throughput else MISSING,
+            prediction.resource or MISSING,
+            prediction.model or MISSING,
+            _format_error(prediction.error) if prediction.slowdowns else MISSING,
+        ]
+        for prediction in predictions
+    ]
+    return words.align_table([heads, *lines], left_columns=range(len(heads)))
+
+
+def _format_predicted(predicted: Predicted) -> str:
+    if predicted.low is None or predicted.high is None:
+        return round_value(predicted.middle)
+    return f"{round_value(predicted.middle)} ({round_value(predicted.low)} to {round_value(predicted.high)})"
+
+
+def _format_error(error: PairError | None) -> str:
+    if error is None:
+        return _UNKNOWN
+    pairs = format_count(error.num_pairs, "pair")
+    return f"median {100 * error.median:.1f} %, at most {100 * error.largest:.1f} % ({pairs})"
+
+
+def _describe_pairing(pairing: Pairing | None) -> list[str]:
+    if pairing is None:
+        return []
+    return [
+        f"Put together, for {100 * pairing.gpu_time_ratio:.0f} % of the GPU time of all one after another:",
+        *(
+            f"    {' + '.join(pair.workloads)}: {pair.mode}, {round_value(pair.throughput.middle)} x serial"
+            for pair in pairing.pairs
+            if pair.throughput is not None
+        ),
+        *(f"    {name}: alone" for name in pairing.alone),
+    ]
+
+
+def _list_notes(predictions: list[PairPrediction]) -> list[str]:
+    reasons = [f"{' + '.join(p.workloads)}, {p.mode}: {_UNKNOWN}: {p.reason}" for p in predictions if p.reason]
+    exceeded = dict.fromkeys((p.mode, *pressure) for p in predictions for pressure in p.exceeded)
+    notes = [
+        f"{name}, {mode}: presses more on {resource} than a full stressor, and counts as one; slowdowns beside it may "
+        "be higher"
+        for mode, name, resource in exceeded
+    ]
+    return [*reasons, *notes]
+
+
+def _pair_to_json(prediction: PairPrediction) -> dict[str, Any]:
+    measured = prediction.measured
+    return {
+        "workloads": list(prediction.workloads),
+        "mode": prediction.mode,
+        "slowdowns": [predicted._asdict() for predicted in prediction.slowdowns] or None,
+        "throughput_over_serial": prediction.throughput and prediction.throughput._asdict(),
+        "largest_common_resource": prediction.resource or None,
+        "above_full_pressure": [{"workload": name, "resource": resource} for name, resource in prediction.exceeded],
+        "model": prediction.model,
+        "error": prediction.error and prediction.error._asdict(),
+        "measured": measured
+        and {
+            "slowdowns": list(map(asdict, measured.slowdowns)) or None,
+            "throughput_over_serial": measured.throughput and asdict(measured.throughput),
+        },
+        "reason": prediction.reason or None,
+    }
+
+
+def _pairing_to_json(pairing: Pairing) -> dict[str, Any]:
+    pairs = [{"workloads": list(pair.workloads), "mode": pair.mode} for pair in pairing.pairs]
+    return {
+        "gpu_time_over_serial": pairing.gpu_time_ratio,
+        "pairs": pairs,
+        "alone": list(pairing.alone),
+    }

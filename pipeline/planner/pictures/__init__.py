@@ -1,1 +1,0 @@
-"""Pictures of plans, transitions and comparisons of methods, in the style of the report's figures."""
