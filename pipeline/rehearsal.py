@@ -25,7 +25,7 @@ from pipeline.prepare.device import nvml
 from pipeline.prepare.device.device_choice import choose, list_selectable, read_grant
 from pipeline.simulation.install import install_driver, write_programs
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.driver import Clients
 from pipeline.simulation.machine.releases import RECORDED, RELEASES
 from pipeline.simulation.machine.state_file import MAX_GPUS, StateFile, start_ticks
 from pipeline.simulation.mps import control_program

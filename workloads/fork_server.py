@@ -17,10 +17,10 @@ it reports that it cannot fork. Closing the socket ends the server and every rem
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
+import mmap
 import os
 import runpy
 import signal
@@ -32,14 +32,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-MARK_VARIABLE = b"COLLOCATION_GROUP"
+MARK_VARIABLE = "COLLOCATION_GROUP"
+mappings: list[mmap.mmap] = []
+"""The mapping of a forked job, which stays until the process ends."""
 
 
 class Server:
     """A loop that forks on request, until the peer closes the socket."""
 
-    def __init__(self, control: socket.socket, mark_address: int) -> None:
-        self._control, self._mark_address = control, mark_address
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
         self._pids: set[int] = set()
 
     def serve(self) -> dict[str, Any] | None:
@@ -106,14 +108,16 @@ class Server:
 
     def _become(self, request: dict[str, Any]) -> None:
         environ: dict[str, str] = request["environ"]
+        # /proc shows the environment with which a process was started, here that of the server. If a child of the job
+        # calls setsid, the orchestrator finds the child only by the mark of the job's group. It is the name of a memory
+        # mapping, which forks inherit and closing all files does not remove; a new program has it in its environment.
+        descriptor = os.memfd_create(f"{MARK_VARIABLE}={environ[MARK_VARIABLE]}")
+        os.ftruncate(descriptor, 1)
+        mappings.append(mmap.mmap(descriptor, 1))
+        os.close(descriptor)
         os.setsid()
         os.environ.clear()
         os.environ.update(environ)
-        # /proc shows the environment with which a process was started. If a child of the job calls setsid, the
-        # orchestrator finds the child only by the mark that it inherited in this environment. So the mark of the job's
-        # group is written over the mark of the server.
-        mark = environ[MARK_VARIABLE.decode()].encode()
-        ctypes.memmove(self._mark_address, mark, len(mark))
         for descriptor, path, flags in (
             (0, os.devnull, os.O_RDONLY),
             (1, request["stdout"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
@@ -152,16 +156,8 @@ def find_obstacle() -> str | None:
     return None
 
 
-def find_mark() -> int:
-    """Return the address of the mark in the initial environment; must be called before the environment changes."""
-    getenv = ctypes.CDLL(None).getenv
-    getenv.restype, getenv.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
-    return int(getenv(MARK_VARIABLE))
-
-
 def main() -> None:
     """Import the module, fork on request, and run the job's program in each fork."""
-    mark_address = find_mark()
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -175,7 +171,7 @@ def main() -> None:
         return
     gc.collect()
     gc.freeze()  # keep memory shared: the garbage collector would write into every object
-    request = Server(control, mark_address).serve()
+    request = Server(control).serve()
     if request is None:
         os._exit(0)  # exit immediately, because the peer waits and torch's teardown takes 0.1 s
     sys.argv = request["argv"]

@@ -19,10 +19,9 @@ from workloads.rates.options import Stressor
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
     """Set up, warm up, wait at the group's barrier, and load the resource."""
     job.phase("import")
-    from workloads.rates import duty_cycle, stressor_loads
+    from workloads.rates import stressor_loads, stressor_loop
 
-    load = stressor_loads.set_up(args, job, [args.resource])[args.resource]
-    duty_cycle.measure(args, job, load)
+    stressor_loop.measure(args, job, stressor_loads.set_up(args, job, [args.resource]))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from workloads.rates.options import StressorTurns
 def run(args: argparse.Namespace, job: client.NullJob) -> None:
     """Set up all loads, warm up, wait at the group's barrier, and take turns."""
     job.phase("import")
-    from workloads.rates import stressor_loads, turn_loop
+    from workloads.rates import stressor_loads, stressor_loop
 
-    turn_loop.measure(args, job, stressor_loads.set_up(args, job, args.resources))
+    stressor_loop.measure(args, job, stressor_loads.set_up(args, job, args.resources))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """Search and end of every process that a group of jobs started, also outside the group's sessions.
 
-Every process of a group has the group's mark in its environment, which children inherit. The mark also identifies a
-process that left its session, or whose parent ended; no process of another program has the mark.
+Every process of a group has the group's mark in its environment, which children inherit. A job that was forked from a
+server has the environment of the server; there, the mark is the name of a memory mapping, which children inherit too.
+The mark also identifies a process that left its session, or whose parent ended; no process of another program has it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import time
@@ -15,8 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MARK_VARIABLE = "COLLOCATION_GROUP"
+FORKED = "forked"
+"""The mark of a fork server, in whose forks the mapping has the mark (`workloads/fork_server.py`)."""
 KILL_LIMIT_S = 30.0
 """Time to wait for a killed process, in seconds; the process first frees its memory, which needs a CPU."""
+_FORKED_VARIABLE = f"{MARK_VARIABLE}={FORKED}".encode()
+_MAPPED_MARK = re.compile(rb"/memfd:(" + MARK_VARIABLE.encode() + rb"=\S+)")
 _LOOK_S = 0.02
 _EMPTY_LOOKS = 2  # a new child may be missing in the first look, while it replaces its program (exec)
 
@@ -132,9 +138,12 @@ def _has_mark(entry: Path, mark: str) -> bool:
 
 
 def _read_environ(entry: Path) -> list[bytes]:
-    """Read the environment variables of a process; none for a zombie or another user's process."""
+    """Read the environment variables of a process, with the mark of a fork; none for another user's or a zombie."""
     try:
-        return (entry / "environ").read_bytes().split(b"\0")
+        variables = (entry / "environ").read_bytes().split(b"\0")
+        return variables + (
+            _MAPPED_MARK.findall((entry / "maps").read_bytes()) if _FORKED_VARIABLE in variables else []
+        )
     except OSError:
         return []
 

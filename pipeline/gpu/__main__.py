@@ -82,9 +82,9 @@ def _show_status(arguments: argparse.Namespace) -> CommandAnswer:
 
 
 def _clean_up(arguments: argparse.Namespace) -> CommandAnswer:
-    from pipeline.gpu import clean
+    from pipeline.gpu import status
 
-    return clean.clean(arguments.gpu, Path(arguments.lock_dir), arguments.machine)
+    return status.clean(arguments.gpu, Path(arguments.lock_dir), arguments.machine)
 
 
 def _create(arguments: argparse.Namespace) -> CommandAnswer:

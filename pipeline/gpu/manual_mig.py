@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.base.domain.command_answer import CommandAnswer
 from pipeline.base.domain.driver_programs import Programs, refuse_absent_admin
 from pipeline.base.domain.records import Device
-from pipeline.base.system.errors import CollocationError, ConfigError, InUseError
+from pipeline.base.system.errors import ConfigError, InUseError
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.base.system.words import format_count
 from pipeline.clean import journal, leftovers
@@ -30,6 +30,7 @@ from pipeline.gpu.status import (
     list_undone,
     make_printable,
     open_driver,
+    refuse_untouched,
     spell_command,
     undo,
 )
@@ -161,19 +162,6 @@ def _answer(target: Target, data: dict[str, Any], lines: Sequence[str], *, statu
 def _row(planned: Instance, name: str, device: MigDevice) -> dict[str, Any]:
     place = {"profile": name, "start": planned.start, "size": planned.profile.memory_slices}
     return place | {"id": device.gi_id, "compute_instance_id": device.ci_id, "uuid": device.uuid}
-
-
-@contextmanager
-def refuse_untouched() -> Iterator[None]:
-    """Convert errors to a ConfigError, whose exit status means that nothing was changed."""
-    try:
-        yield
-    except InUseError as error:
-        raise ConfigError(
-            f"cannot use {error.holder}; wait until this GPU is free, or choose another GPU with --gpu"
-        ) from error
-    except CollocationError as error:
-        raise ConfigError(str(error)) from error
 
 
 @contextmanager

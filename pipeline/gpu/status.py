@@ -1,4 +1,7 @@
-"""State of a GPU: its MIG instances, its processes, and the steps of its journal. Changes nothing."""
+"""`status` and `clean`: state of a GPU with its instances, processes and undo steps; undo of killed orchestrators.
+
+`status` changes nothing; `clean` changes only what is in a journal of this project.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from typing import Any
 
 from pipeline import rehearsal
 from pipeline.base.domain.command_answer import CommandAnswer
+from pipeline.base.domain.driver_programs import Programs
 from pipeline.base.domain.records import Device
 from pipeline.base.system import entry_points, locks
-from pipeline.base.system.errors import CollocationError, ConfigError, SharingError
+from pipeline.base.system.errors import CollocationError, ConfigError, InUseError, SharingError
 from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.paths import expand_path
 from pipeline.clean import journal, leftovers, temporary_folder
@@ -106,6 +110,19 @@ def find_targets(selector: str | None, folder: Path, *, is_real: bool) -> list[D
 def _refuse_absent(folder: Path) -> None:
     if not folder.is_dir():
         raise ConfigError(f"--lock-dir {folder} is not a folder; set --lock-dir to the gpu.lock_dir of the studies")
+
+
+@contextmanager
+def refuse_untouched() -> Iterator[None]:
+    """Convert errors to a ConfigError, whose exit status means that nothing was changed."""
+    try:
+        yield
+    except InUseError as error:
+        raise ConfigError(
+            f"cannot use {error.holder}; wait until this GPU is free, or choose another GPU with --gpu"
+        ) from error
+    except CollocationError as error:
+        raise ConfigError(str(error)) from error
 
 
 def describe(step: UndoStep) -> str:
@@ -327,3 +344,59 @@ def _list_process_lines(gpu: dict[str, Any]) -> list[str]:
         + ("memory not reported by the driver" if p["memory_mib"] is None else f"{p['memory_mib']:.0f} MiB")
         for p in gpu["processes"]
     ] or ["process:   none"]
+
+
+def clean(gpu: str | None, folder: Path, machine: str | None) -> CommandAnswer:
+    """Clean the selected GPUs (see `open_driver`, `find_targets`); the exit status is 1 if anything is not undone."""
+    with open_driver(gpu, machine) as selector:
+        is_real = machine is None and selector == gpu
+        meant = find_targets(selector, folder, is_real=is_real)
+        # Processes are ended first, as at the start of a study: an instance with a process cannot be destroyed.
+        abandoned = leftovers.find_abandoned()
+        hanging = {str(path): pids for path in abandoned if (pids := leftovers.clear_abandoned(path))}
+        rehearsal.remove_abandoned()
+        temporary_folder.remove_abandoned()
+        # MIG devices come first: their processes, such as MPS daemons in their journals, block instances of the GPU.
+        meant.sort(key=lambda device: device.parent is None)
+        # Absent devices and devices of a finished simulation must not be cleaned with the real driver programs.
+        simulated = Programs(simulated=find_simulated_programs(machine) or {}, admin=())
+        gpus = [
+            _clean(
+                device, folder, Programs() if is_real and is_there(device) else simulated, is_kept=machine is not None
+            )
+            for device in meant
+        ]
+    ended = {str(path): pids for path, pids in abandoned.items() if str(path) not in hanging}
+    lines = [f"removed {path}" + (f" and ended processes {pids}" if pids else "") for path, pids in ended.items()]
+    lines += [line for gpu_report in gpus for line in _list_cleaned(gpu_report)]
+    lines += [f"not removed: {path}; processes {pids} survive SIGKILL" for path, pids in hanging.items()]
+    is_left = bool(hanging) or any(gpu_report["failed"] or gpu_report["refused"] for gpu_report in gpus)
+    text = "\n".join(map(make_printable, lines)) or "nothing to clean"
+    data = {"gpus": gpus, "abandoned": ended, "hanging": hanging, "is_clean": not is_left}
+    return CommandAnswer(data=data, text=text, status=int(is_left))
+
+
+def _clean(device: Device, folder: Path, programs: Programs, *, is_kept: bool) -> dict[str, Any]:
+    gpu: dict[str, Any] = {"uuid": device.uuid, "name": device.name, "undone": [], "failed": [], "refused": None}
+    device_journal = Journal(folder, device.uuid, programs)
+    try:
+        with lease.hold(device, folder):
+            if not is_kept and is_made_for_study(device.uuid):
+                gone = device_journal.forget_device_steps()
+                gpu["undone"] = [f"{describe(step)}: gone with its simulated machine" for step in gone]
+            data = undo(device_journal)
+            gpu["undone"], gpu["failed"] = gpu["undone"] + data["undone"], data["failed"]
+            device_journal.refuse_foreign()
+    except CollocationError as error:
+        gpu["refused"] = str(error)
+    if gpu["failed"] and not is_there(device):
+        gpu["refused"] = (
+            f"{device.uuid} is not in this machine; add --machine FILE if it is simulated, or remove "
+            f"{device_journal.path} if the device was removed permanently"
+        )
+    return gpu
+
+
+def _list_cleaned(gpu: dict[str, Any]) -> list[str]:
+    named = [f"{gpu['name']} ({gpu['uuid']}): {line}" for line in list_undone(gpu)]
+    return named if gpu["refused"] is None else [*named, gpu["refused"]]

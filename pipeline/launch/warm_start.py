@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 _SERVER = PROJECT_DIR / "workloads" / "fork_server.py"
 _IMPORT_LIMIT_S = 300.0
 _ANSWER_LIMIT_S = 60.0
-# Placeholder with the length of a mark, which a forked job overwrites with its own mark.
-_NO_MARK = "0" * 32
 
 
 class WarmStart:
@@ -106,7 +104,7 @@ class ForkServer:
         with server_end:
             # The environment of a job, with variables that keep imports from starting threads or using a GPU.
             environ = inherit_environ(interpreter.environ) | {
-                processes.MARK_VARIABLE: _NO_MARK,
+                processes.MARK_VARIABLE: processes.FORKED,
                 # read by pyarrow on import; pandas imports pyarrow
                 "JE_ARROW_MALLOC_CONF": "background_thread:false",
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
@@ -157,7 +155,6 @@ class ForkServer:
         cpus: Sequence[int],
         folder: Path | None = None,
     ) -> Process:
-        assert len(environ[processes.MARK_VARIABLE]) == len(_NO_MARK)
         assert not cpus, "jobs with pinned CPUs are not forked: libraries count the CPUs when they are imported"
         answer = self._ask(
             argv=list(argv),

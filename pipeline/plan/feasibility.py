@@ -27,21 +27,21 @@ def check_plan(plan: Plan) -> Plan:
         profiler.check(group)
         sharing: Sharing = build_object(group.sharing)
         try:
-            _check_group(sharing, group)
+            planned = dataclasses.replace(group, layout=_check_group(sharing, group))
         except ConfigError as error:
             refusal = error
             groups.append(dataclasses.replace(group, skip_reason=str(error)))
             continue
-        groups.append(group)
+        groups.append(planned)
         if group.block == 1:
-            warnings.update(dict.fromkeys(sharing.warnings(group)))
+            warnings.update(dict.fromkeys(sharing.warnings(planned)))
     if refusal is not None and all(group.skip_reason or group.sequential for group in groups):
         raise refusal  # a study of baselines alone compares nothing
     notes = (*plan.notes, *filter(None, [idle_measurements.describe(groups)]))
     return dataclasses.replace(plan, groups=tuple(groups), notes=notes, warnings=tuple(warnings))
 
 
-def _check_group(sharing: Sharing, group: Group) -> None:
+def _check_group(sharing: Sharing, group: Group) -> object:
     if group.skip_reason is not None:
         raise ConfigError(group.skip_reason)
-    sharing.check(group)
+    return sharing.check(group)

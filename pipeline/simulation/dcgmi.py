@@ -15,17 +15,17 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from pipeline.simulation import simulated_program
 from pipeline.simulation.machine import queries, readings
 from pipeline.simulation.machine.codes import DriverError
 from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.gpu_clients import Clients
 from pipeline.simulation.machine.queries import model_of
 from pipeline.simulation.machine.readings import Quantity
-from pipeline.simulation.machine.state_file import Gpu, GpuInstance, State, StateFile
-from pipeline.simulation.simulated_program import RefusedError, say
+from pipeline.simulation.machine.state_file import Gpu, GpuInstance, State
+from pipeline.simulation.simulated_program import RefusedError, Templates, say
 
 # Names of faults. CONNECT: the host engine does not answer. WATCH, as in `dcgmWatchFields:1006`: it does not watch a
 # field. PAUSE, RESUME: it does not release the profiling counters, or does not resume profiling.
@@ -70,24 +70,21 @@ _COLUMNS = {
 # Columns that GPU instances do not have; their cells are blank, and wider.
 _OF_GPU = frozenset({1009, 1010, 1011, 1012})
 _MIB = 2**20
+_TEMPLATES = Templates(Path(__file__).with_suffix(".txt"))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the program with `--state-file FILE` and the arguments of dcgmi; return the exit status."""
-    return simulated_program.run(_run, arguments, without_machine=1, is_apart=True)
+    """Run the program with `--state-file FILE` and the arguments of dcgmi; return the exit status.
+
+    The real host engine is always a client of the driver; the simulated one is a client while this program runs.
+    """
+    return simulated_program.run(
+        lambda driver, words: _Program(driver).run(words), arguments, _refuse_driver, without_machine=1, is_apart=True
+    )
 
 
-def _run(state_file: StateFile, arguments: Sequence[str]) -> None:
-    clients = Clients(state_file)
-    try:
-        # The real host engine is always a client of the driver; the simulated one is a client while this program runs.
-        clients.open_session()
-    except DriverError as error:
-        raise _refusal(_NO_ENGINE, _NO_CONNECTION) from error
-    try:
-        _Program(Driver(state_file)).run(arguments)
-    finally:
-        clients.close_session()
+def _refuse_driver(_error: DriverError) -> RefusedError:
+    return _refusal(_NO_ENGINE, _NO_CONNECTION)
 
 
 def _refusal(message: str, code: int) -> RefusedError:
@@ -131,35 +128,30 @@ class _Program:
 
     def _devices(self) -> Iterator[str]:
         gpus = self._driver.state().gpus
-        rule = f"+--------+{'':-<70}+"
         yield f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'} found."
-        yield from (rule, f"| GPU ID | {'Device Information':<68} |", rule)
+        yield from _TEMPLATES.fill("discovery -l")
         for index, gpu in enumerate(gpus):
-            yield f"| {index:<6} | {f'Name: {model_of(gpu).product}':<68} |"
-            yield f"| {'':<6} | {f'PCI Bus ID: {gpu.bus_id}':<68} |"
-            yield f"| {'':<6} | {f'Device UUID: {gpu.uuid}':<68} |"
-            yield rule
-        yield from ("0 NvSwitches found.", "+-----------+", "| Switch ID |", "+-----------+", "+-----------+")
+            yield from _TEMPLATES.fill("discovery -l GPU", index=index, gpu=gpu, model=model_of(gpu))
+        yield from _TEMPLATES.fill("discovery -l end")
 
     def _hierarchy(self) -> Iterator[str]:
-        rule = f"+{'':-<19}+{'':-<68}+"
-        yield from (rule, f"| {'Instance Hierarchy':<86} |", rule.replace("-", "="))
+        yield from _TEMPLATES.fill("discovery -c")
         numbered = [(index, gpu, _list_noticed(index, gpu)) for index, gpu in enumerate(self._driver.state().gpus)]
         divided = [row for row in numbered if row[2]]  # the real program omits GPUs without instances
         for index, gpu, instances in divided:
-            yield f"| {f'GPU {index}':<17} | {f'GPU {gpu.uuid} (EntityID: {index})':<66} |"
+            yield from _describe_entity(f"GPU {index}", f"GPU {gpu.uuid} (EntityID: {index})")
             for entity, instance in instances:
                 place = f"{index}/{instance.id}"
-                yield f"| {f'-> I {place}':<17} | {f'GPU Instance (EntityID: {entity})':<66} |"
+                yield from _describe_entity(f"-> I {place}", f"GPU Instance (EntityID: {entity})")
                 # The numbers of compute instances are assigned as those of GPU instances, and start at the same number.
                 first = index * model_of(gpu).compute_slices
                 first += sum(len(other.compute_instances) for before, other in instances if before < entity)
                 numbered_cis = enumerate(instance.compute_instances, start=first)
                 for number, ci in sorted(numbered_cis, key=lambda pair: pair[1].id):
-                    yield f"| {f'   -> CI {place}/{ci.id}':<17} | {f'Compute Instance (EntityID: {number})':<66} |"
-            yield rule
+                    yield from _describe_entity(f"   -> CI {place}/{ci.id}", f"Compute Instance (EntityID: {number})")
+            yield from _TEMPLATES.fill("discovery -c end")
         if not divided:
-            yield rule
+            yield from _TEMPLATES.fill("discovery -c end")
 
     def _watch(self, options: dict[str, str]) -> None:
         try:
@@ -219,6 +211,10 @@ class _Program:
         if strange := names - known.keys():
             raise _refusal(f"Error: the host engine has no entity {min(strange)}.", _BAD_PARAMETER)
         return [entity for name, entity in known.items() if name in names]
+
+
+def _describe_entity(place: str, entity: str) -> list[str]:
+    return _TEMPLATES.fill("discovery -c row", place=place, entity=entity)
 
 
 def _list_noticed(index: int, gpu: Gpu) -> list[tuple[int, GpuInstance]]:

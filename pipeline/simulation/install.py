@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # The path is set in the program instead of PYTHONPATH, so that no other package of this name can come first.
 _START = "import sys; sys.path.insert(0, {project!r}); from {module} import main; sys.exit(main(sys.argv[1:]))"
-_PROGRAMS = {"nvidia-smi": "pipeline.simulation.smi.nvidia_smi", "dcgmi": "pipeline.simulation.dcgmi"}
+_PROGRAMS = {"nvidia-smi": "pipeline.simulation.nvidia_smi", "dcgmi": "pipeline.simulation.dcgmi"}
 
 
 @contextmanager

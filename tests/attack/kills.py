@@ -129,7 +129,7 @@ def _wait_for(bench: Bench, process: forks.Fork, victim: str) -> list[int]:
 def _kind(pid: int, command: str, commands: dict[int, str]) -> str | None:
     if "toys/toy.py" in command:
         return "job"
-    if "simulation.smi" in command or "simulation.dcgmi" in command:
+    if "simulation.nvidia_smi" in command or "simulation.dcgmi" in command:
         return "helper program"
     for server, below in (("workloads/fork_server.py", "forked job"), ("mps.control -d", "MPS server")):
         if server in command:

@@ -22,8 +22,7 @@ from pipeline.prepare.mps import mps_daemon
 from pipeline.record import group_folder
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.driver import Clients, Driver
 from pipeline.simulation.machine.state_file import Fault
 from pipeline.simulation.mps.control_program import write_program
 from tests.support import forks, simulated

@@ -24,7 +24,7 @@ from pipeline.prepare.device import lease
 from pipeline.record.store import results
 from pipeline.simulation.install import write_programs
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.driver import Clients
 from pipeline.simulation.machine.state_file import Fault, Settings, StateFile
 from pipeline.simulation.mps import control_program
 from tests.conftest import GPU
@@ -256,7 +256,7 @@ def test_a_listener_that_is_not_required_may_end_during_a_group(rehearse, tmp_pa
         import psutil, time
         time.sleep(0.5)
         beside = psutil.Process().parent().parent().children()
-        next(child for child in beside if "simulation.smi" in " ".join(child.cmdline())).kill()
+        next(child for child in beside if "simulation.nvidia_smi" in " ".join(child.cmdline())).kill()
         time.sleep(1)
         """
     (tmp_path / "train.py").write_text(dedent(text))

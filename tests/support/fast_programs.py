@@ -27,7 +27,7 @@ from pipeline.clean import processes
 from pipeline.simulation.mps.control_program import MPS_CONTROL, write_executable
 
 _MODULES = {
-    "nvidia-smi": "pipeline.simulation.smi.nvidia_smi",
+    "nvidia-smi": "pipeline.simulation.nvidia_smi",
     "dcgmi": "pipeline.simulation.dcgmi",
     MPS_CONTROL: "pipeline.simulation.mps.control_program",
 }

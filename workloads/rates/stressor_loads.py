@@ -16,8 +16,8 @@ from torch import Tensor
 
 from workloads import client, program
 from workloads.rates import operations
-from workloads.rates.duty_cycle import Load
 from workloads.rates.loop import Operation
+from workloads.rates.stressor_loop import Load
 
 _OF_TRITON = ("issue_fp32", "tensor_cores", "shared_memory", "l2", "memory_bandwidth")
 """Resources whose kernels are compiled by Triton.

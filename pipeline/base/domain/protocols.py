@@ -30,8 +30,8 @@ class Slots:
 class Sharing(Protocol):
     """A sharing mode of the device: naive, MPS, MIG, ..."""
 
-    def check(self, group: Group) -> None:
-        """Check the group without changing anything.
+    def check(self, group: Group) -> object:
+        """Check the group without changing anything; return what the mode has planned, for `Group.layout`.
 
         A mode that starts no MPS server refuses `gpu.exclusive_process` (`prepare/device/compute_mode.py`).
 

@@ -311,7 +311,7 @@ class Group:
         config_text: function that returns the composed configuration as YAML, for the record.
         settings_digest: digest of the settings and the packages.
         is_load_noted: whether a row whose jobs waited for CPUs in use by other programs stays valid and gets a note.
-        layout: result of `Sharing.check` at planning; no code outside the sharing mode reads it.
+        layout: result of `Sharing.check` at planning, which only the sharing mode reads; `None` if it plans nothing.
     """
 
     number: int
@@ -342,6 +342,7 @@ class Group:
     shard: int = 0
     case: int = 0
     launch: str = ""
+    layout: object = field(default=None, compare=False)
 
     @property
     def job_names(self) -> str:

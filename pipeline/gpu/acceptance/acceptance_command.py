@@ -8,8 +8,8 @@ import json
 import shlex
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,21 +23,19 @@ from pipeline.clean import leftovers
 from pipeline.clean.journal import Journal
 from pipeline.gpu.acceptance import acceptance_page
 from pipeline.gpu.acceptance.acceptance_page import Acceptance
-from pipeline.gpu.acceptance.acceptance_run import Check, run_checks, select_checks
-from pipeline.gpu.acceptance.mig_board import CommandRecord, MigBoard
-from pipeline.gpu.acceptance.simulated_twin import find_branch, make_twin
+from pipeline.gpu.acceptance.acceptance_run import run_checks, select_checks
+from pipeline.gpu.acceptance.checks import Check
+from pipeline.gpu.acceptance.mig_board import CommandRecord, MigBoard, find_branch, make_twin
 from pipeline.gpu.manual_mig import (
     ManualMigRequest,
     Target,
     hold_target,
     open_target,
-    refuse_untouched,
     undo_leftovers,
 )
-from pipeline.gpu.status import make_printable
+from pipeline.gpu.status import make_printable, refuse_untouched
 from pipeline.prepare.device.smi_commands import is_write
 from pipeline.prepare.mig import division, profiles
-from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.releases import RECORDED, RELEASES
 from pipeline.simulation.machine.state_file import StateFile
 
@@ -82,8 +80,7 @@ def accept_mig(request: AcceptanceRequest) -> CommandAnswer:
             if not target_request.is_dry:
                 undo_leftovers(target)
             board = _open_board(target, target_request, scratch, mark)
-            (scratch / "twin").mkdir()
-            twin = stack.enter_context(_open_twin(board, scratch / "twin"))
+            twin = make_twin(board.device, scratch / "twin", mark, is_on=board.was_on)
         if target_request.is_dry:
             return _list_writes(target, board, twin, checks)
         began, began_s = datetime.now(UTC), time.monotonic()
@@ -158,17 +155,9 @@ def _open_board(target: Target, request: ManualMigRequest, scratch: Path, mark: 
     )
 
 
-@contextmanager
-def _open_twin(board: MigBoard, folder: Path) -> Iterator[MigBoard]:
-    with make_twin(board.device, folder, board.mark, is_on=board.was_on) as twin:
-        pass  # the twin's driver is used only while a check runs on it
-    yield twin
-
-
 def _list_writes(target: Target, board: MigBoard, twin: MigBoard, checks: Sequence[Check]) -> CommandAnswer:
     """Run the checks on the twin, and list its commands as they would run on the GPU."""
-    assert twin.machine is not None, "a twin is simulated"
-    with install_driver(twin.machine):
+    with twin.use_driver():
         run_checks(twin, None, checks)
     writes: dict[str, list[str]] = {}
     for line in twin.record.commands:

@@ -5,45 +5,44 @@ Every change goes through the journal and is undone by the functions that restor
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import re
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import PIPE, Popen
 from typing import Any, cast
 
+from pipeline.base.domain import mig_table
 from pipeline.base.domain.driver_programs import Execute, Programs
 from pipeline.base.domain.records import Device
 from pipeline.base.system import helper_program
-from pipeline.base.system.errors import CollocationError, LaunchError
+from pipeline.base.system.errors import CollocationError, ConfigError
 from pipeline.base.system.host_info import boot_id
 from pipeline.base.system.interrupts import UndoStack
 from pipeline.clean import processes
 from pipeline.clean.journal import Journal
-from pipeline.gpu.selftest import load_process
-from pipeline.gpu.selftest.simulated_load import count_multiprocessors
+from pipeline.gpu.selftest import loaders
+from pipeline.gpu.selftest.loaders import count_multiprocessors
 from pipeline.prepare.device import nvml
 from pipeline.prepare.device.smi_commands import run_program
-from pipeline.prepare.mig import assignment, division, mig_smi
+from pipeline.prepare.mig import assignment, division, mig_smi, profiles
 from pipeline.prepare.mig.layouts import Instance, Layout, Placed
 from pipeline.prepare.mig.mig_smi import MigSmi
 from pipeline.prepare.mig.mig_state import GpuInstance, MigDevice, MigState
 from pipeline.prepare.mig.profiles import MigGpu, Profile
-from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation import nvidia_smi
+from pipeline.simulation.install import install_driver, write_programs
+from pipeline.simulation.machine.driver import Driver
+from pipeline.simulation.machine.releases import RELEASES
 from pipeline.simulation.machine.state_file import StateFile
-from pipeline.simulation.mps import control_program
 
 _UUID = re.compile(r"\b(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CREATED = re.compile(r"Successfully (created|destroyed) GPU instance ID +(\d+)")
-_JOB_MIB = 512
-_NEIGHBOUR_SLOWDOWN = 1.5
-_KERNEL_S = 0.05
 
 
 class UntriedError(CollocationError):
@@ -158,6 +157,13 @@ class MigBoard:
             if any(instance.gi_id == gi_id for instance in state.instances or ()):
                 self.control.run(self.control.destruction_command(gi_id))
 
+    @contextmanager
+    def use_driver(self) -> Iterator[MigBoard]:
+        """Install the driver of the twin in this process during the body."""
+        assert self.machine is not None, "a twin is simulated"
+        with install_driver(self.machine):
+            yield self
+
     def make_folder(self) -> Path:
         """Make an empty folder for one job or daemon."""
         self.num_folders += 1
@@ -249,8 +255,8 @@ class MigBoard:
         (device,) = (device for device in self.list_devices() if device.uuid == uuid)
         variables = {processes.MARK_VARIABLE: self.mark, **(environ or {})}
         if self.machine is None:
-            return load_process.start_loader(device, self.make_folder(), variables)
-        return start_simulated_job(StateFile(self.machine), device, variables)
+            return loaders.start_loader(device, self.make_folder(), variables)
+        return loaders.start_simulated_job(StateFile(self.machine), device, variables)
 
 
 def plan_layout(placed: Placed, parts: Mapping[int, tuple[int, ...]] | None = None) -> Layout:
@@ -273,62 +279,65 @@ def hide_uuids(text: str) -> str:
     return _UUID.sub(r"\1", text)
 
 
-class SimulatedJob:
-    """Replacement for `load_process.Loader` on a simulated GPU: a process that holds memory and computes nothing."""
-
-    def __init__(self, file: StateFile, device: Device, process: Popen[bytes]) -> None:
-        self._file, self._device, self._process = file, device, process
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Multiprocessors as the driver reports them; 1 if it does not."""
-        return {"multiprocessors": count_multiprocessors(self._device) or 1, "threads_per_multiprocessor": 2048}
-
-    def wait_for_device(self) -> None:
-        """Return at once: the process holds the device since its start."""
-
-    def begin(self, load: object) -> None:
-        """Do nothing: no kernel runs on a simulated GPU."""
-
-    def wait_running(self) -> dict[str, Any]:
-        """Return what a real load reports."""
-        return {"rounds": 1}
-
-    def stop(self) -> None:
-        """Do nothing."""
-
-    def wait_done(self) -> dict[str, Any]:
-        """Return the result of a load; a GPU with the fault `shared` slows it if other instances have processes."""
-        gpu = next(gpu for gpu in self._file.read().gpus if gpu.uuid == self._device.gpu_uuid)
-        is_slowed = gpu.health.mig_fault == "shared" and len({p.gpu_instance_id for p in gpu.processes}) > 1
-        return {"num_wrong": 0, "kernel_s": _KERNEL_S * (_NEIGHBOUR_SLOWDOWN if is_slowed else 1)}
+Job = loaders.Loader | loaders.SimulatedLoader
+"""A process that loads a MIG device."""
 
 
-@contextmanager
-def start_simulated_job(file: StateFile, device: Device, environ: Mapping[str, str]) -> Iterator[SimulatedJob]:
-    """Start a process that holds memory of a simulated MIG device, as a client of the MPS daemon in its variables.
+def find_branch(device: Device) -> str:
+    """Find the simulated branch nearest to a GPU's driver: the newest that is not newer, else the oldest."""
+    branch = int(dict(device.details)["driver_version"].split(".")[0])
+    return max((name for name in RELEASES if int(name) <= branch), key=int, default=min(RELEASES, key=int))
+
+
+def make_twin(device: Device, folder: Path, mark: str, *, is_on: bool) -> MigBoard:
+    """Make the twin of a GPU in a new folder; `is_on` is the MIG mode in which it was found.
+
+    A twin is a simulated GPU of the same model and driver branch, on which the same checks run. Its nvidia-smi runs in
+    this process, because an acceptance needs hundreds of commands.
 
     Raises:
-        LaunchError: the device or the daemon refuses the process.
+        ConfigError: the project has no table of this GPU.
     """
-    argv = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
-    with Popen(argv, stdin=PIPE, env=dict(environ), start_new_session=True) as process:
-        try:
-            connection = control_program.connect(environ, on_behalf_of=process.pid)
-            kind = "C" if connection is None else "M+C"
-            if connection is not None:
-                connection.close()
-            Clients(file).hold(device.uuid, process.pid, "python3", _JOB_MIB, kind)
-            yield SimulatedJob(file, device, process)
-        except (RuntimeError, codes.DriverError) as error:
-            raise LaunchError(f"a job cannot use the simulated device {device.uuid}: {error}") from error
-        finally:
-            process.kill()
+    folder.mkdir()
+    try:
+        model = mig_table.find(device.name)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{device.name} cannot be compared with the simulated driver: {error}; add its profiles to "
+            "pipeline/base/domain/mig_profiles.json"
+        ) from error
+    file = StateFile(folder / "machine.json")
+    file.keep([model.name], find_branch(device))
+    if is_on:
+        Driver(file).set_mig_mode(0, is_on=True)
+    record = CommandRecord(folder / "commands.jsonl", _execute_on(file))
+    paths = write_programs(folder / "bin", file.path)
+    programs = Programs(
+        purpose="the simulated twin",
+        simulated={name: str(path) for name, path in paths.items()},
+        admin=(),
+        execute=record.execute,
+    )
+    with install_driver(file.path):
+        twin_device = nvml.list_devices()[0]
+        return MigBoard(
+            device=twin_device,
+            gpu=profiles.read_gpu(twin_device),
+            programs=programs,
+            journal=Journal(folder, twin_device.uuid, programs),
+            scratch=folder,
+            mark=mark,
+            record=record,
+            machine=file.path,
+            was_on=is_on,
+        )
 
 
-Job = load_process.Loader | SimulatedJob
-"""A process that loads a MIG device."""
+def _execute_on(file: StateFile) -> Execute:
+    def execute(words: Sequence[str]) -> helper_program.Completed:
+        position = next(number for number, word in enumerate(words) if Path(word).name == "nvidia-smi")
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            status = nvidia_smi.main(["--state-file", str(file.path), *words[position + 1 :]])
+        return helper_program.Completed(argv=tuple(words), status=status, stdout=output.getvalue(), stderr="")
+
+    return execute

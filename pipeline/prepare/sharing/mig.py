@@ -74,14 +74,14 @@ class Mig:
         self._size_profile = {**SIZE_PROFILE, **dict(size_profile or ())}
         self._program = program
 
-    def check(self, group: Group) -> None:
+    def check(self, group: Group) -> Layout | None:
         self._check_request(group)
         if not group.device.details:  # the device was not read, so its capabilities are unknown
-            return
+            return None
         if self._uses_existing:
             self._assign_existing(group)
-        else:
-            self._plan_layout(group)
+            return None
+        return self._plan_layout(group)
 
     def _check_request(self, group: Group) -> None:
         device, what = group.device, f"scenario={group.scenario}"
@@ -112,7 +112,7 @@ class Mig:
         if not group.device.details or self._uses_existing:
             return ()
         gpu = profiles.read_gpu(group.device)
-        layout, warnings = self._plan_layout(group), []
+        layout, warnings = self._find_layout(group), []
         names = ",".join(name for _, name in layout.devices)
         if any(instance.parts for instance in layout.instances):
             instances = ", ".join(map(str, layout.instances))
@@ -129,7 +129,7 @@ class Mig:
             return Commands()
         device = group.device
         control = MigSmi.locate(self._programs(group), device.uuid)
-        instances = self._plan_layout(group).creation_order if device.details else ()
+        instances = self._find_layout(group).creation_order if device.details else ()
         return division.list_commands(control, instances, is_on=bool(device.mig_enabled))
 
     @contextmanager
@@ -156,7 +156,7 @@ class Mig:
                 or has no effect; or the GPU is not restored, and then the journal has the remaining steps.
         """
         self._check_request(group)
-        device, layout = group.device, self._plan_layout(group)
+        device, layout = group.device, self._find_layout(group)
         programs = self._programs(group)
         control = MigSmi.locate(programs, device.uuid)
         before = control.read()
@@ -188,6 +188,10 @@ class Mig:
 
     def _programs(self, group: Group) -> Programs:
         return find_group_programs(group, {"nvidia-smi": self._program})
+
+    def _find_layout(self, group: Group) -> Layout:
+        """Return the layout that was planned with the group; plan it for a group that was not checked."""
+        return group.layout if isinstance(group.layout, Layout) else self._plan_layout(group)
 
     def _plan_layout(self, group: Group) -> Layout:
         gpu = profiles.read_gpu(group.device)

@@ -1,6 +1,6 @@
 """The daemon and the server of a simulated MPS: processes with the files and logs of the real daemon and server.
 
-The behaviour was recorded on one H100 80GB HBM3 (driver 580.159.04, MPS control binary 13000). `branches` has the
+The behaviour was recorded on one H100 80GB HBM3 (driver 580.159.04, MPS control binary 13000). `releases` has the
 differences of other branches, and `command_answers` has the answers. If the command syntax of release 615 (MPS v3) is
 selected, the daemon supports none of the commands that this project uses. Standard library only.
 """
@@ -19,13 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.simulation.mps.branches import CONTROL_PROGRAMS, ControlProgram
-from pipeline.simulation.mps.command_answers import Answers, Client, Limits, Server
-from pipeline.simulation.mps.sm_partitions import Partitions
+from pipeline.simulation.machine.releases import RELEASES, ControlProgram
+from pipeline.simulation.mps.command_answers import Answers, Client, Limits, Partitions, Server
 
 _LOOK_S = 0.02
 _SPEAKS_WITHIN_S = 2.0  # limit for a client to send its request; meanwhile, no other client is served
-_OF_V3 = ControlProgram(commands=frozenset())
+_OF_V3 = ControlProgram(commands=())
 _PID_FILE = "nvidia-cuda-mps-control.pid"
 _SERVER_MIB = 66  # measured on an H100 80GB, driver 580.159.04
 
@@ -42,7 +41,7 @@ class Daemon:
         self._most_clients: int = settings["most_clients"]
         self._is_legacy: bool = settings["is_legacy"]
         self._uuids: list[str] = settings["visible"]
-        self._program = CONTROL_PROGRAMS[settings["branch"]]
+        self._program = RELEASES[settings["branch"]].mps
         known = self._program if self._is_legacy else _OF_V3
         devices = [device for device in settings["devices"] if device.uuid in self._uuids]
         self._partitions = Partitions(devices, self._version) if settings["is_static"] else None
@@ -246,7 +245,7 @@ class Daemon:
     def _take_memory(self, server: int, machine: str) -> None:
         """Allocate the server's memory on its devices; if this fails, terminate the server."""
         from pipeline.simulation.machine.codes import DriverError
-        from pipeline.simulation.machine.gpu_clients import Clients
+        from pipeline.simulation.machine.driver import Clients
         from pipeline.simulation.machine.state_file import StateFile
 
         try:

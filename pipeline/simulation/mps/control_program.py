@@ -1,6 +1,6 @@
 """`nvidia-cuda-mps-control` without hardware: daemon and server are real processes, a client is an open connection.
 
-Texts and exit statuses are those of real programs, including status 0 for rejected commands. `branches` lists the
+Texts and exit statuses are those of real programs, including status 0 for rejected commands. `releases` lists the
 recorded drivers and their commands. The program imports only the standard library, so that it starts quickly, and
 starts no other program. It refuses to run without `CUDA_MPS_PIPE_DIRECTORY`, because the default folder may belong to a
 real daemon.
@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.simulation.machine.releases import RECORDED, RELEASES
-from pipeline.simulation.mps.branches import CONTROL_PROGRAMS
-from pipeline.simulation.mps.sm_partitions import Device
+from pipeline.simulation.mps.command_answers import Device
 
 if TYPE_CHECKING:
     from pipeline.simulation.machine.state_file import Gpu
@@ -129,7 +128,7 @@ def _start(pipes: Path, logs: Path, settings: dict[str, Any], options: Sequence[
     if settings["machine"] is not None:
         _read_machine(settings)
     settings["version"] = RELEASES[settings["branch"]].cuda_version
-    program = CONTROL_PROGRAMS[settings["branch"]]
+    program = RELEASES[settings["branch"]].mps
     if any(option.startswith("-") and option not in program.options for option in options):
         print(_USAGE)  # noqa: T201
         return 0  # this status was recorded
@@ -227,7 +226,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     pipes = Path(folder)
     settings = json.loads(os.environ[_SETTINGS])
-    reads_arguments = CONTROL_PROGRAMS[settings["branch"]].reads_arguments
+    reads_arguments = RELEASES[settings["branch"]].mps.reads_arguments
     if "-d" in arguments and (reads_arguments or list(arguments) == ["-d"]):
         return _start(pipes, Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", folder)), settings, arguments)
     commands = [" ".join(arguments)] if arguments and reads_arguments else [line.strip() for line in sys.stdin]

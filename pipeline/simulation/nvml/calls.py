@@ -12,8 +12,7 @@ import pynvml
 
 from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError
-from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.driver import Clients, Driver
 from pipeline.simulation.machine.state_file import ComputeInstance, Gpu, GpuInstance, StateFile
 
 _NOT_AVAILABLE = 0xFFFFFFFF  # Source: nvml.h, NVML_VALUE_NOT_AVAILABLE as an unsigned int

@@ -27,7 +27,7 @@ from pipeline.prepare.mig import assignment
 from pipeline.prepare.mig import mig_smi as mig_control
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.driver import Clients
 from pipeline.simulation.machine.state_file import Fault
 from pipeline.simulation.mps.control_program import write_executable
 from tests.support import simulated

@@ -47,7 +47,9 @@ if __name__ == "__main__":
         "argv": sys.argv, "main": __main__.__file__, "path": sys.path[0], "environ": dict(os.environ),
         "leads": os.getpid() == os.getsid(0) == os.getpgrp(), "cpus": sorted(os.sched_getaffinity(0)),
         "stdin": os.readlink("/proc/self/fd/0"), "cwd": os.getcwd(), "colours": colours,
-        "descriptors": sorted(os.listdir("/proc/self/fd"))[:3], "sigint": str(signal.getsignal(signal.SIGINT)),
+        "descriptors": sum(not os.path.realpath(f"/proc/self/fd/{name}").startswith("/memfd:COLLOCATION_GROUP=")
+                           for name in os.listdir("/proc/self/fd")),
+        "sigint": str(signal.getsignal(signal.SIGINT)),
     }))
     print("to the log", file=sys.stderr)
 """

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from pipeline.simulation.machine.releases import RELEASES
-from pipeline.simulation.mps.branches import CONTROL_PROGRAMS
-from pipeline.simulation.mps.command_answers import Answers, Limits, Server
-from pipeline.simulation.mps.sm_partitions import Device, Partitions
+from pipeline.simulation.mps.command_answers import Answers, Device, Limits, Partitions, Server
 from tests.conftest import DATA
 
 H100 = Device("GPU-11111111-2222-3333-4444-555555555555", 132, 8, 15, "NVIDIA H100 80GB HBM3", "0000:00.06.00")
@@ -42,7 +40,7 @@ def make_answers(
 ) -> Answers:
     deeds = Deeds()
     partitions = Partitions(devices, RELEASES[branch].cuda_version) if is_static else None
-    deeds.answers = Answers(CONTROL_PROGRAMS[branch], devices, partitions, deeds, log.append)
+    deeds.answers = Answers(RELEASES[branch].mps, devices, partitions, deeds, log.append)
     return deeds.answers
 
 
@@ -72,11 +70,7 @@ def test_each_command_is_answered_as_recorded(version: str, is_static: bool) -> 
     assert num_compared > (5 if is_static else 30)
 
 
-def test_every_release_of_the_driver_has_a_control_program() -> None:
-    assert list(CONTROL_PROGRAMS) == list(RELEASES)
-
-
-@pytest.mark.parametrize("branch", CONTROL_PROGRAMS)
+@pytest.mark.parametrize("branch", RELEASES)
 def test_only_what_a_branch_knows_is_answered(branch: str) -> None:
     answers = make_answers(branch, [])
     unknown = {name: f'Unknown command "{name}"' for name in ("get_server_status", "device_query", "lspart")}

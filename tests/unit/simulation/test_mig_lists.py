@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.base.domain import mig_table
 from pipeline.base.system.paths import PROJECT_DIR
+from pipeline.simulation import nvidia_smi
 from pipeline.simulation.machine.state_file import StateFile
-from pipeline.simulation.smi import nvidia_smi
 from tests.support.mig_listings import LISTINGS
 
 Smi = Callable[..., str]

@@ -14,10 +14,10 @@ import pytest
 from pipeline.base.system.factory import Spec
 from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.simulation import dcgmi
+from pipeline.simulation import nvidia_smi as nvidia_smi
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.readings import Quantity
 from pipeline.simulation.machine.state_file import Gpu, GpuInstance, Process, StateFile
-from pipeline.simulation.smi import nvidia_smi as nvidia_smi
 from tests.support.recordings import recording
 
 # What the recorded nvidia-smi says of an idle H100 (tests/data/h100/query_nounits.txt).

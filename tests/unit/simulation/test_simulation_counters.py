@@ -20,12 +20,12 @@ from pipeline.base.domain.records import Slot
 from pipeline.base.system.errors import ListenerError
 from pipeline.prepare.device import nvml
 from pipeline.simulation import dcgmi
+from pipeline.simulation import nvidia_smi as nvidia_smi
 from pipeline.simulation.install import install_driver, write_programs
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.state_file import Fault, StateFile
 from pipeline.simulation.nvml.library import NvmlLibrary
-from pipeline.simulation.smi import nvidia_smi as nvidia_smi
 from tests.conftest import DATA
 from tests.support.listener_contract import Collected, OneDevice
 

@@ -19,10 +19,9 @@ from pipeline.base.domain import mig_table
 from pipeline.base.domain.mig_table import GiProfile, Model
 from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.mig import layouts, profiles
-from pipeline.simulation.machine import codes, placement, queries
+from pipeline.simulation.machine import codes, queries
 from pipeline.simulation.machine.codes import DriverError
-from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.driver import Clients, Driver
 from pipeline.simulation.machine.state_file import (
     MAX_GPUS,
     Fault,
@@ -92,7 +91,7 @@ def test_the_table_agrees_with_itself(name: str) -> None:
         assert profile.ci_profiles[-1].id == {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}[profile.compute_slices]
         assert profile.ci_profiles[-1].compute_slices == profile.compute_slices
         # On an empty GPU the count that the table names must fit: that is what the driver reports as total.
-        assert placement.remaining_capacity(model, (), profile) == profile.max_instances
+        assert queries.remaining_capacity(model, (), profile) == profile.max_instances
 
 
 # Orders of creation on GPUs of seven compute slices, with the starts that real drivers chose.
@@ -155,7 +154,7 @@ def test_after_4g_one_3g_is_left(state_file: StateFile) -> None:
     driver = _driver(state_file, "a100_40gb")
     _make(driver, 5)
     model, gpu = mig_table.find("a100_40gb"), driver.state().gpus[0]
-    left = {p.name: placement.remaining_capacity(model, gpu.instances, p) for p in model.profiles}
+    left = {p.name: queries.remaining_capacity(model, gpu.instances, p) for p in model.profiles}
     assert left == {"1g.5gb": 3, "1g.5gb+me": 1, "1g.10gb": 2, "2g.10gb": 1, "3g.20gb": 1, "4g.20gb": 0, "7g.40gb": 0}
 
 
@@ -186,8 +185,8 @@ def _layouts(
     choices: list[tuple[GiProfile, int]] = [(profile, start) for profile in plain for start in profile.starts]
     for position in range(first, len(choices)):
         profile, start = choices[position]
-        if start in placement.free_starts(model, instances, profile):
-            number = placement.gpu_instance_id(model, 0, start, profile.memory_slices)
+        if start in queries.free_starts(model, instances, profile):
+            number = queries.gpu_instance_id(model, 0, start, profile.memory_slices)
             new = GpuInstance(id=number, profile_id=profile.id, start=start, size=profile.memory_slices)
             yield from _layouts(model, (*instances, new), position + 1)
 
@@ -224,12 +223,12 @@ def test_planner_and_driver_agree_on_what_fits(name: str) -> None:
         present: tuple[GpuInstance, ...] = ()
         for planned in layout.creation_order:
             profile = model.profile(planned.profile.profile_id)
-            assert planned.start in placement.free_starts(model, present, profile)
-            number = placement.gpu_instance_id(model, 0, planned.start, profile.memory_slices)
+            assert planned.start in queries.free_starts(model, present, profile)
+            number = queries.gpu_instance_id(model, 0, planned.start, profile.memory_slices)
             new = GpuInstance(id=number, profile_id=profile.id, start=planned.start, size=profile.memory_slices)
             present = (*present, new)
         plain = [profile for profile in model.profiles if not profile.attributes]
-        assert not any(placement.free_starts(model, present, profile) for profile in plain)
+        assert not any(queries.free_starts(model, present, profile) for profile in plain)
 
 
 def test_compute_instances_share_a_gpu_instance(state_file: StateFile) -> None:
@@ -276,7 +275,7 @@ def test_a_client_leaves_the_mode_of_an_ampere_pending_until_a_reset(state_file:
 
 def test_nvml_in_another_process_is_a_client_on_ampere_and_none_on_hopper(state_file: StateFile) -> None:
     script = (
-        "import sys; from pathlib import Path; from pipeline.simulation.machine.gpu_clients import Clients;"
+        "import sys; from pathlib import Path; from pipeline.simulation.machine.driver import Clients;"
         "from pipeline.simulation.machine.state_file import StateFile;"
         "Clients(StateFile(Path(sys.argv[1]))).open_session(); print(flush=True); sys.stdin.read()"
     )

@@ -16,9 +16,8 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.device import gpu_reader, nvml
 from pipeline.prepare.mig import profiles
 from pipeline.simulation.install import install_driver
-from pipeline.simulation.machine import codes, placement, queries
-from pipeline.simulation.machine.driver import Driver
-from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine import codes, queries
+from pipeline.simulation.machine.driver import Clients, Driver
 from pipeline.simulation.machine.state_file import Fault, Settings, StateFile
 from pipeline.simulation.nvml.library import NvmlLibrary
 from tests.conftest import DATA
@@ -98,7 +97,7 @@ def test_placements_are_the_recorded_ones(handle: object, profile_id: str, count
 
 def _capacity(state_file: StateFile, profile_id: int) -> int:
     (gpu,) = state_file.read().gpus
-    return placement.remaining_capacity(queries.model_of(gpu), gpu.instances, queries.find_profile(gpu, profile_id))
+    return queries.remaining_capacity(queries.model_of(gpu), gpu.instances, queries.find_profile(gpu, profile_id))
 
 
 @pytest.mark.parametrize(("profile_id", "count"), _recorded("nvmlDeviceGetGpuInstanceRemainingCapacity"))

@@ -21,11 +21,11 @@ from pipeline.base.domain.samples import Sample
 from pipeline.base.system.helper_program import run
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.prepare.device import nvml
+from pipeline.simulation import nvidia_smi as nvidia_smi
 from pipeline.simulation.install import install_driver, write_programs
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.driver import Clients
 from pipeline.simulation.machine.state_file import Fault, StateFile
-from pipeline.simulation.smi import nvidia_smi as nvidia_smi
 from tests.support.recordings import RECORDINGS, masked, recording
 
 PROCESSES = ((538, "python3", 744, "M+C"), (539, "python3", 744, "M+C"), (577, "nvidia-cuda-mps-server", 66, "C"))
@@ -464,7 +464,7 @@ def note(event, arguments):
 sys.addaudithook(note)
 from pathlib import Path
 from pipeline.simulation import dcgmi, install
-from pipeline.simulation.smi import nvidia_smi as nvidia_smi
+from pipeline.simulation import nvidia_smi as nvidia_smi
 mig = (["-mig", "1"], ["mig", "-cgi", "19", "-C"], ["mig", "-dci"], ["mig", "-dgi"])
 for arguments in (["-L"], *mig, ["-c", "DEFAULT"]):
     assert nvidia_smi.main(["--state-file", sys.argv[1], *arguments]) == 0

@@ -11,9 +11,9 @@ import pytest
 from pipeline.base.domain import mig_table
 from pipeline.planner.results import granted_devices
 from pipeline.prepare.mig import compute, layouts, mig_smi, profiles
+from pipeline.simulation import smi_tables
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.state_file import Gpu, StateFile
-from pipeline.simulation.smi import smi_tables
 from tests.support.mig_listings import LISTINGS, parse_placements, parse_profiles
 
 # Model by listing. Of a model's listings, the memory of the first is the table's.

@@ -16,8 +16,9 @@ import pytest
 
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.gpu.__main__ import main
-from pipeline.gpu.acceptance import acceptance_run, simulated_twin
-from pipeline.gpu.acceptance.acceptance_run import CHECKS, CheckResult, run_checks, select_checks
+from pipeline.gpu.acceptance import acceptance_run, mig_board
+from pipeline.gpu.acceptance.acceptance_run import CheckResult, run_checks, select_checks
+from pipeline.gpu.acceptance.checks import CHECKS
 from pipeline.gpu.acceptance.mig_board import MigBoard
 from pipeline.prepare.device import gpu_reader
 from pipeline.simulation.install import install_driver
@@ -65,13 +66,11 @@ def _make_boards(
     machine = simulated.Machine.make(folder / "machine", model, branch=branch)
     boards = []
     for name, faults in (("board", health), ("twin", {})):
-        (folder / name).mkdir()
-        with simulated_twin.make_twin(machine.device, folder / name, "0123456789ab", is_on=is_on) as board:
-            pass
+        board = mig_board.make_twin(machine.device, folder / name, "0123456789ab", is_on=is_on)
         _change_health(board, **faults)
         if faults:  # the profiles are read again, with the fault
             with install_driver(_file(board).path):
-                board.gpu = simulated_twin.profiles.read_gpu(board.device)
+                board.gpu = mig_board.profiles.read_gpu(board.device)
         boards.append(board)
     return boards[0], boards[1]
 

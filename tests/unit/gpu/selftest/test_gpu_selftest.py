@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from pipeline.gpu.__main__ import main
-from pipeline.gpu.selftest import gpu_selftest, load_measurement, simulated_load
-from pipeline.gpu.selftest.load_plan import Step, plan_steps
+from pipeline.gpu.selftest import gpu_selftest, loaders
+from pipeline.gpu.selftest.load_bounds import Step, plan_steps
 from pipeline.prepare.device import gpu_reader, lease, nvml
-from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.driver import Clients
 from pipeline.simulation.machine.state_file import Health
 from tests.support import simulated
 
@@ -65,7 +65,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> None:
         steps = {step.name: step for step in plan_steps(places)}
         return steps["idle"], steps["full"]
 
-    monkeypatch.setattr(load_measurement, "plan_steps", first_and_last)
+    monkeypatch.setattr(gpu_selftest, "plan_steps", first_and_last)
 
 
 @pytest.fixture
@@ -108,17 +108,15 @@ def test_an_instance_that_is_capped_fails_with_its_name(h100: Kept) -> None:
 def test_a_source_that_is_not_there_or_stops_is_said(h100: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = {"dcgm": "dcgmi", "smi": "nvidia-smi"}
 
-    def simulated(self: simulated_load.Rehearsal, device: Any) -> Any:
+    def simulated(self: loaders.Rehearsal, device: Any) -> Any:
         programs = {**dict(self._programs), "dcgmi": "", "nvidia-smi": str(ends_soon)}
         return dataclasses.replace(device, kind="simulated", programs=tuple(programs.items()))
 
     ends_soon = h100.folder / "nvidia-smi"
     ends_soon.write_text("#!/bin/sh\necho 'utilization.gpu [%]'\necho 0\nsleep 0.4\nexit 9\n")
     ends_soon.chmod(0o755)
-    monkeypatch.setattr(simulated_load.Rehearsal, "attach", simulated)
-    monkeypatch.setattr(
-        gpu_selftest, "REHEARSED_PACE", dataclasses.replace(load_measurement.REHEARSED_PACE, limit_s=1.0)
-    )
+    monkeypatch.setattr(loaders.Rehearsal, "attach", simulated)
+    monkeypatch.setattr(gpu_selftest, "REHEARSED_PACE", dataclasses.replace(gpu_selftest.REHEARSED_PACE, limit_s=1.0))
     status, told = h100.told()
     assert (status, told["is_ok"]) == (1, False)
     assert told["absent"].keys() | told["died"].keys() == broken.keys()
@@ -133,7 +131,7 @@ def test_a_load_that_breaks_leaves_the_health_to_be_told(h100: Kept, monkeypatch
     def broken(*_: object) -> None:
         raise LaunchError("CUDA error")
 
-    monkeypatch.setattr(simulated_load.SimulatedLoader, "begin", broken)
+    monkeypatch.setattr(loaders.SimulatedLoader, "begin", broken)
     h100.make_ill(ecc_uncorrected_now=1)
     status, told = h100.told()
     assert (status, told["trouble"][-1]) == (1, "CUDA error")

@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.base.domain.records import Device
 from pipeline.base.system.errors import ConfigError, LaunchError
-from pipeline.gpu.selftest import load_process
-from pipeline.gpu.selftest.load_plan import Load
+from pipeline.gpu.selftest import loaders
+from pipeline.gpu.selftest.load_bounds import Load
 from workloads import occupy
 
 DEVICE = Device(kind="nvidia", uuid="GPU-of-a-test", name="a GPU")
@@ -36,7 +36,7 @@ for line in sys.stdin:
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = tmp_path / "stand_in.py"
     program.write_text(STAND_IN)
-    monkeypatch.setattr(load_process, "PROGRAM", program)
+    monkeypatch.setattr(loaders, "PROGRAM", program)
     folder = tmp_path / "scratch"
     folder.mkdir()
     return folder
@@ -47,7 +47,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_load_begins_runs_and_ends_as_it_is_told(scratch: Path) -> None:
-    with load_process.start_loader(DEVICE, scratch) as loader:
+    with loaders.start_loader(DEVICE, scratch) as loader:
         loader.wait_for_device()
         assert loader.facts == {"multiprocessors": 132, "sees": DEVICE.uuid, "has_mps": False}
         for _ in range(2):
@@ -60,7 +60,7 @@ def test_a_load_begins_runs_and_ends_as_it_is_told(scratch: Path) -> None:
 
 
 def test_one_that_breaks_is_an_error_with_its_last_words(scratch: Path) -> None:
-    with load_process.start_loader(DEVICE, scratch) as loader:
+    with loaders.start_loader(DEVICE, scratch) as loader:
         loader.wait_for_device()
         loader.begin(Load(blocks=13, threads=32))
         with pytest.raises(LaunchError, match=r"on a GPU .* ended \(status 1\): CUDA error: an illegal"):
@@ -70,7 +70,7 @@ def test_one_that_breaks_is_an_error_with_its_last_words(scratch: Path) -> None:
 
 
 def test_it_does_not_survive_an_error_here(scratch: Path) -> None:
-    with pytest.raises(ZeroDivisionError), load_process.start_loader(DEVICE, scratch) as loader:
+    with pytest.raises(ZeroDivisionError), loaders.start_loader(DEVICE, scratch) as loader:
         loader.wait_for_device()
         pid = loader._process.pid
         raise ZeroDivisionError
@@ -78,8 +78,8 @@ def test_it_does_not_survive_an_error_here(scratch: Path) -> None:
 
 
 def test_one_that_cannot_run_with_what_is_installed_is_refused(scratch: Path) -> None:
-    load_process.PROGRAM.write_text("import sys; print('no Triton', file=sys.stderr); sys.exit(2)")
-    with load_process.start_loader(DEVICE, scratch) as loader, pytest.raises(ConfigError, match="no Triton"):
+    loaders.PROGRAM.write_text("import sys; print('no Triton', file=sys.stderr); sys.exit(2)")
+    with loaders.start_loader(DEVICE, scratch) as loader, pytest.raises(ConfigError, match="no Triton"):
         loader.wait_for_device()
 
 
@@ -116,5 +116,5 @@ def test_a_line_or_the_end_of_the_input_ends_a_load(pipe: tuple[occupy.Lines, in
 
 
 def test_the_interpreter_is_that_of_the_project(scratch: Path) -> None:
-    with load_process.start_loader(DEVICE, scratch) as loader:
-        assert loader._process.args == [sys.executable, str(load_process.PROGRAM)]
+    with loaders.start_loader(DEVICE, scratch) as loader:
+        assert loader._process.args == [sys.executable, str(loaders.PROGRAM)]

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pipeline.gpu.selftest import plausibility
-from pipeline.gpu.selftest.load_plan import QUANTITIES, Load, Place, plan_steps
-from pipeline.gpu.selftest.plausibility import Finding, Row
+from pipeline.gpu.selftest import load_bounds
+from pipeline.gpu.selftest.load_bounds import QUANTITIES, Finding, Load, Place, Row, plan_steps
 
 GPU = Place(multiprocessors=132, counted=132, threads_each=2048)
 # The instances of an H100 80GB in 3g + 2g + 1g.
@@ -33,7 +32,7 @@ def table(places: Sequence[Place], change: Change | None = None, source: str = "
 
 
 def find_findings(places: Sequence[Place], change: Change) -> dict[tuple[str, str], Finding]:
-    findings = plausibility.find_implausible(table(places, change))
+    findings = load_bounds.find_implausible(table(places, change))
     assert {finding.source for finding in findings} == {"dcgm"}
     return {(finding.where, finding.quantity): finding for finding in findings}
 
@@ -64,7 +63,7 @@ def test_a_full_multiprocessor_is_full_whatever_it_holds(threads_each: int) -> N
 
 @pytest.mark.parametrize("places", [(GPU,), INSTANCES])
 def test_what_can_be_is_believed(places: Sequence[Place]) -> None:
-    assert plausibility.find_implausible(table(places)) == ()
+    assert load_bounds.find_implausible(table(places)) == ()
 
 
 def test_a_low_smact_beside_a_full_gract_is_no_contradiction() -> None:
@@ -73,7 +72,7 @@ def test_a_low_smact_beside_a_full_gract_is_no_contradiction() -> None:
         Row(step="one", readings={"dcgm": {"gract_ratio": 0.909, "smact_ratio": 0.002, "utilization_ratio": 0.91}}),
         Row(step="many", readings={"dcgm": {"gract_ratio": 0.985, "smact_ratio": 0.226, "smocc_ratio": 0.004}}),
     ]
-    assert plausibility.find_implausible(rows) == ()
+    assert load_bounds.find_implausible(rows) == ()
 
 
 def test_smact_above_gract_cannot_be() -> None:
@@ -155,7 +154,7 @@ def test_a_source_that_does_not_offer_a_counter_is_not_accused() -> None:
     def without(_: Row, right: dict[str, float]) -> dict[str, float]:
         return {"utilization_ratio": right["utilization_ratio"]}
 
-    assert plausibility.find_implausible(table([GPU], without)) == ()
+    assert load_bounds.find_implausible(table([GPU], without)) == ()
 
 
 def test_of_a_part_of_an_instance_only_time_is_judged_unless_its_size_is_known() -> None:
@@ -168,8 +167,8 @@ def test_of_a_part_of_an_instance_only_time_is_judged_unless_its_size_is_known()
 
 def test_the_whole_gpu_under_mig_is_judged_by_itself_only() -> None:
     rows = [Row(step="full", readings={"gpm": dict.fromkeys(QUANTITIES, 0.82)})]
-    assert plausibility.find_implausible(rows) == ()
-    (wrong,) = plausibility.find_implausible(
+    assert load_bounds.find_implausible(rows) == ()
+    (wrong,) = load_bounds.find_implausible(
         [Row(step="full", readings={"gpm": {"gract_ratio": 0.3, "smact_ratio": 0.8}})]
     )
     assert (wrong.where, wrong.quantity) == ("GPU", "smact_ratio")

@@ -25,10 +25,10 @@ from pipeline.planner.transition import proof, transition_plan, transition_steps
 from pipeline.planner.transition.transition_steps import Transition
 from pipeline.prepare.device import smi_commands
 from pipeline.prepare.mig import profiles
+from pipeline.simulation import nvidia_smi as nvidia_smi
 from pipeline.simulation.machine import codes
 from pipeline.simulation.machine.driver import Driver
 from pipeline.simulation.machine.state_file import Fault, StateFile
-from pipeline.simulation.smi import nvidia_smi as nvidia_smi
 from tests.support.simulated import set_faults
 from tests.unit.planner.transition.deployments import random_plan, same_rates
 from tests.unit.planner.transition.test_transition import on, plan_of

@@ -20,7 +20,7 @@ from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.naive import Naive
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine.codes import NO_PERMISSION, DriverError
-from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.driver import Clients
 from tests.support import simulated
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group

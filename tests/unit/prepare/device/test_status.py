@@ -30,7 +30,7 @@ from pipeline.prepare.mig import mig_smi as mig_control
 from pipeline.prepare.mps import mps_daemon
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.driver import Clients
 from pipeline.simulation.machine.queries import mig_devices
 from pipeline.simulation.machine.state_file import Fault, StateFile, mig_uuid
 from pipeline.simulation.mps.control_program import write_program

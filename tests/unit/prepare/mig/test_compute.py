@@ -10,7 +10,7 @@ from pipeline.base.domain import mig_table
 from pipeline.base.system.errors import ConfigError
 from pipeline.prepare.mig import compute, layouts, profiles
 from pipeline.prepare.mig.profiles import MigGpu, Profile
-from pipeline.simulation.machine import placement
+from pipeline.simulation.machine import queries
 from pipeline.simulation.machine.state_file import ComputeInstance
 
 A100, A30, H100 = (profiles.load_model(name) for name in ("a100_40gb", "a30_24gb", "h100_80gb"))
@@ -128,7 +128,7 @@ def test_whatever_fits_by_its_sum_finds_room_in_the_order_of_creation(name: str)
             there: tuple[ComputeInstance, ...] = ()
             for position in order:
                 width = parts[position]
-                free = placement.free_ci_starts(model, there, by_width[width])
+                free = queries.free_ci_starts(model, there, by_width[width])
                 assert free, parts
                 new = ComputeInstance(id=position, profile_id=by_width[width].id, start=choose(free), size=width)
                 there = (*there, new)

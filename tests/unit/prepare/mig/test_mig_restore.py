@@ -26,10 +26,10 @@ from pipeline.prepare.mig.layouts import Instance, Layout
 from pipeline.prepare.mig.mig_state import read_state
 from pipeline.prepare.mig.profiles import Profile
 from pipeline.prepare.sharing.mig import Mig
+from pipeline.simulation import nvidia_smi as nvidia_smi
 from pipeline.simulation.install import install_driver
-from pipeline.simulation.machine import placement
+from pipeline.simulation.machine import queries
 from pipeline.simulation.machine.state_file import GpuInstance, State, StateFile
-from pipeline.simulation.smi import nvidia_smi as nvidia_smi
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
 from tests.support.simulated import Machine
@@ -64,7 +64,7 @@ def layouts(model: mig_table.Model) -> list[Places]:
         for position in range(first, len(options)):
             start, profile_id = options[position]
             profile = model.profile(profile_id)
-            if start in placement.free_starts(model, there, profile):
+            if start in queries.free_starts(model, there, profile):
                 new = GpuInstance(id=position, profile_id=profile_id, start=start, size=profile.memory_slices)
                 extend((*there, new), position + 1)
 

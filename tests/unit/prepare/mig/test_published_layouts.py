@@ -18,7 +18,7 @@ from pipeline.base.domain import mig_table
 from pipeline.base.system.paths import PROJECT_DIR
 from pipeline.prepare.mig import layouts, profiles
 from pipeline.prepare.mig.profiles import MigGpu, Profile
-from pipeline.simulation.machine import placement
+from pipeline.simulation.machine import queries
 from pipeline.simulation.machine.state_file import GpuInstance
 
 TABLE: dict[str, Any] = json.loads((PROJECT_DIR / "pipeline/base/domain/mig_profiles.json").read_text())["gpus"]
@@ -187,7 +187,7 @@ def test_the_simulated_driver_creates_every_layout_and_refuses_every_other(name:
         for profile in model.profiles:
             possible = {start for start in profile.starts if places | {(profile.name, start)} in list_legal(name)}
             possible -= {start for other, start in places if other == profile.name}
-            assert set(placement.free_starts(model, starts, profile)) == possible, (places, profile.name)
+            assert set(queries.free_starts(model, starts, profile)) == possible, (places, profile.name)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

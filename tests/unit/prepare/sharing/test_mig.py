@@ -28,7 +28,7 @@ from pipeline.prepare.mig import mig_smi
 from pipeline.prepare.sharing.mig import Mig
 from pipeline.simulation.install import install_driver
 from pipeline.simulation.machine import codes
-from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.driver import Clients
 from tests.support import simulated
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group

@@ -16,7 +16,7 @@ from pipeline.clean.journal import Journal
 from pipeline.prepare.mps import client_proof
 from pipeline.prepare.sharing.mig_mps import MigMps
 from pipeline.simulation.install import install_driver
-from pipeline.simulation.machine.gpu_clients import Clients
+from pipeline.simulation.machine.driver import Clients
 from pipeline.simulation.machine.state_file import StateFile
 from pipeline.simulation.mps import control_program
 from tests.support.rows import gpu_settings

@@ -18,8 +18,8 @@ from pipeline.prepare.sharing import mps_static
 from pipeline.prepare.sharing.mps import Mps
 from pipeline.prepare.sharing.mps_static import MpsStatic
 from pipeline.simulation.install import install_driver
+from pipeline.simulation.mps.command_answers import Device, Partitions
 from pipeline.simulation.mps.control_program import connect
-from pipeline.simulation.mps.sm_partitions import Device, Partitions
 from tests.support import simulated
 from tests.support.rows import gpu_settings
 from tests.support.rows import group as make_group
