@@ -21,7 +21,7 @@ from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import Interrupted
 from pipeline.base.system.paths import list_choices
 from pipeline.base.system.secrets import mask_text
-from pipeline.plan import config_schema, experiment_blocks, hydra_arguments, hydra_errors, override_remedy, renamed_keys
+from pipeline.plan import experiment_blocks, hydra_arguments, hydra_errors, option_loader, override_remedy, renamed_keys
 
 _IN_A_HOME = re.compile(r"^([\w.@/+-]+=)(~[^\s,:='\"()\[\]{}\\]*)$")
 _SEVERAL_VALUES = re.compile(r"Ambiguous value for argument '(.*)'")
@@ -205,7 +205,7 @@ def _explain_unknown(key: str, parent: Any) -> str:
         return explain_unknown_key(key, known)
     if "metric_pattern" in known:
         return f"{key} is not a setting of scripts; write {group}.flags.{name}=VALUE to pass --{name} VALUE"
-    if choices := [choice for choice in list_choices(group) if name in config_schema.list_keys(group, choice)]:
+    if choices := [choice for choice in list_choices(group) if name in option_loader.list_keys(group, choice)]:
         chosen = OmegaConf.select(parent, "name", throw_on_missing=False)
         if choices == ["script"] and any(word.startswith("mix=") for word in sys.argv):
             return f"{key} has no effect with a mix; {user_command.KEYS_OF_A_MIX}"

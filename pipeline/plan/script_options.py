@@ -12,8 +12,9 @@ from pipeline.base.domain.metric_unit import MetricUnit
 from pipeline.base.domain.window import Window
 from pipeline.base.domain.workload import RateSource
 from pipeline.base.system import user_command
+from pipeline.base.system.option_fields import option
 from pipeline.plan.command_obstacles import find_obstacle
-from pipeline.plan.workload_config import WorkloadConfig, explain
+from pipeline.plan.workload_config import WorkloadConfig
 
 DecimalMark = enum.Enum("DecimalMark", {"point": ".", "comma": ","})
 """Decimal separator in the output of a script; the other character may separate thousands."""
@@ -34,21 +35,21 @@ class ScriptConfig(WorkloadConfig):
     name: str = ""
     runner: str | None = "workloads/script.py"
     ends_by_itself: bool = True
-    work_unit: str = explain(
+    work_unit: str = option(
         "work unit, such as `steps`; empty: the unit next to the number ([units](workloads.md#samples-per-second))", ""
     )
-    run_in: RunIn = explain("working directory of each job: the caller's, or the job's output folder", RunIn.caller)
-    metric: str | None = explain("name of the metric in MLflow or TensorBoard files that holds the rate", None)
-    metric_pattern: str | None = explain(
+    run_in: RunIn = option("working directory of each job: the caller's, or the job's output folder", RunIn.caller)
+    metric: str | None = option("name of the metric in MLflow or TensorBoard files that holds the rate", None)
+    metric_pattern: str | None = option(
         "regular expression for output lines that report a rate; its only group matches the number", None
     )
-    metric_unit: str | None = explain(
+    metric_unit: str | None = option(
         "unit of the logged number (`k`, `per_day`, `s_per_step`, ...), if metric name or output line has no unit "
         "([units](workloads.md#samples-per-second))",
         None,
     )
-    decimal_mark: DecimalMark | None = explain("decimal separator of numbers in the output; `null`: detect it", None)
-    samples: int | None = explain("samples (or work in `work_unit`) that one complete run processes", None)
+    decimal_mark: DecimalMark | None = option("decimal separator of numbers in the output; `null`: detect it", None)
+    samples: int | None = option("samples (or work in `work_unit`) that one complete run processes", None)
 
     def __post_init__(self) -> None:
         if not self.name:

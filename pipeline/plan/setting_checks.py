@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import operator
+import dataclasses
 import os
 from collections.abc import Mapping
 
@@ -12,6 +11,7 @@ from pipeline.base.domain.samples import MIN_INTERVAL_MS
 from pipeline.base.domain.sharing_modes import is_program
 from pipeline.base.system import entry_points
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.option_fields import explain_out_of_bounds
 from pipeline.base.system.paths import MAX_NAME_BYTES, expand_path, is_file
 from pipeline.base.system.words import escape_to_utf8
 from pipeline.plan.config_schema import AUTO_REPEATS, Config, GpuConfig, GpuKind, ListenerConfig, TrackingConfig
@@ -19,25 +19,6 @@ from pipeline.plan.config_schema import AUTO_REPEATS, Config, GpuConfig, GpuKind
 JSON = "json"
 """Value of `dry_run` that prints the plan as JSON."""
 
-_MAX_S = 366 * 86_400
-_MOST: dict[str, float] = {
-    **dict.fromkeys(("repeats", "repeats_max"), 10_000),
-    "precision_goal_pct": 100,
-    "baseline_runs": 100,
-    "seed": 2**32 - 1,  # the largest seed that libraries accept
-    **dict.fromkeys(("limits.ready_s", "limits.group_s", "limits.stop_s", "window.seconds", "window.settle_s"), _MAX_S),
-    **dict.fromkeys(
-        ("window.most_s", "window.slice_s", "window.slice_settle_s", "gpu.idle_power_s", "gpu.waiting_power_s"), _MAX_S
-    ),
-    # A Slurm task without a limit gets 68 years, so there is no maximum.
-    **dict.fromkeys(("time_limit_s", "wait_limit_s"), math.inf),
-    **dict.fromkeys(("gpu.models", "gpu.other_gpus", "window.epochs", "tracking.series_points"), math.inf),
-}
-"""Maxima of numeric settings."""
-_MAY_BE_0 = (
-    *("seed", "gpu.other_gpus", "gpu.idle_power_s", "gpu.waiting_power_s"),
-    *("window.settle_s", "window.slice_settle_s"),
-)
 _MAX_INTERVAL_MS = 86_400_000
 
 
@@ -46,15 +27,12 @@ def refuse_settings(config: Config) -> None:
     if config.dry_run not in (True, False, JSON):
         raise ConfigError(f"dry_run={config.dry_run} must be true, false or {JSON}")
     _refuse_repeats(config)
-    for key, most in _MOST.items():
-        value = operator.attrgetter(key)(config)
-        if value is None or value == AUTO_REPEATS:
-            continue
-        least = "at least 0" if key in _MAY_BE_0 else "at least 1" if isinstance(value, int) else "greater than 0"
-        if not 0 <= value < math.inf or (value == 0 and key not in _MAY_BE_0):
-            raise ConfigError(f"{key}={value} must be {least}{'' if isinstance(value, int) else ', and finite'}")
-        if value > most:
-            raise ConfigError(f"{key}={value} must be at most {most}")
+    for parent in ("", "limits", "window", "gpu", "tracking"):
+        node = getattr(config, parent) if parent else config
+        for field in dataclasses.fields(node):
+            value = getattr(node, field.name)
+            if (problem := explain_out_of_bounds(field, value)) is not None:
+                raise ConfigError(f"{parent}{'.' if parent else ''}{field.name}={value} {problem}")
     if (most_s := config.window.most_s) is not None and most_s <= config.window.seconds:
         raise ConfigError(
             f"window.most_s={most_s:g} must be greater than window.seconds={config.window.seconds:g}; for a window of "

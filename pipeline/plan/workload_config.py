@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +26,7 @@ from pipeline.base.domain.window import Window, WindowKind
 from pipeline.base.domain.workload import Objective, RateSource
 from pipeline.base.system import errors, user_command
 from pipeline.base.system.errors import ConfigError
+from pipeline.base.system.option_fields import option
 from pipeline.base.system.paths import expand_path, is_file
 from pipeline.plan import option_values, service_windows, source_digest
 
@@ -43,13 +44,6 @@ class JobDevice:
     is_simulated: bool
     was_chosen: bool
     compute_capability: tuple[int, ...] | None
-
-
-def explain(help: str, default: Any = dataclasses.MISSING) -> Any:
-    """Return a schema field with its help text in Markdown."""
-    if isinstance(default, dict | list):
-        return field(default_factory=lambda: type(default)(default), metadata={"help": help})
-    return field(default=default, metadata={"help": help})
 
 
 @dataclass
@@ -73,41 +67,39 @@ class WorkloadConfig:
     is_load: ClassVar[bool] = False
     takes_turns: ClassVar[bool] = False
 
-    name: str = explain("name in tables and MLflow; for `script`, the name of the script file", MISSING)
-    options: str | None = explain("option class; set by `workload=`", None)
-    script: str = explain(
+    name: str = option("name in tables and MLflow; for `script`, the name of the script file", MISSING)
+    options: str | None = option("option class; set by `workload=`", None)
+    script: str = option(
         "path of the script, relative to the working directory or the project; for `script` also a program of the "
         "environment or on PATH",
         MISSING,
     )
-    args: Any = explain(
+    args: Any = option(
         "further arguments: a list, or a text in shell syntax; [`{output_dir}`, `{job}` and `{degree}`]"
         "(workloads.md#a-folder-for-each-job) are replaced",
         [],
     )
-    flags: dict[str, Any] = explain(
+    flags: dict[str, Any] = option(
         "further flags: `workload.flags.NAME=VALUE` becomes `--NAME VALUE`; true: the flag alone; false or null: "
         "nothing; a list: several values",
         {},
     )
-    runner: str | None = explain(
+    runner: str | None = option(
         "script that starts the program and uses the job protocol for it; `null`: the program uses the job protocol",
         None,
     )
-    ends_by_itself: bool = explain(
-        "whether the program cannot be stopped; its group then uses the `work` window", False
-    )
-    environ: dict[str, str] = explain(
+    ends_by_itself: bool = option("whether the program cannot be stopped; its group then uses the `work` window", False)
+    environ: dict[str, str] = option(
         "further environment variables: `workload.environ.NAME=VALUE`; [secrets](tracking.md#secrets) are not recorded",
         {},
     )
-    work_unit: str = explain(
+    work_unit: str = option(
         "work unit, such as `sequences`; it is part of the names of [metrics](method.md#units)",
         work_units.SAMPLES,
     )
-    preload: str | None = explain("module to import for a [warm start](warm_start.md); `null`: no warm start", None)
-    env_file: str | None = explain("environment file of this workload's jobs, instead of `env.file`", None)
-    env_prefix: str | None = explain("environment of this workload's jobs, instead of `env.prefix`", None)
+    preload: str | None = option("module to import for a [warm start](warm_start.md); `null`: no warm start", None)
+    env_file: str | None = option("environment file of this workload's jobs, instead of `env.file`", None)
+    env_prefix: str | None = option("environment of this workload's jobs, instead of `env.prefix`", None)
 
     def __post_init__(self) -> None:
         self.name = self.name or self.derive_name()
@@ -349,8 +341,8 @@ class WorkloadConfig:
 
     def refuse_values(self, source: str = "") -> None:
         """Raise `ConfigError` for a value that its option does not accept; the message begins with `source`."""
-        for option in self.option_fields():
-            if (wrong := option_values.explain_wrong(option, getattr(self, option.name))) is not None:
+        for field in self.option_fields():
+            if (wrong := option_values.explain_wrong(field, getattr(self, field.name))) is not None:
                 raise self._refused(f"{source}{wrong}")
 
     @contextmanager

@@ -18,6 +18,7 @@ from pipeline.base.domain.sharing_modes import is_program
 from pipeline.base.domain.window import Window
 from pipeline.base.domain.workload import Workload
 from pipeline.base.system.factory import Spec
+from pipeline.base.system.option_fields import MAX_S, option
 
 _NO_PROFILER = Spec(target="pipeline.launch.profilers.none.NoProfiler")
 
@@ -105,13 +106,15 @@ class Commands:
         return Commands(do=self.do + inner.do, undo=inner.undo + self.undo)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(unsafe_hash=True, kw_only=True)
 class Limits:
-    """Deadlines of one group, in seconds."""
+    """Deadlines of one group, in seconds; not frozen, because OmegaConf makes frozen classes read-only."""
 
-    ready_s: float
-    group_s: float
-    stop_s: float
+    ready_s: float = option("time from starting processes until all jobs are ready", 600.0, above=0, most=MAX_S)
+    group_s: float = option("time from start to end of the work, in a `work` window", 86400.0, above=0, most=MAX_S)
+    stop_s: float = option(
+        "time in which a job must end after `stop`, including its final validation", 300.0, above=0, most=MAX_S
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Commands, Group, Slot
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.interrupts import UndoStack
+from pipeline.base.system.option_fields import option
 from pipeline.base.system.words import format_count
 from pipeline.clean.journal import Journal
 from pipeline.prepare.device import compute_mode, refusals
@@ -35,22 +37,27 @@ from pipeline.prepare.mps.mps_daemon import MpsDaemon, run_daemon
 _MOST_CLIENTS = (((13, 1), 60), ((0, 0), 48))
 
 
-class Mps:
-    """One MPS server whose clients are all jobs of a group. Options: `pipeline.plan.config_schema.MpsConfig`."""
+@dataclass
+class MpsOptions:
+    """Options of an MPS server's clients, each with one value for all jobs, or a list with one value per job."""
 
-    def __init__(
-        self,
-        pinned_mem_limit: str | Sequence[str] | None = None,
-        priority: int | Sequence[int] | None = None,
-        program: str | None = None,
-    ) -> None:
-        self._limits, self._priorities, self._program = pinned_mem_limit, priority, program
-        for limit in list_values(pinned_mem_limit):
+    pinned_mem_limit: Any = option("device memory that a job may allocate, such as `10G`", None, values="text or list")
+    priority: Any = option("0 (normal) or 1 (below normal)", None, values="0, 1 or list")
+
+
+@dataclass
+class Mps(MpsOptions):
+    """One MPS server whose clients are all jobs of a group."""
+
+    program: str | None = option("path of `nvidia-cuda-mps-control`, if not on PATH", None, values="path")
+
+    def __post_init__(self) -> None:
+        for limit in list_values(self.pinned_mem_limit):
             if not re.fullmatch(r"[1-9]\d*(G|M|GB|MB)", str(limit)):
                 raise ConfigError(
                     f"scenario.pinned_mem_limit={limit} is not a size; use a number with G or M, such as 10G"
                 )
-        for value in list_values(priority):
+        for value in list_values(self.priority):
             if isinstance(value, bool) or value not in (0, 1):
                 raise ConfigError(f"scenario.priority={value} is unknown; use 0 (normal) or 1 (below normal)")
 
@@ -97,7 +104,7 @@ class Mps:
         """Set the compute mode if `gpu.exclusive_process` is set, and run a daemon for the whole device."""
         self.check(group)
         uuid = group.device.uuid
-        programs = find_group_programs(group, {CONTROL: self._program})
+        programs = find_group_programs(group, {CONTROL: self.program})
         program = programs.find(CONTROL)
         journal = Journal(group.gpu.lock_dir, uuid, programs)
         with UndoStack() as stack:
@@ -127,8 +134,8 @@ class Mps:
         under_mps.check_scripts()
 
     def list_variables(self, position: int, num_jobs: int) -> dict[str, str]:
-        limit = value_at("pinned_mem_limit", self._limits, position, num_jobs)
-        priority = value_at("priority", self._priorities, position, num_jobs)
+        limit = value_at("pinned_mem_limit", self.pinned_mem_limit, position, num_jobs)
+        priority = value_at("priority", self.priority, position, num_jobs)
         return {
             # Each daemon serves one device, which has the number 0 for its clients.
             **({} if limit is None else {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit}"}),
@@ -136,28 +143,26 @@ class Mps:
         }
 
 
+@dataclass
 class MpsPercent(Mps):
-    """MPS with an active thread percentage for each job. Options: `pipeline.plan.config_schema.MpsPercentConfig`.
+    """MPS with an active thread percentage for each job.
 
     An invalid percentage is refused here, because MPS would ignore it and report it only in its log.
     """
 
-    def __init__(
-        self,
-        active_thread_pct: float | Sequence[float] | None = None,
-        pinned_mem_limit: str | Sequence[str] | None = None,
-        priority: int | Sequence[int] | None = None,
-        program: str | None = None,
-    ) -> None:
-        super().__init__(pinned_mem_limit, priority, program)
-        self._shares_pct = active_thread_pct
-        for share in list_values(active_thread_pct):
+    active_thread_pct: Any = option(
+        "active thread percentage of each job; `null`: equal percentages", None, values="number or list"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for share in list_values(self.active_thread_pct):
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 100:
                 raise ConfigError(f"scenario.active_thread_pct={share} must be greater than 0 and at most 100")
 
     def share_pct(self, position: int, num_jobs: int) -> float:
         """Return the active thread percentage of the job at a position."""
-        share = value_at("active_thread_pct", self._shares_pct, position, num_jobs)
+        share = value_at("active_thread_pct", self.active_thread_pct, position, num_jobs)
         return 100 / num_jobs if share is None else share
 
     def warnings(self, group: Group) -> tuple[str, ...]:

@@ -6,13 +6,16 @@ import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.base.domain import mps_chunks
 from pipeline.base.domain.protocols import Slots
 from pipeline.base.domain.records import Group, Job, Slot
 from pipeline.base.domain.sharing_modes import PARTITION
 from pipeline.base.system.errors import ConfigError, SharingError
+from pipeline.base.system.option_fields import option
 from pipeline.prepare.device import refusals
 from pipeline.prepare.mps import sm_partitions
 from pipeline.prepare.mps.control_program import ControlProgram
@@ -23,19 +26,20 @@ _SINCE_CUDA = (13, 1)  # source: NVIDIA's MPS documentation, release 615
 _PROOF_LIMIT_S, _LOOK_S = 5.0, 0.1
 
 
+@dataclass
 class MpsStatic(Mps):
-    """MPS with a static partition for each job. Options: `pipeline.plan.config_schema.MpsStaticConfig`."""
+    """MPS with a static partition for each job."""
 
-    def __init__(
-        self,
-        chunks: int | Sequence[int] | None = None,
-        pinned_mem_limit: str | Sequence[str] | None = None,
-        priority: int | Sequence[int] | None = None,
-        program: str | None = None,
-    ) -> None:
-        super().__init__(pinned_mem_limit, priority, program)
-        self._chunks = chunks
-        for number in list_values(chunks):
+    chunks: Any = option(
+        "chunks of multiprocessors in a job's static partition "
+        "([mps.md](mps.md#separate-multiprocessors-for-each-job)); `null`: equal numbers",
+        None,
+        values="int or list",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for number in list_values(self.chunks):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise ConfigError(f"scenario.chunks={number} must be a whole number, at least 1")
 
@@ -92,9 +96,9 @@ class MpsStatic(Mps):
                 yield Slots(clients.slots, verify)
 
     def _list_chunks(self, num_jobs: int) -> list[int] | None:
-        if self._chunks is None:
+        if self.chunks is None:
             return None
-        return [value_at("chunks", self._chunks, position, num_jobs) for position in range(num_jobs)]
+        return [value_at("chunks", self.chunks, position, num_jobs) for position in range(num_jobs)]
 
 
 def _check_partitions(
