@@ -33,6 +33,8 @@ AUTO_DEVICE = "auto"
 AUTO_REPEATS = "auto"
 """Value of `repeats`: blocks until the speed-ups are known within `precision_goal_pct`."""
 NO_EXPORTER = "none"
+JSON = "json"
+"""Value of `dry_run` that prints the plan as JSON."""
 MAX_SEED = 2**32 - 1
 """The largest seed that libraries accept."""
 

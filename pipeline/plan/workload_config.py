@@ -8,6 +8,7 @@ raises `ValueError` with a message that names the configuration keys.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,11 +29,14 @@ from pipeline.base.system import errors, user_command
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.option_fields import option
 from pipeline.base.system.paths import expand_path, is_file
-from pipeline.plan import option_values, service_windows, source_digest
+from pipeline.plan import option_values, source_digest
 
 # Variables that only the orchestrator sets. A variable that bypasses MPS is allowed: its group fails with the reason.
 _OURS = frozenset({"CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"})
 _OUR_PREFIX = "COLLOCATION_"
+_UNDER_LOAD = {0.6: 4000, 0.8: 13_000}
+"""Numbers of requests in which a queue with constant service times has enough excursions for a p99
+(`python -m benchmarks.percentiles`)."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +245,7 @@ class WorkloadConfig:
     def window_notes(self, window: Window) -> list[str]:
         """Return notes on a window for the user; raise `ConfigError` if the window is too short for an objective."""
         try:
-            return [f"{self.name}: {note}" for note in service_windows.list_notes(self, window)]
+            return [f"{self.name}: {note}" for note in _list_window_notes(self, window)]
         except ValueError as error:
             raise self._refused(str(error)) from error
 
@@ -368,3 +372,40 @@ class WorkloadConfig:
 
 def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _list_window_notes(service: Any, window: Window) -> list[str]:
+    """Return notes on the percentiles of a service in a window; none for other workloads.
+
+    Raises:
+        ValueError: the window holds too few requests for the percentile of the objective.
+    """
+    rate_per_s, requests = getattr(service, service_figures.RATE, None), getattr(service, "requests", None)
+    if window.kind is WindowKind.WORK and requests is not None:
+        count = requests * window.epochs
+        held = f"{count:,} requests"
+    elif window.kind is WindowKind.STEADY and rate_per_s is not None:
+        count = int(rate_per_s * window.longest_s)  # the steps of services are unknown, so their window is the longest
+        held = f"about {count:,} requests ({rate_per_s:g}/s for {window.longest_s:g} s)"
+    else:
+        return []  # the number of requests is unknown if clients wait for answers
+    percentile = getattr(service, service_figures.OBJECTIVE_PERCENTILE, None)
+    if percentile is not None and count < service_figures.min_requests(percentile):
+        needed = service_figures.min_requests(percentile)
+        raise ValueError(
+            f"objective_percentile={percentile:g} needs {needed:,} requests, but the window holds only {held}; "
+            f"{_suggest_window(rate_per_s, window, needed)}"
+        )
+    if count < (least := service_figures.min_requests(99)):
+        enough = _suggest_window(rate_per_s, window, least)
+        return [f"no p99: a p99 needs at least {least:,} requests, but the window holds only {held}; {enough}"]
+    if count < max(_UNDER_LOAD.values()):
+        needs = " and ".join(f"{number:,} at load {load:g}" for load, number in _UNDER_LOAD.items())
+        return [f"a p99 needs {least:,} requests that do not wait for others, about {needs}; the window holds {held}"]
+    return []
+
+
+def _suggest_window(rate_per_s: float | None, window: Window, count: int) -> str:
+    if window.kind is WindowKind.WORK or rate_per_s is None:
+        return "raise workload.requests or window.epochs"
+    return f"set {window.longest_key}={math.ceil(1.1 * count / rate_per_s)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.base.domain.records import Job
-from pipeline.plan.arrival_sequences import number_sequences
+from pipeline.plan.plan_builder import number_sequences
 from tests.support.rows import group
 
 

@@ -9,7 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan.experiment_blocks import read_blocks
+from pipeline.plan.overrides import read_blocks
 
 
 def read(block: str) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 
 from pipeline.plan import config_reader
-from pipeline.plan.experiment_names import name_company, name_rehearsal, name_reproductions, separate_rehearsals
+from pipeline.plan.config_reader import name_company, name_rehearsal, name_reproductions, separate_rehearsals
 from tests.support.experiments import configs_of
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 
 from pipeline.base.domain.window import WindowKind
-from pipeline.plan import launches
+from pipeline.plan import plan_builder
 
 INTERLEAVED = ["window=interleaved", "data.source=synthetic_device"]
 
 
 def list_launches(plan) -> list[list[str]]:
     return [
-        [group.name.partition("-window")[0] for group in members] for members in launches.split_by_launch(plan.groups)
+        [group.name.partition("-window")[0] for group in members]
+        for members in plan_builder.split_by_launch(plan.groups)
     ]
 
 
@@ -26,7 +27,7 @@ def test_groups_that_differ_in_their_number_of_jobs_share_a_launch(make_plan) ->
 
 def test_each_block_has_launches_of_its_own_in_an_order_of_its_own(make_plan) -> None:
     plan = make_plan(*([*INTERLEAVED, f"degree={degree}", "repeats=6"] for degree in (1, 2, 3)))
-    by_launch = launches.split_by_launch(plan.groups)
+    by_launch = plan_builder.split_by_launch(plan.groups)
     assert len(by_launch) == 12 and all(len({group.block for group in members}) == 1 for members in by_launch)
     assert all(len({group.launch for group in members}) == 1 for members in by_launch)
     assert len({group.launch for group in plan.groups}) == 12
@@ -36,7 +37,7 @@ def test_each_block_has_launches_of_its_own_in_an_order_of_its_own(make_plan) ->
 def test_launches_of_one_program_follow_each_other(make_plan) -> None:
     cases = [[f"workload.batch_size={size}", f"degree={degree}"] for size in (4, 8, 16, 32) for degree in (1, 2)]
     plan = make_plan(*([*INTERLEAVED, "repeats=4", *case] for case in cases))
-    programs = [members[0].jobs[0].workload.digest for members in launches.split_by_launch(plan.groups)]
+    programs = [members[0].jobs[0].workload.digest for members in plan_builder.split_by_launch(plan.groups)]
     assert programs[0::2] == programs[1::2] and len(programs) == 32
     assert len({tuple(programs[begin : begin + 8]) for begin in range(0, 32, 8)}) > 1
 
@@ -44,7 +45,7 @@ def test_launches_of_one_program_follow_each_other(make_plan) -> None:
 def test_other_workloads_and_settings_are_launched_apart(make_plan) -> None:
     sweep = [[*INTERLEAVED, f"workload.batch_size={size}", f"seed={seed}"] for size in (8, 16) for seed in (0, 1)]
     plan = make_plan(*([*each, f"degree={degree}"] for each in sweep for degree in (2, 3)))
-    assert [len(members) for members in launches.split_by_launch(plan.groups)].count(2) == 4
+    assert [len(members) for members in plan_builder.split_by_launch(plan.groups)].count(2) == 4
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.base.domain.machine_state import cpu_device
 from pipeline.base.system import factory
 from pipeline.base.system.errors import ConfigError
-from pipeline.plan import command_line, groups, option_loader, small_workloads
+from pipeline.plan import command_line, groups, job_entries, option_loader
 from workloads import client, program
 from workloads.options import option
 
@@ -89,7 +89,7 @@ def test_a_mistake_in_a_class_or_value_is_refused_in_one_line(workload, why):
 )
 def test_a_small_form_that_cannot_run_is_refused_by_its_name(method, why):
     with pytest.raises(ConfigError, match=f"^workload primes: {why}"):
-        small_workloads._shrink(primes(small=method))
+        job_entries._shrink(primes(small=method))
 
 
 @dataclass
