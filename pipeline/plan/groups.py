@@ -98,11 +98,13 @@ def make_groups(config: Config, inventory: Inventory, notes: list[str], *, is_sw
     if config.scenario.sequential:
         # n copies in turn take n times as long as one copy, so one copy is measured for all degrees.
         groups = alone if len(alone) == 1 else [in_turn]
-    elif config.baseline is Baseline.always or (config.baseline is Baseline.auto and (is_sweep or together.degree > 1)):
+    elif config.baseline is Baseline.always or (
+        config.baseline is Baseline.auto and (is_sweep or len(together.jobs) > 1)
+    ):
         # With fixed work, the total time of a mix is a result, so its jobs are measured one after another.
         is_total_measured = config.mix is not None and window.kind is WindowKind.WORK
         # In a shared launch, one naive job would be measured in the same slices as the baseline.
-        is_baseline = window.kind is WindowKind.INTERLEAVED and together.scenario == "naive" and together.degree == 1
+        is_baseline = window.kind is WindowKind.INTERLEAVED and together.scenario == "naive" and len(together.jobs) == 1
         groups = [*([] if is_baseline else [together]), *([in_turn] if is_total_measured else alone), *loads_alone]
     else:
         groups = [together]

@@ -319,7 +319,6 @@ class WorkloadConfig:
             unit = self.derive_work_unit()
         if unit and unit != self.work_unit:
             raise self._refused(f"work_unit={self.work_unit} must be {unit}, the program's work unit; remove work_unit")
-        capability = dict(device.details).get("compute_capability")
         with self.hook("check"):
             self.check(
                 JobDevice(
@@ -327,7 +326,7 @@ class WorkloadConfig:
                     is_gpu=device.is_gpu,
                     is_simulated=device.is_simulated,
                     was_chosen=device_was_chosen,
-                    compute_capability=None if capability is None else tuple(map(int, capability.split("."))),
+                    compute_capability=device.facts.compute_capability,
                 )
             )
 

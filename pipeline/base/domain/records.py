@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from pipeline.base.domain.container import Container
@@ -144,6 +144,39 @@ _FIRST_WITH_GPM = (9, 0)  # Source: DCGM API reference, Profiling: Hopper and ne
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """Facts that a driver reports about a GPU and its settings; `None` for what it does not report."""
+
+    cuda_version: str | None = None
+    pci_bus_id: str | None = None
+    compute_capability: tuple[int, int] | None = None
+    multiprocessors: int | None = None
+    persistence_mode: str | None = None
+    compute_mode: str | None = None
+    mig_mode_current: str | None = None
+    mig_mode_pending: str | None = None
+    driver_version: str | None = None
+    power_limit_w: str | None = None
+    ecc_mode: str | None = None
+    graphics_clock_setting_mhz: str | None = None
+    memory_clock_setting_mhz: str | None = None
+
+    @property
+    def driver_branch(self) -> int | None:
+        """The branch of the driver, such as 580."""
+        return None if self.driver_version is None else int(self.driver_version.partition(".")[0])
+
+    def as_texts(self) -> dict[str, str]:
+        """Return the known facts by name, as stored and compared."""
+        facts = ((fact.name, getattr(self, fact.name)) for fact in fields(self))
+        return {
+            name: ".".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            for name, value in facts
+            if value is not None
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """A device for jobs: an NVIDIA GPU or MIG device, real or simulated, or the CPUs of this machine.
 
@@ -152,7 +185,7 @@ class Device:
         uuid: UUID of the GPU or of the MIG device (`MIG-...`), or `CPU-<host name>`.
         index: index of the GPU.
         memory_mib: memory of the device; `None` for the CPU.
-        details: further identification for provenance (driver, CUDA version, ...).
+        facts: facts that the driver reports; none if the device was not read.
         programs: absolute paths, by name, of the only programs that may run for a simulated GPU.
         parent: UUID of the GPU of a MIG device; `gi_id` and `ci_id` are the ids of its GPU and compute instance.
     """
@@ -163,7 +196,7 @@ class Device:
     index: int | None = None
     memory_mib: int | None = None
     mig_enabled: bool = False
-    details: tuple[tuple[str, str], ...] = ()
+    facts: DeviceFacts = DeviceFacts()
     programs: tuple[tuple[str, str], ...] = ()
     parent: str | None = None
     gi_id: int | None = None
@@ -185,8 +218,13 @@ class Device:
     @property
     def has_gpm(self) -> bool | None:
         """True if the GPU's generation has the GPM counters of NVML; `None` if the generation is unknown."""
-        capability = dict(self.details).get("compute_capability")
-        return None if capability is None else tuple(map(int, capability.split("."))) >= _FIRST_WITH_GPM
+        capability = self.facts.compute_capability
+        return None if capability is None else capability >= _FIRST_WITH_GPM
+
+    @property
+    def was_read(self) -> bool:
+        """True if the driver has reported facts; otherwise the capabilities are unknown."""
+        return self.facts != DeviceFacts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,7 +352,6 @@ class Group:
         config_text: function that returns the composed configuration as YAML, for the record.
         settings_digest: digest of the settings and the packages.
         is_load_noted: whether a row whose jobs waited for CPUs in use by other programs stays valid and gets a note.
-        layout: result of `Sharing.check` at planning; no code outside the sharing mode reads it.
     """
 
     number: int
@@ -353,8 +390,8 @@ class Group:
 
     @property
     def degree(self) -> int:
-        """The number of jobs, including co-runners."""
-        return len(self.jobs)
+        """The number of jobs without co-runners, as in the key, the param and the column of a report."""
+        return len(self.measured)
 
     @property
     def shared_settings(self) -> dict[str, str]:

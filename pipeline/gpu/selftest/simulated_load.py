@@ -82,8 +82,7 @@ class SimulatedLoader:
 
 def count_multiprocessors(device: Device) -> int | None:
     """Return the device's number of multiprocessors as the driver reports it; `None` if unknown."""
-    number = dict(device.details).get("multiprocessors")
-    return None if number is None else int(number)
+    return device.facts.multiprocessors
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from pipeline.base.system import study_cache
 from pipeline.base.system.errors import ConfigError
 from pipeline.base.system.option_fields import option
 from pipeline.base.system.paths import PROJECT_DIR
-from pipeline.prepare.sharing.mps import parse_version
 from pipeline.prepare.sharing.streams import Streams
 
 _TEXT_PROGRAMS = "workloads.text_imports"
@@ -53,10 +52,10 @@ class Green(Streams):
 
     def check(self, group: Group) -> None:
         super().check(group)
-        details = dict(group.device.details)
-        if "multiprocessors" not in details or parse_version(details.get("compute_capability", "0.0")) < _STEP_SINCE:
+        total, capability = group.device.facts.multiprocessors, group.device.facts.compute_capability
+        if total is None or capability is None or capability < _STEP_SINCE:
             return
-        num_jobs, total = len(group.jobs), int(details["multiprocessors"])
+        num_jobs = len(group.jobs)
         largest = total // num_jobs // _STEP * _STEP
         count = -(-(self.multiprocessors or _STEP) // _STEP) * _STEP  # rounded up, as the driver does
         if count > largest:

@@ -89,7 +89,7 @@ class Mig:
 
     def check(self, group: Group) -> None:
         self._check_request(group)
-        if not group.device.details:  # the device was not read, so its capabilities are unknown
+        if not group.device.was_read:  # the device was not read, so its capabilities are unknown
             return
         if self._uses_existing:
             self._assign_existing(group)
@@ -106,7 +106,7 @@ class Mig:
                 "scenario=mig scenario.layout=existing"
             )
         compute_mode.refuse_exclusive(group)
-        compute_mode.refuse_forbidden(group, 1 if group.sequential else group.degree)
+        compute_mode.refuse_forbidden(group, 1 if group.sequential else len(group.jobs))
         if self._per_job > 1 and self._profiles and len(self._profiles) != len(group.jobs) * self._per_job:
             raise ConfigError(
                 f"scenario.profiles names {format_count(len(self._profiles), 'instance')}, but "
@@ -115,14 +115,14 @@ class Mig:
             )
         if not self._uses_existing:
             refusals.refuse_without_admin(group, f"{what} changes settings of {device.name}")
-        if device.details and "mig_mode_current" not in dict(device.details):
+        if device.was_read and device.facts.mig_mode_current is None:
             raise ConfigError(
                 f"{what}: {device.name} ({device.uuid}) does not support MIG; choose another GPU with gpu.device, or "
                 "scenario=mps"
             )
 
     def warnings(self, group: Group) -> tuple[str, ...]:
-        if not group.device.details or self._uses_existing:
+        if not group.device.was_read or self._uses_existing:
             return ()
         gpu = profiles.read_gpu(group.device)
         layout, warnings = self._plan_layout(group), []
@@ -142,7 +142,7 @@ class Mig:
             return Commands()
         device = group.device
         control = MigSmi.locate(self._programs(group), device.uuid)
-        instances = self._plan_layout(group).creation_order if device.details else ()
+        instances = self._plan_layout(group).creation_order if device.was_read else ()
         return division.list_commands(control, instances, is_on=bool(device.mig_enabled))
 
     @contextmanager

@@ -57,10 +57,10 @@ class MigMps(Mig, MpsOptions):
 
     def _check_request(self, group: Group) -> None:
         num_instances, dealt = len(self.list_sizes(group)), self._deal(group)
-        if len(dealt) != group.degree:
+        if len(dealt) != len(group.jobs):
             raise ConfigError(
                 f"scenario.instance_of has {format_count(len(dealt), 'value')} for "
-                f"{format_count(group.degree, 'job')}; list one value for each job"
+                f"{format_count(len(group.jobs), 'job')}; list one value for each job"
             )
         if sorted(set(dealt)) != list(range(num_instances)):
             used = ", ".join(map(str, sorted(set(dealt))))
@@ -68,13 +68,13 @@ class MigMps(Mig, MpsOptions):
                 f"the jobs use only the instances {used} (counted from 0) of {num_instances} instances; set "
                 "scenario.instance_of so that each instance has a job, or use fewer scenario.profiles or more jobs"
             )
-        for position in range(group.degree):
-            self._mps.list_variables(position, group.degree)
+        for position in range(len(group.jobs)):
+            self._mps.list_variables(position, len(group.jobs))
         super()._check_request(group)
 
     def list_sizes(self, group: Group) -> Sequence[str | None]:
         """List `None` for each instance, because the profiles do not depend on the sizes of jobs."""
-        return [None] * (len(self._profiles) or min(self.num_instances, group.degree))
+        return [None] * (len(self._profiles) or min(self.num_instances, len(group.jobs)))
 
     def _plan_layout(self, group: Group) -> Layout:
         gpu = read_gpu(group.device)
@@ -106,4 +106,4 @@ class MigMps(Mig, MpsOptions):
 
     def _deal(self, group: Group) -> Sequence[int]:
         num_instances = len(self.list_sizes(group))
-        return self.instance_of or [index % num_instances for index in range(group.degree)]
+        return self.instance_of or [index % num_instances for index in range(len(group.jobs))]

@@ -66,23 +66,23 @@ class Mps(MpsOptions):
         refusals.refuse_cpus(group)
         refusals.refuse_mig(group)
         if device.parent is None:
-            refuse_too_many(group, group.degree)
+            refuse_too_many(group, len(group.jobs))
         else:
-            refuse_too_many(group, group.degree, device.name, assignment.read_share(device))
+            refuse_too_many(group, len(group.jobs), device.name, assignment.read_share(device))
         compute_mode.refuse_forbidden(group, at_once=1)  # the server
         gpu = group.gpu
         if gpu.exclusive_process and device.parent is not None:
             raise ConfigError("gpu.exclusive_process does not work on a MIG device; remove gpu.exclusive_process")
         if gpu.exclusive_process:
             refusals.refuse_without_admin(group, f"gpu.exclusive_process changes a setting of {device.name}")
-        for position in range(group.degree):
-            self.list_variables(position, group.degree)
+        for position in range(len(group.jobs)):
+            self.list_variables(position, len(group.jobs))
 
     def warnings(self, group: Group) -> tuple[str, ...]:
         return ()
 
     def list_setting_commands(self, group: Group) -> Commands:
-        previous = dict(group.device.details).get("compute_mode", "default")
+        previous = group.device.facts.compute_mode or "default"
         if not group.gpu.exclusive_process or previous == compute_mode.EXCLUSIVE:
             return Commands()
         command = Smi.locate(find_group_programs(group), group.device.uuid).compute_mode_command
@@ -90,10 +90,10 @@ class Mps(MpsOptions):
 
     @contextmanager
     def prepare(self, group: Group, scratch: Path) -> Iterator[Slots]:
-        places = [Slot.from_device(group.device)] * group.degree
+        places = [Slot.from_device(group.device)] * len(group.jobs)
         with (
             self.run_server(group, scratch) as server,
-            self.as_clients(places, [server] * group.degree, group) as clients,
+            self.as_clients(places, [server] * len(group.jobs), group) as clients,
         ):
             yield Slots(clients.slots, clients.verify)
 
@@ -121,7 +121,7 @@ class Mps(MpsOptions):
         """
         slots = []
         for position, (place, server) in enumerate(zip(places, servers, strict=True)):
-            variables = self.list_variables(position, group.degree)
+            variables = self.list_variables(position, len(group.jobs))
             pipes = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MPS_PIPE_DIRECTORY": str(server.control.pipes)}
             facts = (*place.facts, *((name.removeprefix("CUDA_").lower(), value) for name, value in variables.items()))
             environ = dict(place.environ) | pipes | variables
@@ -169,7 +169,7 @@ class MpsPercent(Mps):
         return tuple(
             warning
             for position, job in enumerate(group.jobs)
-            if (warning := faulty_shares.describe_fault(job, group.device, self.share_pct(position, group.degree)))
+            if (warning := faulty_shares.describe_fault(job, group.device, self.share_pct(position, len(group.jobs))))
             is not None
         )
 
@@ -189,7 +189,7 @@ def refuse_too_many(group: Group, num_jobs: int, where: str = "one GPU", share: 
 
     The check is skipped if the device was not read.
     """
-    if (cuda := dict(group.device.details).get("cuda_version")) is None:
+    if (cuda := group.device.facts.cuda_version) is None:
         return
     most = math.ceil(share * next(most for since, most in _MOST_CLIENTS if parse_version(cuda) >= since))
     if num_jobs > most:

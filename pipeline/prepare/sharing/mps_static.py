@@ -44,7 +44,7 @@ class MpsStatic(Mps):
                 raise ConfigError(f"scenario.chunks={number} must be a whole number, at least 1")
 
     def check(self, group: Group) -> None:
-        device, what, details = group.device, f"scenario={group.scenario}", dict(group.device.details)
+        device, what, facts = group.device, f"scenario={group.scenario}", group.device.facts
         if device.parent is not None:
             raise ConfigError(
                 f"{what} divides a whole GPU, but {device.name} ({device.uuid}) is a MIG device; use scenario=serial, "
@@ -52,26 +52,24 @@ class MpsStatic(Mps):
             )
         refusals.refuse_cpus(group, rehearsal="gpu=simulated_h100_80gb gpu.driver=590")
         super().check(group)
-        chunks = self._list_chunks(group.degree)
-        if not details:  # the device was not read, so its capabilities are unknown
+        chunks = self._list_chunks(len(group.jobs))
+        if not device.was_read:  # the device was not read, so its capabilities are unknown
             return
-        capability = parse_version(details.get("compute_capability", "0.0"))
-        size = mps_chunks.find_size(capability)
+        size = mps_chunks.find_size(facts.compute_capability or (0, 0))
         if size is None:
             raise ConfigError(f"{what} needs an Ampere GPU or newer, not {device.name}; use scenario=mps_percent")
-        if parse_version(details.get("cuda_version", "0.0")) < _SINCE_CUDA:
+        if parse_version(facts.cuda_version or "0.0") < _SINCE_CUDA:
             remedy = ", or rehearse it with gpu.driver=590" if device.is_simulated else ""
             raise ConfigError(
-                f"{what} needs a driver with CUDA 13.1 or newer (R590), not {details.get('driver_version')} with CUDA "
-                f"{details.get('cuda_version')}; use scenario=mps or mps_percent{remedy}"
+                f"{what} needs a driver with CUDA 13.1 or newer (R590), not {facts.driver_version} with CUDA "
+                f"{facts.cuda_version}; use scenario=mps or mps_percent{remedy}"
             )
-        if device.is_simulated and "multiprocessors" not in details:
+        if device.is_simulated and facts.multiprocessors is None:
             raise ConfigError(
                 f"{what}: the number of multiprocessors of {device.name} is unknown; choose another gpu.model"
             )
-        num_needed = sum(chunks or [1] * group.degree)
-        multiprocessors = details.get("multiprocessors")
-        if multiprocessors and num_needed > (most := mps_chunks.count_chunks(size, int(multiprocessors))):
+        num_needed = sum(chunks or [1] * len(group.jobs))
+        if facts.multiprocessors and num_needed > (most := mps_chunks.count_chunks(size, facts.multiprocessors)):
             raise ConfigError(
                 f"{what}: {device.name} has at most {most} chunks of {size} multiprocessors, but the jobs need "
                 f"{num_needed}; lower scenario.chunks, or use fewer jobs"
@@ -83,11 +81,13 @@ class MpsStatic(Mps):
         device = group.device
 
         def divide(control: ControlProgram) -> None:
-            created.extend(sm_partitions.divide(control, device.uuid, self._list_chunks(group.degree), group.degree))
+            created.extend(
+                sm_partitions.divide(control, device.uuid, self._list_chunks(len(group.jobs)), len(group.jobs))
+            )
 
         with self.run_server(group, scratch, divide) as server:
             places = [_place_in_partition(Slot.from_device(device), partition) for partition in created]
-            with self.as_clients(places, [server] * group.degree, group) as clients:
+            with self.as_clients(places, [server] * len(group.jobs), group) as clients:
 
                 def verify(pids: Mapping[int, int]) -> None:
                     clients.verify(pids)

@@ -44,7 +44,7 @@ class Timeslice(Naive):
                 "scenario=naive"
             )
         refusals.refuse_without_admin(group, f"{what} changes the time slice of {device.name}")
-        if not device.details:  # the device was not read, so its capabilities are unknown
+        if not device.was_read:  # the device was not read, so its capabilities are unknown
             return
         try:
             why_not = time_slice.explain_refusal(self._smi(group))
@@ -56,7 +56,7 @@ class Timeslice(Naive):
     def list_setting_commands(self, group: Group) -> Commands:
         smi = self._smi(group)
         # If the GPU was not read, the default time slice is assumed.
-        previous = time_slice.read(smi) if group.device.details else time_slice.VALUES[0]
+        previous = time_slice.read(smi) if group.device.was_read else time_slice.VALUES[0]
         return time_slice.list_commands(smi, self.timeslice, previous)
 
     @contextmanager

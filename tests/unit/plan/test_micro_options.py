@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from pipeline.base.domain.records import DeviceFacts
 from pipeline.base.system.errors import ConfigError
 from pipeline.plan.option_loader import join
 from tests.conftest import GPU
@@ -47,12 +48,13 @@ def test_what_cannot_be_is_refused(make_plan, overrides, why):
 
 def test_fp8_is_refused_on_a_gpu_without_it():
     workload = join(Micro(operation=Operation.fp8_tensor))
-    of = {major: dataclasses.replace(GPU, details=(("compute_capability", major),)) for major in ("8.0", "8.9", "9.0")}
-    workload.refuse_wrong(of["8.9"], device_was_chosen=True)
-    workload.refuse_wrong(of["9.0"], device_was_chosen=True)
+    capabilities = ((8, 0), (8, 9), (9, 0))
+    ampere, ada, hopper = (dataclasses.replace(GPU, facts=DeviceFacts(compute_capability=c)) for c in capabilities)
+    workload.refuse_wrong(ada, device_was_chosen=True)
+    workload.refuse_wrong(hopper, device_was_chosen=True)
     with pytest.raises(ConfigError, match=r"needs compute capability 8\.9"):
-        workload.refuse_wrong(of["8.0"], device_was_chosen=True)
-    older = dataclasses.replace(GPU, details=(("compute_capability", "7.5"),))
+        workload.refuse_wrong(ampere, device_was_chosen=True)
+    older = dataclasses.replace(GPU, facts=DeviceFacts(compute_capability=(7, 5)))
     with pytest.raises(ConfigError, match=r"needs compute capability 8\.0"):
         join(Micro(operation=Operation.tf32_tensor)).refuse_wrong(older, device_was_chosen=True)
 
