@@ -1,6 +1,8 @@
-"""Arguments are put in the order in which Hydra's parser takes them, and it takes what comes out."""
+"""Command lines: order of arguments, and errors of Hydra."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 from hydra._internal.utils import get_args_parser
@@ -92,3 +94,21 @@ def test_a_deletion_that_is_left_to_the_jobs_stays_one():
         assert all(override.is_sweep_override() for override in overrides)
         (left,) = parser.parse_overrides(list_combinations(overrides)[0][1:])
         assert left.is_delete() and left.value() == value
+
+
+@pytest.mark.parametrize("given", [None, "", "0", "1"])
+def test_children_get_what_the_user_gave(monkeypatch, given):
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    if given is not None:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", given)
+    with pytest.raises(KeyError), command_line.raise_errors():
+        assert os.environ["HYDRA_FULL_ERROR"] == "1"
+        assert command_line.is_traceback_wanted() == (given == "1")
+        with command_line.restore_environment():
+            assert os.environ.get("HYDRA_FULL_ERROR") == given
+        assert os.environ["HYDRA_FULL_ERROR"] == "1"
+        raise KeyError
+    assert os.environ.get("HYDRA_FULL_ERROR") == given
+    assert command_line.is_traceback_wanted() == (given == "1")
+    with command_line.restore_environment():  # as in a worker, which composes nothing
+        assert os.environ.get("HYDRA_FULL_ERROR") == given
